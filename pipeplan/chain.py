@@ -1,0 +1,108 @@
+"""The chain: what is trained, layer by layer, in integer nanoseconds and bytes.
+
+`chain.json` is this model as a file; docs/formats.md describes each field, docs/model.md how the
+fields become time and memory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeplan.document import Count, Document, Positive, Record
+
+
+class Layer(Record):
+    """The smallest unit that is assigned to a GPU. Times in ns, sizes in bytes, per micro-batch."""
+
+    name: str
+    forward_ns: Count
+    backward_ns: Count
+    optimizer_ns: Count = 0
+    weight_bytes: Count = 0
+    gradient_bytes: Count = 0
+    optimizer_bytes: Count = 0
+    output_bytes: Count
+    """Size of the boundary behind this layer."""
+    output_gradient_bytes: Count | None = None
+    """Size of that boundary's gradient; None where it equals `output_bytes`."""
+    saved_input_bytes: Count = 0
+    """The part of the layer's input that autograd keeps until its backward."""
+    saved_bytes: Count = 0
+    """What autograd keeps that is neither the layer's input nor its output."""
+    saved_output_bytes: Count = 0
+    """The part of the layer's output that autograd keeps; at most `output_bytes`."""
+    forward_workspace_bytes: Count = 0
+    backward_workspace_bytes: Count = 0
+    optimizer_workspace_bytes: Count = 0
+    parameters: tuple[str, ...] = ()
+    backward_weight_ns: Count | None = None
+    saved_for_weight_bytes: Count | None = None
+
+    @property
+    def gradient_of_output_bytes(self) -> int:
+        """Size of the gradient that crosses the boundary behind this layer, backwards."""
+        given = self.output_gradient_bytes
+        return self.output_bytes if given is None else given
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.name:
+            raise ValueError("name: got '', need a non-empty name")
+        if self.saved_output_bytes > self.output_bytes:
+            raise ValueError(
+                f"saved_output_bytes: got {self.saved_output_bytes}, need at most"
+                f" output_bytes = {self.output_bytes}: it is a part of the output"
+            )
+        if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:
+            raise ValueError(
+                f"backward_weight_ns: got {self.backward_weight_ns}, need at most"
+                f" backward_ns = {self.backward_ns}: it is a part of the backward"
+            )
+        return self
+
+
+class Chain(Document):
+    """An ordered model: layers 0..L-1 in files (1..L in formulas) and the size of its input.
+
+    `layers[l].saved_input_bytes` may not exceed the boundary before layer l; the loss belongs to
+    the last layer, whose output is the loss.
+    """
+
+    format: Literal["pipeplan-chain/1"] = "pipeplan-chain/1"
+    name: str
+    source: str = ""
+    task: str | None = None
+    """The task reference this chain was profiled from (`package.module:function`)."""
+    task_digest: str | None = None
+    mode: Literal["measured", "estimated", "imported"] = "imported"
+    microbatch_size: Positive = 1
+    input_bytes: Count = 0
+    device: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=100_000)]
+
+    def input_of(self, layer: int) -> int:
+        """Bytes of the boundary before `layer` (0-based)."""
+        return self.layers[layer - 1].output_bytes if layer else self.input_bytes
+
+    def gradient_of_input(self, layer: int) -> int:
+        """Bytes of the gradient that `layer` (0-based) sends back; none for the model's input."""
+        return self.layers[layer - 1].gradient_of_output_bytes if layer else 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names: dict[str, int] = {}
+        for index, layer in enumerate(self.layers):
+            if layer.name in names:
+                raise ValueError(
+                    f"layers[{index}].name: got {layer.name!r}, which layers[{names[layer.name]}]"
+                    " has already; need distinct names"
+                )
+            names[layer.name] = index
+            if layer.saved_input_bytes > self.input_of(index):
+                raise ValueError(
+                    f"layers[{index}].saved_input_bytes: got {layer.saved_input_bytes}, need at"
+                    f" most {self.input_of(index)}, the size of the boundary before it"
+                )
+        return self

@@ -1,0 +1,109 @@
+"""The cluster: the GPUs and links a plan is made for. A file of its own, embedded in each plan."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeplan.document import Count, Document, Positive, Record
+
+
+class Gpu(Record):
+    """One device. `speed` divides the chain's times: 2.0 is twice as fast as the profiled one."""
+
+    name: str
+    memory_bytes: Count
+    speed: Annotated[float, Field(gt=0, le=1e6, ge=1e-6, strict=False)] = 1.0
+
+
+class Pair(Record):
+    """A link that differs from the default; `from` and `to` are indices into `gpus`.
+
+    Under half duplex the entry holds for both directions.
+    """
+
+    source: Annotated[int, Field(ge=0, alias="from")]
+    target: Annotated[int, Field(ge=0, alias="to")]
+    latency_ns: Count = 0
+    bandwidth_bytes_per_s: Positive | None = None
+
+
+class Links(Record):
+    """All links: the default one and the pairs that differ. A null bandwidth is infinite."""
+
+    duplex: Literal["full", "half"] = "full"
+    latency_ns: Count = 0
+    bandwidth_bytes_per_s: Positive | None = None
+    pairs: tuple[Pair, ...] = ()
+
+    def between(self, source: int, target: int) -> tuple[int, int | None]:
+        """(latency in ns, bandwidth in bytes/s or None) of the link from `source` to `target`."""
+        ends = (source, target)
+        for pair in self.pairs:
+            same = (pair.source, pair.target)
+            if ends == same or (self.duplex == "half" and ends == same[::-1]):
+                return pair.latency_ns, pair.bandwidth_bytes_per_s
+        return self.latency_ns, self.bandwidth_bytes_per_s
+
+    def resource(self, source: int, target: int) -> tuple[int, int]:
+        """What transfers from `source` to `target` exclude each other on: the pair they share.
+
+        Ordered under full duplex, sorted under half duplex (one link per unordered pair).
+        """
+        return (source, target) if self.duplex == "full" or source < target else (target, source)
+
+
+class Host(Record):
+    """The memory beside the GPUs and the link each GPU has to it."""
+
+    memory_bytes: Count
+    bandwidth_bytes_per_s: Positive
+
+
+class Cluster(Document):
+    """Machines: GPUs, links between them, what each action costs beyond its kernel time."""
+
+    format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"
+    gpus: Annotated[tuple[Gpu, ...], Field(min_length=1, max_length=4096)]
+    action_overhead_ns: Count = 0
+    """Added to every forward and backward of a stage."""
+    links: Links = Links()
+    host: Host | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        seen: dict[tuple[int, int], int] = {}
+        for index, pair in enumerate(self.links.pairs):
+            where = f"links.pairs[{index}]"
+            for field, gpu in (("from", pair.source), ("to", pair.target)):
+                if gpu >= len(self.gpus):
+                    raise ValueError(
+                        f"{where}.{field}: got {gpu}, need an index below {len(self.gpus)}"
+                    )
+            if pair.source == pair.target:
+                raise ValueError(f"{where}: got a link from GPU {pair.source} to itself")
+            key = self.links.resource(pair.source, pair.target)
+            if key in seen:
+                raise ValueError(f"{where}: describes the same link as links.pairs[{seen[key]}]")
+            seen[key] = index
+        return self
+
+
+def uniform(
+    gpus: int,
+    memory_bytes: int,
+    *,
+    bandwidth_bytes_per_s: int | None = None,
+    latency_ns: int = 0,
+    duplex: Literal["full", "half"] = "full",
+    action_overhead_ns: int = 0,
+) -> Cluster:
+    """`gpus` equal GPUs, every pair joined by the same link."""
+    return Cluster(
+        gpus=tuple(Gpu(name=f"gpu{i}", memory_bytes=memory_bytes) for i in range(gpus)),
+        action_overhead_ns=action_overhead_ns,
+        links=Links(
+            duplex=duplex, latency_ns=latency_ns, bandwidth_bytes_per_s=bandwidth_bytes_per_s
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Every exception pipeplan raises on purpose, each with the exit code its command ends with.
+
+Messages follow one form: what, where, got, needed, next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PipeplanError(Exception):
+    """Base of all expected failures; the command line prints it without a traceback."""
+
+    exit_code = 1
+
+
+class InternalError(PipeplanError):
+    """Our own promise is broken (an unverifiable plan, a disagreement of voices): a bug report."""
+
+    exit_code = 1
+
+
+class InputError(PipeplanError, ValueError):
+    """A file, flag or task given by the user is wrong."""
+
+    exit_code = 2
+
+
+class InfeasibleError(PipeplanError):
+    """It is proven that no plan exists for this chain on this cluster."""
+
+    exit_code = 3
+
+
+class InvalidPlanError(PipeplanError):
+    """A plan breaks at least one rule of the verifier; `violations` lists all of them."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, violations: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.violations = tuple(violations)
+
+
+class TimeLimitError(PipeplanError):
+    """The time limit ended before any plan was found; nothing is proven."""
+
+    exit_code = 5
+
+
+class DeadlockError(PipeplanError):
+    """Actions of a program wait for each other in a circle; `cycle` names them in order."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, cycle: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.cycle = tuple(cycle)
+
+
+class RankError(PipeplanError):
+    """A rank failed, hung or disagrees with its peers during a run."""
+
+    exit_code = 1

@@ -1,0 +1,173 @@
+"""The plan: the periodic decision for one chain on one cluster. Data only.
+
+Which rules a plan must keep is the verifier's business; this module only guarantees that the file
+is well-formed and that indices point somewhere.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.document import Count, Document, Positive, Record
+
+Semantics = Literal["2bw", "flush"]
+MemoryModel = Literal["exact", "paper"]
+Rational = tuple[Count, Positive]
+"""[numerator, denominator]; need not be reduced."""
+
+
+class OpKind(StrEnum):
+    """What a periodic op does. SEND_F carries a stage's output on, SEND_B its input's gradient."""
+
+    F = "F"
+    B = "B"
+    SEND_F = "SEND_F"
+    SEND_B = "SEND_B"
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it runs on a GPU (the others run on a link)."""
+        return self in (OpKind.F, OpKind.B)
+
+
+class Stage(Record):
+    """Consecutive layers on one GPU, executed back to back. `layers` is [first, last], 0-based."""
+
+    id: Count
+    layers: tuple[Count, Count]
+    gpu: Count
+    remat: dict[str, Any] | None = None
+
+    @property
+    def first(self) -> int:
+        """First layer, 0-based."""
+        return self.layers[0]
+
+    @property
+    def last(self) -> int:
+        """Last layer, 0-based, inclusive."""
+        return self.layers[1]
+
+
+class Op(Record):
+    """One periodic op: micro-batch m = copy + k*j starts at (j + shift) * period + start."""
+
+    kind: OpKind
+    stage: Count
+    copy_: Annotated[Count, Field(alias="copy")]
+    gpu: Count | None = None
+    link: tuple[Count, Count] | None = None
+    start_ns: Count
+    duration_ns: Count
+    shift: Count
+
+    @property
+    def label(self) -> str:
+        """`2F0`: stage, kind, copy."""
+        return f"{self.stage}{self.kind}{self.copy_}"
+
+
+class MemoryRow(Record):
+    """Bytes of one GPU at the first instant of the period with the largest total (docs/model.md)."""
+
+    gpu: Count
+    states_bytes: Count
+    saved_bytes: Count
+    working_bytes: Count
+    direct_bytes: Count
+    message_bytes: Count
+    peak_bytes: Count
+    budget_bytes: Count
+
+
+class Bounds(Record):
+    """Proven lower bounds on the period per micro-batch in ns; None where nothing was proven.
+
+    `any` holds for every plan, `k1` for 1F1B plans (k = 1), `contiguous` for contiguous ones.
+    """
+
+    any: Rational | None = None
+    k1: Rational | None = None
+    contiguous: Rational | None = None
+
+
+class Solver(Record):
+    """Who made the plan and what is proven about it."""
+
+    status: Literal["optimal", "feasible"] = "feasible"
+    bounds: Bounds = Bounds()
+    gap: Annotated[float, Field(ge=0, strict=False)] | None = None
+    """(period per micro-batch - bound) / bound, with the bound for all the flags allow."""
+    gap_bound: Literal["any", "k1", "contiguous"] = "any"
+    seconds: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    seed: Count = 0
+    version: str = ""
+    method: str = ""
+    contiguous_period_ns: Rational | None = None
+    """The best contiguous plan found beside this one, in ns per micro-batch."""
+    notes: tuple[str, ...] = ()
+
+
+class Plan(Document):
+    """Stages, their GPUs, and when each op of the period starts."""
+
+    format: Literal["pipeplan-plan/1"] = "pipeplan-plan/1"
+    chain: Chain
+    chain_digest: str
+    task_digest: str | None = None
+    cluster: Cluster
+    semantics: Semantics = "2bw"
+    microbatches: Positive = 8
+    """Micro-batches per optimizer step."""
+    memory_model: MemoryModel = "exact"
+    k: Annotated[int, Field(ge=1, le=1024)] = 1
+    period_ns: Positive
+    """Of k micro-batches."""
+    step_ns: Count
+    stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    ops: tuple[Op, ...]
+    memory: tuple[MemoryRow, ...]
+    solver: Solver = Solver()
+
+    @property
+    def period_per_microbatch(self) -> Fraction:
+        """Nanoseconds of the period that one micro-batch takes."""
+        return Fraction(self.period_ns, self.k)
+
+    def hosted(self, gpu: int) -> tuple[Stage, ...]:
+        """The stages on `gpu`, in chain order."""
+        return tuple(stage for stage in self.stages if stage.gpu == gpu)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Indices must point somewhere; the verifier judges everything else."""
+        for index, stage in enumerate(self.stages):
+            _within(f"stages[{index}].gpu", stage.gpu, len(self.cluster.gpus))
+            _within(f"stages[{index}].layers[1]", stage.last, len(self.chain.layers))
+            if stage.first > stage.last:
+                raise ValueError(
+                    f"stages[{index}].layers: got {list(stage.layers)}, need first <= last"
+                )
+        for index, op in enumerate(self.ops):
+            where = f"ops[{index}]"
+            _within(f"{where}.stage", op.stage, len(self.stages))
+            _within(f"{where}.copy", op.copy_, self.k)
+            wanted, other = ("gpu", "link") if op.kind.is_compute else ("link", "gpu")
+            if getattr(op, wanted) is None or getattr(op, other) is not None:
+                raise ValueError(f"{where}: a {op.kind} op needs {wanted!r} and no {other!r}")
+            for gpu in (op.gpu,) if op.kind.is_compute else op.link or ():
+                _within(f"{where}.{wanted}", gpu or 0, len(self.cluster.gpus))
+        for index, row in enumerate(self.memory):
+            _within(f"memory[{index}].gpu", row.gpu, len(self.cluster.gpus))
+        return self
+
+
+def _within(where: str, value: int, limit: int) -> None:
+    if value >= limit:
+        raise ValueError(f"{where}: got {value}, need an index below {limit}")

@@ -1,0 +1,202 @@
+"""The program: what each rank does, in order. Data only; lowering makes it, two voices run it.
+
+A `Pattern` is one period of every rank; `actions` unrolls it for any number of micro-batches, so a
+run of any length needs no longer file. A `Program` is a finite list, as people write and read it.
+Text form: one rank per line, actions such as `2F0`, `2SEND_F0`, `2OPT`; `parse(str(x)) == x`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from pipeplan.errors import InputError
+from pipeplan.plan import Semantics
+
+
+class ActionKind(StrEnum):
+    """What one action does. The suffix F or B tells which message: activation or gradient.
+
+    A message belongs to the stage named in the action: `2SEND_F0` sends stage 2's output on,
+    `3RECV_F0` posts stage 3's receive of it; `3SEND_B0` sends the gradient of stage 3's input
+    back, `2RECV_B0` posts stage 2's receive of it. `2FREE_F0` waits until stage 2's sent output
+    has left and gives its bytes back. `2OPT` updates stage 2's weights.
+    """
+
+    F = "F"
+    B = "B"
+    SEND_F = "SEND_F"
+    SEND_B = "SEND_B"
+    RECV_F = "RECV_F"
+    RECV_B = "RECV_B"
+    FREE_F = "FREE_F"
+    FREE_B = "FREE_B"
+    OPT = "OPT"
+
+
+_KINDS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
+_ACTION = re.compile(rf"(\d+)({_KINDS})(\d+)?")
+_PERIODIC = re.compile(rf"(\d+)({_KINDS})(\d+)([+-]\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a rank. `microbatch` counts from the start of the run; None for OPT."""
+
+    kind: ActionKind
+    stage: int
+    microbatch: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The action in `text`.
+
+        Raises:
+            InputError: if it is none.
+        """
+        match = _ACTION.fullmatch(text)
+        if not match or (match[3] is None) != (match[2] == ActionKind.OPT):
+            raise InputError(f"action: got {text!r}, need <stage><kind><micro-batch> such as 2F0")
+        return cls(
+            ActionKind(match[2]), int(match[1]), None if match[3] is None else int(match[3])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicAction:
+    """One action of the period: acts on micro-batch k * (n - shift) + copy in period n.
+
+    An OPT belongs to the micro-batch whose backward it follows; it acts only when that micro-batch
+    is the last of an optimizer step.
+    """
+
+    kind: ActionKind
+    stage: int
+    copy: int
+    shift: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.copy}{self.shift:+d}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The periodic action in `text`, such as `2F0+1`.
+
+        Raises:
+            InputError: if it is none.
+        """
+        match = _PERIODIC.fullmatch(text)
+        if not match:
+            raise InputError(
+                f"action: got {text!r}, need <stage><kind><copy><signed shift> such as 2F0+1"
+            )
+        return cls(ActionKind(match[2]), int(match[1]), int(match[3]), int(match[4]))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Finite action lists, one per rank."""
+
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __str__(self) -> str:
+        return "".join(" ".join(map(str, rank)) + "\n" for rank in self.ranks)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The program in `text`: one rank per line, an empty line for an idle rank.
+
+        Raises:
+            InputError: if a word is no action.
+        """
+        lines = text.splitlines()
+        return cls(tuple(tuple(map(Action.parse, line.split())) for line in lines))
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One period of every rank, in the order the rank executes it.
+
+    Under `2bw` the period contains OPT actions and micro-batches flow across optimizer steps;
+    under `flush` each step of `microbatches` fills, drains, and then updates every stage.
+    """
+
+    k: int
+    semantics: Semantics
+    microbatches: int
+    """Micro-batches per optimizer step."""
+    ranks: tuple[tuple[PeriodicAction, ...], ...]
+    hosted: tuple[tuple[int, ...], ...]
+    """Stages of each rank, in chain order."""
+
+    def __str__(self) -> str:
+        head = f"pattern k={self.k} semantics={self.semantics} microbatches={self.microbatches}"
+        lines = [
+            ",".join(map(str, hosted)) + ": " + " ".join(map(str, rank))
+            for hosted, rank in zip(self.hosted, self.ranks, strict=True)
+        ]
+        return "\n".join([head, *lines]) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The pattern in `text`.
+
+        Raises:
+            InputError: if the text is not a pattern.
+        """
+        head, _, body = text.partition("\n")
+        match = re.fullmatch(r"pattern k=(\d+) semantics=(2bw|flush) microbatches=(\d+)", head)
+        if not match:
+            raise InputError(f"pattern: got first line {head!r}, need 'pattern k=.. semantics=..'")
+        ranks, hosted = [], []
+        for line in body.splitlines():
+            stages, _, actions = line.partition(":")
+            if not re.fullmatch(r"(\d+(,\d+)*)?", stages):
+                raise InputError(f"pattern: got line {line[:60]!r}, need 'stages: actions'")
+            hosted.append(tuple(int(stage) for stage in stages.split(",") if stage))
+            ranks.append(tuple(map(PeriodicAction.parse, actions.split())))
+        semantics: Semantics = "2bw" if match[2] == "2bw" else "flush"
+        return cls(int(match[1]), semantics, int(match[3]), tuple(ranks), tuple(hosted))
+
+    def actions(self, rank: int, microbatches: int, first: int = 0) -> Iterator[Action]:
+        """What `rank` does for micro-batches first..first+microbatches-1, from empty to empty.
+
+        Updates happen after each complete step of `self.microbatches`; `first` must be a multiple
+        of it.
+        """
+        if self.semantics == "2bw":
+            yield from self._flow(rank, microbatches, first)
+            return
+        for start in range(first, first + microbatches, self.microbatches):
+            size = min(self.microbatches, first + microbatches - start)
+            yield from self._flow(rank, size, start)
+            if size == self.microbatches:
+                yield from (Action(ActionKind.OPT, stage) for stage in self.hosted[rank])
+
+    def unroll(self, microbatches: int, first: int = 0) -> Program:
+        """The finite program of all ranks for `microbatches` micro-batches."""
+        ranks = range(len(self.ranks))
+        return Program(tuple(tuple(self.actions(rank, microbatches, first)) for rank in ranks))
+
+    def _flow(self, rank: int, microbatches: int, first: int) -> Iterator[Action]:
+        period = self.ranks[rank]
+        if not period:
+            return
+        begin = min(action.shift for action in period)
+        end = max(action.shift for action in period) + (microbatches - 1) // self.k
+        for n in range(begin, end + 1):
+            for action in period:
+                local = self.k * (n - action.shift) + action.copy
+                if not 0 <= local < microbatches:
+                    continue
+                microbatch = first + local
+                if action.kind is not ActionKind.OPT:
+                    yield Action(action.kind, action.stage, microbatch)
+                elif (microbatch + 1) % self.microbatches == 0:
+                    yield Action(ActionKind.OPT, action.stage)

@@ -1,0 +1,95 @@
+"""The task: how a user names model, loss, optimizer and data. Data only; torch is not imported.
+
+A task reference is `package.module:function` or `path/to/file.py:function`; the function returns
+one `Task`. `profile` and `launch` load the same reference the same way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Everything training needs, small enough to write in a minute.
+
+    model: an `nn.Sequential`, a list of modules, or a decoder-only Hugging Face model.
+    loss: (model output, target) -> scalar tensor, the mean over the micro-batch.
+    optimizer: parameters -> any `torch.optim.Optimizer`; called once per stage.
+    data: micro-batch number -> (input, target); the same number gives the same tensors, on every
+        rank and in every process, so runs can be repeated and resumed.
+    """
+
+    model: nn.Module | Sequence[nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    data: Callable[[int], tuple[Tensor, Tensor]]
+    unit: str = "sample"
+    """What throughput counts, for people: `sample` or `token`."""
+    units_per_microbatch: int | None = None
+    """Units in one micro-batch; None counts the first dimension of the input."""
+
+
+def load(reference: str, seed: int = 0) -> Task:
+    """The task that `reference` names. The caller seeds torch before, so weights repeat.
+
+    A function with a parameter `seed` gets it.
+
+    Raises:
+        InputError: if the reference names nothing, or the function fails or returns no Task.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        raise InputError(
+            f"task: got {reference!r}, need package.module:function or path/to/file.py:function"
+        )
+    function = getattr(_module(place, reference), name, None)
+    if not callable(function):
+        raise InputError(f"task {reference!r}: {place} has no function {name!r}")
+    wants_seed = "seed" in inspect.signature(function).parameters
+    try:
+        task = function(seed=seed) if wants_seed else function()
+    except Exception as error:
+        raise InputError(
+            f"task {reference!r}: {name}() failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(task, Task):
+        raise InputError(f"task {reference!r}: got a {type(task).__name__}, need a pipeplan Task")
+    return task
+
+
+def _module(place: str, reference: str) -> object:
+    try:
+        if not place.endswith(".py"):
+            if "" not in sys.path and str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))
+            return importlib.import_module(place)
+        path = Path(place).resolve()
+        if not path.is_file():
+            raise InputError(f"task {reference!r}: no file {place}. Check the path.")
+        spec = importlib.util.spec_from_file_location(f"pipeplan_task_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise InputError(f"task {reference!r}: {place} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"task {reference!r}: importing {place} failed: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,110 @@
+"""Units on the way in and out: bytes, nanoseconds, bytes per second.
+
+Inside the package every size is an integer number of bytes and every time an integer number of
+nanoseconds; only this module knows the suffixes people write.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from pipeplan.errors import InputError
+
+MAX_INT = 2**62
+"""Largest size or time any file may hold: sums of thousands of them stay well-formed."""
+
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("iB", 1024), ("B", 1000))
+}
+_TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-zµ]*)\s*")
+
+
+def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text)
+    scale = match and {name.lower(): size for name, size in units.items()}.get(match[2].lower())
+    if not match or not scale:
+        known = ", ".join(name for name in units if name)
+        raise InputError(
+            f"{what}: got {text!r}, need a number with one of {known}, for example {example}"
+        )
+    value = Fraction(match[1]) * scale
+    if value > MAX_INT:
+        raise InputError(f"{what}: got {text!r}, need at most {MAX_INT}")
+    return value
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """Bytes in `text` such as `16GiB`, `12.5MB` or a plain number; rounded down.
+
+    Raises:
+        InputError: if it is no size.
+    """
+    return int(_parse(text, _BYTES, what, "16GiB"))
+
+
+def parse_bandwidth(text: str, what: str = "bandwidth") -> int | None:
+    """Bytes per second in `text` such as `12GB/s`; None for `inf`. Rounded down.
+
+    Raises:
+        InputError: if it is no bandwidth, or zero.
+    """
+    if text.strip().lower() == "inf":
+        return None
+    amount, slash, per = text.strip().rpartition("/")
+    if not slash or per != "s":
+        raise InputError(f"{what}: got {text!r}, need bytes per second such as 12GB/s, or inf")
+    value = int(_parse(amount, _BYTES, what, "12GB/s"))
+    if value < 1:
+        raise InputError(f"{what}: got {text!r}, need at least 1B/s")
+    return value
+
+
+def parse_time_ns(text: str, what: str = "time") -> int:
+    """Nanoseconds in `text` such as `10us`, `1.5ms` or `60s`; rounded up.
+
+    Raises:
+        InputError: if it is no time, or has no unit.
+    """
+    return -int(-_parse(text, _TIMES, what, "10us") // 1)
+
+
+def parse_fraction(text: str, what: str = "fraction") -> float:
+    """A share in `text` such as `1%` or `0.01`.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    body, percent, rest = text.strip().partition("%")
+    try:
+        value = float(Fraction(body)) / (100 if percent else 1)
+    except (ValueError, ZeroDivisionError):
+        value = -1.0
+    if rest or value < 0:
+        raise InputError(f"{what}: got {text!r}, need a share such as 1% or 0.01")
+    return value
+
+
+def format_bytes(value: int) -> str:
+    """`value` for people: `1.50 GiB`, exact below 1 KiB."""
+    size = abs(value)
+    for power, prefix in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
+        if size >= 1024**power:
+            return f"{value / 1024**power:.2f} {prefix}B"
+    return f"{value} B"
+
+
+def format_ns(value: int | Fraction | float) -> str:
+    """`value` nanoseconds for people: `12.3 ms`, exact below 1 us."""
+    for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if abs(value) >= size:
+            return f"{float(value) / size:.4g} {unit}"
+    return f"{float(value):.4g} ns"
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """`numerator / denominator` rounded up, in integers."""
+    return -(-numerator // denominator)
