@@ -14,7 +14,7 @@ from pipeplan.document import Count, Document, Positive, Record
 
 
 class Layer(Record):
-    """The smallest unit that is assigned to a GPU. Times in ns, sizes in bytes, per micro-batch."""
+    """The smallest unit that is assigned to a GPU; times in ns, bytes per micro-batch."""
 
     name: str
     forward_ns: Count

@@ -74,7 +74,7 @@ class Op(Record):
 
 
 class MemoryRow(Record):
-    """Bytes of one GPU at the first instant of the period with the largest total (docs/model.md)."""
+    """Bytes of one GPU at the first instant of its largest total (docs/model.md, M6)."""
 
     gpu: Count
     states_bytes: Count

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeplan.document import digest
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,3 +94,53 @@ def _module(place: str, reference: str) -> object:
         raise InputError(
             f"task {reference!r}: importing {place} failed: {type(error).__name__}: {error}"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of one boundary tensor; `differentiable` ones get a gradient back."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch prints it: `torch.float32`."""
+    differentiable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitModel:
+    """A model cut into the layers of its chain; made by `capture`, run by `runtime`.
+
+    Layer l is called as `layers[l](*boundary)` with the tensors of boundary l and returns a tensor
+    or a tuple, which is boundary l+1. Boundary 0 is the model's input. The loss function is applied
+    to the last layer's output and counts as part of the last layer.
+    """
+
+    layers: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+    fqns: tuple[dict[str, str], ...]
+    """Per layer: parameter or buffer name inside the layer -> its name in the user's model."""
+    boundaries: tuple[tuple[TensorSpec, ...], ...]
+    """Boundary l is the input of layer l; one entry per layer."""
+    microbatch_size: int
+
+    def digest(self) -> str:
+        """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
+        return digest(
+            {
+                "microbatch_size": self.microbatch_size,
+                "boundaries": [
+                    [[list(spec.shape), spec.dtype] for spec in boundary]
+                    for boundary in self.boundaries
+                ],
+                "layers": [
+                    {
+                        "name": name,
+                        "parameters": [
+                            [fqns[local], list(value.shape), str(value.dtype)]
+                            for local, value in layer.named_parameters()
+                        ],
+                    }
+                    for name, layer, fqns in zip(self.names, self.layers, self.fqns, strict=True)
+                ],
+            }
+        )

@@ -25,8 +25,9 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-
 
 def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fraction:
     match = _QUANTITY.fullmatch(text)
-    scale = match and {name.lower(): size for name, size in units.items()}.get(match[2].lower())
-    if not match or not scale:
+    folded = {name.lower(): size for name, size in units.items()}
+    scale = folded.get(match[2].lower()) if match else None
+    if match is None or scale is None:
         known = ", ".join(name for name in units if name)
         raise InputError(
             f"{what}: got {text!r}, need a number with one of {known}, for example {example}"
