@@ -110,8 +110,8 @@ class TensorSpec:
 class SplitModel:
     """A model cut into the layers of its chain; made by `capture`, run by `runtime`.
 
-    Layer l is called as `layers[l](*boundary)` with the tensors of boundary l and returns a tensor
-    or a tuple, which is boundary l+1. Boundary 0 is the model's input. The loss function is applied
+    Layer l is called as `layers[l](*boundary)` with the tensors of boundary l and returns a
+    tensor or a tuple, which is boundary l+1. Boundary 0 is the model's input. The loss applies
     to the last layer's output and counts as part of the last layer.
     """
 
