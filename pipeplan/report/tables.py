@@ -1,0 +1,130 @@
+"""Tables of a plan and of a run, as rich renderables; the caller prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.table import Table
+from rich.text import Text
+
+from pipeplan.plan import MemoryRow, Plan, Rational
+from pipeplan.units import format_bytes, format_ns
+
+STALENESS = "gradients are one step stale; `--semantics flush` trains exactly as one process would"
+
+
+def memory_table(plan: Plan) -> Table:
+    """Bytes of every GPU at its worst instant, term by term, beside its budget (docs/model.md, M6)."""
+    table = Table(title="memory per GPU at its worst instant", title_justify="left")
+    table.add_column("GPU")
+    table.add_column("layers")
+    for name in ("weights", "saved", "working", "direct", "messages", "peak", "budget", "slack"):
+        table.add_column(name, justify="right")
+    for row in plan.memory:
+        slack = row.budget_bytes - row.peak_bytes
+        table.add_row(
+            plan.cluster.gpus[row.gpu].name,
+            ", ".join(_layers(stage.first, stage.last) for stage in plan.hosted(row.gpu)) or "none",
+            *(format_bytes(value) for value in _terms(row)),
+            Text(format_bytes(slack), style="red" if slack < 0 else ""),
+        )
+    return table
+
+
+def _layers(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _terms(row: MemoryRow) -> tuple[int, ...]:
+    return (
+        row.states_bytes,
+        row.saved_bytes,
+        row.working_bytes,
+        row.direct_bytes,
+        row.message_bytes,
+        row.peak_bytes,
+        row.budget_bytes,
+    )
+
+
+def headline(plan: Plan) -> Table:
+    """The plan in numbers: period, bound, gap, step time, throughput, contiguous period."""
+    table = Table.grid(padding=(0, 2))
+    per = plan.period_per_microbatch
+    table.add_row("semantics", f"{plan.semantics}, {plan.microbatches} micro-batches per step")
+    table.add_row("period", f"{format_ns(plan.period_ns)}  (k = {plan.k})")
+    table.add_row("per micro-batch", format_ns(per))
+    table.add_row("bound", _bound(plan))
+    table.add_row("step", f"{format_ns(plan.step_ns)}  (optimizer included)")
+    table.add_row("throughput", f"{samples_per_second(plan):,.4g} samples/s")
+    contiguous = plan.solver.contiguous_period_ns
+    if contiguous is not None:
+        best = fraction(contiguous)
+        table.add_row("contiguous", f"{format_ns(best)} per micro-batch ({_percent(best / per - 1)})")
+    for note in plan.solver.notes:
+        table.add_row("note", note)
+    return table
+
+
+def fraction(value: Rational) -> Fraction:
+    """A rational of a plan file as a number."""
+    return Fraction(*value)
+
+
+def bound(plan: Plan) -> Fraction | None:
+    """The bound on the period per micro-batch that the plan's gap is measured against, in ns."""
+    value: Rational | None = getattr(plan.solver.bounds, plan.solver.gap_bound)
+    return None if value is None else fraction(value)
+
+
+def samples_per_second(plan: Plan) -> float:
+    """Samples per second of the step time, fill, drain and optimizer included where they count."""
+    samples = plan.microbatches * plan.chain.microbatch_size
+    return samples * 1e9 / max(plan.step_ns, 1)
+
+
+def _bound(plan: Plan) -> str:
+    value, gap = bound(plan), plan.solver.gap
+    if value is None or gap is None:
+        return "none proven"
+    proven = {
+        "any": "no plan is faster",
+        "k1": "no plan with k = 1 is faster",
+        "contiguous": "no contiguous plan is faster",
+    }[plan.solver.gap_bound]
+    return f"{format_ns(value)} per micro-batch: {proven}; gap {gap:.2%} ({plan.solver.status})"
+
+
+def _percent(value: Fraction) -> str:
+    return f"{float(value):+.1%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One quantity, predicted and measured, in its own unit (`ns` or `bytes`)."""
+
+    name: str
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """(measured - predicted) / predicted; infinite where something came from nothing."""
+        if self.predicted == 0:
+            return 0.0 if self.measured == 0 else float("inf")
+        return (self.measured - self.predicted) / self.predicted
+
+
+def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
+    """predicted | measured | error, one row per quantity."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("quantity")
+    for name in ("predicted", "measured", "error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        show = format_ns if row.unit == "ns" else lambda value: format_bytes(round(value))
+        table.add_row(row.name, show(row.predicted), show(row.measured), f"{row.error:+.2%}")
+    return table
