@@ -1,1 +1,1 @@
-"""What people see of a plan and of a run: text, tables, pictures. Formats only, decides nothing."""
+"""What people see of a plan and of a run: text, tables, pictures. Formats only."""

@@ -9,7 +9,7 @@ crosses the end of the period leaves with `>` and comes in at the left with `<`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pipeplan.plan import Op, OpKind, Plan
@@ -23,7 +23,9 @@ LEGEND = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
+    """A GPU or link and what happens on it."""
+
     name: str
     ops: tuple[Op, ...]
 
@@ -39,12 +41,12 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
     Returns:
         A head line with the scale, one line per GPU and per link in use, a legend.
     """
-    rows = tuple(_rows(plan))
-    margin = max(len(row.name) for row in rows)
+    resources = rows(plan)
+    margin = max(len(row.name) for row in resources)
     columns = max(40, width) - margin - 3
     hidden = 0
     lines = []
-    for row in rows:
+    for row in resources:
         cells = ["."] * columns
         for op in row.ops:
             hidden += not _draw(cells, plan, op, "!" if op.label in marked else _FILL[op.kind])
@@ -68,18 +70,22 @@ def label(plan: Plan, op: Op) -> str:
     return f"{op.stage}{op.kind.value[-1]}{microbatch(plan, op)}"
 
 
-def _rows(plan: Plan) -> Iterator[_Row]:
+def rows(plan: Plan) -> tuple[Row, ...]:
     """GPUs first, then the links in use: `0>1` one way, `0-1` where both ways share the link."""
-    for index, gpu in enumerate(plan.cluster.gpus):
-        yield _Row(gpu.name, tuple(op for op in plan.ops if op.gpu == index))
+    gpus = [
+        Row(gpu.name, tuple(op for op in plan.ops if op.gpu == index))
+        for index, gpu in enumerate(plan.cluster.gpus)
+    ]
     links = plan.cluster.links
     used: dict[tuple[int, int], list[Op]] = {}
     for op in plan.ops:
         if op.link is not None:
             used.setdefault(links.resource(*op.link), []).append(op)
     arrow = ">" if links.duplex == "full" else "-"
-    for (source, target), ops in sorted(used.items()):
-        yield _Row(f"{source}{arrow}{target}", tuple(ops))
+    return (
+        *gpus,
+        *(Row(f"{one}{arrow}{two}", tuple(ops)) for (one, two), ops in sorted(used.items())),
+    )
 
 
 def _draw(cells: list[str], plan: Plan, op: Op, fill: str) -> bool:

@@ -9,14 +9,14 @@ from fractions import Fraction
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.plan import MemoryRow, Plan, Rational
+from pipeplan.plan import MemoryRow, Plan, Rational, Stage
 from pipeplan.units import format_bytes, format_ns
 
 STALENESS = "gradients are one step stale; `--semantics flush` trains exactly as one process would"
 
 
 def memory_table(plan: Plan) -> Table:
-    """Bytes of every GPU at its worst instant, term by term, beside its budget (docs/model.md, M6)."""
+    """Bytes of every GPU at its worst instant, term by term, beside its budget (M6)."""
     table = Table(title="memory per GPU at its worst instant", title_justify="left")
     table.add_column("GPU")
     table.add_column("layers")
@@ -26,15 +26,15 @@ def memory_table(plan: Plan) -> Table:
         slack = row.budget_bytes - row.peak_bytes
         table.add_row(
             plan.cluster.gpus[row.gpu].name,
-            ", ".join(_layers(stage.first, stage.last) for stage in plan.hosted(row.gpu)) or "none",
+            ", ".join(map(_layers, plan.hosted(row.gpu))) or "none",
             *(format_bytes(value) for value in _terms(row)),
             Text(format_bytes(slack), style="red" if slack < 0 else ""),
         )
     return table
 
 
-def _layers(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
+def _layers(stage: Stage) -> str:
+    return str(stage.first) if stage.first == stage.last else f"{stage.first}-{stage.last}"
 
 
 def _terms(row: MemoryRow) -> tuple[int, ...]:
@@ -62,7 +62,9 @@ def headline(plan: Plan) -> Table:
     contiguous = plan.solver.contiguous_period_ns
     if contiguous is not None:
         best = fraction(contiguous)
-        table.add_row("contiguous", f"{format_ns(best)} per micro-batch ({_percent(best / per - 1)})")
+        table.add_row(
+            "contiguous", f"{format_ns(best)} per micro-batch ({_percent(best / per - 1)})"
+        )
     for note in plan.solver.notes:
         table.add_row("note", note)
     return table
@@ -119,7 +121,7 @@ class Comparison:
 
 
 def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
-    """predicted | measured | error, one row per quantity."""
+    """One row per quantity: predicted | measured | error."""
     table = Table(title=title, title_justify="left")
     table.add_column("quantity")
     for name in ("predicted", "measured", "error"):

@@ -1,0 +1,114 @@
+"""Tables and pictures say what the plan says, in units people read."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from pipeplan.errors import InputError
+from pipeplan.plan import Bounds, Solver
+from pipeplan.report import gantt, tables
+from tests.samples import two_stages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+
+def text(table: Table) -> str:
+    """The table as it prints."""
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+    return out.getvalue()
+
+
+def test_memory_table_has_every_term_and_the_slack() -> None:
+    """Peak, budget and slack of each GPU stand in one row; a negative slack keeps its sign."""
+    lines = text(tables.memory_table(two_stages())).splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "gpu" in line]
+    assert rows == [
+        ["gpu0", "0", "0 B", "16 B", "8 B", "0 B", "8 B", "32 B", "1000 B", "968 B"],
+        ["gpu1", "1", "0 B", "16 B", "8 B", "0 B", "8 B", "32 B", "20 B", "-12 B"],
+    ]
+
+
+def test_headline_names_the_bound_and_what_it_holds_for() -> None:
+    """The gap is printed with the bound it is measured against, and with the solver's status."""
+    solver = Solver(
+        bounds=Bounds(any=(6, 1), k1=(7, 1)),
+        gap=1 / 7,
+        gap_bound="k1",
+        contiguous_period_ns=(10, 1),
+    )
+    shown = text(tables.headline(two_stages().model_copy(update={"solver": solver})))
+    assert "7 ns per micro-batch: no plan with k = 1 is faster; gap 14.29% (feasible)" in shown
+    assert "10 ns per micro-batch (+25.0%)" in shown
+
+
+def test_headline_without_a_bound_says_so() -> None:
+    """Nothing proven is said, not left out."""
+    assert "none proven" in text(tables.headline(two_stages()))
+
+
+def test_throughput_counts_whole_steps() -> None:
+    """Eight micro-batches of one sample in a step of 64 ns are 1/8 sample per ns."""
+    assert tables.samples_per_second(two_stages()) == pytest.approx(0.125e9)
+
+
+def test_bound_is_the_one_the_gap_uses() -> None:
+    """`gap_bound` chooses among the bounds."""
+    solver = Solver(bounds=Bounds(any=(6, 1), k1=(15, 2)), gap=0.1, gap_bound="k1")
+    assert tables.bound(two_stages().model_copy(update={"solver": solver})) == Fraction(15, 2)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "error"),
+    [(100, 110, 0.1), (100, 90, -0.1), (0, 0, 0.0), (0, 5, float("inf"))],
+)
+def test_error_is_relative_to_the_prediction(
+    predicted: float, measured: float, error: float
+) -> None:
+    """The error is signed and relative to what was predicted."""
+    comparison = tables.Comparison("period", "ns", predicted, measured)
+    assert comparison.error == pytest.approx(error)
+
+
+def test_comparison_table_uses_each_rows_unit() -> None:
+    """Times and sizes stand in one table, each in its unit."""
+    rows = [
+        tables.Comparison("period", "ns", 2e6, 3e6),
+        tables.Comparison("peak of rank 0", "bytes", 2048, 2048),
+    ]
+    shown = text(tables.comparison_table(rows, "run"))
+    assert "2 ms" in shown
+    assert "+50.00%" in shown
+    assert "2.00 KiB" in shown
+    assert "+0.00%" in shown
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_picture_is_repeatable(tmp_path: Path, ending: str) -> None:
+    """The same plan gives the same picture, byte for byte."""
+    files = [tmp_path / f"{name}.{ending}" for name in ("one", "two")]
+    for file in files:
+        gantt.draw(two_stages(), file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].stat().st_size > 1000
+
+
+def test_picture_shows_each_op_and_splits_the_wrapping_one() -> None:
+    """Every op is one bar, the one that crosses the period's end is two."""
+    axes = gantt.figure(two_stages()).axes[0]
+    assert len(axes.patches) == 6 + 1
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["gpu0", "gpu1", "0>1", "1>0"]
+
+
+def test_picture_in_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    """A wrong ending is an input error, not a traceback."""
+    with pytest.raises(InputError, match=r"plan\.xyz"):
+        gantt.draw(two_stages(), tmp_path / "plan.xyz")
