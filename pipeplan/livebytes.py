@@ -1,0 +1,101 @@
+"""Live bytes: how much memory tensors hold now, and the most they held at once.
+
+Both `capture` (what a layer keeps) and `runtime` (what a rank really held) measure with this one
+instrument, although they are strangers to each other: a prediction and its check must mean the
+same bytes. Hence it lies below both.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the distinct storages behind `tensors`; views of one storage count once."""
+    return sum({key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def key(tensor: torch.Tensor) -> int:
+    """What identifies the storage behind `tensor` as long as it lives.
+
+    torch keeps one Python object per storage for the storage's whole life, so its id will do.
+    """
+    return id(tensor.untyped_storage())
+
+
+class LiveBytes(TorchDispatchMode):
+    """While entered, counts the storage of every tensor that an operation makes until it is freed.
+
+    A storage is counted once however many tensors view it, from the operation that makes it to the
+    end of its last reference (Python's or autograd's). Scratch memory that a kernel takes and
+    returns inside one operation is not seen, nor is what an allocator rounds up or keeps.
+    Tensors that exist already (parameters, buffers, gradients) must be given to `count` first, or
+    the first operation that returns a view of them counts them as new.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        """Bytes now."""
+        self.peak = 0
+        """Most bytes since the start or the last `reset_peak`."""
+        self._sizes: dict[int, int] = {}
+        self._paused = False
+        self.count(tensors)
+
+    def count(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Counts the storages of `tensors` from now on, those not counted yet."""
+        for tensor in tensors:
+            self._see(tensor)
+
+    def lives(self, storage: int) -> bool:
+        """Whether the counted storage with this `key` is still alive."""
+        return storage in self._sizes
+
+    def reset_peak(self) -> None:
+        """Forgets the past: the peak is what lives now."""
+        self.peak = self.live
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Counts nothing new inside: for work that is no part of what is measured."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operation and counts what it returns."""
+        result = func(*args, **(kwargs or {}))
+        if not self._paused:
+            for value in (result,) if isinstance(result, torch.Tensor) else tree_iter(result):
+                if isinstance(value, torch.Tensor):
+                    self._see(value)
+        return result
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        name, size = id(storage), storage.nbytes()
+        known = self._sizes.get(name)
+        if known is None:
+            weakref.finalize(storage, self._forget, name).atexit = False
+        self._sizes[name] = size
+        self.live += size - (known or 0)
+        self.peak = max(self.peak, self.live)
+
+    def _forget(self, name: int) -> None:
+        self.live -= self._sizes.pop(name)
