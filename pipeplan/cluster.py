@@ -14,7 +14,7 @@ class Gpu(Record):
 
     name: str
     memory_bytes: Count
-    speed: Annotated[float, Field(gt=0, le=1e6, ge=1e-6, strict=False)] = 1.0
+    speed: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
 
 
 class Pair(Record):
@@ -23,8 +23,8 @@ class Pair(Record):
     Under half duplex the entry holds for both directions.
     """
 
-    source: Annotated[int, Field(ge=0, alias="from")]
-    target: Annotated[int, Field(ge=0, alias="to")]
+    source: Annotated[Count, Field(alias="from")]
+    target: Annotated[Count, Field(alias="to")]
     latency_ns: Count = 0
     bandwidth_bytes_per_s: Positive | None = None
 
@@ -82,10 +82,14 @@ class Cluster(Document):
                         f"{where}.{field}: got {gpu}, need an index below {len(self.gpus)}"
                     )
             if pair.source == pair.target:
-                raise ValueError(f"{where}: got a link from GPU {pair.source} to itself")
+                raise ValueError(
+                    f"{where}: got a link from GPU {pair.source} to itself, need two GPUs"
+                )
             key = self.links.resource(pair.source, pair.target)
             if key in seen:
-                raise ValueError(f"{where}: describes the same link as links.pairs[{seen[key]}]")
+                raise ValueError(
+                    f"{where}: got the link of links.pairs[{seen[key]}] again, need each link once"
+                )
             seen[key] = index
         return self
 

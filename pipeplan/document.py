@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import sys
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeplan.describe import describe, show
 from pipeplan.errors import InputError
 from pipeplan.units import MAX_INT
 
@@ -22,7 +26,7 @@ Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
 
-_Value = TypeVar("_Value")
+_TOO_DEEP = "got lists or objects nested too deeply, need at most 100 levels"
 
 
 class Record(BaseModel):
@@ -61,9 +65,20 @@ class Document(Record):
             InputError: if it breaks a rule of the format.
         """
         try:
-            return cls.model_validate_json(json.dumps(data))
-        except (ValidationError, ValueError, RecursionError) as error:
-            raise InputError(describe(error, where)) from None
+            text = json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise InputError(f"{where}: got half a character, {half!r}, need UTF-8 text") from None
+        except RecursionError:
+            raise InputError(f"{where}: {_TOO_DEEP}") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where}: is not JSON: {error}") from None
+        try:
+            return cls.model_validate_json(text, by_alias=True, by_name=False)
+        except ValidationError as error:
+            if error.errors()[0]["type"] == "json_invalid":
+                raise InputError(f"{where}: {_TOO_DEEP}") from None
+            raise InputError(describe(error, where, cls)) from None
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -89,43 +104,52 @@ def read_text(path: str | Path) -> str:
     """
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+    except OSError as error:
+        reason = error.strerror or "unknown reason"
         raise InputError(f"{path}: cannot be read: {reason}. Check the path.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: byte {error.start}: got {error.object[error.start]:#04x}, need UTF-8 text"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{str(path)!r}: cannot be read: {error}. Check the path.") from None
 
 
 def parse_json(text: str, where: str) -> Any:
-    """`text` as JSON, with duplicate keys and NaN refused.
+    """`text` as JSON, with duplicate keys, NaN and numbers too large for a float refused.
 
     Raises:
         InputError: if it is not such JSON.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        keys = [key for key, _ in pairs]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
-            raise InputError(f"{where}: field {twice[0]!r} is given twice in one object")
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise InputError(f"{where}: got the field {show(twice)} twice in one object, need one")
+        return found
 
     def refuse(constant: str) -> object:
         raise InputError(f"{where}: got {constant}, need a finite number")
 
+    def finite(number: str) -> float:
+        value = float(number)
+        return value if math.isfinite(value) else cast("float", refuse(show(number)))
+
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        return json.loads(
+            text, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite
+        )
+    except json.JSONDecodeError as error:
+        found = show(text[error.pos : error.pos + 20]) if text[error.pos :] else "the end"
+        raise InputError(
+            f"{where}: line {error.lineno}, column {error.colno}: got {found}, need JSON:"
+            f" {error.msg}"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{where}: {_TOO_DEEP}") from None
     except InputError:
         raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: is not JSON: {error}") from None
-
-
-def describe(error: Exception, where: str) -> str:
-    """One line for a failed validation: the first place, what it got, what it needs."""
-    if not isinstance(error, ValidationError):
-        return f"{where}: {error}"
-    first, count = error.errors()[0], error.error_count()
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    got = first["input"]
-    shown = "" if isinstance(got, dict | list) else f" (got {str(got)[:60]!r})"
-    more = f"; {count - 1} more problems" if count > 1 else ""
-    return f"{where}: {place or 'document'}: {first['msg']}{shown}{more}"
+    except ValueError:
+        most = sys.get_int_max_str_digits()
+        raise InputError(f"{where}: got an integer of more than {most} digits") from None

@@ -21,6 +21,9 @@ MemoryModel = Literal["exact", "paper"]
 Rational = tuple[Count, Positive]
 """[numerator, denominator]; need not be reduced."""
 
+MAX_SHIFT = 1_000_000
+"""Periods that a plan may put between its first and its last op: what unrolls it stays finite."""
+
 
 class OpKind(StrEnum):
     """What a periodic op does. SEND_F carries a stage's output on, SEND_B its input's gradient."""
@@ -65,7 +68,7 @@ class Op(Record):
     link: tuple[Count, Count] | None = None
     start_ns: Count
     duration_ns: Count
-    shift: Count
+    shift: Annotated[int, Field(ge=0, le=MAX_SHIFT)]
 
     @property
     def label(self) -> str:
@@ -102,10 +105,10 @@ class Solver(Record):
 
     status: Literal["optimal", "feasible"] = "feasible"
     bounds: Bounds = Bounds()
-    gap: Annotated[float, Field(ge=0, strict=False)] | None = None
+    gap: Annotated[float, Field(ge=0)] | None = None
     """(period per micro-batch - bound) / bound, with the bound for all the flags allow."""
     gap_bound: Literal["any", "k1", "contiguous"] = "any"
-    seconds: Annotated[float, Field(ge=0, strict=False)] = 0.0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
     seed: Count = 0
     version: str = ""
     method: str = ""
@@ -160,9 +163,12 @@ class Plan(Document):
             _within(f"{where}.copy", op.copy_, self.k)
             wanted, other = ("gpu", "link") if op.kind.is_compute else ("link", "gpu")
             if getattr(op, wanted) is None or getattr(op, other) is not None:
-                raise ValueError(f"{where}: a {op.kind} op needs {wanted!r} and no {other!r}")
-            for gpu in (op.gpu,) if op.kind.is_compute else op.link or ():
-                _within(f"{where}.{wanted}", gpu or 0, len(self.cluster.gpus))
+                raise ValueError(
+                    f"{where}: got {op.kind} with gpu {op.gpu} and link {op.link},"
+                    f" need {wanted!r} and no {other!r}"
+                )
+            for gpu in op.link or (op.gpu or 0,):
+                _within(f"{where}.{wanted}", gpu, len(self.cluster.gpus))
         for index, row in enumerate(self.memory):
             _within(f"memory[{index}].gpu", row.gpu, len(self.cluster.gpus))
         return self

@@ -15,6 +15,7 @@ from typing import Self
 
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
+from pipeplan.units import shown
 
 
 class ActionKind(StrEnum):
@@ -38,8 +39,12 @@ class ActionKind(StrEnum):
 
 
 _KINDS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
-_ACTION = re.compile(rf"(\d+)({_KINDS})(\d+)?")
-_PERIODIC = re.compile(rf"(\d+)({_KINDS})(\d+)([+-]\d+)")
+_STAGE = r"[0-9]{1,6}"
+_MICROBATCH = r"[0-9]{1,19}"
+_ACTION = re.compile(rf"({_STAGE})({_KINDS})({_MICROBATCH})?")
+_PERIODIC = re.compile(rf"({_STAGE})({_KINDS})([0-9]{{1,4}})([+-][0-9]{{1,7}})")
+_HEAD = re.compile(rf"pattern k=([0-9]{{1,4}}) semantics=(2bw|flush) microbatches=({_MICROBATCH})")
+_HOSTED = re.compile(rf"(?:{_STAGE}(?:,{_STAGE})*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,9 @@ class Action:
         """
         match = _ACTION.fullmatch(text)
         if not match or (match[3] is None) != (match[2] == ActionKind.OPT):
-            raise InputError(f"action: got {text!r}, need <stage><kind><micro-batch> such as 2F0")
+            raise InputError(
+                f"action: got {shown(text)}, need <stage><kind><micro-batch> such as 2F0"
+            )
         return cls(
             ActionKind(match[2]), int(match[1]), None if match[3] is None else int(match[3])
         )
@@ -94,7 +101,7 @@ class PeriodicAction:
         match = _PERIODIC.fullmatch(text)
         if not match:
             raise InputError(
-                f"action: got {text!r}, need <stage><kind><copy><signed shift> such as 2F0+1"
+                f"action: got {shown(text)}, need <stage><kind><copy><signed shift> such as 2F0+1"
             )
         return cls(ActionKind(match[2]), int(match[1]), int(match[3]), int(match[4]))
 
@@ -115,7 +122,7 @@ class Program:
         Raises:
             InputError: if a word is no action.
         """
-        lines = text.splitlines()
+        lines = text.removesuffix("\n").split("\n") if text else []
         return cls(tuple(tuple(map(Action.parse, line.split())) for line in lines))
 
 
@@ -150,19 +157,45 @@ class Pattern:
         Raises:
             InputError: if the text is not a pattern.
         """
-        head, _, body = text.partition("\n")
-        match = re.fullmatch(r"pattern k=(\d+) semantics=(2bw|flush) microbatches=(\d+)", head)
-        if not match:
-            raise InputError(f"pattern: got first line {head!r}, need 'pattern k=.. semantics=..'")
+        head, *lines = text.removesuffix("\n").split("\n")
+        match = _HEAD.fullmatch(head)
+        if not match or int(match[1]) < 1 or int(match[3]) < 1:
+            raise InputError(
+                f"pattern: got first line {shown(head)}, need"
+                " 'pattern k=<1 or more> semantics=<2bw or flush> microbatches=<1 or more>'"
+            )
         ranks, hosted = [], []
-        for line in body.splitlines():
-            stages, _, actions = line.partition(":")
-            if not re.fullmatch(r"(\d+(,\d+)*)?", stages):
-                raise InputError(f"pattern: got line {line[:60]!r}, need 'stages: actions'")
+        for line in lines:
+            stages, colon, actions = line.partition(":")
+            if not colon or not _HOSTED.fullmatch(stages):
+                raise InputError(f"pattern: got line {shown(line)}, need '<stages>: <actions>'")
             hosted.append(tuple(int(stage) for stage in stages.split(",") if stage))
             ranks.append(tuple(map(PeriodicAction.parse, actions.split())))
         semantics: Semantics = "2bw" if match[2] == "2bw" else "flush"
-        return cls(int(match[1]), semantics, int(match[3]), tuple(ranks), tuple(hosted))
+        pattern = cls(int(match[1]), semantics, int(match[3]), tuple(ranks), tuple(hosted))
+        pattern._check()
+        return pattern
+
+    def _check(self) -> None:
+        """What a text can break: copies below k, every stage on one rank, own stages only."""
+        home: dict[int, int] = {}
+        for rank, stages in enumerate(self.hosted):
+            for stage in stages:
+                if stage in home:
+                    raise InputError(
+                        f"pattern: rank {rank}: got stage {stage} again, need it once"
+                    )
+                home[stage] = rank
+        for rank, actions in enumerate(self.ranks):
+            for action in actions:
+                if action.copy >= self.k:
+                    raise InputError(
+                        f"pattern: rank {rank}: got {action}, need a copy below k = {self.k}"
+                    )
+                if home.get(action.stage) != rank:
+                    raise InputError(
+                        f"pattern: rank {rank}: got {action}, need a stage that the rank hosts"
+                    )
 
     def actions(self, rank: int, microbatches: int, first: int = 0) -> Iterator[Action]:
         """What `rank` does for micro-batches first..first+microbatches-1, from empty to empty.

@@ -20,22 +20,28 @@ _BYTES = {"": 1, "B": 1} | {
     for suffix, base in (("iB", 1024), ("B", 1000))
 }
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s*([A-Za-zµ]*)\s*")
+_NUMBER = r"[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")
+_SHARE = re.compile(rf"\s*({_NUMBER})\s*(%?)\s*")
 
 
 def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fraction:
     match = _QUANTITY.fullmatch(text)
     folded = {name.lower(): size for name, size in units.items()}
-    scale = folded.get(match[2].lower()) if match else None
-    if match is None or scale is None:
+    if match is None or match[2].lower() not in folded:
         known = ", ".join(name for name in units if name)
         raise InputError(
-            f"{what}: got {text!r}, need a number with one of {known}, for example {example}"
+            f"{what}: got {shown(text)}, need a number with one of {known}, for example {example}"
         )
-    value = Fraction(match[1]) * scale
+    value = Fraction(match[1]) * folded[match[2].lower()]
     if value > MAX_INT:
-        raise InputError(f"{what}: got {text!r}, need at most {MAX_INT}")
+        raise InputError(f"{what}: got {shown(text)}, need at most {MAX_INT}")
     return value
+
+
+def shown(text: str) -> str:
+    """`text` quoted for a message, on one line and no longer than 60 characters of it."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
@@ -55,12 +61,14 @@ def parse_bandwidth(text: str, what: str = "bandwidth") -> int | None:
     """
     if text.strip().lower() == "inf":
         return None
-    amount, slash, per = text.strip().rpartition("/")
-    if not slash or per != "s":
-        raise InputError(f"{what}: got {text!r}, need bytes per second such as 12GB/s, or inf")
+    amount, slash, per = text.rpartition("/")
+    if not slash or per.strip().lower() != "s":
+        raise InputError(
+            f"{what}: got {shown(text)}, need bytes per second such as 12GB/s, or inf"
+        )
     value = int(_parse(amount, _BYTES, what, "12GB/s"))
     if value < 1:
-        raise InputError(f"{what}: got {text!r}, need at least 1B/s")
+        raise InputError(f"{what}: got {shown(text)}, need at least 1B/s")
     return value
 
 
@@ -79,14 +87,10 @@ def parse_fraction(text: str, what: str = "fraction") -> float:
     Raises:
         InputError: if it is neither.
     """
-    body, percent, rest = text.strip().partition("%")
-    try:
-        value = float(Fraction(body)) / (100 if percent else 1)
-    except (ValueError, ZeroDivisionError):
-        value = -1.0
-    if rest or value < 0:
-        raise InputError(f"{what}: got {text!r}, need a share such as 1% or 0.01")
-    return value
+    match = _SHARE.fullmatch(text)
+    if match is None:
+        raise InputError(f"{what}: got {shown(text)}, need a share such as 1% or 0.01")
+    return float(Fraction(match[1]) / (100 if match[2] else 1))
 
 
 def format_bytes(value: int) -> str:
@@ -100,10 +104,11 @@ def format_bytes(value: int) -> str:
 
 def format_ns(value: int | Fraction | float) -> str:
     """`value` nanoseconds for people: `12.3 ms`, exact below 1 us."""
+    amount = float(value)
     for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
-        if abs(value) >= size:
-            return f"{float(value) / size:.4g} {unit}"
-    return f"{float(value):.4g} ns"
+        if abs(amount) >= size:
+            return f"{amount / size:.4g} {unit}"
+    return f"{amount:.4g} ns"
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

@@ -1,0 +1,150 @@
+"""One clear line for a document that breaks a rule of its format: where, got, need.
+
+pydantic finds what is wrong; this module says it in the project's words: JSON's names for what was
+given, the place as a path into the file, near names for unknown fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+_NEEDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "too_short": "{min_length} items or more",
+    "too_long": "{max_length} items or fewer",
+}
+_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+
+
+def describe(error: ValidationError, where: str, model: type[BaseModel]) -> str:
+    """The first thing to mend, in one line, and how many more there are.
+
+    A wrong `format` comes first (it explains the rest), then unknown fields (a misspelled one is
+    missing as well), then everything else in the order of the file.
+
+    Args:
+        error: what validating `model` raised.
+        where: names the input, such as its path.
+        model: the document's class, for the names its fields may have.
+    """
+    faults = error.errors(include_url=False)
+    inner = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
+    faults = [fault for fault in faults if fault["loc"] not in inner] or faults
+    first = min(faults, key=_urgency)
+    sentences = {_sentence(fault, *_place(model, fault["loc"])) for fault in faults}
+    count = len(sentences) - 1 if _urgency(first) else 0
+    more = f" ({count} more after this one)" if count else ""
+    return f"{where}: {_sentence(first, *_place(model, first['loc']))}{more}"
+
+
+def show(value: object) -> str:
+    """`value` as JSON names it, short and on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:37] + "...")
+    if isinstance(value, int | float):
+        text = str(value)
+        return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence):
+        return f"a list of {len(value)}" if value else "an empty list"
+    return type(value).__name__
+
+
+def _urgency(fault: ErrorDetails) -> int:
+    if fault["loc"] == ("format",):
+        return 0
+    return 1 if fault["type"] == "extra_forbidden" else 2
+
+
+def _sentence(fault: ErrorDetails, place: str, at: Any) -> str:
+    kind, got, last = fault["type"], fault["input"], fault["loc"][-1:]
+    if kind == "value_error":
+        own = fault["msg"].removeprefix("Value error, ")
+        return f"{place}.{own}" if place else own
+    place = place or "document"
+    if kind == "missing":
+        return f"{place}: got nothing, need this {'item' if isinstance(last[0], int) else 'field'}"
+    if kind == "extra_forbidden":
+        return _unknown(str(last[0]), place, at)
+    if _is_choice(at):
+        return f"{place}: got {show(got)}, need {_choice(at)}"
+    need = _NEEDS.get(kind, "").format(**fault.get("ctx", {})) or f"something else: {fault['msg']}"
+    hint = _format_hint(got) if last == ("format",) else ""
+    return f"{place}: got {show(got)}, need {need}{hint}"
+
+
+def _unknown(name: str, place: str, record: Any) -> str:
+    known = [field.alias or key for key, field in record.model_fields.items()]
+    near = difflib.get_close_matches(name, known, n=1)
+    need = f"a known one, perhaps {near[0]!r}" if near else "one of " + ", ".join(known)
+    return f"{place}: got the unknown field {show(name)}, need {need}"
+
+
+def _format_hint(got: object) -> str:
+    if isinstance(got, str) and got.startswith("pipeplan-"):
+        return ". Another kind of file, or one written by another version: make it again."
+    return ". Is it a file of pipeplan?"
+
+
+def _place(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, Any]:
+    """`loc` as a path, and the type found there (of an unknown field: the record around it)."""
+    at: Any = model
+    place = ""
+    for part in loc:
+        if _is_choice(at):
+            break
+        if isinstance(part, int):
+            place += f"[{part}]"
+            items = get_args(at)
+            at = _bare(items[0] if items[-1:] == (...,) else items[min(part, len(items) - 1)])
+            continue
+        if isinstance(at, type) and issubclass(at, BaseModel):
+            fields = {field.alias or key: field for key, field in at.model_fields.items()}
+            if part not in fields:
+                break
+            at = _bare(fields[part].annotation)
+        else:
+            at = _bare((*get_args(at), Any)[-2] if len(get_args(at)) > 1 else Any)
+        place += f".{part}" if part.isidentifier() else f"[{show(part)}]"
+    return place.removeprefix("."), at
+
+
+def _bare(annotation: Any) -> Any:
+    """`annotation` without its metadata and without `| None`."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        kept = [kind for kind in get_args(annotation) if kind is not NoneType]
+        return _bare(kept[0]) if len(kept) == 1 else annotation
+    return annotation
+
+
+def _is_choice(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType)
+
+
+def _choice(annotation: Any) -> str:
+    names = ["null" if kind is NoneType else _NAMES[kind] for kind in get_args(annotation)]
+    return ", ".join(names[:-1]) + " or " + names[-1]
