@@ -1,0 +1,11 @@
+"""The closed-form voice: judges a plan against every rule of docs/model.md, modulo the period.
+
+Nothing is replayed or unrolled. Counts of micro-batches follow from where intervals begin and end
+within one period, so the answer is exact for the infinite steady state. The simulator reaches the
+same numbers by replaying the lowered program; the two share data types and no formulas.
+"""
+
+from pipeplan.verifier.rules import Audit, audit, check, verify
+from pipeplan.verifier.violation import Rule, Violation
+
+__all__ = ["Audit", "Rule", "Violation", "audit", "check", "verify"]

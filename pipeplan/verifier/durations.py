@@ -1,0 +1,73 @@
+"""How long ops last, from chain and cluster alone: (T2), (T3), and the optimizer of (T5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from pipeplan.plan import OpKind, Plan
+from pipeplan.verifier.structure import place
+from pipeplan.verifier.timetable import Timetable
+from pipeplan.verifier.violation import Rule, Violation
+
+
+def scaled(time_ns: int, speed: float) -> int:
+    """ceil(time / speed), with `speed` read as the decimal that the file shows."""
+    ratio = Fraction(repr(float(speed)))
+    return -(-time_ns * ratio.denominator // ratio.numerator)
+
+
+def compute_ns(plan: Plan, kind: OpKind, stage: int) -> int:
+    """(T2): a stage's forward or backward on its GPU."""
+    where = plan.stages[stage]
+    speed = plan.cluster.gpus[where.gpu].speed
+    layers = plan.chain.layers[where.first : where.last + 1]
+    times = [layer.forward_ns if kind is OpKind.F else layer.backward_ns for layer in layers]
+    return sum(scaled(time, speed) for time in times) + plan.cluster.action_overhead_ns
+
+
+def transfer_ns(plan: Plan, kind: OpKind, stage: int) -> int:
+    """(T3): the transfer of a stage's output, or of the gradient of its input."""
+    source, target = link(plan, kind, stage)
+    latency, bandwidth = plan.cluster.links.between(source, target)
+    if bandwidth is None:
+        return latency
+    return latency - (-message_bytes(plan, kind, stage) * 10**9 // bandwidth)
+
+
+def link(plan: Plan, kind: OpKind, stage: int) -> tuple[int, int]:
+    """The directed link (from, to) of a transfer."""
+    where = place(plan, kind, stage)
+    assert isinstance(where, tuple)
+    return where
+
+
+def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
+    """Bytes of the tensor that a transfer carries."""
+    where = plan.stages[stage]
+    if kind is OpKind.SEND_F:
+        return plan.chain.layers[where.last].output_bytes
+    return plan.chain.gradient_of_input(where.first)
+
+
+def optimizer_ns(plan: Plan) -> int:
+    """(T5), last term: the slowest GPU's update of all layers it hosts."""
+    total = dict.fromkeys(range(len(plan.cluster.gpus)), 0)
+    for stage in plan.stages:
+        speed = plan.cluster.gpus[stage.gpu].speed
+        for layer in plan.chain.layers[stage.first : stage.last + 1]:
+            total[stage.gpu] += scaled(layer.optimizer_ns, speed)
+    return max(total.values())
+
+
+def durations(table: Timetable) -> Iterator[Violation]:
+    """Every op lasts what (T2) and (T3) say."""
+    for kind, stage in table.order:
+        duration = compute_ns if kind.is_compute else transfer_ns
+        need = duration(table.plan, kind, stage)
+        for copy in range(table.plan.k):
+            op = table[kind, stage, copy]
+            if op.duration != need:
+                yield Violation(
+                    Rule.DURATIONS, f"op {op.label}", f"got {op.duration} ns, need {need} ns"
+                )

@@ -1,0 +1,107 @@
+"""The periodic schedule: rules `shifts`, `precedence`, `gpu`, `link`, `fifo` ((R1) to (R5))."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from pipeplan.verifier.durations import link
+from pipeplan.verifier.timetable import Timed, Timetable
+from pipeplan.verifier.violation import Rule, Violation
+
+
+def shifts(table: Timetable) -> Iterator[Violation]:
+    """(R1): every start lies in [0, T) and the plan's smallest shift is 0."""
+    plan = table.plan
+    for index, op in enumerate(plan.ops):
+        if op.start_ns >= plan.period_ns:
+            yield Violation(
+                Rule.SHIFTS,
+                f"op {op.label} (ops[{index}])",
+                f"got start {op.start_ns} ns, need less than the period {plan.period_ns} ns",
+            )
+    smallest = min(plan.ops, key=lambda op: op.shift)
+    if smallest.shift:
+        yield Violation(
+            Rule.SHIFTS,
+            f"op {smallest.label}",
+            f"got smallest shift {smallest.shift} of the plan, need 0",
+        )
+
+
+def precedence(table: Timetable) -> Iterator[Violation]:
+    """(R2): an op of a micro-batch ends before its next one in chain order starts."""
+    for before, after in pairwise(table.order):
+        for copy in range(table.plan.k):
+            u, v = table[*before, copy], table[*after, copy]
+            if u.end > v.start:
+                yield Violation(
+                    Rule.PRECEDENCE,
+                    f"{u.label} -> {v.label} at {table.place(v.start)}",
+                    f"{v.label} starts at {v.start} ns, need {u.end} ns, when {u.label} ends",
+                )
+
+
+def gpu(table: Timetable) -> Iterator[Violation]:
+    """(R3): the computes of a GPU are disjoint modulo T."""
+    busy: dict[int, list[Timed]] = defaultdict(list)
+    for op in table.all:
+        if op.kind.is_compute:
+            busy[table.gpu(op)].append(op)
+    for index in sorted(busy):
+        yield from _disjoint(table, Rule.GPU, f"GPU {index}", busy[index])
+
+
+def links(table: Timetable) -> Iterator[Violation]:
+    """(R4): the transfers of a link are disjoint modulo T; what is one link, the duplex says."""
+    plan = table.plan
+    busy: dict[tuple[int, int], list[Timed]] = defaultdict(list)
+    for op in table.all:
+        if not op.kind.is_compute:
+            busy[plan.cluster.links.resource(*link(plan, op.kind, op.stage))].append(op)
+    joint = "->" if plan.cluster.links.duplex == "full" else "-"
+    for ends in sorted(busy):
+        yield from _disjoint(table, Rule.LINK, f"link {ends[0]}{joint}{ends[1]}", busy[ends])
+
+
+def _disjoint(
+    table: Timetable, rule: Rule, what: str, ops: Iterable[Timed]
+) -> Iterator[Violation]:
+    """Each op against the one before it that lasts longest, around the period.
+
+    Sorted by start, zero-length ops first among equals: an op overlaps an earlier one exactly when
+    the furthest end so far lies behind its start; the furthest end of the last period, moved back
+    by T, opens the sweep, so ops that wrap around, or exceed T themselves, are met as well.
+    """
+    period = table.period
+    order = sorted((op.start % period, op.duration, op.position, op.copy, op) for op in ops)
+    start, duration, _, _, holder = max(order, key=lambda entry: entry[0] + entry[1])
+    reach = start + duration - period
+    for start, duration, _, _, op in order:
+        if reach > start:
+            yield Violation(
+                rule,
+                f"{what} at {start} ns of the period",
+                f"{op.label} starts {reach - start} ns before {holder.label} ends"
+                f" ({start} ns, need {reach} ns)",
+            )
+        if start + duration > reach:
+            reach, holder = start + duration, op
+
+
+def fifo(table: Timetable) -> Iterator[Violation]:
+    """(R5): every op handles micro-batches in index order."""
+    plan = table.plan
+    for kind, stage in table.order:
+        for copy in range(plan.k):
+            wraps = copy == plan.k - 1
+            u, v = table[kind, stage, copy], table[kind, stage, 0 if wraps else copy + 1]
+            following = v.start + (plan.period_ns if wraps else 0)
+            if u.end > following:
+                later = f"{v.label} of the next period" if wraps else v.label
+                yield Violation(
+                    Rule.FIFO,
+                    f"{u.label} -> {later} at {table.place(following)}",
+                    f"{later} starts at {following} ns, need {u.end} ns, when {u.label} ends",
+                )

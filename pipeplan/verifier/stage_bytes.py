@@ -1,0 +1,68 @@
+"""What one micro-batch costs a stage: (M2), (M3), and (P2), (P3) in the paper model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from pipeplan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one micro-batch in one stage."""
+
+    kept: int
+    """A(s): kept between forward and backward."""
+    forward: int
+    """pF(s): while F runs."""
+    backward: int
+    """pB(s): while B runs; in the paper model added to A."""
+
+
+def exact(plan: Plan, index: int) -> StageBytes:
+    """(M2) and (M3). A boundary inside the stage is one storage, counted once.
+
+    If the previous stage shares the GPU, what it saved of its output is counted there already and
+    outlives this stage's use of it.
+    """
+    stage = plan.stages[index]
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    shared = 0
+    if index and plan.stages[index - 1].gpu == stage.gpu:
+        shared = plan.chain.layers[stage.first - 1].saved_output_bytes
+    entry = max(0, layers[0].saved_input_bytes - shared)
+    rest = list(accumulate(layer.saved_bytes for layer in layers))
+    inner = [
+        max(before.saved_output_bytes, after.saved_input_bytes)
+        for before, after in pairwise(layers)
+    ]
+    through = [0, *accumulate(inner)]
+    forward = backward = 0
+    for i, layer in enumerate(layers):
+        size = plan.chain.input_of(stage.first + i)
+        if i == 0:
+            held = max(entry, size - shared)
+        else:
+            held = max(inner[i - 1], size) + entry + through[i - 1]
+        running = layer.forward_workspace_bytes + layer.output_bytes
+        forward = max(forward, held + rest[i] + running)
+        gradients = layer.gradient_of_output_bytes + plan.chain.gradient_of_input(stage.first + i)
+        kept = entry + rest[i] + through[i] + layer.saved_output_bytes
+        backward = max(backward, kept + layer.backward_workspace_bytes + gradients)
+    saved = entry + rest[-1] + through[-1] + layers[-1].saved_output_bytes
+    return StageBytes(kept=saved, forward=forward, backward=backward)
+
+
+def paper(plan: Plan, index: int) -> StageBytes:
+    """(P2) and (P3): every layer keeps its own input, rest and output; no workspaces."""
+    stage = plan.stages[index]
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    stored = [x.saved_input_bytes + x.saved_bytes + x.saved_output_bytes for x in layers]
+    through = [0, *accumulate(stored)]
+    forward = backward = 0
+    for i, layer in enumerate(layers):
+        size, output = plan.chain.input_of(stage.first + i), layer.output_bytes
+        forward = max(forward, through[i] + max(stored[i], size) + output)
+        backward = max(backward, output + size - (through[-1] - through[i + 1]))
+    return StageBytes(kept=through[-1], forward=forward, backward=backward)

@@ -1,0 +1,60 @@
+"""What follows from the schedule as a whole: in-flight counts, (R6) and (T5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeplan.plan import OpKind
+from pipeplan.units import ceil_div
+from pipeplan.verifier.durations import optimizer_ns
+from pipeplan.verifier.ledger import Ledger, Terms
+from pipeplan.verifier.moments import end_of, start_of
+from pipeplan.verifier.timetable import Timetable
+from pipeplan.verifier.violation import Rule, Violation
+
+
+def in_flight(table: Timetable) -> tuple[int, ...]:
+    """Per stage, the most micro-batches at once between start of F and end of B, in order (O5)."""
+    counts = []
+    for stage in table.plan.stages:
+        ledger = Ledger(table.period, table.plan.k)
+        for copy in range(table.plan.k):
+            forward, backward = (table[kind, stage.id, copy] for kind in (OpKind.F, OpKind.B))
+            ledger.hold(Terms(saved=1), start_of(forward), end_of(backward))
+        counts.append(max(terms.saved for _, terms in ledger.states()))
+    return tuple(counts)
+
+
+def step_ns(table: Timetable) -> int:
+    """(T5): the plan-clock time of one optimizer step of `microbatches` micro-batches."""
+    plan = table.plan
+    update = optimizer_ns(plan)
+    if plan.semantics == "2bw":
+        return ceil_div(plan.microbatches * table.period, plan.k) + update
+    used = [op for op in table.all if op.copy < plan.microbatches]
+    latest = max(
+        op.end + (plan.microbatches - 1 - op.copy) // plan.k * table.period for op in used
+    )
+    return latest - min(op.start for op in used) + update
+
+
+def versions(table: Timetable) -> Iterator[Violation]:
+    """(R6): two weight versions suffice, `microbatches >= in_flight(s) - 1` for every stage."""
+    plan = table.plan
+    if plan.semantics != "2bw":
+        return
+    for stage, count in enumerate(in_flight(table)):
+        if plan.microbatches < count - 1:
+            yield Violation(
+                Rule.VERSIONS,
+                f"stage {stage}",
+                f"got {plan.microbatches} micro-batches per step, need {count - 1}:"
+                f" {count} are in flight",
+            )
+
+
+def step(table: Timetable) -> Iterator[Violation]:
+    """`step_ns` is (T5)."""
+    got, need = table.plan.step_ns, step_ns(table)
+    if got != need:
+        yield Violation(Rule.STEP, "step_ns", f"got {got} ns, need {need} ns")

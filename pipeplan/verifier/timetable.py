@@ -1,0 +1,83 @@
+"""When each op of a structurally sound plan happens: (T1) positions and (T4) times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pipeplan.plan import Op, OpKind, Plan
+from pipeplan.verifier.structure import chain_order
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One op of micro-batch `copy`, in period 0: `start` is (T4) with j = 0, in ns."""
+
+    kind: OpKind
+    stage: int
+    copy: int
+    start: int
+    duration: int
+    position: int
+    """(T1)."""
+
+    @property
+    def end(self) -> int:
+        """When it is over."""
+        return self.start + self.duration
+
+    @property
+    def label(self) -> str:
+        """`2F0`: stage, kind, copy."""
+        return f"{self.stage}{self.kind}{self.copy}"
+
+
+class Timetable:
+    """The ops of a plan by kind, stage and copy. Needs sound stages and ops."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.period = plan.period_ns
+        self._ops = {(op.kind, op.stage, op.copy_): self._timed(op) for op in plan.ops}
+
+    def _timed(self, op: Op) -> Timed:
+        return Timed(
+            kind=op.kind,
+            stage=op.stage,
+            copy=op.copy_,
+            start=op.shift * self.plan.period_ns + op.start_ns,
+            duration=op.duration_ns,
+            position=position(op.kind, op.stage, len(self.plan.stages)),
+        )
+
+    def __getitem__(self, key: tuple[OpKind, int, int]) -> Timed:
+        return self._ops[key]
+
+    @cached_property
+    def order(self) -> tuple[tuple[OpKind, int], ...]:
+        """(kind, stage) of one micro-batch's ops in chain order."""
+        return chain_order(self.plan)
+
+    @property
+    def all(self) -> tuple[Timed, ...]:
+        """Every op of every copy, in the plan's order."""
+        return tuple(self._ops.values())
+
+    def gpu(self, op: Timed) -> int:
+        """The GPU that a compute op runs on, or that a transfer leaves."""
+        return self.plan.stages[op.stage].gpu
+
+    def place(self, time: int) -> str:
+        """`time` for people: its place in the period and how many periods after copy 0's."""
+        shift, start = divmod(time, self.period)
+        return f"{start} ns of the period" + (f" (shift {shift})" if shift else "")
+
+
+def position(kind: OpKind, stage: int, stages: int) -> int:
+    """(T1): the place of an op among all of a micro-batch, absent transfers counted."""
+    if kind is OpKind.F:
+        return 2 * stage
+    if kind is OpKind.SEND_F:
+        return 2 * stage + 1
+    backward = 2 * stages - 1 + 2 * (stages - 1 - stage)
+    return backward if kind is OpKind.B else backward + 1
