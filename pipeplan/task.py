@@ -43,6 +43,38 @@ class Task:
     units_per_microbatch: int | None = None
     """Units in one micro-batch; None counts the first dimension of the input."""
 
+    def microbatch(self, number: int) -> tuple[Tensor, Tensor]:
+        """(input, target) of micro-batch `number` as fresh contiguous copies.
+
+        Copies, because `data` may hand out views of a larger tensor or parts of a data set in
+        memory: then the bytes that a stage keeps would not be those of its input.
+
+        Raises:
+            InputError: if `data` fails or does not return two tensors.
+        """
+        try:
+            pair = self.data(number)
+        except Exception as error:
+            raise InputError(
+                f"task: data({number}) failed: {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(pair, tuple) or len(pair) != 2 or not all(map(_is_tensor, pair)):
+            kinds = ", ".join(type(part).__name__ for part in pair) if _is_row(pair) else "no row"
+            raise InputError(
+                f"task: data({number}): got {type(pair).__name__} ({kinds}), need a tuple"
+                " (input tensor, target tensor)"
+            )
+        source, target = (part.detach().contiguous().clone() for part in pair)
+        return source, target
+
+
+def _is_tensor(value: object) -> bool:
+    return hasattr(value, "untyped_storage")
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, tuple | list)
+
 
 def load(reference: str, seed: int = 0) -> Task:
     """The task that `reference` names. The caller seeds torch before, so weights repeat.

@@ -1,0 +1,150 @@
+"""What passes between layers: shapes, dtypes and gradients of every boundary.
+
+The pass uses fake tensors, which have shapes but no data, so it costs neither time nor memory;
+where a layer needs real data (it looks at values), the whole pass runs for real.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeplan.errors import InputError
+from pipeplan.livebytes import key
+from pipeplan.task import TensorSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one pass over the layers found; one entry per layer."""
+
+    boundaries: tuple[tuple[TensorSpec, ...], ...]
+    """The layer's input."""
+    aliases: tuple[bool, ...]
+    """Whether all of the layer's output lies in the memory of its input."""
+
+
+def trace(
+    layers: Mapping[str, nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    source: Tensor,
+    target: Tensor,
+) -> Trace:
+    """The boundaries of `layers` for a micro-batch like `source`, `target`.
+
+    Raises:
+        InputError: if a layer or the loss fails or returns the wrong kind of value.
+    """
+    with unchanged_buffers(layers.values()):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+                return _walk(layers, loss, fake.from_tensor(source), fake.from_tensor(target))
+        except Exception as error:
+            reason = str(error).split("\n")[0]
+        traced = _walk(layers, loss, source, target)
+    _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
+    return traced
+
+
+@contextmanager
+def unchanged_buffers(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Gives the buffers (running statistics) of `layers` their values back afterwards."""
+    kept = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+
+def call(name: str, layer: nn.Module, boundary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What `layer` returns for `boundary`, always as a tuple.
+
+    Raises:
+        InputError: if it fails or returns anything but a tensor or a tuple of tensors.
+    """
+    try:
+        result = layer(*boundary)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
+        raise InputError(
+            f"task: layer {name!r}, input of shape {shapes}: forward failed:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    outputs = result if isinstance(result, tuple) else (result,)
+    wrong = next((value for value in outputs if not isinstance(value, Tensor)), None)
+    if wrong is not None or not outputs:
+        raise InputError(
+            f"task: layer {name!r}: returned {_kind(result)}, need a tensor or a tuple of tensors."
+            " Wrap the layer in a module that returns only tensors."
+        )
+    return outputs
+
+
+def check_loss(value: object) -> Tensor:
+    """`value` if it can be trained on.
+
+    Raises:
+        InputError: if the loss is no scalar tensor or no trainable parameter reaches it.
+    """
+    if not isinstance(value, Tensor):
+        raise InputError(f"task: loss: returned {_kind(value)}, need a scalar tensor")
+    if value.dim() != 0 or not value.is_floating_point():
+        raise InputError(
+            f"task: loss: returned shape {tuple(value.shape)} of {value.dtype}, need a floating"
+            " scalar. Return the mean over the micro-batch."
+        )
+    if not value.requires_grad:
+        raise InputError(
+            "task: loss: depends on no trainable parameter, so there is nothing to train."
+            " Check requires_grad of the model's parameters."
+        )
+    return value
+
+
+def _walk(
+    layers: Mapping[str, nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    source: Tensor,
+    target: Tensor,
+) -> Trace:
+    boundaries, aliases = [], []
+    values: tuple[Tensor, ...] = (source,)
+    for name, layer in layers.items():
+        # A clone is no leaf, so that a layer may work in place as it does inside the model.
+        inputs = tuple(
+            value.detach().requires_grad_(value.requires_grad).clone() for value in values
+        )
+        boundaries.append(tuple(map(_spec, inputs)))
+        values = call(name, layer, inputs)
+        held = {key(value) for value in inputs}
+        aliases.append(all(key(value) in held for value in values))
+    if len(values) != 1:
+        raise InputError(
+            f"task: last layer {name!r}: returned {len(values)} tensors, need one for the loss"
+        )
+    try:
+        result: object = loss(values[0], target)
+    except Exception as error:
+        raise InputError(f"task: loss failed: {type(error).__name__}: {error}") from error
+    check_loss(result)
+    return Trace(tuple(boundaries), tuple(aliases))
+
+
+def _spec(value: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {', '.join(type(part).__name__ for part in value) or 'nothing'}"
+    return f"a {type(value).__name__}"
