@@ -60,7 +60,8 @@ def figure(plan: Plan) -> Figure:
 
 def _bar(axes: Axes, plan: Plan, op: Op, height: int) -> None:
     """One op; what crosses the end of the period is drawn at both sides, the axes clip it."""
-    for start in (op.start_ns, op.start_ns - plan.period_ns):
+    for earlier in (0, 1):
+        start = op.start_ns - earlier * plan.period_ns
         end = start + op.duration_ns
         if end <= 0:
             continue
@@ -76,7 +77,7 @@ def _bar(axes: Axes, plan: Plan, op: Op, height: int) -> None:
         seen = min(end, plan.period_ns) - max(start, 0)
         if seen > plan.period_ns / 40:
             middle = max(start, 0) + seen / 2
-            axes.text(middle, height, label(plan, op), ha="center", va="center", clip_on=True)
+            axes.text(middle, height, label(plan, op, earlier), ha="center", va="center")
 
 
 def _colour(op: Op) -> Any:

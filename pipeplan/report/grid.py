@@ -65,9 +65,9 @@ def microbatch(plan: Plan, op: Op) -> int:
     return plan.k * (max(each.shift for each in plan.ops) - op.shift) + op.copy_
 
 
-def label(plan: Plan, op: Op) -> str:
-    """`0F3`: stage, direction, micro-batch handled in the shown period; transfers alike."""
-    return f"{op.stage}{op.kind.value[-1]}{microbatch(plan, op)}"
+def label(plan: Plan, op: Op, earlier: int = 0) -> str:
+    """`0F3`: stage, direction, micro-batch handled `earlier` periods before the shown one."""
+    return f"{op.stage}{op.kind.value[-1]}{microbatch(plan, op) - earlier * plan.k}"
 
 
 def rows(plan: Plan) -> tuple[Row, ...]:

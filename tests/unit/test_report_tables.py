@@ -102,9 +102,12 @@ def test_picture_is_repeatable(tmp_path: Path, ending: str) -> None:
 
 
 def test_picture_shows_each_op_and_splits_the_wrapping_one() -> None:
-    """Every op is one bar, the one that crosses the period's end is two."""
+    """Every op is one bar; the one that crosses the period's end is two, of two micro-batches."""
     axes = gantt.figure(two_stages()).axes[0]
     assert len(axes.patches) == 6 + 1
+    assert sorted(text.get_text() for text in axes.texts) == [
+        *("0B0", "0F1", "0F1", "1B0", "1B0", "1B1", "1F1")
+    ]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["gpu0", "gpu1", "0>1", "1>0"]
 
 

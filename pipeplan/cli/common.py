@@ -1,0 +1,167 @@
+"""What the verbs share: flag types, files in and out, where results and hints go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pipeplan import units
+from pipeplan.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeplan.document import Document
+
+    _Document = TypeVar("_Document", bound=Document)
+
+_Value = TypeVar("_Value")
+Verbs = Any
+"""What `ArgumentParser.add_subparsers` returns; argparse keeps its type private."""
+
+
+def add_verb(
+    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
+) -> argparse.ArgumentParser:
+    """A verb's parser with what every verb has: examples, `--json`, `--debug`."""
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument("--json", action="store_true", help="print the result as JSON")
+    verb.add_argument("--debug", action="store_true", help="show the traceback of a bug")
+    verb.set_defaults(run=run)
+    return verb
+
+
+def add_output(verb: argparse.ArgumentParser, name: str) -> None:
+    """`-o FILE` and `--force`."""
+    verb.add_argument(
+        "-o", "--output", required=True, metavar=name, help="file to write; - is stdout"
+    )
+    verb.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
+def flag(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """`parse` as an argparse type: its InputError becomes a usage error with the same words."""
+
+    def convert(text: str) -> _Value:
+        try:
+            return parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+size = flag(units.parse_bytes)
+bandwidth = flag(lambda text: Bandwidth(units.parse_bandwidth(text)))
+duration = flag(units.parse_time_ns)
+share = flag(units.parse_fraction)
+
+
+class Bandwidth:
+    """A parsed `--bandwidth`: `inf` (None) stays apart from a flag that was not given."""
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        self.bytes_per_s = bytes_per_s
+
+
+def count(least: int = 1, most: int = 10**6) -> Callable[[str], int]:
+    """An argparse type for an integer from `least` to `most`."""
+
+    def convert(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+            raise argparse.ArgumentTypeError(
+                f"got {text!r}, need an integer from {least} to {most}"
+            )
+        return int(text)
+
+    return convert
+
+
+def read_text(path: str) -> str:
+    """The text of `path`; `-` is stdin.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    from pipeplan import document
+
+    return sys.stdin.read() if path == "-" else document.read_text(path)
+
+
+def read(kind: type[_Document], path: str) -> _Document:
+    """The document in `path`; `-` is stdin.
+
+    Raises:
+        InputError: if it cannot be read or breaks a rule of its format.
+    """
+    return kind.from_json(read_text(path), "stdin" if path == "-" else path)
+
+
+def check_output(path: str, force: bool) -> None:
+    """Refuse a file that could not be written at the end, before the work begins.
+
+    Raises:
+        InputError: if `path` exists and `force` is not given, or its folder does not exist.
+    """
+    place = Path(path)
+    if path == "-":
+        return
+    if place.is_dir() or not place.absolute().parent.is_dir():
+        raise InputError(f"output {path}: need a file in an existing folder. Check the path.")
+    if place.exists() and not force:
+        raise InputError(f"output {path}: exists already. Choose another file or give --force.")
+
+
+def write(path: str, text: str) -> None:
+    """Put `text` into `path` in one step, so that no reader sees half of it; `-` is stdout.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    if path == "-":
+        sys.stdout.write(text)
+        return
+    partial = Path(f"{path}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"output {path}: cannot be written: {error.strerror}.") from None
+
+
+def screen(to_stderr: bool = False) -> Console:
+    """A console of at least 110 columns: tables never fold where output goes to a file."""
+    from rich.console import Console
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    console = Console(file=stream, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = 120
+    return console
+
+
+def emit(value: object) -> None:
+    """`value` as JSON on stdout."""
+    print(json.dumps(value, indent=1))
+
+
+def say(text: str) -> None:
+    """One line of progress on stderr."""
+    print(text, file=sys.stderr)
+
+
+def then(command: str) -> None:
+    """The next sensible command, on stderr."""
+    say(f"next: {command}")

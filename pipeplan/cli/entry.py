@@ -1,0 +1,71 @@
+"""Parse, run one verb, turn every outcome into one message and one exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from pipeplan import __version__
+from pipeplan.cli import show, verify
+from pipeplan.errors import PipeplanError
+
+_INTERNAL = 1
+_INTERRUPTED = 130
+
+_DESCRIPTION = """\
+Plan and run pipeline-parallel training: the shortest period under exact memory.
+
+  profile or import  ->  chain.json  ->  plan  ->  plan.json  ->  show, verify, simulate
+  torchrun --nproc-per-node P -m pipeplan.launch --plan plan.json --out RUN  ->  report RUN
+"""
+
+_CODES = """\
+exit codes: 0 done, 1 internal error, 2 bad usage or input, 3 proven infeasible,
+4 invalid plan, 5 time limit without a plan. Results go to stdout, progress to stderr."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="pipeplan",
+        description=_DESCRIPTION,
+        epilog=_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"pipeplan {__version__}")
+    verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for module in (show, verify):
+        module.add(verbs)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except PipeplanError as error:
+        print(f"pipeplan: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; keep Python from complaining again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("pipeplan: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except Exception as error:
+        if args.debug:
+            raise
+        kind = type(error).__name__
+        print(
+            f"pipeplan: {kind}: {error}. This is a bug of pipeplan;"
+            " please report it with the output of the same command and --debug.",
+            file=sys.stderr,
+        )
+        return _INTERNAL
+    return code

@@ -1,0 +1,63 @@
+"""The machines of a command: a cluster file, or the flags that describe equal GPUs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pipeplan.cli import common
+from pipeplan.errors import InputError
+
+if TYPE_CHECKING:
+    from pipeplan.cluster import Cluster
+
+_NEEDED = ("gpus", "memory", "bandwidth")
+_OPTIONAL = ("latency", "duplex")
+
+
+def add_machines(verb: argparse.ArgumentParser) -> None:
+    """The machine flags. None has a default, so that one given beside --cluster is noticed."""
+    group = verb.add_argument_group("machines: equal GPUs by flags, or any by a cluster file")
+    group.add_argument("--gpus", type=common.count(), metavar="N", help="number of GPUs")
+    group.add_argument(
+        "--memory", type=common.size, metavar="SIZE", help="per GPU: 16GiB, or plain bytes"
+    )
+    group.add_argument(
+        "--bandwidth", type=common.bandwidth, metavar="RATE", help="of each link: 12GB/s, or inf"
+    )
+    group.add_argument(
+        "--latency", type=common.duration, metavar="TIME", help="of each transfer: 10us (0)"
+    )
+    group.add_argument(
+        "--duplex", choices=("full", "half"), help="half: both directions share a link (full)"
+    )
+    group.add_argument("--cluster", metavar="FILE", help="cluster.json, in place of these flags")
+
+
+def machines(args: argparse.Namespace) -> Cluster:
+    """The cluster that the flags in `args` name.
+
+    Raises:
+        InputError: if flags are missing or repeat what the cluster file says.
+    """
+    from pipeplan.cluster import Cluster, uniform
+
+    given = {name: getattr(args, name) for name in (*_NEEDED, *_OPTIONAL)}
+    if args.cluster:
+        twice = [f"--{name}" for name, value in given.items() if value is not None]
+        if twice:
+            raise InputError(
+                f"machines: got {', '.join(twice)} beside --cluster, which says it already."
+                " Give one of the two."
+            )
+        return common.read(Cluster, args.cluster)
+    missing = [f"--{name}" for name in _NEEDED if given[name] is None]
+    if missing:
+        raise InputError(f"machines: need {', '.join(missing)} too, or --cluster FILE.")
+    return uniform(
+        args.gpus,
+        args.memory,
+        bandwidth_bytes_per_s=args.bandwidth.bytes_per_s,
+        latency_ns=args.latency or 0,
+        duplex=args.duplex or "full",
+    )

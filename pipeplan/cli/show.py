@@ -1,0 +1,84 @@
+"""`pipeplan show`: a plan as text, as JSON, as a picture."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pipeplan.cli import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeplan.plan import Plan
+
+_EXAMPLE = """\
+pipeplan show plan.json
+pipeplan show plan.json --svg plan.svg --png plan.png"""
+
+
+def add(verbs: common.Verbs) -> None:
+    """The verb and its flags."""
+    verb = common.add_verb(
+        verbs, "show", run, "print a plan: one period, memory per GPU, bound and gap", _EXAMPLE
+    )
+    verb.add_argument("plan", metavar="PLAN", help="plan.json; - is stdin")
+    for kind in ("png", "svg"):
+        verb.add_argument(f"--{kind}", metavar="FILE", help=f"also draw the plan into a {kind}")
+    verb.add_argument("--force", action="store_true", help="replace picture files that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show `args.plan`; it need not be valid, only well-formed."""
+    from pipeplan.plan import Plan
+
+    files = [file for file in (args.png, args.svg) if file]
+    for file in files:
+        common.check_output(file, args.force)
+    plan = common.read(Plan, args.plan)
+    if files:
+        from pipeplan.report.gantt import draw
+
+        for file in files:
+            draw(plan, file)
+            common.say(f"drawn: {file}")
+    if args.json:
+        common.emit(figures(plan))
+    else:
+        present(plan, common.screen())
+    common.then(f"pipeplan verify {args.plan}")
+    return 0
+
+
+def present(plan: Plan, console: Console) -> None:
+    """The grid of one period, the figures, the memory table, what 2BW means for training."""
+    from pipeplan.report import grid, tables
+
+    console.print(grid.grid(plan, console.width), soft_wrap=True)
+    console.print(tables.headline(plan))
+    console.print(tables.memory_table(plan))
+    if plan.semantics == "2bw":
+        console.print(tables.STALENESS)
+
+
+def figures(plan: Plan) -> dict[str, object]:
+    """The figures of a plan as plain data, for `--json`."""
+    from pipeplan.report import tables
+
+    bound = tables.bound(plan)
+    contiguous = plan.solver.contiguous_period_ns
+    return {
+        "semantics": plan.semantics,
+        "microbatches": plan.microbatches,
+        "k": plan.k,
+        "period_ns": plan.period_ns,
+        "period_per_microbatch_ns": float(plan.period_per_microbatch),
+        "bound_ns": None if bound is None else float(bound),
+        "gap": plan.solver.gap,
+        "status": plan.solver.status,
+        "contiguous_ns": None if contiguous is None else float(tables.fraction(contiguous)),
+        "step_ns": plan.step_ns,
+        "samples_per_second": tables.samples_per_second(plan),
+        "stages": [stage.model_dump(mode="json") for stage in plan.stages],
+        "memory": [row.model_dump(mode="json") for row in plan.memory],
+    }

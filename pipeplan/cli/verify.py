@@ -1,0 +1,37 @@
+"""`pipeplan verify`: every rule of docs/model.md that a plan breaks."""
+
+from __future__ import annotations
+
+import argparse
+
+from pipeplan.cli import common
+
+_EXAMPLE = "pipeplan verify plan.json"
+
+
+def add(verbs: common.Verbs) -> None:
+    """The verb and its flags."""
+    verb = common.add_verb(
+        verbs, "verify", run, "check every rule of a plan and name all that it breaks", _EXAMPLE
+    )
+    verb.add_argument("plan", metavar="PLAN", help="plan.json; - is stdin")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print all violations of `args.plan`; 4 where there are any."""
+    from pipeplan.errors import InvalidPlanError
+    from pipeplan.plan import Plan
+    from pipeplan.verifier import verify
+
+    plan = common.read(Plan, args.plan)
+    violations = verify(plan)
+    if args.json:
+        common.emit({"valid": not violations, "violations": [str(each) for each in violations]})
+    for violation in () if args.json else violations:
+        print(violation)
+    if violations:
+        raise InvalidPlanError(f"{args.plan}: breaks {len(violations)} rules")
+    if not args.json:
+        print(f"valid: {args.plan} keeps every rule")
+    common.then(f"pipeplan simulate {args.plan}")
+    return 0
