@@ -1,0 +1,45 @@
+"""JSON Schemas of the file formats, made from the data types and shipped beside this file.
+
+They say what can be said about one field at a time; rules between fields (distinct names, indices
+that point somewhere) are checked on reading. `python -m pipeplan.schemas` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.document import Document
+from pipeplan.plan import Plan
+
+FORMATS: dict[str, type[Document]] = {"chain": Chain, "cluster": Cluster, "plan": Plan}
+"""Each shipped schema's name and the document it describes."""
+
+_FOLDER = Path(__file__).parent
+
+
+def make(name: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of the format `name`, made from its data type."""
+    schema = FORMATS[name].model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
+
+
+def load(name: str) -> dict[str, Any]:
+    """The shipped JSON Schema of the format `name`."""
+    schema: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    return schema
+
+
+def path(name: str) -> Path:
+    """Where the schema of the format `name` is shipped."""
+    return _FOLDER / f"{name}.json"
+
+
+def write() -> list[Path]:
+    """Writes all schemas anew; returns their paths."""
+    for name in FORMATS:
+        path(name).write_text(json.dumps(make(name), indent=1) + "\n", encoding="utf-8")
+    return [path(name) for name in FORMATS]
