@@ -1,0 +1,111 @@
+"""Exact integer times for a decision: the shortest period its orders, shifts and slots allow.
+
+Every rule is a difference constraint x_v >= x_u + length + periods * T between starts x in the
+window, so T is feasible unless some cycle has positive weight. A cycle with periods < 0 asks
+for T >= length / -periods; raising T to that, cycle after cycle, ends at the smallest feasible
+integer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from pipeplan.ilp.paper.decision import Decision
+from pipeplan.ilp.paper.instance import Instance
+from pipeplan.units import ceil_div
+
+Node: TypeAlias = tuple[bool, int]
+"""(is a message, its number)."""
+
+
+class Rule(NamedTuple):
+    """x_later >= x_earlier + length + periods * T."""
+
+    earlier: Node
+    later: Node
+    length: int
+    periods: int
+
+
+def shortest(
+    instance: Instance[int], decision: Decision, lowest: int
+) -> tuple[int, dict[Node, int]] | None:
+    """The smallest period >= `lowest` and the absolute start of every op of micro-batch 0, in ns.
+
+    Returns:
+        None if no period keeps the orders and slots of `decision`.
+    """
+    rules = _rules(instance, decision)
+    shift = {(False, q): count for q, count in decision.task_shift.items()}
+    shift |= {(True, q): count for q, count in decision.message_shift.items()}
+    period = lowest
+    while True:
+        found = _longest_paths(rules, list(shift), period)
+        if isinstance(found, dict):
+            return period, {node: x + shift[node] * period for node, x in found.items()}
+        length, periods = sum(r.length for r in found), sum(r.periods for r in found)
+        if periods >= 0:
+            return None
+        period = ceil_div(length, -periods)
+
+
+def _rules(instance: Instance[int], decision: Decision) -> list[Rule]:
+    """Precedence (R2), exclusive use (R3), (R4) in a window of T, and the slots of (P5)."""
+    shift, sent = decision.task_shift, decision.message_shift
+    d, transfer = instance.duration, instance.transfer
+    rules = []
+    for q in range(1, 2 * instance.layers):
+        task, message, following = (False, q), (True, q), (False, q + 1)
+        if q not in sent:
+            rules.append(Rule(task, following, d[q], shift[q] - shift[q + 1]))
+            continue
+        ahead, behind = sent[q] - shift[q], shift[q + 1] - sent[q]
+        rules.append(Rule(task, message, d[q], -ahead))
+        rules.append(Rule(message, following, transfer[q], -behind))
+        if q in decision.slots:
+            sender, receiver = decision.slots[q]
+            rules.append(Rule(message, task, transfer[q] - d[q], ahead - sender))
+            rules.append(Rule(following, message, 0, behind - receiver))
+    pairs = ((False, d, decision.task_pairs), (True, transfer, decision.message_pairs))
+    for kind, lengths, ordered in pairs:
+        for q, r in ordered:
+            rules.append(Rule((kind, q), (kind, r), lengths[q], 0))
+            rules.append(Rule((kind, r), (kind, q), lengths[r], -1))
+    return rules
+
+
+def _longest_paths(
+    rules: list[Rule], nodes: list[Node], period: int
+) -> dict[Node, int] | list[Rule]:
+    """Smallest non-negative starts that keep all rules, or the rules of a positive cycle."""
+    start = dict.fromkeys(nodes, 0)
+    reason: dict[Node, Rule] = {}
+    while True:
+        moved = False
+        for rule in rules:
+            time = start[rule.earlier] + rule.length + rule.periods * period
+            if time > start[rule.later]:
+                start[rule.later], reason[rule.later] = time, rule
+                moved = True
+        if not moved:
+            return start
+        cycle = _cycle(reason)
+        if cycle:
+            return cycle
+
+
+def _cycle(reason: dict[Node, Rule]) -> list[Rule]:
+    """A cycle of the rules that moved each node last; such a cycle has positive weight."""
+    done: set[Node] = set()
+    for origin in reason:
+        path: dict[Node, int] = {}
+        rules: list[Rule] = []
+        node = origin
+        while node in reason and node not in done and node not in path:
+            path[node] = len(rules)
+            rules.append(reason[node])
+            node = reason[node].earlier
+        if node in path:
+            return rules[path[node] :]
+        done.update(path)
+    return []
