@@ -26,7 +26,11 @@ def add(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
 
 
 def _shifts(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
-    """(23)-(30): v = 1 if an op starts before its input is there, v' = 1 if a period before."""
+    """(23)-(30): v = 1 if an op starts before its input is there, v' = 1 if a period before.
+
+    Inside a GPU tau~ is free and could split a wait into one period too many, which (22) does not
+    count; the last row (ours) keeps the shift there at what the order needs.
+    """
     H, T = instance.horizon, x.period
     for q, (v, v2, vc, vc2) in x.late.items():
         following = x.task_start[q + 1]
@@ -41,6 +45,8 @@ def _shifts(model: mathopt.Model, instance: Instance[float], x: Variables) -> No
             model.add_linear_constraint(gap + (H + length) * first >= 0)
             model.add_linear_constraint(gap + T + length * second >= 0)
             model.add_linear_constraint(-gap - T + 2 * H * (1 - second) >= 0)
+        wraps = x.before(instance, q + 1, q)
+        model.add_linear_constraint(x.lateness(q) <= wraps + 4 * cut(instance, x, q))
 
 
 def _direct(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:

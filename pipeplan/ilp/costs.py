@@ -1,0 +1,238 @@
+"""Durations and bytes of segments of the chain: what every part of the solver reads.
+
+A segment is a run of consecutive layers `first..last` on one GPU, executed back to back. Numbers
+follow docs/model.md: durations (T2), (T3); bytes (M1)-(M5) or (P1)-(P5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.plan import MemoryModel, Semantics
+from pipeplan.units import ceil_div
+
+PAPER_WEIGHT_COPIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBytes:
+    """Bytes of one segment.
+
+    `saved` is A, what each micro-batch keeps. While the forward runs, its own micro-batch counts
+    `forward` bytes (not yet A); while the backward runs, it counts A + `backward`.
+    """
+
+    saved: int
+    forward: int
+    backward: int
+    states: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Durations and bytes of one chain on one cluster under one memory model."""
+
+    chain: Chain
+    cluster: Cluster
+    semantics: Semantics
+    memory_model: MemoryModel
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the chain."""
+        return len(self.chain.layers)
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of the cluster."""
+        return len(self.cluster.gpus)
+
+    @property
+    def exact(self) -> bool:
+        """Whether bytes follow (M1)-(M6) rather than (P1)-(P5)."""
+        return self.memory_model == "exact"
+
+    @cached_property
+    def budgets(self) -> tuple[int, ...]:
+        """Memory of each GPU in bytes."""
+        return tuple(gpu.memory_bytes for gpu in self.cluster.gpus)
+
+    @cached_property
+    def _compute_sums(self) -> dict[float, tuple[list[int], list[int]]]:
+        """Prefix sums of (forward, backward) ns of the layers, by GPU speed."""
+        sums = {}
+        for speed in {gpu.speed for gpu in self.cluster.gpus}:
+            exact = Fraction(repr(speed))
+            forward = (ceil_div_fraction(layer.forward_ns, exact) for layer in self.chain.layers)
+            backward = (ceil_div_fraction(layer.backward_ns, exact) for layer in self.chain.layers)
+            sums[speed] = (
+                list(accumulate(forward, initial=0)),
+                list(accumulate(backward, initial=0)),
+            )
+        return sums
+
+    def compute_sums(self, gpu: int) -> tuple[list[int], list[int]]:
+        """Prefix sums of the layers' forward and backward ns on `gpu`, without overhead."""
+        return self._compute_sums[self.cluster.gpus[gpu].speed]
+
+    def forward_ns(self, first: int, last: int, gpu: int) -> int:
+        """(T2) of a forward of layers first..last."""
+        sums = self.compute_sums(gpu)[0]
+        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+
+    def backward_ns(self, first: int, last: int, gpu: int) -> int:
+        """(T2) of a backward of layers first..last."""
+        sums = self.compute_sums(gpu)[1]
+        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+
+    def load_ns(self, first: int, last: int, gpu: int) -> int:
+        """Forward plus backward of layers first..last on `gpu`, overhead of one stage included."""
+        return self.forward_ns(first, last, gpu) + self.backward_ns(first, last, gpu)
+
+    def send_forward_ns(self, boundary: int, source: int, target: int) -> int:
+        """(T3) of the output of layer `boundary` from GPU `source` to GPU `target`."""
+        return self._transfer_ns(self.chain.layers[boundary].output_bytes, source, target)
+
+    def send_backward_ns(self, boundary: int, source: int, target: int) -> int:
+        """(T3) of the gradient of that output, from GPU `source` (layer boundary + 1's)."""
+        size = self.chain.layers[boundary].gradient_of_output_bytes
+        return self._transfer_ns(size, source, target)
+
+    def _transfer_ns(self, size: int, source: int, target: int) -> int:
+        latency, bandwidth = self.link(source, target)
+        return latency + (ceil_div(size * 10**9, bandwidth) if bandwidth else 0)
+
+    @lru_cache(maxsize=65536)  # noqa: B019 - one Costs lives as long as one solve
+    def link(self, source: int, target: int) -> tuple[int, int | None]:
+        """(latency ns, bytes per second or None) from `source` to `target`."""
+        return self.cluster.links.between(source, target)
+
+    def tensor_bytes(self, boundary: int, *, backward: bool) -> int:
+        """Bytes that a receiver holds for the boundary behind layer `boundary`: (M5), (P5)."""
+        layer = self.chain.layers[boundary]
+        return layer.gradient_of_output_bytes if backward and self.exact else layer.output_bytes
+
+    def unsaved_bytes(self, boundary: int, *, backward: bool) -> int:
+        """Bytes that a producer holds for it beyond its saved output: (M4), (M5), (P4)."""
+        layer = self.chain.layers[boundary]
+        if not self.exact:
+            return layer.output_bytes
+        if backward:
+            return layer.gradient_of_output_bytes
+        return layer.output_bytes - layer.saved_output_bytes
+
+    @lru_cache(maxsize=1 << 18)  # noqa: B019 - one Costs lives as long as one solve
+    def segment(self, first: int, last: int, covered: bool = False) -> SegmentBytes:
+        """Bytes of the segment first..last.
+
+        Args:
+            first: First layer, 0-based.
+            last: Last layer, inclusive.
+            covered: Whether the previous segment is on the same GPU, so that its saved output
+                is counted there already (u of M2).
+        """
+        if self.exact:
+            return _exact_segment(self.chain, self.semantics, first, last, covered)
+        return _paper_segment(self.chain, first, last)
+
+    @cached_property
+    def tied_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Layers that share a parameter name, as sorted groups of two or more."""
+        owner: dict[str, int] = {}
+        parent = list(range(self.layers))
+
+        def root(layer: int) -> int:
+            while parent[layer] != layer:
+                layer = parent[layer]
+            return layer
+
+        for index, layer in enumerate(self.chain.layers):
+            for name in layer.parameters:
+                parent[root(index)] = root(owner.setdefault(name, index))
+        groups: dict[int, list[int]] = {}
+        for index in range(self.layers):
+            groups.setdefault(root(index), []).append(index)
+        return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def ceil_div_fraction(value: int, divisor: Fraction) -> int:
+    """`value / divisor` rounded up, exactly."""
+    return ceil_div(value * divisor.denominator, divisor.numerator)
+
+
+def _exact_segment(
+    chain: Chain, semantics: Semantics, first: int, last: int, covered: bool
+) -> SegmentBytes:
+    """(M1)-(M3) of one segment, in one pass over its layers."""
+    layers = chain.layers
+    shared = layers[first - 1].saved_output_bytes if covered and first else 0
+    saved_input = max(0, layers[first].saved_input_bytes - shared)
+    kept = saved_input  # saved input, saved rests and inner boundaries of the layers before l
+    forward = backward = 0
+    for index in range(first, last + 1):
+        layer = layers[index]
+        source = chain.input_of(index)
+        if index == first:
+            incoming, behind = max(saved_input, max(0, source - shared)), 0
+        else:
+            inner = max(layers[index - 1].saved_output_bytes, layer.saved_input_bytes)
+            incoming, behind = max(inner, source), kept
+            kept += inner
+        kept += layer.saved_bytes
+        forward = max(
+            forward,
+            incoming
+            + behind
+            + layer.saved_bytes
+            + layer.forward_workspace_bytes
+            + layer.output_bytes,
+        )
+        backward = max(
+            backward,
+            kept
+            + layer.saved_output_bytes
+            + layer.backward_workspace_bytes
+            + layer.gradient_of_output_bytes
+            + chain.gradient_of_input(index),
+        )
+    saved = kept + layers[last].saved_output_bytes
+    versions = 2 if semantics == "2bw" else 1
+    hosted = layers[first : last + 1]
+    return SegmentBytes(
+        saved=saved,
+        forward=forward,
+        backward=backward - saved,
+        states=sum(
+            versions * x.weight_bytes + x.gradient_bytes + x.optimizer_bytes for x in hosted
+        ),
+        optimizer=max(x.optimizer_workspace_bytes for x in hosted),
+    )
+
+
+def _paper_segment(chain: Chain, first: int, last: int) -> SegmentBytes:
+    """(P1)-(P3) of one segment."""
+    layers = chain.layers[first : last + 1]
+    stored = [x.saved_input_bytes + x.saved_bytes + x.saved_output_bytes for x in layers]
+    before = list(accumulate(stored, initial=0))
+    total, forward, backward = before[-1], 0, 0
+    for index, layer in enumerate(layers):
+        source = chain.input_of(first + index)
+        forward = max(forward, before[index] + max(stored[index], source) + layer.output_bytes)
+        released = total - before[index + 1]
+        backward = max(backward, layer.output_bytes + source - released)
+    return SegmentBytes(
+        saved=total,
+        forward=forward,
+        backward=backward,
+        states=PAPER_WEIGHT_COPIES * sum(x.weight_bytes for x in layers),
+        optimizer=0,
+    )

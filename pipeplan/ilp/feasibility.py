@@ -1,0 +1,73 @@
+"""Whether any plan exists, and the tightest reason proven if none does.
+
+Processing one micro-batch at a time needs the least memory an allocation can need: every op of any
+plan finds at least its own micro-batch's bytes in memory. So a plan exists if and only if layers
+can be spread such that each GPU holds its states and one micro-batch's bytes at every op.
+"""
+
+from __future__ import annotations
+
+from pipeplan.errors import InputError
+from pipeplan.ilp.costs import Costs
+from pipeplan.units import MAX_INT, format_bytes
+
+
+def check_sums(costs: Costs) -> None:
+    """Refuse chains whose totals leave the range of integers files may hold.
+
+    Raises:
+        InputError: if times or bytes sum to too much.
+    """
+    totals = {
+        "times": sum(
+            costs.load_ns(i, i, gpu) for i in range(costs.layers) for gpu in range(costs.gpus)
+        ),
+        "bytes": sum(
+            value
+            for layer in costs.chain.layers
+            for name, value in layer
+            if name.endswith("_bytes") and isinstance(value, int)
+        ),
+    }
+    for name, total in totals.items():
+        if total > MAX_INT // 64:
+            raise InputError(
+                f"chain {costs.chain.name!r}: its {name} sum to {total}, need at most"
+                f" {MAX_INT // 64}"
+            )
+
+
+def layer_need(costs: Costs, layer: int) -> int:
+    """Bytes without which no GPU can run the layer: its states and one micro-batch's peak."""
+    size = costs.segment(layer, layer, True)
+    return size.states + max(size.forward, size.saved + size.backward)
+
+
+def simple_reason(costs: Costs) -> str | None:
+    """A layer that fits no GPU, or a total that exceeds all memory; None if neither is so."""
+    largest = max(costs.budgets)
+    for layer in range(costs.layers):
+        need = layer_need(costs, layer)
+        if need > largest:
+            name = costs.chain.layers[layer].name
+            return (
+                f"chain {costs.chain.name!r}: no plan exists: layer {layer} ({name!r}) needs"
+                f" {need} bytes ({format_bytes(need)}) for its states and one micro-batch, the"
+                f" largest GPU has {largest}: {need - largest} bytes over. A smaller micro-batch,"
+                " recomputation or a GPU with more memory would help."
+            )
+    return _total_reason(costs)
+
+
+def _total_reason(costs: Costs) -> str | None:
+    sizes = [costs.segment(layer, layer, True) for layer in range(costs.layers)]
+    states, saved = sum(size.states for size in sizes), sum(size.saved for size in sizes)
+    need, total = states + saved, sum(costs.budgets)
+    if need <= total:
+        return None
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
+        f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the {costs.gpus} GPUs"
+        f" have {total}: {need - total} bytes over. More GPUs, more memory, a smaller micro-batch"
+        " or recomputation would help."
+    )

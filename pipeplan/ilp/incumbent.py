@@ -1,0 +1,136 @@
+"""The best schedule so far, what is proven, and when to stop: shared by all search phases."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.objective import cost
+from pipeplan.ilp.schedule import Schedule, in_flight
+
+Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]
+"""(elapsed s, best period per micro-batch in ns, bound, gap, phase)."""
+
+BoundName = Literal["any", "k1", "contiguous"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the search may do."""
+
+    microbatches: int
+    limit_versions: bool
+    """Whether `microbatches` was asked for under 2bw, so that (R6) restricts the schedules."""
+    ks: tuple[int, ...]
+    contiguous_only: bool
+    time_limit_s: float
+    gap: float
+    seed: int
+    workers: int
+    deterministic: bool
+
+
+@dataclass
+class Incumbent:
+    """The best schedule that fits, the bounds, and the clock."""
+
+    costs: Costs
+    options: Options
+    report: Report | None = None
+    best: Schedule | None = None
+    contiguous: Fraction | None = None
+    """Period per micro-batch of the best contiguous schedule."""
+    bounds: dict[BoundName, Fraction] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    phase: str = "start"
+    infeasible: str | None = None
+    """Why no plan exists, if that is proven."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """Largest number of micro-batches a stage may keep (R6); None for no limit."""
+        return self.options.microbatches + 1 if self.options.limit_versions else None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self.started
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left."""
+        return max(0.0, self.options.time_limit_s - self.elapsed)
+
+    @property
+    def gap_bound(self) -> BoundName:
+        """The bound that is valid for all plans the options allow; the largest such one."""
+        valid: list[BoundName] = ["any"]
+        if self.options.ks == (1,):
+            valid.append("k1")
+        if self.options.contiguous_only:
+            valid.append("contiguous")
+        return max(valid, key=lambda name: self.bounds.get(name, Fraction(0)))
+
+    @property
+    def bound(self) -> Fraction:
+        """The bound that the gap uses, in ns per micro-batch."""
+        return self.bounds.get(self.gap_bound, Fraction(0))
+
+    @property
+    def gap(self) -> float | None:
+        """(period per micro-batch - bound) / bound; None without a plan or a bound."""
+        if self.best is None or not self.bound:
+            return None
+        return float((self.best.per_microbatch - self.bound) / self.bound)
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap asked for is reached or the time is over."""
+        return self.remaining <= 0 or (self.gap is not None and self.gap <= self.options.gap)
+
+    def enter(self, phase: str) -> None:
+        """Name what happens next, for progress."""
+        self.phase = phase
+        self.tell()
+
+    def tell(self) -> None:
+        """Report the state to whoever listens."""
+        if self.report:
+            period = self.best.per_microbatch if self.best else None
+            self.report(self.elapsed, period, self.bound, self.gap, self.phase)
+
+    def prove(self, name: BoundName, value: Fraction) -> None:
+        """Raise a bound; a bound for all plans holds for every kind of plan."""
+        names: list[BoundName] = ["any", "k1", "contiguous"] if name == "any" else [name]
+        for each in names:
+            self.bounds[each] = max(self.bounds.get(each, Fraction(0)), value)
+        self.tell()
+
+    def accepts(self, schedule: Schedule) -> bool:
+        """Whether a schedule fits every memory and (R6)."""
+        most = self.most_in_flight
+        if most is not None and max(in_flight(self.costs, schedule)) > most:
+            return False
+        return fits(memory_rows(self.costs, schedule))
+
+    def offer(self, schedule: Schedule) -> bool:
+        """Take a schedule if it fits; keep it if it is the best. Returns whether it fits."""
+        if not self.accepts(schedule):
+            return False
+        gpus = [stage.gpu for stage in schedule.stages]
+        if len(gpus) == len(set(gpus)):
+            period = schedule.per_microbatch
+            self.contiguous = period if self.contiguous is None else min(self.contiguous, period)
+        if self.best is None or self._cost(schedule) < self._cost(self.best):
+            self.best = schedule
+            self.tell()
+        return True
+
+    def _cost(self, schedule: Schedule) -> tuple[Fraction, Fraction]:
+        return cost(self.costs, schedule, self.options.microbatches)

@@ -1,0 +1,76 @@
+"""The search: bounds, the contiguous optimum, then free allocations; anytime."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pipeplan.ilp.bounds import any_bound, contiguous_bound
+from pipeplan.ilp.contiguous import ContiguousSolver, Partition
+from pipeplan.ilp.feasibility import simple_reason
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.place import place
+from pipeplan.ilp.retime import tighten
+
+
+def run(state: Incumbent) -> None:
+    """Improve `state` until it is done or nothing is left to try; Ctrl-C ends it early."""
+    try:
+        state.enter("bounds")
+        state.infeasible = simple_reason(state.costs)
+        if state.infeasible is not None:
+            return
+        state.prove("any", any_bound(state.costs))
+        contiguous(state)
+    except KeyboardInterrupt:
+        if state.best is None:
+            raise
+        state.enter("interrupted")
+
+
+def contiguous(state: Incumbent) -> None:
+    """The best contiguous plan with k = 1, and the bound on contiguous plans of any k."""
+    state.enter("contiguous")
+    costs, lowest = state.costs, max(1, int(state.bounds["any"]))
+    optimistic = ContiguousSolver(costs, state.most_in_flight)
+    partition = optimistic.shortest(lowest)
+    if partition is not None and not _offer_placed(state, partition):
+        _bisect(state, optimistic, partition.period)
+    bound = contiguous_bound(costs, lowest)
+    if bound is not None:
+        state.prove("contiguous", bound)
+    if costs.semantics == "flush":
+        _shorter_steps(state, optimistic)
+
+
+def _offer_placed(state: Incumbent, partition: Partition) -> bool:
+    """Offer the partition's schedules with waits on either side."""
+    placed = [place(state.costs, partition, gradients_wait=side) for side in (True, False)]
+    return any([state.offer(schedule) for schedule in placed])
+
+
+def _bisect(state: Incumbent, optimistic: ContiguousSolver, low: int) -> None:
+    """Messages did not fit: the smallest period at which some partition's schedule does."""
+    careful = ContiguousSolver(state.costs, state.most_in_flight, messages=True)
+    high = optimistic.serial_ns
+    while low < high and state.remaining > 0:
+        middle = (low + high) // 2
+        found = (solver.solve(middle) for solver in (careful, optimistic))
+        if any(_offer_placed(state, partition) for partition in found if partition is not None):
+            high = middle
+        else:
+            low = middle + 1
+
+
+def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24) -> None:
+    """Fill and drain count: try longer periods, whose plans are shorter from end to end."""
+    if state.best is None:
+        return
+    low, high = state.best.period, solver.serial_ns
+    for point in range(1, points + 1):
+        period = low + (high - low) * point**2 // points**2
+        partition = solver.solve(period)
+        if partition is None:
+            continue
+        for side in (True, False):
+            schedule = place(state.costs, partition, gradients_wait=side)
+            state.offer(tighten(state.costs, schedule, int(max(Fraction(1), state.bound))))
