@@ -55,10 +55,6 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tensors:
             self._see(tensor)
 
-    def lives(self, storage: int) -> bool:
-        """Whether the counted storage with this `key` is still alive."""
-        return storage in self._sizes
-
     def reset_peak(self) -> None:
         """Forgets the past: the peak is what lives now."""
         self.peak = self.live

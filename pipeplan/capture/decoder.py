@@ -19,11 +19,11 @@ LLAMA_FORM = "model.embed_tokens, .layers, .norm, .rotary_emb; lm_head"
 
 
 def is_decoder(model: nn.Module) -> bool:
-    """Whether `model` has the attributes of a form that `pieces` can cut."""
+    """Whether `model` has the attributes of a form that `decoder_layers` can cut."""
     return _has(model, GPT2_FORM) or _has(model, LLAMA_FORM)
 
 
-def pieces(model: nn.Module) -> dict[str, nn.Module]:
+def decoder_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of a decoder by name: `embedding`, `block0`.., `head`.
 
     Raises:

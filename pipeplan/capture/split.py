@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from pipeplan.capture import decoder
+from pipeplan.capture.decoder import (
+    GPT2_FORM,
+    LLAMA_FORM,
+    check_equal,
+    decoder_layers,
+    is_decoder,
+)
 from pipeplan.capture.trace import Trace, trace
 from pipeplan.errors import InputError
 from pipeplan.task import SplitModel, Task
@@ -32,7 +38,7 @@ def split(task: Task) -> SplitModel:
             than tensors, or the loss is no scalar.
     """
     model = _as_module(task.model)
-    pieces = decoder.pieces(model) if decoder.is_decoder(model) else _children(model)
+    pieces = decoder_layers(model) if is_decoder(model) else _children(model)
     source, target = task.microbatch(0)
     with torch.random.fork_rng(devices=[]):
         traced = trace(pieces, task.loss, source, target)
@@ -45,8 +51,8 @@ def split(task: Task) -> SplitModel:
                 for first, end in groups
             }
             traced = trace(pieces, task.loss, source, target)
-        if decoder.is_decoder(model):
-            decoder.check_equal(model, tuple(pieces.values()), source)
+        if is_decoder(model):
+            check_equal(model, tuple(pieces.values()), source)
     names = _tensor_names(model)
     return SplitModel(
         layers=tuple(pieces.values()),
@@ -94,7 +100,7 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
         raise InputError(
             f"task: model: got a {type(model).__name__}, need an nn.Sequential, a list of modules,"
             " or a decoder-only Hugging Face model with the attributes of GPT-2"
-            f" ({decoder.GPT2_FORM}) or Llama ({decoder.LLAMA_FORM})."
+            f" ({GPT2_FORM}) or Llama ({LLAMA_FORM})."
             " Give the model's layers as a Python list."
         )
     layers = {
