@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipeplan.chain import Chain
     from pipeplan.document import Document
 
     _Document = TypeVar("_Document", bound=Document)
@@ -165,3 +166,27 @@ def say(text: str) -> None:
 def then(command: str) -> None:
     """The next sensible command, on stderr."""
     say(f"next: {command}")
+
+
+def save_chain(args: argparse.Namespace, chain: Chain) -> None:
+    """Write `chain` to `args.output`, say what is in it and what to do with it."""
+    write(args.output, chain.to_json())
+    layers = chain.layers
+    figures = {
+        "layers": len(layers),
+        "forward_ns": sum(layer.forward_ns for layer in layers),
+        "backward_ns": sum(layer.backward_ns for layer in layers),
+        "weight_bytes": sum(layer.weight_bytes for layer in layers),
+    }
+    if args.output == "-":
+        return
+    if args.json:
+        emit({"chain": args.output, "name": chain.name, **figures})
+    else:
+        print(
+            f"{args.output}: {chain.name}, {len(layers)} layers,"
+            f" forward {units.format_ns(figures['forward_ns'])},"
+            f" backward {units.format_ns(figures['backward_ns'])},"
+            f" weights {units.format_bytes(figures['weight_bytes'])}"
+        )
+    then(f"pipeplan plan {args.output} --gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json")

@@ -12,7 +12,10 @@ from rich.text import Text
 from pipeplan.plan import MemoryRow, Plan, Rational, Stage
 from pipeplan.units import format_bytes, format_ns
 
-STALENESS = "gradients are one step stale; `--semantics flush` trains exactly as one process would"
+STALENESS = (
+    "gradients are one step stale; `--semantics flush` trains exactly as one process would.\n"
+    "Adam-family optimizers suffer most from stale gradients: compare the loss of a flush run."
+)
 
 
 def memory_table(plan: Plan) -> Table:
@@ -92,9 +95,9 @@ def _bound(plan: Plan) -> str:
     if value is None or gap is None:
         return "none proven"
     proven = {
-        "any": "no plan is faster",
-        "k1": "no plan with k = 1 is faster",
-        "contiguous": "no contiguous plan is faster",
+        "any": "no plan has a shorter one",
+        "k1": "no plan with k = 1 has a shorter one",
+        "contiguous": "no contiguous plan has a shorter one",
     }[plan.solver.gap_bound]
     return f"{format_ns(value)} per micro-batch: {proven}; gap {gap:.2%} ({plan.solver.status})"
 
@@ -120,11 +123,15 @@ class Comparison:
         return (self.measured - self.predicted) / self.predicted
 
 
-def comparison_table(rows: Sequence[Comparison], title: str) -> Table:
-    """One row per quantity: predicted | measured | error."""
+def comparison_table(
+    rows: Sequence[Comparison],
+    title: str,
+    names: Sequence[str] = ("predicted", "measured", "error"),
+) -> Table:
+    """One row per quantity: predicted | measured | error, or what `names` calls them."""
     table = Table(title=title, title_justify="left")
     table.add_column("quantity")
-    for name in ("predicted", "measured", "error"):
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         show = format_ns if row.unit == "ns" else lambda value: format_bytes(round(value))

@@ -46,7 +46,7 @@ def test_headline_names_the_bound_and_what_it_holds_for() -> None:
         contiguous_period_ns=(10, 1),
     )
     shown = text(tables.headline(two_stages().model_copy(update={"solver": solver})))
-    assert "7 ns per micro-batch: no plan with k = 1 is faster; gap 14.29% (feasible)" in shown
+    assert "7 ns per micro-batch: no plan with k = 1 has a shorter one; gap 14.29% (feasible)" in shown
     assert "10 ns per micro-batch (+25.0%)" in shown
 
 

@@ -1,0 +1,116 @@
+"""`pipeplan plan`: the best plan found for a chain on a cluster, with its proof."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pipeplan.cli import common
+from pipeplan.cli.machines import add_machines, machines
+from pipeplan.cli.show import figures, present
+
+if TYPE_CHECKING:
+    from pipeplan.planner import Config
+
+_EXAMPLE = """\
+pipeplan plan chain.json --gpus 4 --memory 16GiB --bandwidth 12GB/s -o plan.json
+pipeplan plan chain.json --cluster cluster.json --semantics flush --microbatches 16 -o plan.json
+pipeplan plan chain.json --gpus 8 --memory 24GiB --bandwidth inf --k auto --time-limit 5min \
+--gap 0.5% -o plan.json"""
+
+
+def add(verbs: common.Verbs) -> None:
+    """The verb and its flags."""
+    text = "find a plan with the shortest period that memory allows, and a bound on any other"
+    verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE)
+    verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
+    add_machines(verb)
+    _add_what(verb.add_argument_group("what to plan for"))
+    _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
+    common.add_output(verb, "PLAN")
+
+
+def _add_what(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--semantics",
+        choices=("2bw", "flush"),
+        default="2bw",
+        help="2bw: no drain, gradients one step stale; flush: trains as one process would (2bw)",
+    )
+    group.add_argument(
+        "--microbatches", type=common.count(), metavar="M", help="per optimizer step (enough)"
+    )
+    group.add_argument(
+        "--memory-model",
+        choices=("exact", "paper"),
+        default="exact",
+        help="exact: every byte the runtime holds; paper: the source's formulas (exact)",
+    )
+    group.add_argument(
+        "--k", type=_k, default="auto", metavar="K", help="micro-batches per period, or auto"
+    )
+    group.add_argument(
+        "--method",
+        choices=("auto", "contiguous"),
+        default="auto",
+        help="contiguous: one run of layers per GPU (auto)",
+    )
+
+
+def _add_how(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--time-limit", type=common.duration, default=60 * 10**9, metavar="TIME", help="(60s)"
+    )
+    group.add_argument(
+        "--gap", type=common.share, default=0.01, metavar="SHARE", help="stop at this gap (1%%)"
+    )
+    group.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
+    group.add_argument(
+        "--workers", type=common.count(1, 256), metavar="N", help="threads (one per core)"
+    )
+    group.add_argument(
+        "--deterministic", action="store_true", help="same seed, same plan: limits count work"
+    )
+
+
+def _k(text: str) -> int | str:
+    return "auto" if text == "auto" else common.count(1, 16)(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, save, show, replay."""
+    from pipeplan.chain import Chain
+    from pipeplan.cli import progress
+    from pipeplan.planner import solve
+
+    common.check_output(args.output, args.force)
+    cluster = machines(args)
+    chain = common.read(Chain, args.chain)
+    with progress.search() as listener:
+        plan = solve(chain, cluster, _config(args), progress=listener)
+    common.write(args.output, plan.to_json())
+    if args.output == "-":
+        return 0
+    if args.json:
+        common.emit({"plan": args.output, **figures(plan)})
+    else:
+        present(plan, common.screen())
+    common.then(f"pipeplan simulate {args.output}")
+    return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    from pipeplan.planner import Config
+
+    return Config(
+        semantics=args.semantics,
+        microbatches=args.microbatches,
+        memory_model=args.memory_model,
+        k=args.k,
+        method=args.method,
+        time_limit_s=args.time_limit / 1e9,
+        gap=args.gap,
+        seed=args.seed,
+        workers=args.workers,
+        deterministic=args.deterministic,
+    )

@@ -1,0 +1,60 @@
+"""Live progress of a search on stderr: best, bound, gap, elapsed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pipeplan.cli import common
+from pipeplan.units import format_ns
+
+if TYPE_CHECKING:
+    from pipeplan.planner import Progress
+
+
+@contextmanager
+def search() -> Iterator[Progress]:
+    """A callback for `solve`: one live line on a terminal, a line per news in a log."""
+    console = common.screen(to_stderr=True)
+    if not console.is_terminal:
+        yield _Log()
+        return
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("planning", total=None)
+        yield lambda _, best, bound, gap, phase: bar.update(
+            task, description=line(best, bound, gap, phase)
+        )
+
+
+def line(best: Fraction | None, bound: Fraction, gap: float | None, phase: str) -> str:
+    """What is known now, in one line."""
+    plan = "none yet" if best is None else f"{format_ns(best)} per micro-batch"
+    proven = f"bound {format_ns(bound)}" if bound else "no bound yet"
+    return f"{phase}: best {plan}, {proven}, gap {'?' if gap is None else f'{gap:.2%}'}"
+
+
+class _Log:
+    """Says each new phase, and better plans at most once a second."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._best: Fraction | None = None
+        self._at = 0.0
+
+    def __call__(
+        self,
+        elapsed: float,
+        best: Fraction | None,
+        bound: Fraction,
+        gap: float | None,
+        phase: str,
+    ) -> None:
+        if phase != self._phase or (best != self._best and elapsed >= self._at + 1):
+            self._phase, self._best, self._at = phase, best, elapsed
+            common.say(f"{elapsed:6.1f} s  {line(best, bound, gap, phase)}")
