@@ -1,13 +1,15 @@
 """Small plans written by hand: absolute times in, a plan file's fields out.
 
-Durations here follow from plain integer sums (speeds of 1 unless the test states durations), so
-they do not come from the code under test. Only the memory table and the step, where a test does
+Durations follow from a formula of their own here, or are stated by the test: they do not come from
+the code under test. Only the memory table and the step, where a test does
 not state them, are filled in by `verifier.audit`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from pipeplan.chain import Chain, Layer
@@ -55,21 +57,20 @@ def plan(
             left out start where their producer ends.
         cluster: default: as many equal GPUs as the stages need, 2**40 bytes, no transfer time.
         k: copies.
-        durations: by label without the copy (`2F`), where they are not the sum of the layers'
-            times, or 0 for transfers.
+        durations: by label without the copy (`2F`), where they are not to be `length`.
         fields: other fields of the plan.
     """
     where = cluster or uniform(max(gpu for _, _, gpu in stages) + 1, 2**40)
     given = dict(durations or {})
     ops: list[Op] = []
-    for kind, stage in _order(stages):
+    for kind, stage in order(stages):
         key = f"{stage}{kind}"
-        length = given.get(key, _length(of, stages, kind, stage))
+        duration = given.get(key, length(of, where, stages, kind, stage))
         for copy in range(k):
             start = times.get(f"{key}{copy}")
             if start is None:
                 start = ops[-k].shift * period + ops[-k].start_ns + ops[-k].duration_ns
-            ops.append(_op(stages, kind, stage, copy, start, length, period))
+            ops.append(_op(stages, kind, stage, copy, start, duration, period))
     labels = {op.label for op in ops}
     assert labels >= times.keys(), f"no such ops: {sorted(times.keys() - labels)}"
     built = Plan(
@@ -145,27 +146,36 @@ def base(**fields: Any) -> Plan:
     return plan(of, stages, 60, _TIMES, **options)
 
 
-def _order(stages: Sequence[tuple[int, int, int]]) -> list[tuple[OpKind, int]]:
-    """Chain order, each transfer right behind its producer."""
-    last, order = len(stages) - 1, []
+def order(stages: Sequence[tuple[int, int, int]]) -> list[tuple[OpKind, int]]:
+    """(kind, stage) in chain order, transfers only where GPUs differ."""
+    last, found = len(stages) - 1, []
     for s in range(last + 1):
-        order.append((OpKind.F, s))
+        found.append((OpKind.F, s))
         if s < last and stages[s][2] != stages[s + 1][2]:
-            order.append((OpKind.SEND_F, s))
+            found.append((OpKind.SEND_F, s))
     for s in range(last, -1, -1):
-        order.append((OpKind.B, s))
+        found.append((OpKind.B, s))
         if s > 0 and stages[s][2] != stages[s - 1][2]:
-            order.append((OpKind.SEND_B, s))
-    return order
+            found.append((OpKind.SEND_B, s))
+    return found
 
 
-def _length(of: Chain, stages: Sequence[tuple[int, int, int]], kind: OpKind, stage: int) -> int:
-    first, last, _ = stages[stage]
-    if kind is OpKind.F:
-        return sum(layer.forward_ns for layer in of.layers[first : last + 1])
-    if kind is OpKind.B:
-        return sum(layer.backward_ns for layer in of.layers[first : last + 1])
-    return 0
+def length(
+    of: Chain, cluster: Cluster, stages: Sequence[tuple[int, int, int]], kind: OpKind, stage: int
+) -> int:
+    """(T2), (T3) of one op, in fractions."""
+    first, last, gpu = stages[stage]
+    if kind.is_compute:
+        field = "forward_ns" if kind is OpKind.F else "backward_ns"
+        speed = Fraction(str(cluster.gpus[gpu].speed))
+        times = [ceil(getattr(of.layers[i], field) / speed) for i in range(first, last + 1)]
+        return sum(times) + cluster.action_overhead_ns
+    if kind is OpKind.SEND_F:
+        size, other = of.layers[last].output_bytes, stage + 1
+    else:
+        size, other = of.layers[first - 1].gradient_of_output_bytes, stage - 1
+    latency, bandwidth = cluster.links.between(gpu, stages[other][2])
+    return latency + (ceil(Fraction(size * 10**9, bandwidth)) if bandwidth else 0)
 
 
 def _op(
@@ -174,7 +184,7 @@ def _op(
     stage: int,
     copy: int,
     start: int,
-    length: int,
+    duration: int,
     period: int,
 ) -> Op:
     other = {OpKind.SEND_F: stage + 1, OpKind.SEND_B: stage - 1}.get(kind)
@@ -187,6 +197,6 @@ def _op(
         gpu=gpu if other is None else None,
         link=None if other is None else (gpu, stages[other][2]),
         start_ns=begin,
-        duration_ns=length,
+        duration_ns=duration,
         shift=shift,
     )
