@@ -18,7 +18,8 @@ from pipeplan.plan import Plan
 FORMATS: dict[str, type[Document]] = {"chain": Chain, "cluster": Cluster, "plan": Plan}
 """Each shipped schema's name and the document it describes."""
 
-_FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent
+"""Where the schemas are shipped."""
 
 
 def make(name: str) -> dict[str, Any]:
@@ -29,17 +30,14 @@ def make(name: str) -> dict[str, Any]:
 
 def load(name: str) -> dict[str, Any]:
     """The shipped JSON Schema of the format `name`."""
-    schema: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    schema: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return schema
 
 
-def path(name: str) -> Path:
-    """Where the schema of the format `name` is shipped."""
-    return _FOLDER / f"{name}.json"
-
-
-def write() -> list[Path]:
-    """Writes all schemas anew; returns their paths."""
+def write(folder: Path = FOLDER) -> list[Path]:
+    """Writes all schemas into `folder`, by default over the shipped ones; returns their paths."""
+    paths = []
     for name in FORMATS:
-        path(name).write_text(json.dumps(make(name), indent=1) + "\n", encoding="utf-8")
-    return [path(name) for name in FORMATS]
+        paths.append(folder / f"{name}.json")
+        paths[-1].write_text(json.dumps(make(name), indent=1) + "\n", encoding="utf-8")
+    return paths

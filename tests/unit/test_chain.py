@@ -1,0 +1,59 @@
+"""The chain: what its fields mean between layers, and the rules that tie fields together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeplan.chain import Chain
+from pipeplan.errors import InputError
+from tests import documents
+
+
+def chain(**changes: Any) -> Chain:
+    """The golden chain with fields of its last layer changed."""
+    data = documents.data("chain")
+    data["layers"][1] |= changes
+    return Chain.from_data(data)
+
+
+def test_boundaries() -> None:
+    """The boundary before a layer is the one behind the layer before; the first is the input."""
+    assert [chain().input_of(layer) for layer in (0, 1)] == [8, 20]
+
+
+def test_gradients() -> None:
+    """A gradient has its boundary's size unless the file says otherwise; the input gets none."""
+    data = documents.data("chain")
+    assert [chain().gradient_of_input(layer) for layer in (0, 1)] == [0, 20]
+    data["layers"][0]["output_gradient_bytes"] = 0
+    changed = Chain.from_data(data)
+    assert changed.gradient_of_input(1) == 0
+    assert changed.layers[0].gradient_of_output_bytes == 0
+
+
+def test_missing_fields_mean_zero() -> None:
+    """Only name, times and output size of a layer are required."""
+    layer = {"name": "a", "forward_ns": 1, "backward_ns": 2, "output_bytes": 3}
+    read = Chain.from_data({"name": "c", "layers": [layer]})
+    numbers = read.layers[0].model_dump(exclude=set(layer))
+    assert not any(numbers.values())
+    assert (read.microbatch_size, read.input_bytes, read.mode) == (1, 0, "imported")
+
+
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [("saved_input_bytes", 20), ("saved_output_bytes", 4), ("backward_weight_ns", 50)],
+)
+def test_parts_are_no_larger_than_the_whole(field: str, most: int) -> None:
+    """Saved input, saved output and weight part of the backward end at what they are part of."""
+    assert getattr(chain(**{field: most}).layers[1], field) == most
+    with pytest.raises(InputError, match=rf"layers\[1\]\.{field}: got {most + 1}, need at most"):
+        chain(**{field: most + 1})
+
+
+def test_frozen() -> None:
+    """A chain cannot be changed after its digest was taken."""
+    with pytest.raises(ValueError, match="frozen"):
+        chain().name = "other"  # type: ignore[misc]
