@@ -1,0 +1,202 @@
+"""Checkpoints keyed by parameter name, so that any plan of the same task can go on from them.
+
+`torch.distributed.checkpoint` stores what each rank hosts and later reads what each rank asks for;
+nothing depends on which rank that was. Keys: `model.NAME` (newest weights and buffers),
+`previous.NAME` (2bw: the version before), `optimizer.NAME.FIELD`. A checkpoint is complete once
+its `.metadata` exists, which is written last, so a torn one is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from pipeplan.document import parse_json, read_text
+from pipeplan.errors import InputError
+from pipeplan.runtime.stage import Stage
+
+_META = "pipeplan.json"
+_FORMAT = "pipeplan-checkpoint/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What a run must have in common with the one it resumes."""
+
+    step: int
+    """Steps done."""
+    seed: int
+    semantics: str
+    microbatches: int
+    task_digest: str
+    plan_digest: str
+    """Of the plan that wrote it; a resumed run may use another one."""
+
+
+def folder(out: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps lies in the output directory `out`."""
+    return out / "checkpoint" / f"step-{step:08d}"
+
+
+def latest(out: Path) -> Path:
+    """The newest complete checkpoint in the output directory `out`.
+
+    Raises:
+        InputError: if there is none.
+    """
+    found = [
+        path for path in (out / "checkpoint").glob("step-*") if (path / ".metadata").is_file()
+    ]
+    if not found:
+        raise InputError(
+            f"resume: {out} holds no complete checkpoint, need {out}/checkpoint/step-*/.metadata."
+            " Give the --out directory of an earlier run."
+        )
+    return max(found)
+
+
+def read_meta(path: Path) -> Meta:
+    """What the checkpoint at `path` was made with.
+
+    Raises:
+        InputError: if it is not a pipeplan checkpoint.
+    """
+    where = str(path / _META)
+    data = parse_json(read_text(where), where)
+    if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
+        raise InputError(f"{where}: got another format, need {_FORMAT}")
+    try:
+        return Meta(**data)
+    except TypeError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def save(path: Path, meta: Meta, stages: Iterable[Stage], *, rank: int, alone: bool) -> None:
+    """Write a checkpoint; all ranks call it, with an empty pipeline.
+
+    Args:
+        path: its folder, made if needed.
+        meta: the same on every rank.
+        stages: those this rank hosts.
+        rank: this rank; rank 0 writes the meta data.
+        alone: whether there is no process group.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if rank == 0:
+        text = json.dumps({"format": _FORMAT, **asdict(meta)}, indent=1) + "\n"
+        (path / _META).write_text(text, encoding="utf-8")
+    state: dict[str, Any] = {}
+    for stage in stages:
+        state |= _weights(stage) | _optimizer(stage)
+    with _quiet():
+        state_dict_saver.save(state, checkpoint_id=path, no_dist=alone)
+
+
+def load(path: Path, step: int, stages: Iterable[Stage]) -> None:
+    """Put the checkpoint at `path`, made after `step` steps, into `stages`, bit for bit.
+
+    Raises:
+        InputError: if it lacks something the stages need.
+    """
+    stages = list(stages)
+    metadata = FileSystemReader(path).read_metadata()
+    state: dict[str, Any] = {}
+    for stage in stages:
+        stage.weights.restore(step)
+        state |= _weights(stage)
+    missing = sorted(state.keys() - metadata.state_dict_metadata.keys())
+    if missing:
+        raise InputError(
+            f"{path}: has no {missing[0]!r}: it was made by another task or semantics"
+        )
+    state |= {key: _blank(metadata, key) for key in _optimizer_keys(metadata, stages)}
+    with _quiet():
+        state_dict_loader.load(state, checkpoint_id=path, no_dist=True)
+    for stage in stages:
+        _restore_optimizer(stage, state)
+
+
+def export(path: Path, target: Path, names: Mapping[str, str]) -> None:
+    """Write the newest weights of the checkpoint at `path` as a plain `state_dict` file.
+
+    Args:
+        path: a complete checkpoint.
+        target: replaced in one step, if it exists.
+        names: key of the user's `model.state_dict()` -> name in the checkpoint; tied weights have
+            several keys for one name.
+    """
+    metadata = FileSystemReader(path).read_metadata()
+    loaded = {f"model.{name}": _blank(metadata, f"model.{name}") for name in names.values()}
+    with _quiet():
+        state_dict_loader.load(loaded, checkpoint_id=path, no_dist=True)
+    partial = target.with_suffix(".partial")
+    torch.save({key: loaded[f"model.{name}"] for key, name in names.items()}, partial)
+    os.replace(partial, target)
+
+
+def _weights(stage: Stage) -> dict[str, Tensor]:
+    previous = zip(stage.weights.parameters, stage.weights.previous(), strict=False)
+    older = {f"previous.{stage.names[parameter]}": value for parameter, value in previous}
+    return {f"model.{name}": value for name, value in stage.state().items()} | older
+
+
+def _optimizer(stage: Stage) -> dict[str, Any]:
+    if stage.weights.optimizer is None:
+        return {}
+    state = stage.weights.optimizer.state
+    return {
+        f"optimizer.{stage.names[parameter]}.{field}": value
+        for parameter in stage.weights.parameters
+        for field, value in state.get(parameter, {}).items()
+    }
+
+
+def _optimizer_keys(metadata: Metadata, stages: Iterable[Stage]) -> list[str]:
+    wanted = {
+        f"optimizer.{stage.names[parameter]}"
+        for stage in stages
+        for parameter in stage.weights.parameters
+    }
+    return [key for key in metadata.state_dict_metadata if key.rpartition(".")[0] in wanted]
+
+
+def _restore_optimizer(stage: Stage, state: Mapping[str, Any]) -> None:
+    if stage.weights.optimizer is None:
+        return
+    for parameter in stage.weights.parameters:
+        prefix = f"optimizer.{stage.names[parameter]}"
+        fields = {
+            key.rpartition(".")[2]: value
+            for key, value in state.items()
+            if key.rpartition(".")[0] == prefix
+        }
+        if fields:
+            stage.weights.optimizer.state[parameter] = fields
+
+
+def _blank(metadata: Metadata, key: str) -> Any:
+    """Something for the reader to fill: a tensor of the stored shape, or nothing for an object."""
+    stored = metadata.state_dict_metadata[key]
+    if isinstance(stored, TensorStorageMetadata):
+        return torch.empty(stored.size, dtype=stored.properties.dtype)
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.distributed.checkpoint warns about running without a process group: intended here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,278 @@
+"""The executor: one thread walks a rank's list of actions. It decides nothing.
+
+Every tensor is alive exactly between two actions that the program names (docs/model.md, M4, M5):
+a received one from its RECV to its F or B, a sent one from its F or B to its FREE, one between two
+stages of this rank from producer to consumer. So the bytes follow from the list, not from the
+clock (O7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from torch import Tensor
+
+from pipeplan.errors import InternalError, PipeplanError, RankError
+from pipeplan.program import Action, ActionKind, Pattern
+from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.recorder import Recorder
+from pipeplan.runtime.stage import Stage, empty
+from pipeplan.runtime.transport import Pending, Transport, wait_all
+from pipeplan.runtime.wiring import Wire, Wires
+
+
+class Feed(Protocol):
+    """The data of each micro-batch."""
+
+    def input(self, microbatch: int) -> list[Tensor]:
+        """Boundary 0; a fresh list."""
+
+    def target(self, microbatch: int) -> Tensor:
+        """What the loss compares with."""
+
+
+class Observer(Protocol):
+    """Told what happens; only the rank with the last stage tells losses and backwards."""
+
+    def loss(self, microbatch: int, value: float) -> None:
+        """The loss of one micro-batch."""
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """The last stage's backward of `microbatch` ended."""
+
+    def updated(self, stage: int, step: int) -> None:
+        """`stage` made its weights of step `step`."""
+
+
+@dataclass(slots=True)
+class _Message:
+    """Tensors of one boundary and, while they travel, the messages that carry them."""
+
+    tensors: list[Tensor]
+    pending: list[Pending] = field(default_factory=list)
+
+    def arrived(self) -> list[Tensor]:
+        """The tensors, once all have travelled; the message forgets what carried them."""
+        wait_all(self.pending)
+        self.pending.clear()
+        return self.tensors
+
+
+_Key = tuple[int, int]
+"""(stage, micro-batch)."""
+
+
+class Executor:
+    """Runs one rank of a pattern."""
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        stages: Mapping[int, Stage],
+        wires: Mapping[int, Wires],
+        feed: Feed,
+        transport: Transport,
+        observer: Observer,
+        gate: Gate,
+    ) -> None:
+        """Takes what the rank hosts.
+
+        Args:
+            pattern: of all ranks.
+            stages: those this rank hosts, by index.
+            wires: their messages, by index.
+            feed: gives inputs and targets.
+            transport: to the other ranks.
+            observer: is told losses, backwards and updates.
+            gate: asked before each step whether all ranks shall stop there.
+        """
+        self.recorder = Recorder()
+        self._pattern = pattern
+        self._stages = stages
+        self._wires = wires
+        self._feed = feed
+        self._transport = transport
+        self._observer = observer
+        self._gate = gate
+        self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
+        self._inputs: dict[_Key, _Message] = {}
+        self._outputs: dict[_Key, _Message] = {}
+        self._output_gradients: dict[_Key, _Message] = {}
+        self._input_gradients: dict[_Key, _Message] = {}
+        self._table: dict[ActionKind, Callable[[int, int], None]] = {
+            ActionKind.F: self._forward,
+            ActionKind.B: self._backward,
+            ActionKind.RECV_F: self._receive_input,
+            ActionKind.RECV_B: self._receive_gradient,
+            ActionKind.SEND_F: self._send_output,
+            ActionKind.SEND_B: self._send_gradient,
+            ActionKind.FREE_F: self._free_output,
+            ActionKind.FREE_B: self._free_gradient,
+        }
+
+    def run(self, first: int, steps: int) -> int:
+        """Train steps first..first+steps-1, from an empty pipeline to an empty one.
+
+        Returns:
+            The number of steps done: fewer than `steps` if the gate stopped all ranks.
+
+        Raises:
+            RankError: if an action failed; names rank, action, micro-batch and peer.
+        """
+        steps_done = steps
+        size = self._pattern.microbatches
+        actions = self._unrolled(first, steps)
+        begun, executed = first - 1, 0
+        self._gate.begin(first)
+        while (action := next(actions, None)) is not None:
+            step = begun if action.microbatch is None else action.microbatch // size
+            while begun < step and steps_done == steps:
+                begun += 1
+                if self._gate.stops_before(begun):
+                    steps_done = begun - first
+                    actions = islice(self._unrolled(first, steps_done), executed, None)
+            if step - first >= steps_done:
+                continue
+            self._execute(action)
+            executed += 1
+        if not self._pattern.ranks[self._transport.rank]:
+            steps_done = self._idle(first, steps)
+        self._gate.finish()
+        self._check_empty()
+        return steps_done
+
+    def _unrolled(self, first: int, steps: int) -> Iterator[Action]:
+        size = self._pattern.microbatches
+        return self._pattern.actions(self._transport.rank, steps * size, first * size)
+
+    def _idle(self, first: int, steps: int) -> int:
+        """A rank without stages only votes."""
+        for step in range(first, first + steps):
+            if self._gate.stops_before(step):
+                return step - first
+        return steps
+
+    def _check_empty(self) -> None:
+        """A program runs from empty to empty; anything left over is a bug of the program."""
+        boxes = (self._inputs, self._outputs, self._output_gradients, self._input_gradients)
+        left = sum(map(len, boxes)) + sum(stage.in_flight for stage in self._stages.values())
+        if left:
+            raise InternalError(
+                f"rank {self._transport.rank}: the program ended with {left} tensors or graphs"
+                " still held. Report this plan."
+            )
+
+    def _execute(self, action: Action) -> None:
+        start = self.recorder.begin(action)
+        try:
+            if action.microbatch is None:
+                self._update(action.stage)
+            else:
+                self._table[action.kind](action.stage, action.microbatch)
+        except PipeplanError:
+            raise
+        except Exception as error:
+            raise RankError(self._failure(action, error)) from error
+        end = self.recorder.end(start)
+        if action.kind is ActionKind.B and action.stage == self._last:
+            assert action.microbatch is not None
+            self._observer.backward(action.microbatch, end)
+
+    def _forward(self, stage: int, microbatch: int) -> None:
+        inputs = self._inputs.pop((stage, microbatch)).arrived() if stage else None
+        if inputs is None:
+            inputs = self._feed.input(microbatch)
+        outputs = self._stages[stage].forward(microbatch, inputs, self._feed.target)
+        if stage == self._last:
+            self._observer.loss(microbatch, float(outputs[0].item()))
+        else:
+            key, next_key = (stage, microbatch), (stage + 1, microbatch)
+            wire = self._wires[stage].output
+            self._hand_on(outputs, wire, self._inputs, next_key, self._outputs, key)
+
+    def _backward(self, stage: int, microbatch: int) -> None:
+        key = (stage, microbatch)
+        last = stage == self._last
+        gradients = [] if last else self._output_gradients.pop(key).arrived()
+        arrived = self._stages[stage].backward(microbatch, gradients)
+        if stage:
+            wire, next_key = self._wires[stage].input_gradient, (stage - 1, microbatch)
+            self._hand_on(
+                arrived, wire, self._output_gradients, next_key, self._input_gradients, key
+            )
+
+    @staticmethod
+    def _hand_on(
+        tensors: list[Tensor],
+        wire: Wire | None,
+        local: dict[_Key, _Message],
+        local_key: _Key,
+        outbox: dict[_Key, _Message],
+        key: _Key,
+    ) -> None:
+        """To the neighbour on this rank directly, else into the outbox until it is sent."""
+        if wire is None:
+            local[local_key] = _Message(tensors)
+        else:
+            outbox[key] = _Message([tensor.contiguous() for tensor in tensors])
+
+    def _receive_input(self, stage: int, microbatch: int) -> None:
+        self._inputs[stage, microbatch] = self._receive(self._wires[stage].input)
+
+    def _receive_gradient(self, stage: int, microbatch: int) -> None:
+        wire = self._wires[stage].output_gradient
+        self._output_gradients[stage, microbatch] = self._receive(wire)
+
+    def _receive(self, wire: Wire | None) -> _Message:
+        assert wire is not None
+        buffers = [empty(spec) for spec in wire.specs]
+        pairs = zip(buffers, wire.tags, strict=True)
+        return _Message(
+            buffers, [self._transport.receive(buffer, wire.peer, tag) for buffer, tag in pairs]
+        )
+
+    def _send_output(self, stage: int, microbatch: int) -> None:
+        self._send(self._outputs[stage, microbatch], self._wires[stage].output)
+
+    def _send_gradient(self, stage: int, microbatch: int) -> None:
+        self._send(self._input_gradients[stage, microbatch], self._wires[stage].input_gradient)
+
+    def _send(self, message: _Message, wire: Wire | None) -> None:
+        assert wire is not None
+        for tensor, tag in zip(message.tensors, wire.tags, strict=True):
+            message.pending.append(self._transport.send(tensor, wire.peer, tag))
+
+    def _free_output(self, stage: int, microbatch: int) -> None:
+        self._outputs.pop((stage, microbatch)).arrived()
+
+    def _free_gradient(self, stage: int, microbatch: int) -> None:
+        self._input_gradients.pop((stage, microbatch)).arrived()
+
+    def _update(self, stage: int) -> None:
+        weights = self._stages[stage].weights
+        weights.update(weights.version)
+        self._observer.updated(stage, weights.version - 1)
+
+    def _failure(self, action: Action, error: Exception) -> str:
+        """One line: rank, action, micro-batch, peer, cause."""
+        wires = self._wires[action.stage]
+        wire = {
+            ActionKind.F: wires.input,
+            ActionKind.RECV_F: wires.input,
+            ActionKind.SEND_F: wires.output,
+            ActionKind.FREE_F: wires.output,
+            ActionKind.B: wires.output_gradient,
+            ActionKind.RECV_B: wires.output_gradient,
+            ActionKind.SEND_B: wires.input_gradient,
+            ActionKind.FREE_B: wires.input_gradient,
+        }.get(action.kind)
+        peer = f", peer rank {wire.peer}" if wire else ""
+        number = "" if action.microbatch is None else f", micro-batch {action.microbatch}"
+        cause = " ".join(str(error).split("\n")[0].split())[:300]
+        return (
+            f"rank {self._transport.rank}: action {action} (stage {action.stage}{number}{peer})"
+            f" failed: {type(error).__name__}: {cause}"
+        )

@@ -1,0 +1,36 @@
+"""Random numbers that do not depend on the plan: one seed per layer and micro-batch.
+
+Every forward of a layer starts from a seed made of the run's seed, the layer's index in the chain
+and the micro-batch's global number. So dropout draws the same mask wherever and whenever the layer
+runs, in one process or in sixteen.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MASK = 2**64 - 1
+
+
+def layer_seed(seed: int, layer: int, microbatch: int) -> int:
+    """The seed of `layer` (0-based) for `microbatch` (counted from the start of training).
+
+    The finalizer of SplitMix64 (Steele, Lea, Flood 2014) is applied after each number is mixed
+    in, so that neighbouring layers and micro-batches get unrelated low bits: torch's CPU generator
+    uses only the low 32.
+    """
+    state = 0
+    for number in (seed, layer, microbatch):
+        state = _finalize((state + number + 0x9E3779B97F4A7C15) & _MASK)
+    return state >> 1
+
+
+def seed_layer(seed: int, layer: int, microbatch: int) -> None:
+    """Set torch's generator for the forward of `layer` on `microbatch`."""
+    torch.default_generator.manual_seed(layer_seed(seed, layer, microbatch))
+
+
+def _finalize(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)

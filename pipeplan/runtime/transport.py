@@ -1,0 +1,155 @@
+"""Messages between ranks. `GlooTransport` is the only code that calls torch.distributed for them.
+
+Every directed boundary tensor has a tag of its own, so messages of different boundaries never wait
+for each other, and messages of one tag arrive in the order they were sent. Gloo moves data once
+the receive is posted; `send` never blocks, `wait` does and lets other Python threads run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+
+class Pending(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> object:
+        """Return once the message is complete; raise if the peer is gone or takes too long."""
+
+
+class Vote(Protocol):
+    """A question asked to all ranks."""
+
+    def wait(self) -> bool:
+        """Whether any rank said yes; returns once every rank has answered."""
+
+
+class Transport(Protocol):
+    """What an executor needs from the outside world."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Hand a contiguous `tensor` to the link; it must live until `wait` has returned."""
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Post a receive into `tensor`, which is complete once `wait` has returned."""
+
+    def vote(self, yes: bool) -> Vote:
+        """Answer the next question; every rank answers all of them in the same order."""
+
+    def gather(self, value: object) -> list[Any]:
+        """`value` of each rank, on every rank; everyone must call it."""
+
+
+class _Done:
+    def wait(self) -> None:
+        return None
+
+
+class _GlooVote:
+    """One asynchronous all-reduce; the number lives outside torch's memory accounting."""
+
+    def __init__(self, yes: bool) -> None:
+        self._value = np.array([int(yes)], dtype=np.int64)
+        self._work = dist.all_reduce(
+            torch.from_numpy(self._value), op=dist.ReduceOp.MAX, async_op=True
+        )
+
+    def wait(self) -> bool:
+        if self._work is not None:
+            self._work.wait()
+        return bool(self._value[0])
+
+
+class GlooTransport:
+    """Ranks of one gloo process group."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        """Joins the group; returns once all ranks have.
+
+        Args:
+            store: where the ranks find each other; must be empty of earlier attempts.
+            rank: this rank.
+            size: number of ranks.
+            timeout: longest wait for one message before the run is given up.
+        """
+        self.rank, self.size = rank, size
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`."""
+        return (dist.isend(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`."""
+        return (dist.irecv(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
+
+    def vote(self, yes: bool) -> Vote:
+        """See `Transport`."""
+        return _GlooVote(yes)
+
+    def gather(self, value: object) -> list[Any]:
+        """See `Transport`."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        """Leave together with all other ranks, so that nobody loses a message still under way."""
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+class LocalTransport:
+    """One rank alone: nothing to send to."""
+
+    rank = 0
+    size = 1
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Never called: one rank has no peer."""
+        raise ValueError(f"one rank cannot send to rank {peer}")
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """Never called: one rank has no peer."""
+        raise ValueError(f"one rank cannot receive from rank {peer}")
+
+    def vote(self, yes: bool) -> Vote:
+        """See `Transport`."""
+        return _LocalVote(yes)
+
+    def gather(self, value: object) -> list[Any]:
+        """See `Transport`."""
+        return [value]
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class _LocalVote:
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
+
+    def wait(self) -> bool:
+        return self._yes
+
+
+def wait_all(pending: Sequence[Pending]) -> None:
+    """Wait for every message."""
+    for message in pending:
+        message.wait()

@@ -1,0 +1,249 @@
+"""Small models and hand-made pipelines for tests of the runtime."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan import cluster
+from pipeplan.chain import Chain, Layer
+from pipeplan.plan import Plan, Semantics, Stage
+from pipeplan.program import ActionKind, Pattern, PeriodicAction
+from pipeplan.runtime.build import Worker, build
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.transport import Transport
+from pipeplan.task import SplitModel, Task, TensorSpec
+
+K = ActionKind
+
+
+class SkipOut(nn.Module):
+    """x -> (f(x), x, an integer tensor): a boundary of three tensors, one without gradient."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.tanh(self.linear(x)), x, torch.arange(x.shape[0])
+
+
+class PassOn(nn.Module):
+    """Works on the first tensor and lets the others ride along."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, skip: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.dropout(self.linear(x)), skip, rows
+
+
+class SkipIn(nn.Module):
+    """Joins what `SkipOut` parted."""
+
+    def forward(self, x: Tensor, skip: Tensor, rows: Tensor) -> Tensor:
+        return (x + skip) * (rows[:, None] + 1)
+
+
+def layers_of(width: int) -> list[nn.Module]:
+    """Eight layers: dropout, an in-place activation, batch norm, scale by a parameter, a skip."""
+    return [
+        nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1)),
+        nn.ReLU(inplace=True),
+        nn.LayerNorm(width),
+        SkipOut(width),
+        PassOn(width),
+        SkipIn(),
+        nn.BatchNorm1d(width),
+        nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 3)),
+    ]
+
+
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def data(microbatch: int) -> tuple[Tensor, Tensor]:
+    """Deterministic random rows and classes."""
+    generator = torch.Generator().manual_seed(microbatch)
+    rows = torch.randn(5, 6, generator=generator)
+    return rows, torch.randint(0, 3, (5,), generator=generator)
+
+
+def toy(optimizer: str = "sgd") -> tuple[SplitModel, Task]:
+    """The eight layers, split, with initial weights that are always the same."""
+    torch.manual_seed(7)
+    return split_by_hand(layers_of(6), optimizer)
+
+
+def split_by_hand(layers: Sequence[nn.Module], optimizer: str) -> tuple[SplitModel, Task]:
+    """A split of `layers` whose boundaries are found by running a copy of them once."""
+    task = Task(
+        model=list(layers),
+        loss=nn.functional.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        data=data,
+    )
+    boundary: tuple[Tensor, ...] = (data(0)[0],)
+    boundaries = []
+    for index, layer in enumerate(copy.deepcopy(list(layers))):
+        boundaries.append(tuple(_spec(tensor, index > 0) for tensor in boundary))
+        result = layer(*boundary)
+        boundary = result if isinstance(result, tuple) else (result,)
+    owners: dict[Tensor, str] = {}
+    fqns = []
+    for index, layer in enumerate(layers):
+        tensors = [*layer.named_parameters(), *layer.named_buffers()]
+        fqns.append({n: owners.setdefault(t, f"{index}.{n}") for n, t in tensors})
+    names = tuple(f"layer{i}" for i in range(len(layers)))
+    return SplitModel(
+        layers=tuple(layers),
+        names=names,
+        fqns=tuple(fqns),
+        boundaries=tuple(boundaries),
+        microbatch_size=5,
+    ), task
+
+
+def _spec(tensor: Tensor, inner: bool) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype), inner and tensor.is_floating_point())
+
+
+def plan_of(
+    cuts: Sequence[int],
+    gpus: Sequence[int],
+    semantics: Semantics,
+    microbatches: int,
+    layers: int = 8,
+    k: int = 1,
+) -> Plan:
+    """A plan without times: stages cut before layers `cuts`, stage i on `gpus[i]`."""
+    chain = Chain(
+        name="toy",
+        layers=tuple(
+            Layer(name=f"layer{i}", forward_ns=1, backward_ns=1, output_bytes=0)
+            for i in range(layers)
+        ),
+    )
+    edges = [0, *cuts, layers]
+    return Plan(
+        chain=chain,
+        chain_digest=chain.digest(),
+        cluster=cluster.uniform(max(gpus) + 1, 2**30),
+        semantics=semantics,
+        microbatches=microbatches,
+        k=k,
+        period_ns=1,
+        step_ns=1,
+        stages=tuple(
+            Stage(id=i, layers=(edges[i], edges[i + 1] - 1), gpu=gpu) for i, gpu in enumerate(gpus)
+        ),
+        ops=(),
+        memory=(),
+    )
+
+
+def pattern_of(plan: Plan, period: int) -> Pattern:
+    """A pattern in which the ops of a micro-batch start one time unit apart, every `period` units.
+
+    Copy c starts c * period later, and k periods are one. A small one: many in flight.
+    """
+    stages, k = plan.stages, plan.k
+    last = len(stages) - 1
+    timed: dict[int, list[tuple[int, int, PeriodicAction]]] = {
+        rank: [] for rank in range(len(plan.cluster.gpus))
+    }
+
+    def put(rank: int, time: int, order: int, kind: ActionKind, stage: int, copy_: int) -> None:
+        start = time + copy_ * period
+        shift, at = divmod(start, period * k)
+        timed[rank].append((at, order, PeriodicAction(kind, stage, copy_, shift)))
+
+    def message(time: int, source: int, target: int, forward: bool, copy_: int) -> None:
+        sender, receiver = stages[source].gpu, stages[target].gpu
+        if sender == receiver:
+            return
+        send, receive, free = (
+            (K.SEND_F, K.RECV_F, K.FREE_F) if forward else (K.SEND_B, K.RECV_B, K.FREE_B)
+        )
+        put(receiver, 10 * time + 2, 0, receive, target, copy_)
+        put(sender, 10 * time + 3, 0, send, source, copy_)
+        put(sender, 10 * time + 5, 0, free, source, copy_)
+
+    period *= 10
+    for copy_ in range(k):
+        for stage in stages:
+            begin, back = stage.id, 2 * last + 1 - stage.id
+            put(stage.gpu, 10 * begin, 1, K.F, stage.id, copy_)
+            put(stage.gpu, 10 * back, 1, K.B, stage.id, copy_)
+            if plan.semantics == "2bw":
+                put(stage.gpu, 10 * back, 2, K.OPT, stage.id, copy_)
+            if stage.id < last:
+                message(begin, stage.id, stage.id + 1, True, copy_)
+            if stage.id:
+                message(back, stage.id, stage.id - 1, False, copy_)
+    return Pattern(
+        k,
+        plan.semantics,
+        plan.microbatches,
+        tuple(tuple(a for _, _, a in sorted(rank, key=_order)) for rank in timed.values()),
+        tuple(tuple(s.id for s in plan.hosted(rank)) for rank in timed),
+    )
+
+
+def _order(entry: tuple[int, int, PeriodicAction]) -> tuple[int, int, int, int]:
+    at, order, action = entry
+    return (at, -action.shift, action.stage, order)
+
+
+class Listener:
+    """Collects what the executor tells."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.backwards: list[int] = []
+        self.updates: list[tuple[int, int]] = []
+
+    def loss(self, microbatch: int, value: float) -> None:
+        self.losses[microbatch] = value
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        self.backwards.append(microbatch)
+
+    def updated(self, stage: int, step: int) -> None:
+        self.updates.append((stage, step))
+
+
+def train(
+    plan: Plan, pattern: Pattern, split: SplitModel, task: Task, steps: int, seed: int = 3
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses in order and final weights of a pipelined run of all ranks in this process."""
+
+    def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor]]:
+        listener = Listener()
+        feed = TaskFeed(task.data, split.boundaries[0])
+        worker = build(plan, pattern, split, task, feed, transport, listener, seed=seed)
+        assert worker.executor.run(0, steps) == steps
+        return listener.losses, weights_of(worker)
+
+    results = run_ranks(len(plan.cluster.gpus), work)
+    losses = {number: value for found, _ in results for number, value in found.items()}
+    weights = {name: value for _, found in results for name, value in found.items()}
+    return [losses[i] for i in sorted(losses)], weights
+
+
+def weights_of(worker: Worker) -> dict[str, Tensor]:
+    """Newest weights and buffers of the hosted stages, by name in the user's model."""
+    return {
+        name: value.clone()
+        for stage in worker.stages.values()
+        for name, value in stage.state().items()
+    }
