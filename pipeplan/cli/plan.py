@@ -81,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
     """Plan, save, show, replay."""
     from pipeplan.chain import Chain
     from pipeplan.cli import progress
+    from pipeplan.lowering import lower
     from pipeplan.planner import solve
+    from pipeplan.simulator import check
 
     common.check_output(args.output, args.force)
     cluster = machines(args)
@@ -89,12 +91,14 @@ def run(args: argparse.Namespace) -> int:
     with progress.search() as listener:
         plan = solve(chain, cluster, _config(args), progress=listener)
     common.write(args.output, plan.to_json())
+    check(plan, lower(plan))
     if args.output == "-":
         return 0
     if args.json:
         common.emit({"plan": args.output, **figures(plan)})
     else:
         present(plan, common.screen())
+        print("verified: every rule kept; replayed: period, step and peaks as planned")
     common.then(f"pipeplan simulate {args.output}")
     return 0
 
