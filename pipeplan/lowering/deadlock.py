@@ -1,0 +1,202 @@
+"""Whether a program can end: every message has both its ends, and no circle of waits exists.
+
+Works on any program, hand-written ones included: what waits for what follows from the actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import networkx as nx
+
+from pipeplan.errors import DeadlockError, InputError
+from pipeplan.program import Action, ActionKind, Pattern, Program
+
+_K = ActionKind
+_Node = tuple[int, int]
+"""(rank, index in its list)."""
+_MESSAGES = {
+    "F": (_K.SEND_F, _K.RECV_F, _K.FREE_F, +1),
+    "B": (_K.SEND_B, _K.RECV_B, _K.FREE_B, -1),
+}
+_SENDS = (_K.SEND_F, _K.SEND_B)
+
+
+def check_deadlock(program: Program | Pattern, *, blocking: bool = True) -> None:
+    """Refuse a program that cannot end; the message prints the circle of waits line by line.
+
+    Args:
+        program: a finite program, or a pattern, which is unrolled from empty to empty until
+            every action of its period has met every other one.
+        blocking: whether a send blocks its rank until its receive is posted.
+
+    Raises:
+        InputError: if a message lacks one of its ends, an action is there twice or on a rank
+            where it cannot act.
+        DeadlockError: if actions wait for each other in a circle; `cycle` names them.
+
+    Source: ours (docs/model.md, O6).
+    """
+    cycle = wait_cycle(program, blocking=blocking)
+    if cycle is None:
+        return
+    how = (
+        "when a send blocks until its receive is posted" if blocking else "even if no send blocks"
+    )
+    raise DeadlockError(
+        f"program: actions wait for each other in a circle {how}:\n  "
+        + "\n  ".join(cycle)
+        + "\nMove one of these actions behind what it waits for, or post the receive earlier.",
+        cycle,
+    )
+
+
+def wait_cycle(program: Program | Pattern, *, blocking: bool = True) -> tuple[str, ...] | None:
+    """A circle of waits, one readable line per wait, or None if the program always ends.
+
+    A rank executes its list in order. A compute waits for its input, a SEND for its producer and,
+    if it blocks, for the RECV, a FREE for the whole transfer.
+
+    Args:
+        program: as in `check_deadlock`.
+        blocking: as in `check_deadlock`.
+
+    Raises:
+        InputError: as in `check_deadlock`.
+    """
+    if isinstance(program, Pattern):
+        program = program.unroll(_window(program))
+    places = _Places.of(program)
+    graph = nx.DiGraph(_waits(program, places, blocking))
+    if nx.is_directed_acyclic_graph(graph):
+        return None
+    return tuple(_lines(program, [tail for tail, _ in nx.find_cycle(graph)]))
+
+
+def _window(pattern: Pattern) -> int:
+    """Micro-batches that fill the pattern for one whole period, in whole optimizer steps."""
+    shifts = [action.shift for rank in pattern.ranks for action in rank] or [0]
+    least = pattern.k * (max(shifts) - min(shifts) + 2)
+    return -(-least // pattern.microbatches) * pattern.microbatches
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each action with a micro-batch stands, and on which rank each stage lives."""
+
+    program: Program
+    node: dict[Action, _Node]
+    last_stage: int
+
+    @classmethod
+    def of(cls, program: Program) -> _Places:
+        node: dict[Action, _Node] = {}
+        homes: dict[int, int] = {}
+        for rank, actions in enumerate(program.ranks):
+            for index, action in enumerate(actions):
+                home = homes.setdefault(action.stage, rank)
+                if home != rank:
+                    raise InputError(
+                        f"program: rank {rank}: got {action}, need it on rank {home}, which has"
+                        f" the other actions of stage {action.stage}"
+                    )
+                if action.microbatch is None:
+                    continue
+                if action in node:
+                    raise InputError(f"program: rank {rank}: got {action} twice, need it once")
+                node[action] = (rank, index)
+        places = cls(program, node, max(homes, default=0))
+        places.check(homes)
+        return places
+
+    def check(self, homes: dict[int, int]) -> None:
+        """Every message has a producer, a SEND, a RECV and a consumer, on two ranks."""
+        for action in self.node:
+            for letter, (send, receive, free, step) in _MESSAGES.items():
+                if action.kind is send:
+                    peer = action.stage + step
+                    self._demand(action, _K(letter), action.stage)
+                    self._demand(action, receive, peer)
+                    if homes[peer] == homes[action.stage]:
+                        raise InputError(
+                            f"program: got {action}, need no message between stages"
+                            f" {action.stage} and {peer}: both are on rank {homes[peer]}"
+                        )
+                elif action.kind is free:
+                    self._demand(action, send, action.stage)
+                elif action.kind is receive:
+                    self._demand(action, send, action.stage - step)
+                    self._demand(action, _K(letter), action.stage)
+                elif action.kind == letter:
+                    self._check_input(action, receive, step, homes)
+
+    def _check_input(
+        self, action: Action, receive: ActionKind, step: int, homes: dict[int, int]
+    ) -> None:
+        source = action.stage - step
+        if action.kind is _K.B:
+            self._demand(action, _K.F, action.stage)
+        if not 0 <= source <= self.last_stage:
+            return
+        self._demand(action, action.kind, source)
+        if homes[source] != homes[action.stage]:
+            self._demand(action, receive, action.stage)
+
+    def _demand(self, action: Action, kind: ActionKind, stage: int) -> None:
+        needed = Action(kind, stage, action.microbatch)
+        if needed not in self.node:
+            raise InputError(
+                f"program: rank {self.node[action][0]}: {action} needs {needed}, which no rank has"
+            )
+
+
+def _waits(program: Program, places: _Places, blocking: bool) -> Iterator[tuple[_Node, _Node]]:
+    """(waiter, what it waits for), for all actions."""
+    for rank, actions in enumerate(program.ranks):
+        for index in range(1, len(actions)):
+            yield (rank, index), (rank, index - 1)
+    for action, node in places.node.items():
+        for needed in _needs(action, places, blocking):
+            target = places.node.get(needed)
+            if target is not None:
+                yield node, target
+
+
+def _needs(action: Action, places: _Places, blocking: bool) -> Iterator[Action]:
+    """Actions that must have acted before `action` can be passed; absent ones are no needs."""
+    kind, stage, microbatch = action.kind, action.stage, action.microbatch
+    for letter, (send, receive, free, step) in _MESSAGES.items():
+        if kind is send:
+            yield Action(_K(letter), stage, microbatch)
+        if kind is free or (kind is send and blocking):
+            yield Action(receive, stage + step, microbatch)
+        if kind is free:
+            yield Action(send, stage, microbatch)
+        if kind == letter:
+            yield Action(send, stage - step, microbatch)
+            yield Action(receive, stage, microbatch)
+            yield Action(kind, stage - step, microbatch)
+    if kind is _K.B:
+        yield Action(_K.F, stage, microbatch)
+
+
+def _lines(program: Program, cycle: list[_Node]) -> Iterator[str]:
+    """The circle in words: one line per wait, one per run of steps back along a rank's list."""
+
+    def is_wait(i: int) -> bool:
+        (rank, index), follower = cycle[i % len(cycle)], cycle[(i + 1) % len(cycle)]
+        return follower != (rank, index - 1)
+
+    first = next(i for i in range(len(cycle)) if is_wait(i - 1))
+    entry = first
+    for i in range(first, first + len(cycle)):
+        if not is_wait(i):
+            continue
+        (rank, start), (_, stop) = cycle[entry % len(cycle)], cycle[i % len(cycle)]
+        peer, target = cycle[(i + 1) % len(cycle)]
+        names = program.ranks[rank]
+        if start != stop:
+            yield f"rank {rank}: {names[start]} comes after {names[stop]}"
+        yield f"rank {rank}: {names[stop]} waits for rank {peer}: {program.ranks[peer][target]}"
+        entry = i + 1

@@ -1,0 +1,20 @@
+"""The replay voice: runs a lowered program with a clock and a byte ledger, action by action.
+
+Nothing is folded into a period: micro-batches enter an empty pipeline, fill it, and drain. What
+the verifier derives in closed form is read off here; the two share data types and no formulas.
+"""
+
+from pipeplan.simulator.judge import check, disagreements
+from pipeplan.simulator.replay import replay, simulate
+from pipeplan.simulator.result import Discrepancy, Peak, Simulation, Span
+
+__all__ = [
+    "Discrepancy",
+    "Peak",
+    "Simulation",
+    "Span",
+    "check",
+    "disagreements",
+    "replay",
+    "simulate",
+]

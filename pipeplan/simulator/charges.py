@@ -1,0 +1,107 @@
+"""What each kind of event adds to or takes from a rank's bytes, in the plan's memory model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeplan.plan import OpKind, Plan
+from pipeplan.simulator import costs
+from pipeplan.simulator.tape import Ops, number
+
+SAVED, WORKING, DIRECT, MESSAGE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """By op number. A change is [saved, working, direct, message] bytes."""
+
+    start: list[list[int]]
+    end: list[list[int]]
+    receive: list[int]
+    """Message bytes that the RECV of a transfer allocates; its consumer's start releases them."""
+    free: list[int]
+    """Message bytes that the FREE of a transfer releases; its producer's end allocated them."""
+    update: list[int]
+    """Working bytes of an OPT, by the B of its stage."""
+    starts_only: bool
+    """Whether the model looks only at starts of computes (the paper's instants)."""
+
+    @classmethod
+    def of(cls, plan: Plan, ops: Ops) -> Charges:
+        """The charges of the plan's memory model, for every op of its stages."""
+        size = len(ops.present)
+        paper = plan.memory_model == "paper"
+        charges = cls(
+            [[0, 0, 0, 0] for _ in range(size)],
+            [[0, 0, 0, 0] for _ in range(size)],
+            [0] * size,
+            [0] * size,
+            [0] * size,
+            paper,
+        )
+        for stage in range(len(plan.stages)):
+            charges._charge_stage(plan, stage)
+        for producer, transfer, consumer in handovers(ops):
+            charges._charge_handover(plan, producer, transfer, consumer)
+        return charges
+
+    def _charge_stage(self, plan: Plan, stage: int) -> None:
+        """(M2) and (M3), or (P2) and (P3), and the workspace of the optimizer."""
+        paper = plan.memory_model == "paper"
+        size = (costs.paper_bytes if paper else costs.exact_bytes)(plan, stage)
+        forward, backward = number(OpKind.F, stage), number(OpKind.B, stage)
+        # The paper counts what is kept from the end of F on, the exact model from its start.
+        (self.end if paper else self.start)[forward][SAVED] += size.kept
+        self.end[backward][SAVED] -= size.kept
+        for op, running in ((forward, size.forward), (backward, size.backward)):
+            working = running if paper else running - size.kept
+            self.start[op][WORKING] += working
+            self.end[op][WORKING] -= working
+        self.update[backward] = costs.update_workspace_bytes(plan, stage)
+
+    def _charge_handover(
+        self, plan: Plan, producer: int, transfer: int | None, consumer: int
+    ) -> None:
+        """(M4) and (M5), or (P4); the paper's message buffers are permanent, see `ledger`."""
+        result = _result_bytes(plan, producer)
+        if transfer is None:
+            self.end[producer][DIRECT] += result
+            self.start[consumer][DIRECT] -= result
+        elif plan.memory_model == "exact":
+            whole = costs.message_bytes(plan, Ops.kind(transfer), Ops.stage(transfer))
+            self.end[producer][MESSAGE] += result
+            self.free[transfer] = result
+            self.receive[transfer] = whole
+            self.start[consumer][MESSAGE] -= whole
+
+
+def handovers(ops: Ops) -> Iterator[tuple[int, int | None, int]]:
+    """(producer, transfer or None, consumer) for each tensor that passes between two stages."""
+    for op, present in enumerate(ops.present):
+        if not present or not ops.kind(op).is_compute:
+            continue
+        after = ops.after[op]
+        if after >= 0 and not ops.kind(after).is_compute:
+            yield op, after, ops.after[after]
+        elif after >= 0 and ops.stage(after) != ops.stage(op):
+            yield op, None, after
+
+
+def tensor_bytes(plan: Plan, producer: int) -> int:
+    """The paper's size of what a compute hands over: a gradient is as large as its boundary."""
+    home = plan.stages[Ops.stage(producer)]
+    if Ops.kind(producer) is OpKind.F:
+        return plan.chain.layers[home.last].output_bytes
+    return plan.chain.input_of(home.first)
+
+
+def _result_bytes(plan: Plan, producer: int) -> int:
+    """What a compute hands over beside what its stage keeps anyway."""
+    if plan.memory_model == "paper":
+        return tensor_bytes(plan, producer)
+    home = plan.stages[Ops.stage(producer)]
+    if Ops.kind(producer) is OpKind.B:
+        return plan.chain.gradient_of_input(home.first)
+    last = plan.chain.layers[home.last]
+    return last.output_bytes - last.saved_output_bytes

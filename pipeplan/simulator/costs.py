@@ -1,0 +1,144 @@
+"""What the replay charges for each op: time and bytes, from chain and cluster alone.
+
+Bytes of a stage are found by walking through its layers and keeping a running sum of live bytes,
+as the stage itself does, not by the closed forms of docs/model.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from pipeplan.plan import OpKind, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one micro-batch in one stage."""
+
+    kept: int
+    """Between F and B."""
+    forward: int
+    """The most while F runs, counted beside `kept` of the other micro-batches."""
+    backward: int
+    """The most while B runs; in the paper model beside its own `kept` too."""
+
+
+def compute_ns(plan: Plan, kind: OpKind, stage: int) -> int:
+    """(T2), in ns."""
+    home = plan.stages[stage]
+    speed = _speed(plan, home.gpu)
+    total = plan.cluster.action_overhead_ns
+    for layer in plan.chain.layers[home.first : home.last + 1]:
+        total += ceil((layer.forward_ns if kind is OpKind.F else layer.backward_ns) / speed)
+    return total
+
+
+def update_ns(plan: Plan, stage: int) -> int:
+    """How long a stage's optimizer step takes, in ns."""
+    home = plan.stages[stage]
+    speed = _speed(plan, home.gpu)
+    layers = plan.chain.layers[home.first : home.last + 1]
+    return sum(ceil(layer.optimizer_ns / speed) for layer in layers)
+
+
+def transfer_ns(plan: Plan, kind: OpKind, stage: int) -> int:
+    """(T3), in ns."""
+    home = plan.stages[stage]
+    peer = plan.stages[stage + 1 if kind is OpKind.SEND_F else stage - 1]
+    latency, bandwidth = plan.cluster.links.between(home.gpu, peer.gpu)
+    if bandwidth is None:
+        return latency
+    return latency + ceil(Fraction(message_bytes(plan, kind, stage) * 10**9, bandwidth))
+
+
+def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
+    """Bytes of the tensor that a stage sends on (SEND_F) or back (SEND_B)."""
+    home = plan.stages[stage]
+    if kind is OpKind.SEND_F:
+        return plan.chain.layers[home.last].output_bytes
+    return plan.chain.gradient_of_input(home.first)
+
+
+def exact_bytes(plan: Plan, stage: int) -> StageBytes:
+    """Live bytes of a stage, layer by layer forward and back ((M2), (M3))."""
+    home = plan.stages[stage]
+    layers = plan.chain.layers[home.first : home.last + 1]
+    held_before = 0
+    if stage and plan.stages[stage - 1].gpu == home.gpu:
+        held_before = plan.chain.layers[home.first - 1].saved_output_bytes
+
+    def kept_behind(index: int) -> int:
+        """What the storage behind layer `index` of the stage keeps until the backwards."""
+        saved = layers[index].saved_output_bytes
+        return (
+            saved if index + 1 == len(layers) else max(saved, layers[index + 1].saved_input_bytes)
+        )
+
+    live = max(0, plan.chain.input_of(home.first) - held_before)
+    kept_of_input = max(0, layers[0].saved_input_bytes - held_before)
+    live = max(live, kept_of_input)
+    most_forward, surplus = 0, live - kept_of_input
+    for index, layer in enumerate(layers):
+        live += layer.saved_bytes + layer.output_bytes
+        most_forward = max(most_forward, live + layer.forward_workspace_bytes)
+        live -= surplus
+        surplus = layer.output_bytes - kept_behind(index)
+    kept = live = live - surplus
+
+    most_backward = 0
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        gradients = layer.gradient_of_output_bytes + plan.chain.gradient_of_input(
+            home.first + index
+        )
+        most_backward = max(most_backward, live + layer.backward_workspace_bytes + gradients)
+        live -= layer.saved_bytes + layer.saved_output_bytes
+        if index:
+            live -= kept_behind(index - 1) - layers[index - 1].saved_output_bytes
+    return StageBytes(kept, most_forward, most_backward)
+
+
+def paper_bytes(plan: Plan, stage: int) -> StageBytes:
+    """The paper's count of a stage, layer by layer ((P2), (P3))."""
+    home = plan.stages[stage]
+    kept = most_forward = 0
+    for index in range(home.first, home.last + 1):
+        layer, size = plan.chain.layers[index], plan.chain.input_of(index)
+        stored = layer.saved_input_bytes + layer.saved_bytes + layer.saved_output_bytes
+        most_forward = max(most_forward, kept + max(stored, size) + layer.output_bytes)
+        kept += stored
+    most_backward = given_back = 0
+    for index in range(home.last, home.first - 1, -1):
+        layer, size = plan.chain.layers[index], plan.chain.input_of(index)
+        most_backward = max(most_backward, layer.output_bytes + size - given_back)
+        given_back += layer.saved_input_bytes + layer.saved_bytes + layer.saved_output_bytes
+    return StageBytes(kept, most_forward, most_backward)
+
+
+def states_bytes(plan: Plan, gpu: int) -> int:
+    """(M1), or (P1) in the paper model."""
+    total = 0
+    for stage in plan.hosted(gpu):
+        for layer in plan.chain.layers[stage.first : stage.last + 1]:
+            if plan.memory_model == "paper":
+                total += 3 * layer.weight_bytes
+                continue
+            slots = 2 if plan.semantics == "2bw" else 1
+            total += slots * layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+    return total
+
+
+def update_workspace_bytes(plan: Plan, stage: int) -> int:
+    """The most that one layer's optimizer step of a stage needs at once; none in the paper."""
+    if plan.memory_model == "paper":
+        return 0
+    home = plan.stages[stage]
+    layers = plan.chain.layers[home.first : home.last + 1]
+    return max(layer.optimizer_workspace_bytes for layer in layers)
+
+
+def _speed(plan: Plan, gpu: int) -> Fraction:
+    """The GPU's speed as the decimal that the file shows."""
+    return Fraction(str(plan.cluster.gpus[gpu].speed))

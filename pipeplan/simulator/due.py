@@ -1,0 +1,69 @@
+"""When the entries of the tapes are due, and in which order links take transfers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pipeplan.simulator.links import Resource
+from pipeplan.simulator.planned import Planned
+from pipeplan.simulator.tape import Does, Entry, Ops
+
+
+def link_order(
+    planned: Planned,
+    ops: Ops,
+    resources: dict[int, Resource],
+    tapes: list[list[Entry]],
+    flow: int,
+) -> dict[Resource, list[tuple[int, int]]]:
+    """Per link its transfers as (op, micro-batch), in the plan's order.
+
+    Micro-batches flow in groups of `flow`; every group starts anew, as the steps of a flush do.
+    """
+    keys: dict[Resource, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+    for tape in tapes:
+        for does, op, microbatch in tape:
+            if does == Does.SEND:
+                due = planned.at(op, microbatch % flow)
+                key = (microbatch // flow, due, ops.duration[op], microbatch, op)
+                keys[resources[op]].append(key)
+    return {
+        link: [(op, microbatch) for *_, microbatch, op in sorted(each)]
+        for link, each in keys.items()
+    }
+
+
+def due_times(planned: Planned, tapes: list[list[Entry]]) -> list[list[int]]:
+    """Planned times of computes, SENDs and RECVs, per rank and entry; 0 for the others.
+
+    A SEND happens when its transfer is due, but no later than the next compute of its rank
+    starts; a RECV when its SEND does, with the same limit on its own rank.
+    """
+    issued: dict[tuple[int, int], int] = {}
+    due = [[0] * len(tape) for tape in tapes]
+    for does in (Does.SEND, Does.RECV):
+        for times, tape in zip(due, tapes, strict=True):
+            _fill(planned, tape, does, issued, times)
+    return due
+
+
+def _fill(
+    planned: Planned,
+    tape: list[Entry],
+    wanted: Does,
+    issued: dict[tuple[int, int], int],
+    times: list[int],
+) -> None:
+    """Fills in the computes and the `wanted` messages, from the end of the tape to its start."""
+    following: int | None = None
+    for index in range(len(tape) - 1, -1, -1):
+        does, op, microbatch = tape[index]
+        if does == Does.COMPUTE:
+            following = times[index] = planned.at(op, microbatch)
+        elif does == wanted:
+            at = issued.get((op, microbatch)) if wanted == Does.RECV else None
+            if at is None:
+                at = planned.at(op, microbatch)
+            times[index] = at if following is None else min(at, following)
+            if wanted == Does.SEND:
+                issued[op, microbatch] = times[index]

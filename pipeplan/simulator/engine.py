@@ -1,0 +1,175 @@
+"""The clock: decides when each entry of each tape happens, in one pass over the data flow.
+
+A rank is advanced until its next entry waits for a message; whatever completes the message wakes
+it. No entry is looked at twice without cause, so a run costs time linear in its entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipeplan.plan import OpKind
+from pipeplan.simulator.links import Links
+from pipeplan.simulator.tape import Does, Entry, Ops
+
+LONG_AGO = -(2**100)
+"""Before anything a plan can name: when a rank on the plan clock became free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An entry that could not happen when the plan says."""
+
+    rank: int
+    index: int
+    due: int
+    ready: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When everything happened, in ns. Lists are by op and micro-batch; None: it never did."""
+
+    ops: Ops
+    start: list[list[int | None]]
+    end: list[list[int | None]]
+    when: list[list[int]]
+    """Per rank and entry: the start of a compute, the instant of anything else."""
+
+    def rows(
+        self,
+    ) -> Iterator[tuple[OpKind, int, int | tuple[int, int], int, int, int]]:
+        """(kind, stage, place, micro-batch, start, end) of every op that happened."""
+        for op, starts in enumerate(self.start):
+            kind, stage, place = self.ops.kind(op), self.ops.stage(op), self.ops.place[op]
+            for microbatch, (start, end) in enumerate(zip(starts, self.end[op], strict=True)):
+                if start is not None and end is not None:
+                    yield kind, stage, place, microbatch, start, end
+
+
+class Engine:
+    """One run of all tapes.
+
+    Args:
+        ops: the plan's ops.
+        tapes: the entries of each rank.
+        microbatches: how many the tapes handle.
+        links: which transfer a link takes next.
+        due: per rank and entry the planned time, or None for the eager clock. On the plan clock
+            nothing is ever delayed: an entry that is not ready goes on record in `late`.
+        updates: whether OPT takes its time.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        tapes: list[list[Entry]],
+        microbatches: int,
+        links: Links,
+        *,
+        due: list[list[int]] | None = None,
+        updates: bool = False,
+    ) -> None:
+        size = range(len(ops.present))
+        self.times = Times(
+            ops,
+            [[None] * microbatches for _ in size],
+            [[None] * microbatches for _ in size],
+            [[] for _ in tapes],
+        )
+        self.late: list[Late] = []
+        self.position = [0] * len(tapes)
+        """Per rank, the entry that it has not passed yet."""
+        self.issued: set[tuple[int, int]] = set()
+        self.posted: set[tuple[int, int]] = set()
+        self.ops, self.tapes = ops, tapes
+        self._links, self._due = links, due
+        self._updates = updates
+        self.now = [0 if due is None else LONG_AGO] * len(tapes)
+        self._ready: dict[tuple[int, int], int] = {}
+        self._waiting: dict[tuple[int, int], list[int]] = {}
+
+    def run(self) -> bool:
+        """Runs to the end; whether every rank reached the end of its tape."""
+        awake = list(range(len(self.tapes)))
+        while True:
+            while awake:
+                self._advance(awake.pop())
+            for op, microbatch, start in self._links.grant():
+                self.times.start[op][microbatch] = start
+                self.times.end[op][microbatch] = start + self.ops.duration[op]
+                awake += self._waiting.pop((op, microbatch), [])
+            if not awake and self._links.idle():
+                return all(
+                    p == len(tape) for p, tape in zip(self.position, self.tapes, strict=True)
+                )
+
+    def _advance(self, rank: int) -> None:
+        tape, when = self.tapes[rank], self.times.when[rank]
+        for index in range(self.position[rank], len(tape)):
+            does, op, microbatch = tape[index]
+            if does == Does.COMPUTE:
+                passed = self._compute(rank, index, op, microbatch)
+            elif does == Does.FREE:
+                passed = self._free(rank, op, microbatch)
+            elif does == Does.OPT:
+                when.append(self.now[rank])
+                if self._updates:
+                    self.now[rank] += self.ops.update[self.ops.stage(op)]
+                passed = True
+            else:
+                passed = self._message(rank, index, op, microbatch)
+            if not passed:
+                self.position[rank] = index
+                return
+        self.position[rank] = len(tape)
+
+    def _compute(self, rank: int, index: int, op: int, microbatch: int) -> bool:
+        before = self.ops.before[op]
+        arrival = self.times.end[before][microbatch] if before >= 0 else LONG_AGO
+        if arrival is None:
+            self._waiting.setdefault((before, microbatch), []).append(rank)
+            return False
+        now = self.now[rank]
+        start = max(now, arrival)
+        if self._due is not None:
+            due = self._due[rank][index]
+            if due < start:
+                reason = "the GPU is busy or waits" if now >= arrival else "its input arrives"
+                self.late.append(Late(rank, index, due, start, reason))
+            start = due
+        self.times.start[op][microbatch] = start
+        self.times.end[op][microbatch] = self.now[rank] = start + self.ops.duration[op]
+        self.times.when[rank].append(start)
+        return True
+
+    def _message(self, rank: int, index: int, op: int, microbatch: int) -> bool:
+        """A SEND or a RECV: the second of the two hands the message to its link."""
+        at, key = self.now[rank], (op, microbatch)
+        sends = self.tapes[rank][index][0] == Does.SEND
+        if sends and self.times.end[self.ops.before[op]][microbatch] is None:
+            return False
+        if self._due is not None:
+            due = self._due[rank][index]
+            if due < at:
+                self.late.append(Late(rank, index, due, at, "the GPU is busy or waits"))
+            at = due
+        (self.issued if sends else self.posted).add(key)
+        self.times.when[rank].append(at)
+        self._ready[key] = max(at, self._ready.get(key, LONG_AGO))
+        if key in self.issued and key in self.posted:
+            self._links.offer(op, microbatch, self._ready.pop(key))
+        return True
+
+    def _free(self, rank: int, op: int, microbatch: int) -> bool:
+        """Waits for the transfer. Bytes leave as it ends, even while a compute runs."""
+        end = self.times.end[op][microbatch]
+        if end is None:
+            self._waiting.setdefault((op, microbatch), []).append(rank)
+            return False
+        when = self.times.when[rank]
+        when.append(max(end, when[-1]) if when else end)
+        self.now[rank] = max(self.now[rank], end)
+        return True

@@ -1,0 +1,142 @@
+"""Runs a program: `simulate` the pattern of a plan, `replay` any finite program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan
+from pipeplan.program import Pattern, Program
+from pipeplan.simulator.due import due_times, link_order
+from pipeplan.simulator.engine import Engine
+from pipeplan.simulator.links import PlannedLinks, QueueLinks, Resource
+from pipeplan.simulator.planned import Planned, inspect
+from pipeplan.simulator.report import late, report
+from pipeplan.simulator.result import Clock, Simulation, refuse
+from pipeplan.simulator.stall import explain
+from pipeplan.simulator.tape import Does, Entry, Ops, record
+from pipeplan.simulator.window import Window
+from pipeplan.units import ceil_div
+
+
+def simulate(
+    plan: Plan,
+    pattern: Pattern,
+    *,
+    microbatches: int | None = None,
+    clock: Clock = "plan",
+    updates: bool = False,
+) -> Simulation:
+    """Replays `pattern`, the lowered `plan`, from empty to empty.
+
+    On the plan clock computes and transfers start when the plan says, and one that cannot is an
+    error; on the eager clock each starts as soon as its inputs, the order of its rank and link,
+    and the posting of its receive allow. Unless `updates` is on, no update interrupts the flow:
+    under 2bw each B is followed by an optimizer instant that takes no time (any of them may be
+    the one), under flush one follows the drain.
+
+    Args:
+        plan: what times and bytes follow from.
+        pattern: what each rank does.
+        microbatches: how many to replay; None takes enough for a steady state.
+        clock: `plan` or `eager`.
+        updates: eager only: optimizer steps as the pattern has them, and they take their time.
+
+    Raises:
+        InvalidPlanError: if the plan cannot be replayed, or on the plan clock something cannot
+            happen when the plan says; `violations` holds the discrepancies.
+        DeadlockError: if ranks wait for each other for ever.
+        InputError: if pattern and plan do not belong together.
+    """
+    refuse(list(inspect(plan)), clock)
+    _check_pattern(plan, pattern)
+    if updates and clock == "plan":
+        raise InputError("simulate: got updates on the plan clock, need the eager clock for them")
+    ops = Ops.of(plan)
+    planned = Planned.of(plan, ops)
+    count = _enough(plan, planned.least(ops), updates) if microbatches is None else microbatches
+    if count < 1:
+        raise InputError(f"simulate: got {count} micro-batches, need at least 1")
+    if not updates:
+        pattern = replace(pattern, microbatches=1 if plan.semantics == "2bw" else count)
+    flow = min(count, pattern.microbatches) if plan.semantics == "flush" else count
+    program = pattern.unroll(count)
+    tapes, _ = record(program, ops)
+    resources = _resources(plan, ops)
+    links = PlannedLinks(
+        link_order(planned, ops, resources, tapes, flow),
+        resources,
+        ops.duration,
+        planned.at if clock == "plan" else None,
+    )
+    due = due_times(planned, tapes) if clock == "plan" else None
+    engine = Engine(ops, tapes, count, links, due=due, updates=updates)
+    if not engine.run():
+        raise explain(program, engine, links)
+    every = plan.microbatches if updates and plan.semantics == "2bw" else 1
+    window = Window.of(engine.times, plan.k, flow, every, planned if due is not None else None)
+    result = report(plan, clock, program, engine, window, updates)
+    if clock == "plan":
+        refuse([*late(program, engine, links), *result.discrepancies], clock)
+    return result
+
+
+def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation:
+    """Runs a finite program, hand-written or unrolled, on the eager clock.
+
+    A link takes whatever is ready first. The plan gives stages, durations and bytes; its times
+    are not looked at.
+
+    Raises:
+        InputError: if the program names what the plan does not have, or names it twice.
+        DeadlockError: if ranks wait for each other for ever.
+        InvalidPlanError: if the plan's stages are not sound.
+    """
+    refuse([each for each in inspect(plan) if each.what in ("stages", "tied")], "eager")
+    ops = Ops.of(plan)
+    tapes, count = record(program, ops)
+    _check_once(program, tapes)
+    links = QueueLinks(_resources(plan, ops), ops.duration)
+    engine = Engine(ops, tapes, count, links, updates=updates)
+    if not engine.run():
+        raise explain(program, engine, links)
+    window = Window.of(engine.times, plan.k, count, 1, None)
+    return report(plan, "eager", program, engine, window, updates)
+
+
+def _enough(plan: Plan, least: int, updates: bool) -> int:
+    """Micro-batches for a steady state; with updates whole steps, and under flush one."""
+    if not updates:
+        return plan.k * (least + 8)
+    if plan.semantics == "flush":
+        return plan.microbatches
+    return (ceil_div(plan.k * least, plan.microbatches) + 4 * plan.k) * plan.microbatches
+
+
+def _check_pattern(plan: Plan, pattern: Pattern) -> None:
+    hosted = tuple(
+        tuple(stage.id for stage in plan.hosted(gpu)) for gpu in range(len(plan.cluster.gpus))
+    )
+    got = (pattern.k, pattern.semantics, pattern.microbatches, pattern.hosted)
+    need = (plan.k, plan.semantics, plan.microbatches, hosted)
+    if got != need:
+        raise InputError(f"simulate: got the pattern of another plan: {got}, need {need}")
+
+
+def _check_once(program: Program, tapes: list[list[Entry]]) -> None:
+    for rank, tape in enumerate(tapes):
+        seen: set[Entry] = set()
+        for index, entry in enumerate(tape):
+            if entry in seen and entry[0] != Does.OPT:
+                raise InputError(
+                    f"program: rank {rank}: got {program.ranks[rank][index]} twice, need it once"
+                )
+            seen.add(entry)
+
+
+def _resources(plan: Plan, ops: Ops) -> dict[int, Resource]:
+    return {
+        op: plan.cluster.links.resource(*place)
+        for op, place in enumerate(ops.place)
+        if isinstance(place, tuple)
+    }

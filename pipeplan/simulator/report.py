@@ -1,0 +1,134 @@
+"""Puts together what a finished run reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil
+
+from pipeplan.plan import Plan
+from pipeplan.program import Program
+from pipeplan.simulator import measure
+from pipeplan.simulator.charges import Charges
+from pipeplan.simulator.engine import Engine, Times
+from pipeplan.simulator.ledger import Ledger
+from pipeplan.simulator.links import PlannedLinks
+from pipeplan.simulator.result import Clock, Discrepancy, Simulation
+from pipeplan.simulator.tape import Ops
+from pipeplan.simulator.window import Window
+from pipeplan.units import ceil_div
+
+
+def report(
+    plan: Plan, clock: Clock, program: Program, engine: Engine, window: Window, updates: bool
+) -> Simulation:
+    """Everything a finished run tells, the ledger of every rank included."""
+    times, ranks = engine.times, range(len(engine.tapes))
+    charges = Charges.of(plan, times.ops)
+    # With updates the tape holds only the real ones: which weights a forward uses is not in doubt.
+    steps = plan.microbatches if plan.semantics == "2bw" and clock == "plan" else None
+    ledgers = [Ledger(charges, times, rank, engine.tapes[rank], steps) for rank in ranks]
+    peaks = [measure.Peaks() for _ in ranks]
+    for each, ledger, tape in zip(peaks, ledgers, engine.tapes, strict=True):
+        each.watch(ledger.levels(), tape, window, flush=plan.semantics == "flush")
+    buffers = measure.buffers_bytes(plan, times)
+    rows = tuple(measure.row(plan, g, peaks[g].level, buffers[g]) for g in ranks)
+    always = [row.states_bytes + extra for row, extra in zip(rows, buffers, strict=True)]
+    begin, end = _span(engine)
+    flights = {stage: n for ledger in ledgers for stage, n in ledger.in_flight.items()}
+    return Simulation(
+        clock=clock,
+        microbatches=len(times.start[0]),
+        period_ns=window.period_ns,
+        makespan_ns=end - begin,
+        step_ns=_step_ns(plan, clock, times, window, end - begin, updates),
+        in_flight=tuple(flights.get(stage, 0) for stage in range(len(plan.stages))),
+        memory=rows,
+        peaks=tuple(peaks[g].event(program.ranks[g]) for g in ranks),
+        fill_peak_bytes=tuple(always[g] + peaks[g].fill for g in ranks),
+        steady_peak_bytes=tuple(always[g] + peaks[g].steady for g in ranks),
+        drain_peak_bytes=tuple(always[g] + peaks[g].drain for g in ranks),
+        bubble=measure.idle_shares(plan, times, window.measured or (begin, end)),
+        left_bytes=tuple(peaks[g].left for g in ranks),
+        discrepancies=(*_order(times), *_weights(plan, ledgers)),
+        times=times,
+    )
+
+
+def late(program: Program, engine: Engine, links: PlannedLinks) -> Iterator[Discrepancy]:
+    """What could not happen when the plan says."""
+    for entry in engine.late:
+        yield Discrepancy(
+            "order",
+            f"GPU {entry.rank}, {program.ranks[entry.rank][entry.index]}",
+            f"is due at {entry.due} ns, can start at {entry.ready} ns, when {entry.reason}",
+        )
+    for transfer in links.late:
+        yield Discrepancy(
+            "link",
+            f"transfer {Ops.label(transfer.op, transfer.microbatch)}",
+            f"is due at {transfer.due} ns, can start at {transfer.ready} ns,"
+            f" when {transfer.reason}",
+        )
+
+
+def _span(engine: Engine) -> tuple[int, int]:
+    """First start and last end of anything that lasts, updates included."""
+    times = engine.times
+    starts = [time for each in times.start for time in each if time is not None]
+    ends = [time for each in times.end for time in each if time is not None]
+    return (min(starts), max(*ends, *engine.now)) if starts else (0, 0)
+
+
+def _step_ns(
+    plan: Plan, clock: Clock, times: Times, window: Window, makespan: int, updates: bool
+) -> int | None:
+    """How long one optimizer step takes: (T5) from planned starts, else as it was replayed."""
+    count, period = len(times.start[0]), window.period_ns
+    if clock == "eager":
+        if not updates:
+            return None
+        if plan.semantics == "flush":
+            return ceil_div(makespan, ceil_div(count, plan.microbatches))
+        return None if period is None else ceil(plan.microbatches * period / plan.k)
+    hosted = [
+        sum(times.ops.update[s.id] for s in plan.hosted(g)) for g in range(len(plan.cluster.gpus))
+    ]
+    update = max(hosted, default=0)
+    if period is None:
+        return None
+    if plan.semantics == "2bw":
+        return ceil(plan.microbatches * period / plan.k) + update
+    used = min(count, plan.microbatches)
+    begin = min(time for each in times.start for time in each[:used] if time is not None)
+    # The last micro-batch ends last; if it was not replayed, an equal one was, periods earlier.
+    last = plan.microbatches - 1
+    replayed = last if last < count else count - 1 - (count - 1 - last) % plan.k
+    ends = [each[replayed] for each in times.end]
+    end = max(time for time in ends if time is not None)
+    return int(end + Fraction(last - replayed, plan.k) * period) - begin + update
+
+
+def _order(times: Times) -> Iterator[Discrepancy]:
+    """Every op must take micro-batches in index order."""
+    for op, starts in enumerate(times.start):
+        for microbatch, (end, start) in enumerate(zip(times.end[op], starts[1:], strict=False)):
+            if end is not None and start is not None and end > start:
+                yield Discrepancy(
+                    "fifo",
+                    f"op {Ops.label(op, microbatch + 1)}",
+                    f"starts at {start} ns, before {Ops.label(op, microbatch)} ends at {end} ns",
+                )
+
+
+def _weights(plan: Plan, ledgers: list[Ledger]) -> Iterator[Discrepancy]:
+    """Under 2bw the weights that a forward uses must exist when it starts."""
+    for ledger in ledgers:
+        if ledger.unversioned is not None:
+            stage, microbatch = ledger.unversioned
+            yield Discrepancy(
+                "versions",
+                f"op {stage}F{microbatch}",
+                f"starts before the update of micro-batch {microbatch - plan.microbatches - 1}"
+                " can: two weight versions are not enough",
+            )

@@ -1,0 +1,169 @@
+"""The program as the engine reads it: flat entries, ops by number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pipeplan.errors import InputError
+from pipeplan.plan import OpKind, Plan
+from pipeplan.program import ActionKind, Program
+from pipeplan.simulator import costs
+
+KINDS = (OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B)
+
+
+class Does(IntEnum):
+    """What an entry of a tape does to its op."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECV = 2
+    FREE = 3
+    OPT = 4
+
+
+Entry = tuple[int, int, int]
+"""(Does, op, micro-batch); an OPT has the op B of its stage and micro-batch -1."""
+
+
+def number(kind: OpKind, stage: int) -> int:
+    """The number of an op; `Ops.kind` and `Ops.stage` undo it."""
+    return 4 * stage + KINDS.index(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """All ops of one micro-batch by number; entries of absent transfers are unused."""
+
+    present: tuple[bool, ...]
+    place: tuple[int | tuple[int, int], ...]
+    """GPU, or (from, to)."""
+    duration: tuple[int, ...]
+    before: tuple[int, ...]
+    """The op in chain order whose end this one waits for; -1 for the very first."""
+    after: tuple[int, ...]
+    """The op in chain order that waits for this one; -1 for the very last."""
+    position: tuple[int, ...]
+    """(T1)."""
+    update: tuple[int, ...]
+    """Per stage, the ns of its optimizer step."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Ops:
+        """The ops that the stages of `plan` need, with the replay's own durations."""
+        chain = chain_order(plan)
+        size = 4 * len(plan.stages)
+        present, duration = [False] * size, [0] * size
+        before, after = [-1] * size, [-1] * size
+        places: list[int | tuple[int, int]] = [0] * size
+        for i, (kind, stage) in enumerate(chain):
+            op = number(kind, stage)
+            present[op] = True
+            gpu = plan.stages[stage].gpu
+            if kind.is_compute:
+                places[op] = gpu
+                duration[op] = costs.compute_ns(plan, kind, stage)
+            else:
+                peer = stage + 1 if kind is OpKind.SEND_F else stage - 1
+                places[op] = (gpu, plan.stages[peer].gpu)
+                duration[op] = costs.transfer_ns(plan, kind, stage)
+            if i:
+                before[op] = number(*chain[i - 1])
+                after[before[op]] = op
+        return cls(
+            tuple(present),
+            tuple(places),
+            tuple(duration),
+            tuple(before),
+            tuple(after),
+            tuple(_position(op, len(plan.stages)) for op in range(size)),
+            tuple(costs.update_ns(plan, stage) for stage in range(len(plan.stages))),
+        )
+
+    @staticmethod
+    def kind(op: int) -> OpKind:
+        """What `op` does."""
+        return KINDS[op % 4]
+
+    @staticmethod
+    def stage(op: int) -> int:
+        """The stage it belongs to."""
+        return op // 4
+
+    @classmethod
+    def label(cls, op: int, microbatch: int) -> str:
+        """`2F0`: stage, kind, micro-batch."""
+        return f"{cls.stage(op)}{cls.kind(op)}{microbatch}"
+
+
+def _position(op: int, stages: int) -> int:
+    """(T1): two places per stage on the way down, two per stage on the way back."""
+    kind, stage = Ops.kind(op), Ops.stage(op)
+    down = kind in (OpKind.F, OpKind.SEND_F)
+    base = 2 * stage if down else 2 * (2 * stages - 1 - stage) - 1
+    return base + (not kind.is_compute)
+
+
+def chain_order(plan: Plan) -> list[tuple[OpKind, int]]:
+    """What happens to one micro-batch, in order."""
+    down, up = [], []
+    for stage in range(len(plan.stages)):
+        crosses = stage > 0 and plan.stages[stage - 1].gpu != plan.stages[stage].gpu
+        if crosses:
+            down.append((OpKind.SEND_F, stage - 1))
+            up.append((OpKind.SEND_B, stage))
+        down.append((OpKind.F, stage))
+        up.append((OpKind.B, stage))
+    return down + up[::-1]
+
+
+def record(program: Program, ops: Ops) -> tuple[list[list[Entry]], int]:
+    """The entries of each rank, and how many micro-batches they handle.
+
+    Raises:
+        InputError: if an action names a stage or a message that the plan does not have, or if
+            micro-batches are not counted from 0.
+    """
+    table = _table(ops)
+    tapes: list[list[Entry]] = []
+    microbatches = 0
+    for rank, actions in enumerate(program.ranks):
+        tape: list[Entry] = []
+        for action in actions:
+            meaning = table.get((action.kind, action.stage))
+            if meaning is None or meaning[2] != rank:
+                where = "no rank" if meaning is None else f"rank {meaning[2]}"
+                raise InputError(
+                    f"program: rank {rank}: got {action}, which the plan has on {where}"
+                )
+            microbatch = -1 if action.microbatch is None else action.microbatch
+            microbatches = max(microbatches, microbatch + 1)
+            tape.append((meaning[0], meaning[1], microbatch))
+        tapes.append(tape)
+    if microbatches > sum(map(len, tapes)):
+        raise InputError(
+            f"program: got micro-batch {microbatches - 1}, need micro-batches counted from 0"
+        )
+    return tapes, microbatches
+
+
+def _table(ops: Ops) -> dict[tuple[ActionKind, int], tuple[int, int, int]]:
+    """(action kind, stage) -> (Does, op, rank)."""
+    table: dict[tuple[ActionKind, int], tuple[int, int, int]] = {}
+    for op, present in enumerate(ops.present):
+        kind, stage, place = ops.kind(op), ops.stage(op), ops.place[op]
+        if not present:
+            continue
+        if not isinstance(place, tuple):
+            table[ActionKind(kind), stage] = (Does.COMPUTE, op, place)
+            if kind is OpKind.B:
+                table[ActionKind.OPT, stage] = (Does.OPT, op, place)
+            continue
+        forward = kind is OpKind.SEND_F
+        receive = ActionKind.RECV_F if forward else ActionKind.RECV_B
+        free = ActionKind.FREE_F if forward else ActionKind.FREE_B
+        table[ActionKind(kind), stage] = (Does.SEND, op, place[0])
+        table[free, stage] = (Does.FREE, op, place[0])
+        table[receive, stage + 1 if forward else stage - 1] = (Does.RECV, op, place[1])
+    return table
