@@ -143,11 +143,16 @@ def write(path: str, text: str) -> None:
 
 
 def screen(to_stderr: bool = False) -> Console:
-    """A console of at least 110 columns: tables never fold where output goes to a file."""
+    """A console of 120 columns where output goes to a file: tables never fold there."""
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave a closed pipe to `main`, which is silent about it; rich would exit with 1."""
+            raise BrokenPipeError
+
     stream = sys.stderr if to_stderr else sys.stdout
-    console = Console(file=stream, highlight=False, emoji=False, markup=False)
+    console = Quiet(file=stream, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = 120
     return console

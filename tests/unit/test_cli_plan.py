@@ -1,0 +1,221 @@
+"""The planning verbs end to end, without torch: import, plan, show, verify, simulate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.cli import main
+from pipeplan.cluster import uniform
+from pipeplan.plan import Plan
+
+LINKS = ["--bandwidth", "inf"]
+
+
+@pytest.fixture
+def chain_file(tmp_path: Path) -> Path:
+    """Layers of total time 3, 6, 3 ms; states and saved bytes of 100 and 1000 each."""
+    file = tmp_path / "chain.json"
+    layers = tuple(
+        Layer(
+            name=f"layer{index}",
+            forward_ns=unit * 10**6,
+            backward_ns=2 * unit * 10**6,
+            weight_bytes=100,
+            gradient_bytes=100,
+            output_bytes=10,
+            saved_bytes=1000,
+        )
+        for index, unit in enumerate((1, 2, 1))
+    )
+    file.write_text(Chain(name="three", input_bytes=10, layers=layers).to_json())
+    return file
+
+
+def plan(chain: Path, out: Path, *more: str) -> int:
+    """`pipeplan plan` with the flags that every test needs."""
+    return main(["plan", str(chain), "-o", str(out), "--time-limit", "20s", *more])
+
+
+def test_planning_gives_a_verified_plan_and_says_so(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is saved, shown with bound and gap, verified, replayed; progress is on stderr."""
+    out = tmp_path / "plan.json"
+    assert plan(chain_file, out, "--gpus", "2", "--memory", "1MB", *LINKS) == 0
+    shown, progress = capsys.readouterr()
+    for words in ("one period", "bound", "gap", "contiguous", "slack", "verified", "replayed"):
+        assert words in shown
+    assert "best" in progress
+    assert f"next: pipeplan simulate {out}" in progress
+    made = Plan.read(out)
+    assert [gpu.memory_bytes for gpu in made.cluster.gpus] == [10**6, 10**6]
+    assert made.chain == Chain.read(chain_file)
+    assert main(["verify", str(out)]) == 0
+    assert main(["simulate", str(out)]) == 0
+
+
+def test_flags_reach_the_plan(chain_file: Path, tmp_path: Path) -> None:
+    """Semantics, micro-batches, links, memory model, k and seed are what was asked for."""
+    out = tmp_path / "plan.json"
+    flags = ["--gpus", "2", "--memory", "1MB", "--bandwidth", "1kB/s", "--latency", "10us"]
+    flags += ["--duplex", "half", "--semantics", "flush", "--microbatches", "6", "--k", "1"]
+    flags += ["--memory-model", "paper", "--method", "contiguous", "--seed", "3"]
+    assert plan(chain_file, out, *flags, "--workers", "1", "--deterministic") == 0
+    made = Plan.read(out)
+    assert (made.semantics, made.microbatches, made.k) == ("flush", 6, 1)
+    assert made.memory_model == "paper"
+    links = made.cluster.links
+    assert (links.duplex, links.latency_ns, links.bandwidth_bytes_per_s) == ("half", 10_000, 1000)
+    assert (made.solver.seed, made.solver.method) == (3, "contiguous")
+
+
+def test_cluster_file_replaces_the_machine_flags(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--cluster` is enough; a machine flag beside it is refused, with its name."""
+    machines = tmp_path / "cluster.json"
+    machines.write_text(uniform(2, 10**6).to_json())
+    out = tmp_path / "plan.json"
+    for flag in (["--gpus", "2"], ["--memory", "1"], LINKS, ["--latency", "1us"]):
+        assert plan(chain_file, out, "--cluster", str(machines), *flag) == 2
+        assert flag[0] in capsys.readouterr().err
+    assert plan(chain_file, out, "--cluster", str(machines)) == 0
+    assert Plan.read(out).cluster == uniform(2, 10**6)
+
+
+def test_missing_machine_flags_are_named(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing about the machines is guessed: what is missing is asked for."""
+    assert plan(chain_file, tmp_path / "plan.json", "--gpus", "2") == 2
+    assert "need --memory, --bandwidth too" in capsys.readouterr().err
+
+
+def test_infeasible_is_code_3_with_the_bytes(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no plan exists, the message says what is too big and by how many bytes."""
+    out = tmp_path / "plan.json"
+    assert plan(chain_file, out, "--gpus", "2", "--memory", "1200", *LINKS) == 3
+    assert "1200" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_existing_plan_is_kept(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a file nor a wrong folder is noticed only after the search."""
+    out = tmp_path / "plan.json"
+    out.write_text("mine")
+    flags = ["--gpus", "2", "--memory", "1MB", *LINKS]
+    assert plan(chain_file, out, *flags) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert plan(chain_file, tmp_path / "no" / "plan.json", *flags) == 2
+    assert plan(chain_file, out, *flags, "--force") == 0
+    assert Plan.read(out).k >= 1
+
+
+def test_json_is_one_document(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--json`, stdout holds the figures and nothing else."""
+    out = tmp_path / "plan.json"
+    assert plan(chain_file, out, "--gpus", "2", "--memory", "1MB", *LINKS, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["plan"] == str(out)
+    assert figures["period_per_microbatch_ns"] >= figures["bound_ns"]
+    assert len(figures["memory"]) == 2
+
+
+def test_a_plan_goes_through_pipes(
+    chain_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-o -` writes the plan itself to stdout and nothing else."""
+    flags = ["--gpus", "2", "--memory", "1MB", *LINKS]
+    assert main(["plan", str(chain_file), "-o", "-", *flags]) == 0
+    assert len(Plan.from_json(capsys.readouterr().out).cluster.gpus) == 2
+
+
+@pytest.mark.parametrize("clock", ["plan", "eager"])
+def test_simulate_writes_a_trace(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], clock: str
+) -> None:
+    """The trace has every compute of every micro-batch once; the figures are the plan's."""
+    out, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    assert plan(chain_file, out, "--gpus", "2", "--memory", "1MB", *LINKS, "--k", "1") == 0
+    capsys.readouterr()
+    command = ["simulate", str(out), "--clock", clock, "--microbatches", "30", "--json"]
+    assert main([*command, "--trace", str(trace)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    made = Plan.read(out)
+    assert figures["microbatches"] == 30
+    assert figures["period_ns"] <= made.period_ns
+    assert figures["peak_bytes"] == [row.peak_bytes for row in made.memory]
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [each["name"] for each in events if each.get("cat") == "compute"]
+    stages = range(len(made.stages))
+    assert sorted(names) == sorted(
+        f"PP:{s}{d}{m}" for s in stages for d in "FB" for m in range(30)
+    )
+
+
+def test_simulate_refuses_a_plan_that_claims_too_little(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A peak lowered by one byte is found by the replay, and the code is 4."""
+    out = tmp_path / "plan.json"
+    assert plan(chain_file, out, "--gpus", "2", "--memory", "1MB", *LINKS) == 0
+    data = json.loads(out.read_text())
+    data["memory"][0]["peak_bytes"] -= 1
+    out.write_text(json.dumps(data))
+    capsys.readouterr()
+    assert main(["simulate", str(out)]) == 4
+    assert "GPU 0, peak_bytes" in capsys.readouterr().err
+
+
+def test_import_csv_and_refuse_what_does_not_belong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of layers becomes a chain; a flag of the other format is refused."""
+    table, out = tmp_path / "layers.csv", tmp_path / "chain.json"
+    table.write_text("name,forward_ms,backward_ms,output_bytes\na,1,2,8\nb,1.5,3,8\n")
+    command = ["import", str(table), "-o", str(out), "--input-bytes", "1KiB"]
+    assert main([*command, "--format", "pipedream"]) == 2
+    assert "--input-bytes" in capsys.readouterr().err
+    assert main([*command, "--format", "csv", "--microbatch-size", "4"]) == 0
+    chain = Chain.read(out)
+    assert (chain.name, chain.input_bytes, chain.microbatch_size) == ("layers", 1024, 4)
+    assert [layer.forward_ns for layer in chain.layers] == [10**6, 15 * 10**5]
+    assert "2 layers" in capsys.readouterr().out
+
+
+def test_planning_needs_no_torch(chain_file: Path, tmp_path: Path) -> None:
+    """With torch made unimportable, plan, show, verify and simulate work."""
+    out = tmp_path / "plan.json"
+    code = f"""
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{{name}} is blocked")
+sys.meta_path.insert(0, NoTorch())
+from pipeplan.cli import main
+chain, out = {str(chain_file)!r}, {str(out)!r}
+machines = ["--gpus", "2", "--memory", "1MB", "--bandwidth", "inf"]
+assert main(["plan", chain, *machines, "-o", out]) == 0
+assert main(["show", out, "--svg", out + ".svg"]) == 0
+assert main(["verify", out]) == 0
+assert main(["simulate", out]) == 0
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
