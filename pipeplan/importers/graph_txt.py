@@ -50,11 +50,10 @@ def pipedream(text: str, *, name: str, microbatch_size: int = 1, where: str = "p
     Raises:
         InputError: if the text is no such profile, or its graph has a cycle.
     """
-    graph = _read(text, where)
+    graph = without_dead_ends(_read(text, where))
     inputs = [op for _, op in graph.nodes(data="operation") if op.is_input]
     if not inputs:
         raise InputError(f"{where}: got no node called Input, need one: the model's input")
-    graph = without_dead_ends(graph)
     data = {
         "name": name,
         "source": "PipeDream profile",

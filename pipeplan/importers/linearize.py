@@ -126,11 +126,11 @@ def _order(graph: Graph, where: str) -> list[str]:
 
 
 def without_dead_ends(graph: Graph) -> Graph:
-    """`graph` less views and sizes that nobody reads, unless nothing else is an output."""
+    """`graph` less views, sizes and inputs that nobody reads, unless nothing else is an output."""
     kept = graph.copy()
     while True:
-        ends = [name for name in kept if not kept.out_degree(name)]
-        idle = [name for name in ends if operation(kept, name).is_bookkeeping]
+        ends = [operation(kept, name) for name in kept if not kept.out_degree(name)]
+        idle = [op.name for op in ends if op.is_bookkeeping or op.is_input]
         if not idle or len(idle) == len(ends):
             return kept
         kept.remove_nodes_from(idle)
@@ -155,18 +155,19 @@ def _is_cut(graph: Graph, order: list[str]) -> list[bool]:
 
 
 def _merged(graph: Graph, found: list[list[str]]) -> list[list[str]]:
-    merged: list[list[str]] = []
-    for group in found:
-        first, last = operation(graph, group[0]), operation(graph, group[-1])
-        if not merged:
-            merged.append(group)
-            continue
-        before = operation(graph, merged[-1][-1])
-        idle = all(operation(graph, name).is_free for name in group)
-        starting = all(operation(graph, name).is_free for name in merged[-1])
-        smaller = last.output_bytes <= before.output_bytes
-        if first.is_inplace or (idle and smaller) or (starting and len(merged) == 1):
-            merged[-1] = merged[-1] + group
+    merged = [list(found[0])]
+    busy = not _is_free(graph, found[0])
+    for group in found[1:]:
+        output = operation(graph, group[-1]).output_bytes
+        idle = _is_free(graph, group)
+        smaller = output <= operation(graph, merged[-1][-1]).output_bytes
+        if not busy or operation(graph, group[0]).is_inplace or (idle and smaller):
+            merged[-1].extend(group)
         else:
-            merged.append(group)
+            merged.append(list(group))
+        busy = busy or not idle
     return merged
+
+
+def _is_free(graph: Graph, group: list[str]) -> bool:
+    return all(operation(graph, name).is_free for name in group)
