@@ -87,6 +87,23 @@ def plan(
     return built if "memory" in fields else filled(built)
 
 
+def packed(of: Chain, stages: Sequence[tuple[int, int, int]], period: int, **fields: Any) -> Plan:
+    """A plan whose GPUs do their ops back to back from 0, in chain order, k = 1.
+
+    Each op of a micro-batch waits for its turn (paper 002, Lemma 1): it takes the first of its
+    places that is not too early. Transfers take no time.
+    """
+    where = fields.get("cluster") or uniform(max(gpu for _, _, gpu in stages) + 1, 2**40)
+    busy, ready, times = dict.fromkeys(range(len(where.gpus)), 0), 0, {}
+    for kind, stage in order(stages):
+        if kind.is_compute:
+            gpu, lasts = stages[stage][2], length(of, where, stages, kind, stage)
+            times[f"{stage}{kind}0"] = ready + (busy[gpu] - ready) % period
+            busy[gpu] += lasts
+            ready = times[f"{stage}{kind}0"] + lasts
+    return plan(of, stages, period, times, **fields | {"cluster": where})
+
+
 def with_(built: Plan, **fields: Any) -> Plan:
     """The same plan with top-level fields replaced, still a plan that parses."""
     return Plan.from_json(built.model_copy(update=fields).to_json())
