@@ -23,7 +23,7 @@ def load_bound(costs: Costs) -> Fraction:
     once per micro-batch; if that exceeds T on the fastest link, the two layers share a GPU. v(T)
     only falls with T and changes at these thresholds only.
     """
-    cuts = _cheapest_cuts(costs)
+    cuts = cheapest_cuts(costs)
     thresholds = sorted(set(cuts))
     low, high = 0, len(thresholds)
     # after the search: merging every cut above thresholds[high - 1] is not contradicted
@@ -38,7 +38,7 @@ def load_bound(costs: Costs) -> Fraction:
     return max(Fraction(floor), _merged_bound(costs, cuts, floor))
 
 
-def _cheapest_cuts(costs: Costs) -> list[int]:
+def cheapest_cuts(costs: Costs) -> list[int]:
     """Ns that a cut behind each layer keeps a link busy at least, on the fastest pair of GPUs."""
     half = costs.cluster.links.duplex == "half"
     classes = gpu_classes(costs)
@@ -126,7 +126,8 @@ def residency_bound(costs: Costs) -> Fraction:
     """Average memory: bytes kept times the time they are kept fit into all GPUs times T.
 
     Layer l's saved bytes of a micro-batch live at least as long as the work from its forward to
-    its backward on the fastest GPU (Little's law); the sum of averages is at most the sum of peaks.
+    its backward on the fastest GPU (Little's law); averages sum to at most the sum of
+    peaks.
     """
     room = sum(costs.budgets) - sum(costs.segment(i, i).states for i in range(costs.layers))
     if room <= 0:

@@ -195,7 +195,8 @@ class ContiguousSolver:
             good &= copies <= self.most
         budget = self.costs.budgets[self.classes[kind][0]]
         room = budget - self._fixed
-        good &= (room >= 0) & (copies - 1 <= room // np.maximum(self.tables.saved, 1))
+        others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
+        good &= others * self.tables.saved <= room
         spans = np.where(good, spans, INFINITE)
         choice = np.argmin(spans, axis=1)
         reach = spans[np.arange(len(choice)), choice]

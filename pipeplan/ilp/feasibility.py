@@ -67,7 +67,7 @@ def _total_reason(costs: Costs) -> str | None:
         return None
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
-        f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the {costs.gpus} GPUs"
-        f" have {total}: {need - total} bytes over. More GPUs, more memory, a smaller micro-batch"
-        " or recomputation would help."
+        f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
+        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. More GPUs, more memory,"
+        " a smaller micro-batch or recomputation would help."
     )

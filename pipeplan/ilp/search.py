@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from pipeplan.ilp import free
 from pipeplan.ilp.bounds import any_bound, contiguous_bound
 from pipeplan.ilp.contiguous import ContiguousSolver, Partition
 from pipeplan.ilp.feasibility import simple_reason
@@ -21,6 +22,8 @@ def run(state: Incumbent) -> None:
             return
         state.prove("any", any_bound(state.costs))
         contiguous(state)
+        if not state.options.contiguous_only and not state.done:
+            free.search(state)
     except KeyboardInterrupt:
         if state.best is None:
             raise

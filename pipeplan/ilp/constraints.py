@@ -1,0 +1,234 @@
+"""Time constraints of the periodic model: (R2)-(R5) at a fixed period, in ticks."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+from ortools.sat.python import cp_model
+
+from pipeplan.ilp.variables import Instance, Linear, Literal, Task, Variables
+from pipeplan.plan import OpKind
+
+F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
+
+
+def add_times(v: Variables) -> None:
+    """Create all ops and keep precedence, exclusivity and FIFO."""
+    for task in compute_tasks(v.instance):
+        v.add_task(task)
+    v.model.add(v.position[F, 0, 0] == 0)
+    v.model.add(v.turn[F, 0, 0] == 0)
+    _chain(v)
+    _gpus(v)
+    _links(v)
+    _fifo(v)
+    _loads(v)
+    _tied(v)
+
+
+def compute_tasks(instance: Instance) -> list[Task]:
+    """All F and B."""
+    items = range(len(instance.items))
+    return [(kind, n, c) for c in instance.copies for n in items for kind in (F, B)]
+
+
+def sends(instance: Instance) -> list[tuple[OpKind, int, int]]:
+    """(kind, item, boundary) of every send that may be needed."""
+    last = len(instance.items) - 1
+    return [(SEND_F, n, n) for n in range(last)] + [(SEND_B, n + 1, n) for n in range(last)]
+
+
+def matters(v: Variables, kind: OpKind, item: int, boundary: int) -> bool:
+    """Whether a send needs variables: it may exist and takes time or carries bytes."""
+    cut = v.cut(boundary)
+    if isinstance(cut, int) and not cut:
+        return False
+    layer = v.instance.items[boundary][1]
+    backward = kind is SEND_B
+    costs = v.instance.costs
+    if costs.tensor_bytes(layer, backward=backward):
+        return True
+    pairs = ((p, q) for p in v.instance.gpus for q in v.instance.gpus if p != q)
+    return any(v.instance.send_ticks(kind, item, p, q) for p, q in pairs)
+
+
+def _chain(v: Variables) -> None:
+    """(R2) along the chain, through a send where there is a cut."""
+    last = len(v.instance.items) - 1
+    for copy in v.instance.copies:
+        for n in range(last):
+            _step(v, (F, n, copy), (F, n + 1, copy), (SEND_F, n, copy), n)
+            _step(v, (B, n + 1, copy), (B, n, copy), (SEND_B, n + 1, copy), n)
+        _follow(v, (F, last, copy), v.length((F, last, copy)), (B, last, copy))
+
+
+def _step(v: Variables, one: Task, other: Task, send: Task, boundary: int) -> None:
+    together, cut = v.same(boundary, boundary + 1), v.cut(boundary)
+    if not matters(v, send[0], send[1], boundary):
+        _follow(v, one, v.length(one), other)
+        return
+    v.add_task(send)
+    _follow(v, one, v.length(one), other, together)
+    _follow(v, one, v.length(one), send)
+    _follow(v, send, send_length(v, send, boundary), other, cut)
+    if not isinstance(together, int):
+        v.model.add(v.time(other) >= v.time(one) + v.length(one))
+
+
+def _follow(v: Variables, one: Task, length: Linear, other: Task, *literals: Literal) -> None:
+    """`other` starts after `one` ends, and less than a period later: waiting longer never helps.
+
+    Given the positions on every resource, the smallest turns make every residence shortest.
+    """
+    if any(isinstance(each, int) and not each for each in literals):
+        return
+    wait = v.time(other) - v.time(one) - length
+    slack = v.period - 1 if v.instance.tick == 1 else v.period + 1
+    v.enforced(v.model.add(wait >= 0), *literals)
+    v.enforced(v.model.add(wait <= slack), *literals)
+
+
+def send_length(v: Variables, send: Task, boundary: int) -> Linear:
+    """Ticks of a send between the GPUs that its two items sit on."""
+    kind, item, _ = send
+    source = boundary if kind is SEND_F else boundary + 1
+    target = boundary + 1 if kind is SEND_F else boundary
+    instance = v.instance
+    if instance.home is not None:
+        return instance.send_ticks(kind, item, instance.home[source], instance.home[target])
+    lengths = {
+        (p, q): instance.send_ticks(kind, item, p, q)
+        for p in instance.gpus
+        for q in instance.gpus
+        if p != q
+    }
+    if len(set(lengths.values())) == 1:
+        return next(iter(lengths.values()))
+    return sum(
+        ticks * v.both(v.on[source][p], v.on[target][q]) for (p, q), ticks in lengths.items()
+    )
+
+
+def _gpus(v: Variables) -> None:
+    """(R3): windows, no overlap, and an order literal for every pair that may share a GPU."""
+    instance, model, period = v.instance, v.model, v.period
+    tasks = compute_tasks(instance)
+    for gpu in instance.gpus:
+        offset = model.new_int_var(0, period, f"window_{gpu}")
+        intervals = []
+        for task in tasks:
+            here = v.on[task[1]][gpu]
+            if isinstance(here, int) and not here:
+                continue
+            length = instance.ticks(task[0], task[1], gpu)
+            intervals.append(_window(v, task, length, offset, here))
+        model.add_no_overlap(intervals)
+        _open(v, gpu, offset)
+    for one, other in combinations(tasks, 2):
+        _order(v, one, other)
+
+
+def _window(
+    v: Variables, task: Task, length: int, offset: cp_model.IntVar, here: Literal
+) -> cp_model.IntervalVar:
+    """The op's interval on one resource, inside the resource's window of one period."""
+    start, model = v.position[task], v.model
+    v.enforced(model.add(start >= offset), here)
+    v.enforced(model.add(start + length <= offset + v.period), here)
+    if isinstance(here, int):
+        return model.new_fixed_size_interval_var(start, length, f"i_{task}")
+    return model.new_optional_fixed_size_interval_var(start, length, here, f"i_{task}")
+
+
+def _open(v: Variables, gpu: int, offset: cp_model.IntVar) -> None:
+    """Rotation symmetry: the forward of a GPU's first item opens its window."""
+    for n in range(len(v.instance.items)):
+        here = v.on[n][gpu]
+        if isinstance(here, int):
+            if here:
+                v.model.add(v.position[F, n, 0] == offset)
+                return
+        elif n == 0:
+            v.model.add(offset == 0).only_enforce_if(here)
+        else:
+            earlier = sum(v.on[m][gpu] for m in range(n))
+            first = v.model.new_bool_var(f"first_{n}_{gpu}")
+            v.model.add(here - earlier <= first)
+            v.model.add(v.position[F, n, 0] == offset).only_enforce_if(first)
+
+
+def _order(v: Variables, one: Task, other: Task) -> None:
+    """before[a, b]: a ends before b starts in the window of the GPU they share."""
+    together = v.same(one[1], other[1])
+    if isinstance(together, int) and not together:
+        return
+    literals = [v.model.new_bool_var(f"w_{one}_{other}"), v.model.new_bool_var("w_back")]
+    v.model.add(sum(literals) == together)
+    for literal, (first, second) in zip(literals, ((one, other), (other, one)), strict=True):
+        v.before[first, second] = literal
+        end = v.position[first] + v.length(first)
+        v.model.add(end <= v.position[second]).only_enforce_if(literal)
+
+
+def _links(v: Variables) -> None:
+    """(R4): sends of each link within a window, without overlap. Sends of no length are free."""
+    instance, model = v.instance, v.model
+    intervals: dict[tuple[int, int], list[cp_model.IntervalVar]] = {}
+    offsets: dict[tuple[int, int], cp_model.IntVar] = {}
+    for kind, item, boundary in sends(instance):
+        if (kind, item, 0) not in v.position:
+            continue
+        source, target = (boundary, boundary + 1)[:: 1 if kind is SEND_F else -1]
+        for p in instance.gpus:
+            for q in instance.gpus:
+                length = instance.send_ticks(kind, item, p, q) if p != q else 0
+                here = v.both(v.on[source][p], v.on[target][q]) if length else 0
+                if isinstance(here, int) and not here:
+                    continue
+                link = instance.costs.cluster.links.resource(p, q)
+                if link not in offsets:
+                    offsets[link] = model.new_int_var(0, v.period, f"window_{link}")
+                for copy in instance.copies:
+                    interval = _window(v, (kind, item, copy), length, offsets[link], here)
+                    intervals.setdefault(link, []).append(interval)
+    for shared in intervals.values():
+        model.add_no_overlap(shared)
+
+
+def _fifo(v: Variables) -> None:
+    """(R5): copies in order, the first of the next period behind the last."""
+    if v.instance.k == 1:
+        return
+    copies = list(v.instance.copies)
+    for kind, n, copy in list(v.position):
+        if copy:
+            continue
+        for one, other in pairwise(copies):
+            v.model.add(v.time((kind, n, one)) <= v.time((kind, n, other)))
+        last = v.time((kind, n, copies[-1]))
+        v.model.add(last <= v.time((kind, n, 0)) + v.period)
+
+
+def _loads(v: Variables) -> None:
+    """Redundant: work of each GPU within the period."""
+    instance = v.instance
+    for gpu in instance.gpus:
+        work = sum(
+            instance.ticks(kind, n, gpu) * v.on[n][gpu]
+            for n in range(len(instance.items))
+            for kind in (F, B)
+        )
+        if not isinstance(work, int) or work * instance.k > v.period:
+            v.model.add(instance.k * work <= v.period)
+
+
+def _tied(v: Variables) -> None:
+    """Layers that share a parameter sit on one GPU."""
+    owner = {
+        layer: n
+        for n, (first, last) in enumerate(v.instance.items)
+        for layer in range(first, last + 1)
+    }
+    for group in v.instance.costs.tied_groups:
+        for layer in group[1:]:
+            v.model.add(v.same(owner[group[0]], owner[layer]) == 1)

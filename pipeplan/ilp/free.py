@@ -1,0 +1,103 @@
+"""Free allocations, several runs of layers a GPU: exact for few layers, guided for many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final
+
+from pipeplan.ilp.guide import Guide, Home
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.periods import scaled, shorten
+from pipeplan.ilp.units import coarsen
+from pipeplan.ilp.variables import Instance
+from pipeplan.units import ceil_div
+
+JOINT_ITEMS: Final = 14
+"""Layers up to which allocation and schedule are one model."""
+STEPS: Final = (1.0, 1.01, 1.03, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0)
+"""Periods that the guide tries, as multiples of the bound."""
+TRIES: Final = 3
+"""Allocations tried at each period and size."""
+
+Item = tuple[int, int]
+
+
+def search(state: Incumbent) -> None:
+    """Improve on the contiguous plan; raise the bound for k = 1 where layers are few."""
+    few = state.costs.layers <= JOINT_ITEMS
+    if few:
+        joint(
+            state,
+            state.options.ks[0],
+            state.remaining * (1.0 if len(state.options.ks) == 1 else 0.5),
+        )
+    if not state.done:
+        guided(state, state.remaining * 0.7)
+    for k in state.options.ks[1:]:
+        if few and not state.done:
+            joint(state, k, state.remaining / 2)
+
+
+def joint(state: Incumbent, k: int, seconds: float) -> None:
+    """Allocation and schedule together, layer by layer: solutions and proofs from one model."""
+    state.enter(f"joint k={k}")
+    items = tuple((layer, layer) for layer in range(state.costs.layers))
+    instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
+    shorten(state, instance, seconds, proof=True)
+
+
+def guided(state: Incumbent, seconds: float) -> None:
+    """Allocations proposed by the guide at growing periods, coarse units first, then scheduled."""
+    end = state.elapsed + seconds
+    for factor in STEPS:
+        for count in _sizes(state):
+            tabu: list[Home] = []
+            for _ in range(TRIES):
+                target = state.bound * Fraction(factor)
+                if state.done or state.elapsed > end or not _worth(state, target):
+                    return
+                state.enter(f"guide {count} units at {factor:g} x bound")
+                home = _propose(state, count, target, tabu, end)
+                if home is None:
+                    break
+                tabu.append(home[0])
+                schedule_home(state, *home, end)
+
+
+def _sizes(state: Incumbent) -> Iterator[int]:
+    gpus, layers = state.costs.gpus, state.costs.layers
+    return iter(
+        sorted({min(layers, size) for size in (2 * gpus + 8, 3 * gpus + 12, 6 * gpus + 8)})
+    )
+
+
+def _worth(state: Incumbent, target: Fraction) -> bool:
+    return state.best is None or target < state.best.per_microbatch
+
+
+def _propose(
+    state: Incumbent, count: int, target: Fraction, tabu: list[Home], end: float
+) -> tuple[Home, tuple[Item, ...]] | None:
+    """An allocation of coarse units that may reach `target` ns, or None."""
+    items = coarsen(state.costs, count, int(target))
+    instance = scaled(Instance(state.costs, items, most=state.most_in_flight))
+    period = ceil_div(int(target), instance.tick)
+    guide = Guide(instance, period, 2 * state.costs.gpus + 4, tabu)
+    home = guide.solve(state.options, min(4.0, max(0.1, end - state.elapsed)))
+    return None if home is None else (home, items)
+
+
+def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: float) -> None:
+    """The shortest period of one allocation, its runs of units as items."""
+    runs: list[Item] = []
+    places: list[int] = []
+    for (first, last), gpu in zip(items, home, strict=True):
+        if places and places[-1] == gpu:
+            runs[-1] = (runs[-1][0], last)
+        else:
+            runs.append((first, last))
+            places.append(gpu)
+    state.enter(f"schedule {len(runs)} stages")
+    instance = Instance(state.costs, tuple(runs), tuple(places), k=1, most=state.most_in_flight)
+    shorten(state, instance, min(10.0, max(0.1, end - state.elapsed)), proof=False)

@@ -1,0 +1,99 @@
+"""The periodic scheduling model at one period: build, solve, interpret."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from enum import Enum
+
+from ortools.sat.python import cp_model
+
+from pipeplan.ilp import extract
+from pipeplan.ilp.constraints import add_times
+from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.residency import Residency
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.variables import Instance, Variables
+
+WORK_PER_SECOND = 1.0
+"""Deterministic work units that stand for a second of time limit."""
+
+
+class Answer(Enum):
+    """What a solve proved."""
+
+    FOUND = "found"
+    IMPOSSIBLE = "impossible"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer at one period, with schedules in exact ns where one was found."""
+
+    answer: Answer
+    schedules: tuple[Schedule, ...] = ()
+
+
+def solve_at(
+    instance: Instance,
+    period: int,
+    budgets: tuple[int, ...],
+    options: Options,
+    seconds: float,
+    lowest: int = 1,
+) -> Result:
+    """Whether the instance has a schedule of `period` ticks.
+
+    Args:
+        instance: What is to be scheduled.
+        period: In ticks, of k micro-batches.
+        budgets: Bytes of each GPU; below its memory they make room for what the model leaves out.
+        options: Seed and workers.
+        seconds: Time limit (work limit where deterministic).
+        lowest: No schedule is made shorter than this many ns.
+
+    Returns:
+        IMPOSSIBLE is a proof for the true data if `budgets` are the GPUs' memories.
+    """
+    v = Variables(instance, period)
+    add_times(v)
+    Residency(v, budgets).add()
+    solver = configured(options, seconds)
+    status = run(solver, v.model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Result(Answer.FOUND, tuple(extract.schedules(solver, v, lowest)))
+    if status == cp_model.INFEASIBLE:
+        return Result(Answer.IMPOSSIBLE)
+    if status == cp_model.MODEL_INVALID:
+        raise AssertionError(v.model.validate())
+    return Result(Answer.UNKNOWN)
+
+
+def configured(options: Options, seconds: float) -> cp_model.CpSolver:
+    """A solver with the run's seed, workers and limits."""
+    solver = cp_model.CpSolver()
+    parameters = solver.parameters
+    parameters.num_workers = options.workers
+    parameters.random_seed = options.seed
+    parameters.catch_sigint_signal = False
+    if options.deterministic:
+        parameters.interleave_search = True
+        parameters.max_deterministic_time = max(1e-3, seconds * WORK_PER_SECOND)
+    else:
+        parameters.max_time_in_seconds = max(1e-3, seconds)
+    return solver
+
+
+def run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
+    """Solve; Ctrl-C stops the search at once and is raised again."""
+    statuses: list[int] = []
+    worker = threading.Thread(target=lambda: statuses.append(int(solver.solve(model))))
+    worker.start()
+    try:
+        worker.join()
+    except KeyboardInterrupt:
+        solver.stop_search()
+        worker.join()
+        raise
+    return statuses[0]

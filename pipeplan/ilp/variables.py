@@ -1,0 +1,184 @@
+"""Variables of the periodic scheduling model: where items sit, when their ops start.
+
+Items are runs of layers, indivisible here. `home` fixes their GPUs; otherwise the model chooses.
+A start is `time = position + period * turn`: the position lies in a window of one period that each
+GPU and link opens at an offset of its own, so no op wraps around; the turn is the integer shift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ortools.sat.python import cp_model
+from ortools.sat.python.cp_model_helper import Literal as BooleanLiteral
+
+from pipeplan.ilp.contiguous import gpu_classes
+from pipeplan.ilp.costs import Costs
+from pipeplan.plan import OpKind
+
+Linear = cp_model.LinearExpr | int
+Literal = BooleanLiteral | int
+"""A Boolean variable or the constant 0 or 1."""
+
+Task = tuple[OpKind, int, int]
+"""(kind, item, copy). SEND_F of item n and SEND_B of item n cross the boundaries behind and
+before it."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What is to be scheduled.
+
+    Attributes:
+        costs: Durations and bytes.
+        items: (first layer, last layer) in chain order.
+        home: GPU of each item; None leaves the allocation free.
+        k: Micro-batches per period.
+        tick: Nanoseconds of one time unit; durations are rounded down.
+        unit: Bytes of one memory unit; bytes are rounded down.
+        most: No item may keep more micro-batches (R6); None for no limit.
+    """
+
+    costs: Costs
+    items: tuple[tuple[int, int], ...]
+    home: tuple[int, ...] | None = None
+    k: int = 1
+    tick: int = 1
+    unit: int = 1
+    most: int | None = None
+
+    @property
+    def gpus(self) -> range:
+        """All GPUs."""
+        return range(self.costs.gpus)
+
+    @property
+    def copies(self) -> range:
+        """Copies of every op in a period."""
+        return range(self.k)
+
+    def ticks(self, kind: OpKind, item: int, gpu: int) -> int:
+        """Duration of F or B of an item on a GPU, in ticks, rounded down.
+
+        The overhead of a stage counts only where the item surely begins one; fused items behind
+        it do not pay it again.
+        """
+        first, last = self.items[item]
+        time = self.costs.forward_ns if kind is OpKind.F else self.costs.backward_ns
+        begins = item == 0 or (self.home is not None and self.home[item - 1] != self.home[item])
+        overhead = 0 if begins else self.costs.cluster.action_overhead_ns
+        return (time(first, last, gpu) - overhead) // self.tick
+
+    def send_ticks(self, kind: OpKind, item: int, source: int, target: int) -> int:
+        """Duration of a send of an item in ticks."""
+        first, last = self.items[item]
+        if kind is OpKind.SEND_F:
+            return self.costs.send_forward_ns(last, source, target) // self.tick
+        return self.costs.send_backward_ns(first - 1, source, target) // self.tick
+
+
+@dataclass
+class Variables:
+    """The variables of one model at one period."""
+
+    instance: Instance
+    period: int
+    model: cp_model.CpModel = field(default_factory=cp_model.CpModel)
+
+    def __post_init__(self) -> None:
+        """Create allocation, times and orders."""
+        self._same: dict[tuple[int, int], Literal] = {}
+        self._both: dict[tuple[int, ...], Literal] = {}
+        self.on = self._allocation()
+        self.position: dict[Task, cp_model.IntVar] = {}
+        self.turn: dict[Task, cp_model.IntVar] = {}
+        self.before: dict[tuple[Task, Task], Literal] = {}
+        self.turns = 4 * len(self.instance.items) + 2
+        """More turns than ops between the first and any other: each waits less than a period."""
+
+    def _allocation(self) -> list[list[Literal]]:
+        """on[n][p]: item n sits on GPU p."""
+        instance, model = self.instance, self.model
+        if instance.home is not None:
+            return [[int(gpu == home) for gpu in instance.gpus] for home in instance.home]
+        on: list[list[Literal]] = [
+            [model.new_bool_var(f"on_{n}_{p}") for p in instance.gpus]
+            for n in range(len(instance.items))
+        ]
+        for row in on:
+            model.add_exactly_one(row)
+        for members in gpu_classes(instance.costs):
+            for one, other in pairwise(members):
+                for n in range(len(on)):
+                    model.add(on[n][other] <= sum(on[m][one] for m in range(n)))
+        return on
+
+    def same(self, one: int, other: int) -> Literal:
+        """Whether two items share a GPU."""
+        if one == other:
+            return 1
+        key = (min(one, other), max(one, other))
+        if key not in self._same:
+            self._same[key] = self._new_same(*key)
+        return self._same[key]
+
+    def _new_same(self, one: int, other: int) -> Literal:
+        if self.instance.home is not None:
+            return int(self.instance.home[one] == self.instance.home[other])
+        literal = self.model.new_bool_var(f"same_{one}_{other}")
+        for gpu in self.instance.gpus:
+            here, there = self.on[one][gpu], self.on[other][gpu]
+            self.model.add(here + there <= 1 + literal)
+            self.model.add(here - there + literal <= 1)
+            self.model.add(there - here + literal <= 1)
+        return literal
+
+    def both(self, *literals: Literal) -> Literal:
+        """The conjunction as one literal."""
+        if any(isinstance(each, int) and not each for each in literals):
+            return 0
+        free = [each for each in literals if not isinstance(each, int)]
+        if not free:
+            return 1
+        if len(free) == 1:
+            return free[0]
+        key = tuple(sorted(each.index for each in free))
+        if key not in self._both:
+            literal = self.model.new_bool_var(f"both_{key}")
+            self.model.add_bool_and(free).only_enforce_if(literal)
+            self.model.add_bool_or([each.negated() for each in free] + [literal])
+            self._both[key] = literal
+        return self._both[key]
+
+    def cut(self, boundary: int) -> Literal:
+        """Whether items `boundary` and `boundary` + 1 sit on different GPUs."""
+        together = self.same(boundary, boundary + 1)
+        return 1 - together if isinstance(together, int) else together.negated()
+
+    def add_task(self, task: Task) -> None:
+        """Position and turn of one op."""
+        name = f"{task[1]}{task[0]}{task[2]}"
+        self.position[task] = self.model.new_int_var(0, 2 * self.period, f"s_{name}")
+        self.turn[task] = self.model.new_int_var(0, self.turns, f"k_{name}")
+
+    def time(self, task: Task) -> Linear:
+        """Absolute start of micro-batch `copy`."""
+        return self.position[task] + self.period * self.turn[task]
+
+    def length(self, task: Task) -> Linear:
+        """Ticks of a compute op on the GPU it sits on."""
+        kind, item, _ = task
+        instance = self.instance
+        ticks = [instance.ticks(kind, item, gpu) for gpu in instance.gpus]
+        if instance.home is not None:
+            return ticks[instance.home[item]]
+        if len(set(ticks)) == 1:
+            return ticks[0]
+        return sum(t * self.on[item][gpu] for gpu, t in enumerate(ticks))
+
+    def enforced(self, constraint: cp_model.Constraint, *literals: Literal) -> None:
+        """Let a constraint hold only where all literals do (constants 1 are dropped)."""
+        free = [each for each in literals if not isinstance(each, int)]
+        if free:
+            constraint.only_enforce_if(free)
