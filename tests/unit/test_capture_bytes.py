@@ -1,0 +1,216 @@
+"""The profiled bytes, put together by (M2) and (M3), are what the runtime's stages really hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeplan.capture import profile_task, split
+from pipeplan.chain import Chain
+from pipeplan.livebytes import LiveBytes
+from pipeplan.runtime.stage import Stage, StageSpec
+from pipeplan.runtime.weights import Weights
+from pipeplan.task import SplitModel, Task, TensorSpec
+from tests.capture_tasks import conv, gpt2, mlp, skips, transformer
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of one stage beyond its states, with `count` micro-batches in flight."""
+
+    kept: int
+    forward_peak: int
+    backward_peak: int
+
+
+def kept_between(chain: Chain, left: int) -> int:
+    """K of docs/model.md: what the boundary behind layer `left` keeps inside a stage."""
+    return max(chain.layers[left].saved_output_bytes, chain.layers[left + 1].saved_input_bytes)
+
+
+def predicted(chain: Chain, first: int, last: int, count: int) -> Held:
+    """(M2) and (M3) of the stage [first, last] that has its GPU for itself."""
+    layers = chain.layers
+    start = layers[first].saved_input_bytes
+
+    def rest(upto: int) -> int:
+        return sum(layer.saved_bytes for layer in layers[first : upto + 1])
+
+    def inner(upto: int) -> int:
+        return sum(kept_between(chain, left) for left in range(first, upto))
+
+    forward = [
+        (start + inner(x - 1) + max(kept_between(chain, x - 1), chain.input_of(x)))
+        if x > first
+        else max(start, chain.input_of(first))
+        for x in range(first, last + 1)
+    ]
+    forward = [
+        held + rest(x) + layers[x].forward_workspace_bytes + layers[x].output_bytes
+        for x, held in enumerate(forward, start=first)
+    ]
+    backward = [
+        start
+        + rest(x)
+        + inner(x)
+        + layers[x].saved_output_bytes
+        + layers[x].backward_workspace_bytes
+        + layers[x].gradient_of_output_bytes
+        + chain.gradient_of_input(x)
+        for x in range(first, last + 1)
+    ]
+    kept = start + rest(last) + inner(last) + layers[last].saved_output_bytes
+    others = (count - 1) * kept
+    return Held(count * kept, others + max(forward), others + max(backward))
+
+
+def measured(task: Task, model: SplitModel, first: int, last: int, count: int) -> Held:
+    """The same of a stage of the runtime, counted by LiveBytes."""
+    stage, inputs, final = make_stage(task, model, first, last, count)
+    buffers = [tensor for layer in stage.spec.layers for tensor in layer.buffers()]
+    live = LiveBytes([*stage.weights.tensors(), *buffers])
+    target = task.microbatch(0)[1]
+
+    def forward(microbatch: int) -> None:
+        with live.paused():
+            arrived = [value.clone() for value in inputs]
+        live.count(arrived)
+        live.reset_peak()
+        stage.forward(microbatch, arrived, lambda _: target.clone())
+
+    def backward(microbatch: int) -> None:
+        outgoing = [] if final else model.boundaries[last + 1]
+        gradients = [zeros(spec) for spec in outgoing if spec.differentiable]
+        live.reset_peak()
+        stage.backward(microbatch, gradients)
+
+    with live:
+        forward(0)
+        backward(0)
+        base = live.live
+        for microbatch in range(count):
+            forward(microbatch)
+        kept, forward_peak = live.live - base, live.peak - base
+        backward(0)
+        backward_peak = live.peak - base
+        for microbatch in range(1, count):
+            backward(microbatch)
+        assert live.live == base, "a stage without micro-batches must hold its states only"
+    return Held(kept, forward_peak, backward_peak)
+
+
+def make_stage(
+    task: Task, model: SplitModel, first: int, last: int, count: int
+) -> tuple[Stage, tuple[Tensor, ...], bool]:
+    """The runtime's stage of layers first..last, an input for it, whether it is the last one."""
+    final = last == len(model.layers) - 1
+    spec = StageSpec(
+        index=min(first, 1),
+        first_layer=first,
+        layers=model.layers[first : last + 1],
+        fqns=model.fqns[first : last + 1],
+        inputs=model.boundaries[first],
+        outputs=() if final else model.boundaries[last + 1],
+        loss=task.loss if final else None,
+        seed=0,
+    )
+    weights = Weights(spec.layers, task.optimizer, versions=1, microbatches=count)
+    values: tuple[Tensor, ...] = (task.microbatch(0)[0],)
+    with torch.no_grad():
+        for layer in model.layers[:first]:
+            result = layer(*values)
+            values = result if isinstance(result, tuple) else (result,)
+    return Stage(spec, weights, count), values, final
+
+
+def zeros(spec: TensorSpec) -> Tensor:
+    """A tensor of this shape and dtype."""
+    return torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype.removeprefix("torch.")))
+
+
+@functools.cache
+def profiled(make: Callable[[], Task]) -> tuple[Task, SplitModel, Chain]:
+    """A task, split and profiled once for all tests."""
+    torch.manual_seed(0)
+    task = make()
+    return task, split(task), profile_task(task, repeats=1, warmup=0)
+
+
+def spans(count: int) -> list[tuple[int, int]]:
+    """Stages that begin or end anywhere, not all pairs: ends, singles, halves, the whole."""
+    middle = count // 2
+    singles = [(layer, layer) for layer in range(count)]
+    return [*singles, (0, 1), (0, middle), (1, count - 2), (middle, count - 1), (0, count - 1)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2])
+def test_stage_holds_what_the_chain_predicts(make: Callable[[], Task], count: int) -> None:
+    """Any stage, with one or three micro-batches in flight, holds (M2) and (M3) to the byte."""
+    task, model, chain = profiled(make)
+    for first, last in spans(len(model.layers)):
+        got = measured(task, model, first, last, count)
+        assert got == predicted(chain, first, last, count), (first, last)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_passed_through_tensors_are_never_missed(count: int) -> None:
+    """Tensors that pass through layers unchanged are counted at both boundaries, never at none.
+
+    What is kept is still exact; only transients are above what is held.
+    """
+    task, model, chain = profiled(skips)
+    for first, last in spans(len(model.layers)):
+        got = measured(task, model, first, last, count)
+        want = predicted(chain, first, last, count)
+        assert got.kept == want.kept
+        assert got.forward_peak <= want.forward_peak
+        assert got.backward_peak <= want.backward_peak
+
+
+def test_optimizer_bytes_are_all_state_tensors() -> None:
+    """AdamW holds two moments per weight and a 4-byte step counter per parameter tensor."""
+    _, _, chain = profiled(mlp)
+    linear = chain.layers[0]
+    assert linear.optimizer_bytes == 2 * linear.weight_bytes + 2 * 4
+    assert linear.gradient_bytes == linear.weight_bytes == (64 * 128 + 128) * 4
+
+
+def test_optimizer_workspace_is_the_peak_of_a_real_step() -> None:
+    """A step on several layers peaks at the largest of their workspaces above the states."""
+    task, model, chain = profiled(gpt2)
+    stage, _, _ = make_stage(task, model, 0, len(model.layers) - 1, 1)
+    stage.weights.update(0)
+    live = LiveBytes(stage.weights.tensors())
+    base = live.live
+    with live:
+        stage.weights.update(1)
+    assert live.peak - base == max(layer.optimizer_workspace_bytes for layer in chain.layers)
+    states = sum(
+        layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes for layer in chain.layers
+    )
+    assert base == states
+
+
+def test_saved_parts_of_known_layers() -> None:
+    """A linear layer saves its input, ReLU its output, dropout its mask, mean loss its target."""
+    torch.manual_seed(0)
+    task = Task(
+        model=nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)),
+        loss=functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=lambda _: (torch.zeros(8, 16), torch.zeros(8, 16)),
+    )
+    size = 8 * 16 * 4
+    chain = profile_task(task, repeats=1, warmup=0)
+    parts = [(x.saved_input_bytes, x.saved_bytes, x.saved_output_bytes) for x in chain.layers]
+    # The loss keeps the model's output and the target; both are inside the last layer.
+    assert parts == [(size, 0, 0), (0, 0, size), (size, 2 * size, 0)]
+    assert [layer.output_bytes for layer in chain.layers] == [size, size, 4]
+    assert chain.input_bytes == size
