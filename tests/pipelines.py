@@ -18,6 +18,7 @@ from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.transport import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
+torch.set_num_threads(1)
 K = ActionKind
 
 
@@ -229,7 +230,7 @@ def train(
 
     def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor]]:
         listener = Listener()
-        feed = TaskFeed(task.data, split.boundaries[0])
+        feed = TaskFeed(task, split.boundaries[0])
         worker = build(plan, pattern, split, task, feed, transport, listener, seed=seed)
         assert worker.executor.run(0, steps) == steps
         return listener.losses, weights_of(worker)

@@ -128,7 +128,7 @@ def load(path: Path, step: int, stages: Iterable[Stage]) -> None:
         _restore_optimizer(stage, state)
 
 
-def export(path: Path, target: Path, names: Mapping[str, str]) -> None:
+def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
     """Write the newest weights of the checkpoint at `path` as a plain `state_dict` file.
 
     Args:
@@ -136,13 +136,15 @@ def export(path: Path, target: Path, names: Mapping[str, str]) -> None:
         target: replaced in one step, if it exists.
         names: key of the user's `model.state_dict()` -> name in the checkpoint; tied weights have
             several keys for one name.
+        rest: further entries, written as they are.
     """
     metadata = FileSystemReader(path).read_metadata()
     loaded = {f"model.{name}": _blank(metadata, f"model.{name}") for name in names.values()}
     with _quiet():
         state_dict_loader.load(loaded, checkpoint_id=path, no_dist=True)
     partial = target.with_suffix(".partial")
-    torch.save({key: loaded[f"model.{name}"] for key, name in names.items()}, partial)
+    state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
+    torch.save(state, partial)
     os.replace(partial, target)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from pipeplan.errors import InputError
-from pipeplan.task import TensorSpec
+from pipeplan.task import Task, TensorSpec
 
 
 class TaskFeed:
     """Asks the task for a micro-batch wherever a stage needs one; nothing is kept."""
 
-    def __init__(
-        self, data: Callable[[int], tuple[Tensor, Tensor]], specs: Sequence[TensorSpec]
-    ) -> None:
-        """Takes `Task.data` and the specs of boundary 0."""
-        self._data = data
+    def __init__(self, task: Task, specs: Sequence[TensorSpec]) -> None:
+        """Takes the task and the specs of boundary 0."""
+        self._task = task
         self._specs = tuple(specs)
 
     def input(self, microbatch: int) -> list[Tensor]:
@@ -26,17 +24,16 @@ class TaskFeed:
         Raises:
             InputError: if a shape or dtype differs from the one the plan was made for.
         """
-        value = self._data(microbatch)[0]
-        tensors = list(value) if isinstance(value, tuple) else [value]
-        got = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
+        tensor = self._task.microbatch(microbatch)[0]
+        got = [(tuple(tensor.shape), str(tensor.dtype))]
         need = [(spec.shape, spec.dtype) for spec in self._specs]
         if got != need:
             raise InputError(
                 f"task.data({microbatch}): got input {got}, need {need}. Every micro-batch must"
                 " have the same shape; leave out a last one that is smaller."
             )
-        return tensors
+        return [tensor]
 
     def target(self, microbatch: int) -> Tensor:
         """The target of `microbatch`."""
-        return self._data(microbatch)[1]
+        return self._task.microbatch(microbatch)[1]

@@ -1,0 +1,53 @@
+"""The entry point: one exit code and one message, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from pipeplan.errors import PipeplanError
+from pipeplan.launch.options import Options, Place, parse
+
+_PATIENCE_S = 10.0
+"""How long ranks other than 0 let rank 0 speak first when a check fails."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns its exit code."""
+    place = Place.of(os.environ)
+    try:
+        options = parse(argv)
+        return _run(options, place)
+    except PipeplanError as error:
+        return _refuse(error, place)
+
+
+def _run(options: Options, place: Place) -> int:
+    from pipeplan.launch import checks
+
+    setup = checks.prepare(options, place)
+    if options.dry_run:
+        if place.rank == 0:
+            print(checks.table(setup))
+        return 0
+    from pipeplan.launch import train
+
+    return train.run(setup, place)
+
+
+def _refuse(error: PipeplanError, place: Place) -> int:
+    """Rank 0 speaks; a rank whose check fails alone speaks after a while.
+
+    torchrun ends all ranks as soon as one has ended, so rank 0 must not lose the race.
+    """
+    if place.rank:
+        time.sleep(_PATIENCE_S)
+    where = f"rank {place.rank}: " if place.rank else ""
+    print(f"error: {where}{error}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

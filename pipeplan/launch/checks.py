@@ -1,0 +1,182 @@
+"""Everything that can be wrong, checked on each rank before any process group is made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan import lowering, verifier
+from pipeplan.errors import InputError
+from pipeplan.launch.options import Options, Place
+from pipeplan.plan import Plan
+from pipeplan.program import Pattern
+from pipeplan.task import SplitModel, Task, load
+from pipeplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from pipeplan.runtime.checkpoint import Meta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A run that can begin."""
+
+    options: Options
+    plan: Plan
+    pattern: Pattern
+    task: Task
+    split: SplitModel
+    task_digest: str
+    seed: int
+    checkpoint: Path | None
+    """What to go on from."""
+    first_step: int
+
+
+def prepare(options: Options, place: Place) -> Setup:
+    """Read, verify, lower, load and compare everything the run needs.
+
+    Raises:
+        InputError: if a file, flag, task, world size or directory is wrong.
+        InvalidPlanError: if the plan breaks a rule.
+        DeadlockError: if its program could not end.
+    """
+    options = _after_restart(options, place)
+    plan = Plan.read(options.plan)
+    verifier.check(plan)
+    pattern = lowering.lower(plan)
+    lowering.check_deadlock(pattern)
+    _check_size(plan, options, place)
+    _check_out(options, place)
+    checkpoint, meta = _checkpoint(options)
+    seed = options.seed or 0 if meta is None else meta.seed
+    task, split = _load(plan, options, seed)
+    _check_model(plan, split)
+    _check_resume(plan, options, meta, split.digest())
+    return Setup(
+        options=options,
+        plan=plan,
+        pattern=pattern,
+        task=task,
+        split=split,
+        task_digest=split.digest(),
+        seed=seed,
+        checkpoint=checkpoint,
+        first_step=meta.step if meta else 0,
+    )
+
+
+def table(setup: Setup) -> str:
+    """What each rank hosts and how many bytes it is predicted to hold at most, for people."""
+    plan, names = setup.plan, setup.split.names
+    lines = [f"{'rank':>4}  {'predicted peak':>14}  stages: layers"]
+    for gpu, row in enumerate(plan.memory):
+        hosted = "; ".join(
+            f"{stage.id}: {names[stage.first]} .. {names[stage.last]}"
+            for stage in plan.hosted(gpu)
+        )
+        lines.append(f"{gpu:>4}  {format_bytes(row.peak_bytes):>14}  {hosted or 'none'}")
+    lines.append(
+        f"{plan.semantics}, {plan.microbatches} micro-batches per step, period"
+        f" {plan.period_ns / 1e6:g} ms of {plan.k} micro-batches. All checks passed."
+    )
+    return "\n".join(lines)
+
+
+def _check_size(plan: Plan, options: Options, place: Place) -> None:
+    need = len(plan.cluster.gpus)
+    if place.size == need or (options.dry_run and not place.launched):
+        return
+    raise InputError(
+        f"launch: got {place.size} ranks, need {need}, one per GPU of {options.plan}."
+        f" Run torchrun --nproc-per-node {need} -m pipeplan.launch --plan {options.plan}"
+    )
+
+
+def _after_restart(options: Options, place: Place) -> Options:
+    """A rank that torchrun restarted goes on from what the attempt before it saved, if any."""
+    if place.attempt and options.out and next(options.out.glob("checkpoint/*/.metadata"), None):
+        return replace(options, resume=options.out)
+    return options
+
+
+def _check_out(options: Options, place: Place) -> None:
+    out = options.out
+    if out is None or options.dry_run or place.attempt:
+        return
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file, need a directory")
+    if out.is_dir() and any(out.iterdir()) and out != options.resume:
+        raise InputError(
+            f"--out {out}: is not empty and nothing is ever overwritten."
+            f" Choose another directory, or go on with --resume {out}"
+        )
+    parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"--out {out}: {parent} cannot be written to. Choose another directory.")
+
+
+def _checkpoint(options: Options) -> tuple[Path | None, Meta | None]:
+    if options.resume is None:
+        return None, None
+    from pipeplan.runtime.checkpoint import latest, read_meta
+
+    path = latest(options.resume)
+    return path, read_meta(path)
+
+
+def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
+    """The task and its layers; the same weights on every rank because of the same seed."""
+    reference = options.task or plan.chain.task
+    if reference is None:
+        raise InputError(
+            f"launch: {options.plan} names no task (its chain was not profiled)."
+            " Give --task package.module:function"
+        )
+    import torch
+
+    from pipeplan.capture import split
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    task = load(reference, seed)
+    return task, split(task)
+
+
+def _check_model(plan: Plan, split: SplitModel) -> None:
+    """A chain that was not profiled has no digest; then at least the layers must be as many."""
+    got, need = split.digest(), plan.task_digest
+    layers, planned = len(split.layers), len(plan.chain.layers)
+    if layers != planned or need not in (None, got):
+        raise InputError(
+            f"launch: the model is not the one the plan was made for: got {layers} layers and task"
+            f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
+            " plan again, or give the --task the chain was profiled from."
+        )
+    from pipeplan.runtime import refuse_split_ties
+
+    refuse_split_ties(plan, split)
+
+
+def _check_resume(plan: Plan, options: Options, meta: Meta | None, task_digest: str) -> None:
+    if meta is None:
+        return
+    pairs = (
+        ("semantics", meta.semantics, plan.semantics),
+        ("micro-batches per step", meta.microbatches, plan.microbatches),
+        ("task digest", meta.task_digest, task_digest),
+        ("seed", meta.seed, meta.seed if options.seed is None else options.seed),
+    )
+    for name, stored, wanted in pairs:
+        if stored != wanted:
+            raise InputError(
+                f"--resume {options.resume}: its {name} is {stored}, this run's is {wanted}."
+                " Resume with the same task, semantics, micro-batches and seed."
+            )
+    if meta.step >= options.steps:
+        raise InputError(
+            f"--resume {options.resume}: {meta.step} steps are done, and --steps {options.steps}"
+            " is the total. Give a larger --steps."
+        )

@@ -1,0 +1,48 @@
+"""The user's model as a whole: its state_dict's keys, and what a rank may forget of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from pipeplan.plan import Plan
+from pipeplan.runtime import checkpoint
+from pipeplan.task import SplitModel
+
+
+class UserModel:
+    """Which checkpoint name each key of `model.state_dict()` has; keeps what no layer holds."""
+
+    def __init__(self, model: nn.Module | Sequence[nn.Module], split: SplitModel) -> None:
+        """Call before anything of the model is forgotten."""
+        module = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        names = _names(split)
+        state = module.state_dict(keep_vars=True)
+        self._names = {key: names[id(value)] for key, value in state.items() if id(value) in names}
+        self._rest = {
+            key: value.detach().clone() if isinstance(value, Tensor) else value
+            for key, value in state.items()
+            if key not in self._names
+        }
+
+    def write(self, source: Path, target: Path) -> None:
+        """Write `model.pt`, which `model.load_state_dict(torch.load(...))` loads."""
+        checkpoint.export(source, target, self._names, self._rest)
+
+
+def forget_layers(plan: Plan, split: SplitModel, rank: int) -> None:
+    """Free the weights of layers that other ranks host; every rank has built the whole model."""
+    for stage in plan.stages:
+        if stage.gpu != rank:
+            for layer in split.layers[stage.first : stage.last + 1]:
+                layer.to("meta")
+
+
+def _names(split: SplitModel) -> dict[int, str]:
+    return {
+        id(tensor): fqns[local]
+        for layer, fqns in zip(split.layers, split.fqns, strict=True)
+        for local, tensor in [*layer.named_parameters(), *layer.named_buffers()]
+    }

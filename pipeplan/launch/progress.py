@@ -1,0 +1,147 @@
+"""What the rank with the loss tells while it trains: a line per step, metrics, the period."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeplan.plan import Plan
+from pipeplan.runtime.recorder import PeriodMeter, Periods, now_ns
+from pipeplan.units import format_bytes, format_ns
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One line of metrics.jsonl."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Mean over the step's micro-batches."""
+    step_ns: int
+    """Since the update before; for the first step since the start."""
+    period_ns: float | None
+    """Of k micro-batches: mean between the backwards of this step on the last stage."""
+    units_per_s: float
+    memory_bytes: int
+    """Largest resident size of this process so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one rank knows of the whole run when it ends; only the loss rank knows times."""
+
+    periods: Periods | None
+    best_step_ns: int | None
+    first_loss: float | None
+    last_loss: float | None
+
+
+class Progress:
+    """The executor's observer of one rank; silent where the loss is not."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        total_steps: int,
+        unit: str,
+        units_per_microbatch: int,
+        metrics: Path | None,
+        as_json: bool,
+    ) -> None:
+        """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr."""
+        self._plan = plan
+        self._total = total_steps
+        self._unit = unit
+        self._units = units_per_microbatch * plan.microbatches
+        self._metrics = metrics
+        self._as_json = as_json
+        self._losses: dict[int, float] = {}
+        self._ends: dict[int, int] = {}
+        self._meter = PeriodMeter(plan.k, plan.microbatches, drains=plan.semantics == "flush")
+        self._since = now_ns()
+        self._steps_seen = 0
+        self._best: int | None = None
+        self._first: float | None = None
+        self._latest: float | None = None
+
+    def resume_clock(self) -> None:
+        """Begin timing anew, after something that is no part of training."""
+        self._since = now_ns()
+
+    def loss(self, microbatch: int, value: float) -> None:
+        """See `Observer`."""
+        self._losses[microbatch] = value
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """See `Observer`."""
+        self._meter.mark(microbatch, end_ns)
+        self._ends[microbatch] = end_ns
+
+    def updated(self, stage: int, step: int) -> None:
+        """See `Observer`."""
+        if stage == len(self._plan.stages) - 1:
+            self._report(self._measure(step))
+
+    def measured(self) -> Measured:
+        """The figures of the whole run."""
+        periods = self._meter.result() if self._first is not None else None
+        return Measured(periods, self._best, self._first, self._latest)
+
+    def _measure(self, step: int) -> StepMetrics:
+        now = now_ns()
+        m = self._plan.microbatches
+        numbers = range(step * m, (step + 1) * m)
+        losses = [self._losses.pop(number) for number in numbers]
+        ends = [self._ends.pop(number) for number in numbers]
+        elapsed, self._since = now - self._since, now
+        self._steps_seen += 1
+        if self._steps_seen > 1:
+            self._best = min(elapsed, self._best or elapsed)
+        self._latest = sum(losses) / m
+        self._first = self._latest if self._first is None else self._first
+        return StepMetrics(
+            step=step + 1,
+            loss=self._latest,
+            step_ns=elapsed,
+            period_ns=(ends[-1] - ends[0]) / (m - 1) * self._plan.k if m > 1 else None,
+            units_per_s=self._units / (elapsed / 1e9),
+            memory_bytes=resident_bytes(),
+        )
+
+    def _report(self, metrics: StepMetrics) -> None:
+        line = json.dumps(asdict(metrics))
+        if self._metrics:
+            with self._metrics.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        if self._as_json:
+            print(line, flush=True)
+        else:
+            print(self._line(metrics), file=sys.stderr, flush=True)
+
+    def _line(self, metrics: StepMetrics) -> str:
+        period = "-" if metrics.period_ns is None else format_ns(metrics.period_ns)
+        return (
+            f"step {metrics.step}/{self._total}  loss {metrics.loss:.4f}  period {period}"
+            f"  {metrics.units_per_s:.1f} {self._unit}s/s"
+            f"  memory {format_bytes(metrics.memory_bytes)}"
+        )
+
+
+def trim(metrics: Path, steps: int) -> None:
+    """Drop what an earlier run wrote after the step that is resumed from."""
+    if not metrics.exists():
+        return
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= steps]
+    metrics.write_text("".join(kept), encoding="utf-8")
+
+
+def resident_bytes() -> int:
+    """Largest resident size of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

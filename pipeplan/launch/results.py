@@ -1,0 +1,87 @@
+"""run.json: what a run was predicted to be and what it was, the data of a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeplan import __version__
+from pipeplan.launch.checks import Setup
+from pipeplan.launch.progress import Measured
+
+FORMAT = "pipeplan-run/1"
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What each rank adds at the end."""
+
+    measured: Measured
+    peak_bytes: int | None
+    """Most live bytes at once; only with --instrument."""
+    resident_bytes: int
+
+
+def describe(setup: Setup, ranks: list[RankResult], steps_done: int) -> dict[str, Any]:
+    """The content of run.json."""
+    plan = setup.plan
+    return {
+        "format": FORMAT,
+        "plan_digest": plan.digest(),
+        "task": setup.options.task or plan.chain.task,
+        "task_digest": setup.task_digest,
+        "semantics": plan.semantics,
+        "microbatches": plan.microbatches,
+        "k": plan.k,
+        "seed": setup.seed,
+        "first_step": setup.first_step,
+        "steps": steps_done,
+        "complete": steps_done == setup.options.steps,
+        "instrumented": setup.options.instrument,
+        "predicted": {
+            "period_ns": plan.period_ns,
+            "step_ns": plan.step_ns,
+            "memory_model": plan.memory_model,
+            "peak_bytes": [row.peak_bytes for row in plan.memory],
+        },
+        "measured": _measured(ranks),
+        "versions": versions(),
+        "host": {"machine": platform.machine(), "cores": os.cpu_count()},
+    }
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Put `content` at `path` in one step."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def versions() -> dict[str, str]:
+    """What computed the numbers."""
+    import torch
+
+    return {
+        "pipeplan": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def _measured(ranks: list[RankResult]) -> dict[str, Any]:
+    teller = next((rank.measured for rank in ranks if rank.measured.periods), None)
+    periods = teller.periods if teller else None
+    return {
+        "period_ns": periods.best_window_ns if periods else None,
+        "period_window": periods.window if periods else None,
+        "median_period_ns": periods.median_ns if periods else None,
+        "step_ns": teller.best_step_ns if teller else None,
+        "first_loss": teller.first_loss if teller else None,
+        "last_loss": teller.last_loss if teller else None,
+        "peak_bytes": [rank.peak_bytes for rank in ranks],
+        "resident_bytes": [rank.resident_bytes for rank in ranks],
+    }

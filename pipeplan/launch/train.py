@@ -1,0 +1,160 @@
+"""One rank's run from the first step to the final checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from pipeplan.launch import export, group, results
+from pipeplan.launch.checks import Setup
+from pipeplan.launch.options import Place
+from pipeplan.launch.progress import Progress, resident_bytes, trim
+from pipeplan.livebytes import LiveBytes
+from pipeplan.runtime import TaskFeed, Worker, build, checkpoint
+from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+
+_STALE = "2bw: gradients are one step stale; --semantics flush trains exactly as one process would"
+_ADAM = (
+    "warning: {name} divides by a running size of the gradients, which 2bw applies one step late:"
+    " expect to need a smaller learning rate or a longer warm-up than under flush"
+)
+
+
+def run(setup: Setup, place: Place) -> int:
+    """Train as `setup` says; returns the exit code, or ends the process if anything fails."""
+    session: Session | None = None
+    try:
+        session = Session(setup, place)
+        session.announce()
+        done = session.train()
+        session.finish(done)
+    except Exception as error:
+        recorder = session.worker.executor.recorder if session else None
+        group.fail(error, place, recorder, setup.options.out)
+    return 128 + session.stop.number if session.stop.number else 0
+
+
+class Session:
+    """What one rank holds between joining the others and leaving them."""
+
+    def __init__(self, setup: Setup, place: Place) -> None:
+        """Joins the other ranks, takes the hosted layers over and forgets the rest."""
+        self.setup = setup
+        self.out = setup.options.out
+        self.stop = group.StopSignal()
+        self.transport = group.join(place, setup.options.timeout_ns)
+        self.live = LiveBytes() if setup.options.instrument else None
+        self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
+        self.progress = self._make_progress()
+        self.worker = self._make_worker()
+        if setup.checkpoint:
+            checkpoint.load(setup.checkpoint, setup.first_step, self.worker.stages.values())
+        export.forget_layers(setup.plan, setup.split, self.transport.rank)
+
+    @property
+    def _speaks(self) -> bool:
+        return self.transport.rank == 0
+
+    def announce(self) -> None:
+        """Make the output directory and say what is about to happen."""
+        if self.out and self._speaks:
+            self.out.mkdir(parents=True, exist_ok=True)
+        optimizers = {
+            type(stage.weights.optimizer).__name__
+            for stage in self.worker.stages.values()
+            if stage.weights.optimizer
+        }
+        names = set().union(*self.transport.gather(optimizers))
+        if not self._speaks:
+            return
+        if self.setup.plan.semantics == "2bw":
+            _say(_STALE)
+            for name in sorted(name for name in names if "adam" in name.lower()):
+                _say(_ADAM.format(name=name))
+        if self.out is None:
+            _say("no --out: nothing of this run will be kept")
+
+    def train(self) -> int:
+        """All remaining steps, saved at the end and every --save-every; returns the steps done."""
+        options = self.setup.options
+        step, stopped = self.setup.first_step, False
+        with self.stop.listening():
+            while step < options.steps and not stopped:
+                wanted = min(options.save_every or options.steps, options.steps - step)
+                self.progress.resume_clock()
+                with self.live or nullcontext():
+                    done = self.worker.executor.run(step, wanted)
+                step, stopped = step + done, done < wanted
+                self._save(step)
+        return step
+
+    def finish(self, step: int) -> None:
+        """Write model.pt and run.json, and leave together."""
+        result = results.RankResult(
+            self.progress.measured(), self.live.peak if self.live else None, resident_bytes()
+        )
+        ranks = self.transport.gather(result)
+        if self.model and self.out:
+            self.model.write(checkpoint.folder(self.out, step), self.out / "model.pt")
+            results.write(self.out / "run.json", results.describe(self.setup, ranks, step))
+            if step < self.setup.options.steps:
+                _say(f"stopped after step {step}; go on with --resume {self.out}")
+        self.transport.close()
+
+    def _make_progress(self) -> Progress:
+        setup = self.setup
+        metrics: Path | None = None
+        if self.out and self.transport.rank == setup.plan.stages[-1].gpu:
+            metrics = self.out / "metrics.jsonl"
+            trim(metrics, setup.first_step)
+        return Progress(
+            setup.plan,
+            total_steps=setup.options.steps,
+            unit=setup.task.unit,
+            units_per_microbatch=setup.task.units_per_microbatch or setup.split.microbatch_size,
+            metrics=metrics,
+            as_json=setup.options.json,
+        )
+
+    def _make_worker(self) -> Worker:
+        setup = self.setup
+        feed = TaskFeed(setup.task, setup.split.boundaries[0])
+        worker = build(
+            setup.plan,
+            setup.pattern,
+            setup.split,
+            setup.task,
+            CountedFeed(feed, self.live) if self.live else feed,
+            CountedTransport(self.transport, self.live) if self.live else self.transport,
+            self.progress,
+            seed=setup.seed,
+            wants_stop=self.stop.wanted,
+        )
+        if self.live:
+            self.live.count(states(worker.stages.values()))
+        return worker
+
+    def _save(self, step: int) -> None:
+        if self.out is None or (checkpoint.folder(self.out, step) / ".metadata").exists():
+            return
+        setup = self.setup
+        meta = checkpoint.Meta(
+            step=step,
+            seed=setup.seed,
+            semantics=setup.plan.semantics,
+            microbatches=setup.plan.microbatches,
+            task_digest=setup.task_digest,
+            plan_digest=setup.plan.digest(),
+        )
+        checkpoint.save(
+            checkpoint.folder(self.out, step),
+            meta,
+            self.worker.stages.values(),
+            rank=self.transport.rank,
+            alone=self.transport.size == 1,
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,75 @@
+"""A run under live-byte counting: the measured peak of one rank, to hold against the planned one.
+
+Only what the memory model speaks of is counted (docs/model.md, section 4): states, saved tensors,
+working tensors, messages. Making the data and voting are no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from pipeplan.livebytes import LiveBytes
+from pipeplan.runtime.executor import Feed
+from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.transport import Pending, Transport, Vote
+
+
+class CountedFeed:
+    """Counts each input and target from when a stage gets it, not what was used to make it."""
+
+    def __init__(self, feed: Feed, live: LiveBytes) -> None:
+        self._feed = feed
+        self._live = live
+
+    def input(self, microbatch: int) -> list[Tensor]:
+        """See `Feed`."""
+        with self._live.paused():
+            tensors = self._feed.input(microbatch)
+        self._live.count(tensors)
+        return tensors
+
+    def target(self, microbatch: int) -> Tensor:
+        """See `Feed`."""
+        with self._live.paused():
+            tensor = self._feed.target(microbatch)
+        self._live.count([tensor])
+        return tensor
+
+
+class CountedTransport:
+    """Votes and gathers are not counted; messages are, by the tensors they carry."""
+
+    def __init__(self, transport: Transport, live: LiveBytes) -> None:
+        self._transport = transport
+        self._live = live
+        self.rank, self.size = transport.rank, transport.size
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`."""
+        return self._transport.send(tensor, peer, tag)
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`."""
+        return self._transport.receive(tensor, peer, tag)
+
+    def vote(self, yes: bool) -> Vote:
+        """See `Transport`."""
+        with self._live.paused():
+            return self._transport.vote(yes)
+
+    def gather(self, value: object) -> list[Any]:
+        """See `Transport`."""
+        with self._live.paused():
+            return self._transport.gather(value)
+
+
+def states(stages: Iterable[Stage]) -> list[Tensor]:
+    """What a rank holds before its first action: weights, gradients, optimizer state, buffers."""
+    return [
+        tensor
+        for stage in stages
+        for tensor in [*stage.weights.tensors(), *stage.state().values()]
+    ]
