@@ -18,17 +18,18 @@ def link_order(
 ) -> dict[Resource, list[tuple[int, int]]]:
     """Per link its transfers as (op, micro-batch), in the plan's order.
 
-    Micro-batches flow in groups of `flow`; every group starts anew, as the steps of a flush do.
+    At equal times those without length come first, in the order (O5). Micro-batches flow in
+    groups of `flow`; every group starts anew, as the steps of a flush do.
     """
-    keys: dict[Resource, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+    keys: dict[Resource, list[tuple[int, int, int, int, int, int]]] = defaultdict(list)
     for tape in tapes:
         for does, op, microbatch in tape:
             if does == Does.SEND:
                 due = planned.at(op, microbatch % flow)
-                key = (microbatch // flow, due, ops.duration[op], microbatch, op)
-                keys[resources[op]].append(key)
+                place = (ops.duration[op], microbatch, ops.position[op], op)
+                keys[resources[op]].append((microbatch // flow, due, *place))
     return {
-        link: [(op, microbatch) for *_, microbatch, op in sorted(each)]
+        link: [(op, microbatch) for *_, microbatch, _, op in sorted(each)]
         for link, each in keys.items()
     }
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeplan.plan import Plan
+from pipeplan.plan import Op, Plan
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
 
@@ -54,34 +54,33 @@ def inspect(plan: Plan) -> Iterator[Discrepancy]:
     yield from _stages(plan)
     yield from _parameters(plan)
     ops = Ops.of(plan)
-    wanted = {
-        (op, copy) for op in range(len(ops.present)) if ops.present[op] for copy in range(plan.k)
-    }
+    present = [op for op, there in enumerate(ops.present) if there]
+    wanted = {(op, copy) for op in present for copy in range(plan.k)}
     count = Counter((number(op.kind, op.stage), op.copy_) for op in plan.ops)
     for op, copy in sorted(wanted | set(count)):
-        needed = int((op, copy) in wanted)
-        if count[op, copy] != needed:
-            yield Discrepancy(
-                "ops",
-                f"op {ops.label(op, copy)}",
-                f"got it {count[op, copy]} times, need {needed}",
-            )
+        got, need = count[op, copy], int((op, copy) in wanted)
+        if got != need:
+            label = ops.label(op, copy)
+            yield Discrepancy("ops", f"op {label}", f"got it {got} times, need {need}")
     for planned in plan.ops:
-        op = number(planned.kind, planned.stage)
-        place = planned.gpu if planned.kind.is_compute else planned.link
-        where = f"op {planned.label}"
-        if ops.present[op] and place != ops.place[op]:
-            yield Discrepancy("ops", where, f"got place {place}, need {ops.place[op]}")
-        if ops.present[op] and planned.duration_ns != ops.duration[op]:
-            yield Discrepancy(
-                "durations", where, f"got {planned.duration_ns} ns, need {ops.duration[op]} ns"
-            )
-        if planned.start_ns >= plan.period_ns:
-            yield Discrepancy(
-                "shifts", where, f"got start {planned.start_ns}, need less than {plan.period_ns}"
-            )
-    if plan.ops and min(each.shift for each in plan.ops):
+        if ops.present[number(planned.kind, planned.stage)]:
+            yield from _op(plan, ops, planned)
+    if min((planned.shift for planned in plan.ops), default=0) > 0:
         yield Discrepancy("shifts", "plan", "got nothing to do in the first period, need an op")
+
+
+def _op(plan: Plan, ops: Ops, planned: Op) -> Iterator[Discrepancy]:
+    """Place, duration and start of one op."""
+    op, where = number(planned.kind, planned.stage), f"op {planned.label}"
+    place = planned.gpu if planned.kind.is_compute else planned.link
+    if place != ops.place[op]:
+        yield Discrepancy("ops", where, f"got place {place}, need {ops.place[op]}")
+    if planned.duration_ns != ops.duration[op]:
+        got, need = planned.duration_ns, ops.duration[op]
+        yield Discrepancy("durations", where, f"got {got} ns, need {need} ns")
+    if planned.start_ns >= plan.period_ns:
+        got, need = planned.start_ns, plan.period_ns
+        yield Discrepancy("shifts", where, f"got start {got} ns, need less than {need} ns")
 
 
 def _stages(plan: Plan) -> Iterator[Discrepancy]:

@@ -91,12 +91,12 @@ def _step_ns(
         if plan.semantics == "flush":
             return ceil_div(makespan, ceil_div(count, plan.microbatches))
         return None if period is None else ceil(plan.microbatches * period / plan.k)
-    hosted = [
-        sum(times.ops.update[s.id] for s in plan.hosted(g)) for g in range(len(plan.cluster.gpus))
-    ]
-    update = max(hosted, default=0)
     if period is None:
         return None
+    updates_ns = [0] * len(plan.cluster.gpus)
+    for stage in plan.stages:
+        updates_ns[stage.gpu] += times.ops.update[stage.id]
+    update = max(updates_ns)
     if plan.semantics == "2bw":
         return ceil(plan.microbatches * period / plan.k) + update
     used = min(count, plan.microbatches)

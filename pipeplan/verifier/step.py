@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
 from pipeplan.verifier.durations import optimizer_ns
 from pipeplan.verifier.ledger import Ledger, Terms
-from pipeplan.verifier.moments import end_of, start_of
-from pipeplan.verifier.timetable import Timetable
+from pipeplan.verifier.moments import Moment, end_of, start_of, update_of
+from pipeplan.verifier.timetable import Timed, Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
 
-def in_flight(table: Timetable) -> tuple[int, ...]:
-    """Per stage, the most micro-batches at once between start of F and end of B, in order (O5)."""
+def in_flight(table: Timetable, leaves: Callable[[Timed], Moment] = end_of) -> tuple[int, ...]:
+    """Per stage, the most micro-batches at once between start of F and end of B, in order (O5).
+
+    `leaves` tells from B when a micro-batch counts no longer.
+    """
     counts = []
     for stage in table.plan.stages:
         ledger = Ledger(table.period, table.plan.k)
         for copy in range(table.plan.k):
             forward, backward = (table[kind, stage.id, copy] for kind in (OpKind.F, OpKind.B))
-            ledger.hold(Terms(saved=1), start_of(forward), end_of(backward))
+            ledger.hold(Terms(saved=1), start_of(forward), leaves(backward))
         counts.append(max(terms.saved for _, terms in ledger.states()))
     return tuple(counts)
 
@@ -39,11 +42,14 @@ def step_ns(table: Timetable) -> int:
 
 
 def versions(table: Timetable) -> Iterator[Violation]:
-    """(R6): two weight versions suffice, `microbatches >= in_flight(s) - 1` for every stage."""
+    """(R6): two weight versions suffice, `microbatches >= in_flight(s) - 1` for every stage.
+
+    A micro-batch counts until its update: at one instant, forwards without length come before it.
+    """
     plan = table.plan
     if plan.semantics != "2bw":
         return
-    for stage, count in enumerate(in_flight(table)):
+    for stage, count in enumerate(in_flight(table, update_of)):
         if plan.microbatches < count - 1:
             yield Violation(
                 Rule.VERSIONS,
