@@ -1,0 +1,271 @@
+"""Splitting: the layers in a row are the user's model, and what cannot be cut is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan.capture import split
+from pipeplan.errors import InputError
+from pipeplan.task import Task, TensorSpec
+from tests import capture_tasks
+from tests.capture_tasks import conv, gpt2, llama, mlp, next_token, sgd, skips, tokens
+
+DECODERS = {
+    "gpt2": gpt2,
+    "gpt2 without dropout": partial(gpt2, dropout=0.0),
+    "gpt2 tied": partial(gpt2, tied=True),
+    "llama": llama,
+}
+
+
+def rows(_: int) -> tuple[Tensor, Tensor]:
+    """Eight rows of four features."""
+    return torch.zeros(8, 4), torch.zeros(8, 1)
+
+
+def simple(model: object, **changes: object) -> Task:
+    """A task around `model` with (8, 4) inputs."""
+    task = Task(model=nn.Linear(1, 1), loss=nn.functional.mse_loss, optimizer=sgd, data=rows)
+    return replace(task, model=model, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", DECODERS.values(), ids=DECODERS)
+def test_decoder_layers_equal_the_whole_model(make: Callable[[], Task]) -> None:
+    """Loss and every gradient of the layers in a row equal the model's, bit for bit, seeded."""
+    task = make()
+    model = task.model
+    assert isinstance(model, nn.Module)
+    source, target = task.microbatch(7)
+    torch.manual_seed(5)
+    task.loss(model(source, use_cache=False).logits, target).backward()
+    whole = {name: value.grad.clone() for name, value in model.named_parameters()}
+    model.zero_grad()
+    torch.manual_seed(5)
+    value = source
+    for layer in split(task).layers:
+        value = layer(value)
+    task.loss(value, target).backward()
+    assert whole
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.grad, whole[name]), name
+
+
+@pytest.mark.parametrize("make", [mlp, conv, skips, gpt2, llama])
+def test_names_cover_every_parameter_and_buffer(make: Callable[[], Task]) -> None:
+    """Each layer's tensors are the user's own objects, under the user's names."""
+    task = make()
+    model = task.model if isinstance(task.model, nn.Module) else nn.ModuleList(task.model)
+    users = dict([*model.named_parameters(), *model.named_buffers()])
+    found = set()
+    result = split(task)
+    for layer, fqns in zip(result.layers, result.fqns, strict=True):
+        own = dict([*layer.named_parameters(), *layer.named_buffers()])
+        assert own.keys() <= fqns.keys()
+        for local, tensor in own.items():
+            assert users[fqns[local]] is tensor
+            found.add(fqns[local])
+    assert found == users.keys()
+
+
+def test_layers_of_a_decoder() -> None:
+    """Embedding, blocks, head; token ids in, hidden states with gradients between."""
+    result = split(gpt2())
+    assert result.names == ("embedding", "block0", "block1", "block2", "head")
+    assert result.microbatch_size == 2
+    assert result.boundaries[0] == (TensorSpec((2, 16), "torch.int64", False),)
+    assert set(result.boundaries[1:]) == {(TensorSpec((2, 16, 32), "torch.float32", True),)}
+
+
+def test_tied_weight_has_one_name_in_both_layers() -> None:
+    """The planner sees by the name that embedding and head share a parameter."""
+    result = split(gpt2(tied=True))
+    assert result.fqns[0]["tokens.weight"] == result.fqns[-1]["head.weight"]
+    shared = dict(result.layers[-1].named_parameters())["head.weight"]
+    assert dict(result.layers[0].named_parameters())["tokens.weight"] is shared
+
+
+def test_a_module_used_twice_is_tied_to_itself() -> None:
+    """Both places of one module are layers, with the same parameter names."""
+    linear = nn.Linear(4, 4)
+    result = split(simple(nn.Sequential(linear, nn.Tanh(), linear, nn.Linear(4, 1))))
+    assert result.names[0] != result.names[2]
+    assert result.fqns[0] == result.fqns[2] == {"weight": "0.weight", "bias": "0.bias"}
+
+
+def test_boundaries_of_several_tensors() -> None:
+    """A tuple of tensors is one boundary; integers in it carry no gradient."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = self.linear(value)
+            return hidden, hidden.argmax(1)
+
+    class Tail(nn.Module):
+        def forward(self, hidden: Tensor, index: Tensor) -> Tensor:
+            return hidden.gather(1, index.unsqueeze(1))
+
+    result = split(simple([Head(), Tail()]))
+    assert result.boundaries[1] == (
+        TensorSpec((8, 4), "torch.float32", True),
+        TensorSpec((8,), "torch.int64", False),
+    )
+
+
+def test_frozen_first_layers_send_no_gradient() -> None:
+    """Behind layers without trainable parameters a boundary is not differentiable."""
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 1))
+    assert split(simple(model)).boundaries[1] == (TensorSpec((8, 4), "torch.float32", False),)
+
+
+def test_views_and_in_place_layers_join_the_layer_before() -> None:
+    """In-place ReLU and flatten are no layers of their own; names and functions remain."""
+    task = conv()
+    result = split(task)
+    assert "1:BatchNorm2d+2:ReLU" in result.names
+    assert "6:AdaptiveAvgPool2d+7:Flatten" in result.names
+    source, _ = task.microbatch(0)
+    assert isinstance(task.model, nn.Sequential)
+    value = source
+    for layer in result.layers:
+        value = layer(value)
+    assert torch.equal(value, task.model(source))
+
+
+def test_a_view_as_first_layer_joins_the_next() -> None:
+    """There is no layer before the first one."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    assert split(simple(model)).names == ("0:Flatten+1:Linear",)
+
+
+def test_splitting_leaves_no_trace() -> None:
+    """Random state, running statistics and weights are as before."""
+    task = conv()
+    assert isinstance(task.model, nn.Sequential)
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    task = replace(task, data=lambda _: (torch.ones(4, 3, 16, 16), torch.ones(4).long()))
+    random = torch.random.get_rng_state()
+    split(task)
+    assert torch.equal(random, torch.random.get_rng_state())
+    for name, value in task.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_layer_that_looks_at_values_is_traced_for_real(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fake tensors cannot tell a value, so the shapes come from a real pass, and it says so."""
+
+    class Branch(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return value * 2 if value.sum().item() > 0 else value.tanh()
+
+    result = split(simple([nn.Linear(4, 4), Branch(), nn.BatchNorm1d(4), nn.Linear(4, 1)]))
+    assert [len(boundary) for boundary in result.boundaries] == [1] * 4
+    assert "real pass" in caplog.text
+    assert isinstance(result.layers[2], nn.BatchNorm1d)
+    assert result.layers[2].num_batches_tracked == 0
+
+
+def test_digest_follows_shapes_and_names() -> None:
+    """The same task gives the same digest; another width, name or micro-batch another one."""
+    digest = split(mlp()).digest()
+    assert split(mlp()).digest() == digest
+    wide = replace(mlp(), data=lambda _: (torch.randn(33, 64), torch.randn(33, 64)))
+    assert split(wide).digest() != digest
+    task = mlp()
+    assert isinstance(task.model, nn.Sequential)
+    assert split(replace(task, model=list(task.model)[:-1])).digest() != digest
+
+
+class Pair(nn.Module):
+    """Returns two tensors."""
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Twice the same."""
+        return value + 1, value + 2
+
+
+class Odd(nn.Module):
+    """Returns a dict."""
+
+    def forward(self, value: Tensor) -> dict[str, Tensor]:
+        """No tensor."""
+        return {"value": value}
+
+
+LINEAR = nn.Linear(4, 1)
+REFUSED = {
+    "a model of unknown kind": (simple(nn.Linear(4, 1)), "need an nn.Sequential"),
+    "no module": (simple(7), "got a int"),
+    "a name": (simple("resnet"), "got a str"),
+    "a list with a function": (simple([LINEAR, torch.tanh]), r"model\[1\]"),
+    "an empty list": (simple([]), "no layers"),
+    "an empty sequence": (simple(nn.Sequential()), "no layers"),
+    "a layer that returns a dict": (simple([LINEAR, Odd()]), "'1:Odd': returned a dict"),
+    "a last layer with two outputs": (simple([LINEAR, Pair()]), "returned 2 tensors"),
+    "shapes that do not fit": (simple([nn.Linear(5, 1)]), r"'0:Linear', input of shape \(8, 4\)"),
+    "a loss that is no scalar": (simple([LINEAR], loss=lambda a, b: a - b), r"shape \(8, 1\)"),
+    "a loss that is no tensor": (simple([LINEAR], loss=lambda a, b: 1.0), "returned a float"),
+    "a loss that fails": (simple([LINEAR], loss=lambda a, b: a @ b), "loss failed"),
+    "an integer loss": (simple([LINEAR], loss=lambda a, b: a.sum().long()), "torch.int64"),
+    "nothing to train": (
+        simple([nn.Linear(4, 1).requires_grad_(False)]),
+        "no trainable parameter",
+    ),
+    "data that fails": (simple([LINEAR], data=lambda _: 1 / 0), "ZeroDivisionError"),
+    "data that is one tensor": (simple([LINEAR], data=lambda _: torch.ones(4)), "got Tensor"),
+    "data that is no tensor": (simple([LINEAR], data=lambda _: (1, 2)), "int, int"),
+}
+
+
+@pytest.mark.parametrize(("task", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(task: Task, message: str) -> None:
+    """What cannot be split is an InputError that names the place."""
+    with pytest.raises(InputError, match=message):
+        split(task)
+
+
+def test_refuses_a_decoder_that_computes_something_else() -> None:
+    """A model with Llama's attributes but a sliding window is not split wrongly."""
+    import transformers
+
+    config = transformers.MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
+    model = transformers.MistralForCausalLM(config)
+    task = Task(model=model, loss=next_token, optimizer=sgd, data=tokens)
+    with pytest.raises(InputError, match="do not compute what the model computes"):
+        split(task)
+
+
+def test_refuses_attention_that_needs_a_mask() -> None:
+    """Eager attention masks with a tensor that the layers do not get."""
+    task = capture_tasks.gpt2()
+    assert isinstance(task.model, nn.Module)
+    task.model.set_attn_implementation("eager")
+    with pytest.raises(InputError, match="attn_implementation='sdpa'"):
+        split(task)
+
+
+def test_capture_does_not_import_transformers() -> None:
+    """Only a task with a Hugging Face model pays for that library."""
+    code = "import sys, pipeplan.capture; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
