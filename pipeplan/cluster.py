@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeplan.document import Count, Document, Positive, Record
+from pipeplan.units import MAX_INT
 
 
 class Gpu(Record):
@@ -23,8 +24,8 @@ class Pair(Record):
     Under half duplex the entry holds for both directions.
     """
 
-    source: Annotated[Count, Field(alias="from")]
-    target: Annotated[Count, Field(alias="to")]
+    source: Annotated[int, Field(ge=0, le=MAX_INT, alias="from")]
+    target: Annotated[int, Field(ge=0, le=MAX_INT, alias="to")]
     latency_ns: Count = 0
     bandwidth_bytes_per_s: Positive | None = None
 

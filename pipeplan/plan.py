@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.document import Count, Document, Positive, Record
+from pipeplan.units import MAX_INT
 
 Semantics = Literal["2bw", "flush"]
 MemoryModel = Literal["exact", "paper"]
@@ -63,7 +64,7 @@ class Op(Record):
 
     kind: OpKind
     stage: Count
-    copy_: Annotated[Count, Field(alias="copy")]
+    copy_: Annotated[int, Field(ge=0, le=MAX_INT, alias="copy")]
     gpu: Count | None = None
     link: tuple[Count, Count] | None = None
     start_ns: Count

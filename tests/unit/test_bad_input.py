@@ -102,6 +102,8 @@ FIELDS: list[tuple[str, tuple[int | str, ...], object, str]] = [
         "unknown field 'source', need one of",
     ),
     ("cluster", ("host",), {"memory_bytes": 1}, "host.bandwidth_bytes_per_s: got nothing, need"),
+    ("cluster", ("links", "pairs"), [{"to": 1}], "links.pairs[0].from: got nothing, need this"),
+    ("plan", ("ops", 0, "copy"), ABSENT, "ops[0].copy: got nothing, need this field"),
     ("plan", ("stages",), [], "stages: got an empty list, need 1 items or more"),
     ("plan", ("chain",), ABSENT, "chain: got nothing, need this field"),
     ("plan", ("ops", 0, "copy_"), 0, "ops[0]: got the unknown field 'copy_', need a known one"),
