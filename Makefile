@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 RANKS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 DEMO := .venv/ready-demo
 DEV := .venv/ready-dev
 

@@ -1,0 +1,91 @@
+"""A finished run beside its plan's promises; reads the run.json that `launch` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from pipeplan.document import Document, Record
+from pipeplan.errors import InputError
+from pipeplan.report.tables import Comparison
+
+_LENIENT = ConfigDict(extra="ignore")
+"""A run says much more than its report needs."""
+
+
+class Predicted(Record):
+    """What the plan promises: ns, and bytes per rank."""
+
+    model_config = _LENIENT
+    period_ns: int
+    step_ns: int
+    peak_bytes: tuple[int, ...]
+
+
+class Measured(Record):
+    """What happened; None where it was not measured."""
+
+    model_config = _LENIENT
+    period_ns: float | None
+    """Best window of consecutive periods."""
+    step_ns: float | None
+    peak_bytes: tuple[int | None, ...]
+    first_loss: float | None
+    last_loss: float | None
+
+
+class Run(Document):
+    """The part of run.json that is reported."""
+
+    model_config = _LENIENT
+    format: Literal["pipeplan-run/1"]
+    semantics: Literal["2bw", "flush"]
+    steps: int
+    instrumented: bool
+    predicted: Predicted
+    measured: Measured
+
+
+def read(folder: str | Path) -> Run:
+    """The run in the output folder of a `launch`.
+
+    Raises:
+        InputError: if the folder holds no finished run.
+    """
+    file = Path(folder) / "run.json"
+    if not file.is_file():
+        raise InputError(
+            f"run {folder}: got no run.json, need the --out folder of a finished run of"
+            " pipeplan.launch. Check the path, or finish the run with --resume."
+        )
+    return Run.read(file)
+
+
+def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    """Predicted and measured, for all that the runs measured.
+
+    Times come from runs that were not instrumented, bytes from those that were: counting bytes
+    slows a run down.
+    """
+    return [row for run in runs for row in (_bytes(run) if run.instrumented else _times(run))]
+
+
+def _times(run: Run) -> Iterator[Comparison]:
+    predicted, measured = run.predicted, run.measured
+    if measured.period_ns is not None:
+        name = f"{run.semantics}: period, best window"
+        yield Comparison(name, "ns", predicted.period_ns, measured.period_ns)
+    if measured.step_ns is not None:
+        name = f"{run.semantics}: step, best"
+        yield Comparison(name, "ns", predicted.step_ns, measured.step_ns)
+
+
+def _bytes(run: Run) -> Iterator[Comparison]:
+    pairs = zip(run.predicted.peak_bytes, run.measured.peak_bytes, strict=True)
+    for rank, (predicted, measured) in enumerate(pairs):
+        if measured is not None:
+            name = f"{run.semantics}: peak of rank {rank}"
+            yield Comparison(name, "bytes", predicted, measured)

@@ -1,0 +1,92 @@
+"""What an installation needs and holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import pipeplan
+from pipeplan.chain import Chain, Layer
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements: list[str]) -> set[str]:
+    """The packages that requirements name."""
+    return {re.split(r"[^A-Za-z0-9_-]", line, maxsplit=1)[0] for line in requirements}
+
+
+def test_extras_keep_torch_and_ortools_apart() -> None:
+    """Planning pulls no torch, a training node no ortools."""
+    base, extras = names(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
+    assert not base & {"torch", "ortools", "transformers", "matplotlib"}
+    assert "torch" not in names(extras["plan"])
+    assert "ortools" not in names(extras["run"])
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built from a copy so that nothing is left in the working tree."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(
+        ROOT / "pipeplan", source / "pipeplan", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return source / "dist" / done.stdout.splitlines()[-1]
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    """Every module, schema and type marker is in the wheel; tests and examples are not."""
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    kept = {
+        str(file.relative_to(ROOT))
+        for pattern in ("*.py", "*.json", "py.typed")
+        for file in (ROOT / "pipeplan").rglob(pattern)
+    }
+    assert packed == kept
+    assert f"pipeplan-{pipeplan.__version__}-" in wheel.name
+
+
+def test_wheel_plans_without_torch(wheel: Path, tmp_path: Path) -> None:
+    """The unpacked wheel alone, with torch made unimportable, plans a chain file."""
+    place = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(place)
+    layers = tuple(
+        Layer(name=name, forward_ns=10, backward_ns=20, output_bytes=1) for name in ("a", "b")
+    )
+    (tmp_path / "chain.json").write_text(Chain(name="two", layers=layers).to_json())
+    code = """
+import sys
+sys.modules["torch"] = None
+import pipeplan
+from pipeplan.cli import main
+print(pipeplan.__file__)
+machines = ["--gpus", "2", "--memory", "1MB", "--bandwidth", "inf"]
+sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json", "--json"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(place))
+    assert (tmp_path / "plan.json").is_file()
