@@ -1,0 +1,136 @@
+"""Task references: what they may name, how a task's micro-batches come out, what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan.errors import InputError
+from pipeplan.task import Task, load
+from tests.capture_tasks import mlp
+
+SOURCE = """
+import torch
+from pipeplan.task import Task
+
+def task(seed=1):
+    return Task(model=[torch.nn.Linear(seed, 1)], loss=max, optimizer=list, data=min)
+
+def plain():
+    return task(2)
+
+def wrong():
+    return 3
+
+def broken():
+    raise KeyError("gone")
+
+constant = 7
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a module and a package that hold tasks."""
+    (tmp_path / "mine.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "bad.py").write_text("import nothing_of_this_name", encoding="utf-8")
+    package = tmp_path / "pack_of_tasks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def width(task: Task) -> int:
+    """What the tasks of these tests differ in."""
+    assert isinstance(task.model, list)
+    return int(task.model[0].in_features)
+
+
+@pytest.mark.parametrize("reference", ["mine.py:task", "pack_of_tasks.inner:task"])
+def test_files_and_modules_get_the_seed(reference: str, folder: Path) -> None:
+    """A path and a module name work alike; a function with `seed` gets it."""
+    assert width(load(reference, seed=5)) == 5
+
+
+def test_function_without_seed_is_called_without(folder: Path) -> None:
+    """A function that needs no seed need not take it."""
+    assert width(load(f"{folder / 'mine.py'}:plain", seed=5)) == 2
+
+
+REFUSED = {
+    "mine.py": "need package.module:function",
+    ":task": "need package.module:function",
+    "mine.py:not a name": "need package.module:function",
+    "other.py:task": "no file other.py",
+    "no_such_module_here:task": "ModuleNotFoundError",
+    "bad.py:task": "importing bad.py failed",
+    "mine.py:absent": "no function 'absent'",
+    "mine.py:constant": "no function 'constant'",
+    "mine.py:wrong": "got a int, need a pipeplan Task",
+    "mine.py:broken": "KeyError",
+}
+
+
+@pytest.mark.parametrize(("reference", "message"), REFUSED.items(), ids=list(REFUSED))
+def test_refuses(reference: str, message: str, folder: Path) -> None:
+    """A reference that gives no task is an InputError that says why."""
+    with pytest.raises(InputError, match=message):
+        load(reference)
+
+
+def test_micro_batches_own_their_memory() -> None:
+    """Views of a larger tensor and parts of a data set come out as copies of their own."""
+    window = torch.arange(20.0).reshape(2, 10)
+    views = window[:, :-1], window[:, 1:]
+    source, target = replace(mlp(), data=lambda _: views).microbatch(0)
+    for copy, view in zip((source, target), views, strict=True):
+        assert torch.equal(copy, view)
+        assert copy.is_contiguous()
+        assert copy.untyped_storage().nbytes() == copy.nbytes
+        assert copy.data_ptr() != view.data_ptr()
+
+
+def test_micro_batch_number_reaches_the_data() -> None:
+    """Each number gives its own tensors, the same every time."""
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        return torch.full((2,), number), torch.zeros(2)
+
+    task = replace(mlp(), data=data)
+    assert task.microbatch(3)[0].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("given", [torch.ones(2), (torch.ones(2),), (1, 2), [torch.ones(1)] * 2])
+def test_refuses_data_that_is_no_pair_of_tensors(given: object) -> None:
+    """Input and target are one tensor each, in a tuple."""
+    task = replace(mlp(), data=lambda _: given)
+    with pytest.raises(InputError, match=r"data\(0\): got .*need a tuple"):
+        task.microbatch(0)
+
+
+def test_loading_this_module_needs_no_torch() -> None:
+    """The command line can name tasks without paying for torch."""
+    code = "import sys, pipeplan.task; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_example_tasks_are_deterministic() -> None:
+    """The same seed gives the same data in every process; another seed other data."""
+    examples = Path(__file__).parents[2] / "examples"
+    for name in ("mlp.py:task", "gpt2_stdlib.py:task", "gpt2_stdlib.py:tied"):
+        one, two = load(f"{examples}/{name}", 1), load(f"{examples}/{name}", 1)
+        other = load(f"{examples}/{name}", 2)
+        for number in (0, 99):
+            assert torch.equal(one.microbatch(number)[0], two.microbatch(number)[0])
+            assert not torch.equal(one.microbatch(number)[0], other.microbatch(number)[0])
+        assert isinstance(one.model, nn.Module)
+        assert one.model.training
