@@ -46,14 +46,14 @@ def describe(error: ValidationError, where: str, model: type[BaseModel]) -> str:
         where: names the input, such as its path.
         model: the document's class, for the names its fields may have.
     """
-    faults = error.errors(include_url=False)
-    inner = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
-    faults = [fault for fault in faults if fault["loc"] not in inner] or faults
+    faults = [fault for fault in error.errors(include_url=False) if not _is_echo(fault)]
     first = min(faults, key=_urgency)
-    sentences = {_sentence(fault, *_place(model, fault["loc"])) for fault in faults}
-    count = len(sentences) - 1 if _urgency(first) else 0
+    place, at = _place(model, first["loc"])
+    if _is_choice(at):  # one fault for each of the alternatives: the same place, told once
+        faults = [fault for fault in faults if fault["loc"][:-1] != first["loc"][:-1]] + [first]
+    count = len(faults) - 1 if _urgency(first) else 0
     more = f" ({count} more after this one)" if count else ""
-    return f"{where}: {_sentence(first, *_place(model, first['loc']))}{more}"
+    return f"{where}: {_sentence(first, place, at)}{more}"
 
 
 def show(value: object) -> str:
@@ -70,6 +70,11 @@ def show(value: object) -> str:
     if isinstance(value, Sequence):
         return f"a list of {len(value)}" if value else "an empty list"
     return type(value).__name__
+
+
+def _is_echo(fault: ErrorDetails) -> bool:
+    """Whether pydantic calls a list too short because its items are wrong: they are told."""
+    return fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"]
 
 
 def _urgency(fault: ErrorDetails) -> int:
