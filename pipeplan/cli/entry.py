@@ -12,7 +12,11 @@ from pipeplan.cli import convert, plan, profile, report, show, simulate, verify
 from pipeplan.errors import PipeplanError
 
 _INTERNAL = 1
+_USAGE = 2
 _INTERRUPTED = 130
+
+_EXTRAS = {"ortools": "plan", "matplotlib": "plan", "torch": "run", "transformers": "models"}
+"""What is installed only where it is needed, and the extra that brings it."""
 
 _DESCRIPTION = """\
 Plan and run pipeline-parallel training: the shortest period under exact memory.
@@ -61,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and (error.name or "") in _EXTRAS:
+            return _missing(error.name or "")
         kind = type(error).__name__
         print(
             f"pipeplan: {kind}: {error}. This is a bug of pipeplan;"
@@ -69,3 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return _INTERNAL
     return code
+
+
+def _missing(package: str) -> int:
+    print(
+        f"pipeplan: this verb needs {package}, which is not installed."
+        f" Run pip install 'pipeplan[{_EXTRAS[package]}]'.",
+        file=sys.stderr,
+    )
+    return _USAGE

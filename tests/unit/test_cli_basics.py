@@ -113,6 +113,21 @@ def test_a_bug_is_one_line_unless_debugging(
         main(["show", "plan.json", "--debug"])
 
 
+@pytest.mark.parametrize(
+    ("package", "extra"), [("ortools", "plan"), ("torch", "run"), ("matplotlib", "plan")]
+)
+def test_a_missing_package_names_its_extra(
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where an optional package is not installed, the message says what to install."""
+    monkeypatch.setattr(show, "run", raising(ModuleNotFoundError("no", name=package)))
+    assert main(["show", "plan.json"]) == 2
+    assert f"pip install 'pipeplan[{extra}]'" in capsys.readouterr().err
+
+
 def test_interrupt_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
