@@ -42,15 +42,9 @@ def split(task: Task) -> SplitModel:
     source, target = task.microbatch(0)
     with torch.random.fork_rng(devices=[]):
         traced = trace(pieces, task.loss, source, target)
-        groups = _without_aliases(traced)
-        if len(groups) < len(pieces):
-            pieces = {
-                "+".join(list(pieces)[first:end]): _Joined(list(pieces.values())[first:end])
-                if end - first > 1
-                else list(pieces.values())[first]
-                for first, end in groups
-            }
-            traced = trace(pieces, task.loss, source, target)
+        joined = _join_aliases(pieces, traced)
+        if len(joined) < len(pieces):
+            pieces, traced = joined, trace(joined, task.loss, source, target)
         if is_decoder(model):
             check_equal(model, tuple(pieces.values()), source)
     names = _tensor_names(model)
@@ -113,15 +107,20 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def _without_aliases(traced: Trace) -> list[tuple[int, int]]:
-    """Runs [first, end) of layers to join: those whose output is their input's memory.
+def _join_aliases(pieces: dict[str, nn.Module], traced: Trace) -> dict[str, nn.Module]:
+    """The layers, where each whose output is its input's memory has joined the one before it.
 
-    Such a layer joins the one before it; the first of all joins the one after it.
+    The first of all joins the one after it.
     """
     starts = [index for index, alias in enumerate(traced.aliases) if index == 0 or not alias]
     if traced.aliases[0] and len(starts) > 1:
         del starts[1]
-    return list(zip(starts, [*starts[1:], len(traced.aliases)], strict=True))
+    named = list(pieces.items())
+    result: dict[str, nn.Module] = {}
+    for first, end in zip(starts, [*starts[1:], len(named)], strict=True):
+        names, layers = zip(*named[first:end], strict=True)
+        result["+".join(names)] = _Joined(layers) if len(layers) > 1 else layers[0]
+    return result
 
 
 def _tensor_names(model: nn.Module) -> dict[int, str]:
