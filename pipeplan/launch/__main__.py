@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from pipeplan.errors import PipeplanError
-from pipeplan.launch.options import Options, Place, parse
+from pipeplan.launch.options import Options, parse
+from pipeplan.runtime.place import Place
 
 _PATIENCE_S = 10.0
 """How long ranks other than 0 let rank 0 speak first when a check fails."""

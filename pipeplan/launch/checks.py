@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from pipeplan import lowering, verifier
 from pipeplan.errors import InputError
-from pipeplan.launch.options import Options, Place
+from pipeplan.launch.options import Options
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
+from pipeplan.runtime.place import Place
 from pipeplan.task import SplitModel, Task, load
 from pipeplan.units import format_bytes
 
@@ -155,7 +156,7 @@ def _check_model(plan: Plan, split: SplitModel) -> None:
             f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
             " plan again, or give the --task the chain was profiled from."
         )
-    from pipeplan.runtime import refuse_split_ties
+    from pipeplan.runtime.build import refuse_split_ties
 
     refuse_split_ties(plan, split)
 

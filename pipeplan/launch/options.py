@@ -1,9 +1,9 @@
-"""Flags of `launch`, and where among the ranks this process is. No torch, no files."""
+"""Flags of `launch`. No torch, no files."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -38,26 +38,6 @@ class Options:
     dry_run: bool
     json: bool
     instrument: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """This process among the ranks; `launched` says whether torchrun started it."""
-
-    rank: int
-    size: int
-    attempt: int
-    launched: bool
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Place:
-        """The place that torchrun's variables describe; alone without them."""
-        return cls(
-            rank=int(environ.get("RANK", "0")),
-            size=int(environ.get("WORLD_SIZE", "1")),
-            attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            launched="WORLD_SIZE" in environ,
-        )
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,13 +6,16 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from pipeplan.launch import export, group, results
+from pipeplan.launch import ending, export, results
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.options import Place
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime import TaskFeed, Worker, build, checkpoint
+from pipeplan.runtime import checkpoint
+from pipeplan.runtime.build import Worker, build
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.group import join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.place import Place
 
 _STALE = "2bw: gradients are one step stale; --semantics flush trains exactly as one process would"
 _ADAM = (
@@ -31,7 +34,7 @@ def run(setup: Setup, place: Place) -> int:
         session.finish(done)
     except Exception as error:
         recorder = session.worker.executor.recorder if session else None
-        group.fail(error, place, recorder, setup.options.out)
+        ending.fail(error, place, recorder, setup.options.out)
     return 128 + session.stop.number if session.stop.number else 0
 
 
@@ -42,8 +45,8 @@ class Session:
         """Joins the other ranks, takes the hosted layers over and forgets the rest."""
         self.setup = setup
         self.out = setup.options.out
-        self.stop = group.StopSignal()
-        self.transport = group.join(place, setup.options.timeout_ns)
+        self.stop = ending.StopSignal()
+        self.transport = join(place, setup.options.timeout_ns)
         self.live = LiveBytes() if setup.options.instrument else None
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
         self.progress = self._make_progress()

@@ -20,7 +20,7 @@ from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.recorder import Recorder
 from pipeplan.runtime.stage import Stage, empty
-from pipeplan.runtime.transport import Pending, Transport, wait_all
+from pipeplan.runtime.transport import PeerLostError, Pending, Transport, wait_all
 from pipeplan.runtime.wiring import Wire, Wires
 
 
@@ -272,7 +272,10 @@ class Executor:
         peer = f", peer rank {wire.peer}" if wire else ""
         number = "" if action.microbatch is None else f", micro-batch {action.microbatch}"
         cause = " ".join(str(error).split("\n")[0].split())[:300]
+        what = f"failed: {type(error).__name__}:"
+        if isinstance(error, PeerLostError):
+            what, cause = "lost its peer:", cause.partition(". ")[0]
         return (
-            f"rank {self._transport.rank}: action {action} (stage {action.stage}{number}{peer})"
-            f" failed: {type(error).__name__}: {cause}"
+            f"rank {self._transport.rank}: action {action}"
+            f" (stage {action.stage}{number}{peer}) {what} {cause}"
         )

@@ -149,7 +149,18 @@ class _LocalVote:
         return self._yes
 
 
+class PeerLostError(Exception):
+    """The other end of a message is gone or silent for too long."""
+
+
 def wait_all(pending: Sequence[Pending]) -> None:
-    """Wait for every message."""
+    """Wait for every message.
+
+    Raises:
+        PeerLostError: if the peer's connection is closed or the timeout has passed.
+    """
     for message in pending:
-        message.wait()
+        try:
+            message.wait()
+        except RuntimeError as error:
+            raise PeerLostError(str(error).rpartition("] ")[2]) from error

@@ -1,4 +1,4 @@
-"""Joining the ranks, and leaving so that one failing rank never leaves the others hanging."""
+"""How a run ends early: a failure that leaves no rank hanging, or a signal at a step boundary."""
 
 from __future__ import annotations
 
@@ -8,31 +8,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
-
 from pipeplan.errors import PipeplanError
-from pipeplan.launch.options import Place
+from pipeplan.runtime.place import Place
 from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.transport import GlooTransport, LocalTransport
-
-
-def join(place: Place, timeout_ns: int) -> GlooTransport | LocalTransport:
-    """A transport between all ranks that torchrun started.
-
-    The store is wrapped per attempt: after a restart the agent's store still holds the addresses
-    of the ranks that died.
-    """
-    if place.size == 1:
-        return LocalTransport()
-    timeout = timedelta(microseconds=timeout_ns // 1000)
-    store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
-    return GlooTransport(PrefixStore(f"attempt{place.attempt}", store), rank, size, timeout)
 
 
 def fail(error: Exception, place: Place, recorder: Recorder | None, out: Path | None) -> NoReturn:

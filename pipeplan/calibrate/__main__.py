@@ -1,0 +1,68 @@
+"""`torchrun --nproc-per-node P -m pipeplan.calibrate --memory 16GiB -o cluster.json`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeplan.errors import InputError, PipeplanError
+from pipeplan.units import format_ns, parse_bytes
+
+_TIMEOUT_NS = 120 * 10**9
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure on one rank; rank 0 writes the file. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node P -m pipeplan.calibrate",
+        description="Measure links and per-action overhead; write a cluster file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--memory", required=True, metavar="SIZE", help="of each GPU, not measured"
+    )
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    try:
+        memory = parse_bytes(args.memory, "--memory")
+        if args.output.exists():
+            raise InputError(f"{args.output}: exists and is not overwritten. Choose another file.")
+        _measure(memory, args.output)
+    except PipeplanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _measure(memory_bytes: int, output: Path) -> None:
+    import torch
+
+    from pipeplan.calibrate import links, overhead
+    from pipeplan.cluster import Cluster, Gpu
+    from pipeplan.runtime.group import join
+    from pipeplan.runtime.place import Place
+
+    torch.set_num_threads(1)
+    place = Place.of(os.environ)
+    transport = join(place, _TIMEOUT_NS)
+    measured = links.combine(links.measure(transport))
+    cost_ns = overhead.measure(transport)
+    if transport.rank == 0:
+        gpus = tuple(Gpu(name=f"rank{i}", memory_bytes=memory_bytes) for i in range(place.size))
+        cluster = Cluster(gpus=gpus, action_overhead_ns=cost_ns, links=measured)
+        output.write_text(cluster.to_json(), encoding="utf-8")
+        rate = measured.bandwidth_bytes_per_s
+        print(
+            f"latency {format_ns(measured.latency_ns)},"
+            f" bandwidth {f'{rate / 1e9:.2f} GB/s' if rate else 'inf'},"
+            f" overhead per action {format_ns(cost_ns)}: {output}",
+            file=sys.stderr,
+        )
+    transport.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
