@@ -35,21 +35,32 @@ def random_plan(
     rng = Random(seed)
     chain = _chain(rng, layers or rng.randint(1, 7))
     cluster = _cluster(rng, gpus or rng.randint(1, 5), duplex or rng.choice(["full", "half"]))
+    stages = _stages(rng, len(chain.layers), len(cluster.gpus))
+    plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
+    plan = _with(
+        plan,
+        semantics=semantics or rng.choice(["2bw", "flush"]),
+        memory_model=memory_model or rng.choice(["exact", "exact", "exact", "paper"]),
+    )
+    return _fill_in(rng, _tie(rng, plan))
+
+
+def scheduled(
+    rng: Random, chain: Chain, cluster: Cluster, stages: tuple[Stage, ...], k: int
+) -> Plan:
+    """A plan with a feasible schedule; memory table, step and budgets are still open."""
     plan = Plan(
         chain=chain,
         chain_digest=chain.digest(),
         cluster=cluster,
-        semantics=semantics or rng.choice(["2bw", "flush"]),
-        memory_model=memory_model or rng.choice(["exact", "exact", "exact", "paper"]),
-        k=k or rng.randint(1, 3),
+        k=k,
         period_ns=1,
         step_ns=0,
-        stages=_stages(rng, len(chain.layers), len(cluster.gpus)),
+        stages=stages,
         ops=(),
         memory=(),
     )
-    plan = _tie(rng, _schedule(rng, plan))
-    return _fill_in(rng, plan)
+    return _schedule(rng, plan)
 
 
 def settle(plan: Plan) -> Plan:

@@ -1,0 +1,149 @@
+"""Verifier and simulator, two voices that share no formula, must say the same of every plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan import lowering, simulator
+from pipeplan.errors import PipeplanError
+from pipeplan.plan import Plan
+from pipeplan.program import ActionKind, Pattern
+from pipeplan.verifier import audit, verify
+from tests.mutations import MUTATIONS, mutate
+from tests.plans import random_plan
+
+SEEDS = st.integers(0, 2**32)
+FEW = settings(max_examples=120, derandomize=True, deadline=None)
+MANY = settings(max_examples=250, derandomize=True, deadline=None)
+
+
+@MANY
+@given(SEEDS)
+def test_the_voices_agree_on_valid_plans(seed: int) -> None:
+    """Period, step, in-flight counts and every term of every peak are equal, in integers."""
+    plan = random_plan(seed)
+    assert verify(plan) == ()
+    simulation = simulator.check(plan, lowering.lower(plan))
+    found = audit(plan)
+    assert simulation.period_ns == plan.period_ns
+    assert simulation.step_ns == found.step_ns
+    assert simulation.memory == found.memory
+    assert simulation.in_flight == found.in_flight
+
+
+@FEW
+@given(SEEDS)
+def test_nothing_is_left_and_fill_and_drain_stay_below(seed: int) -> None:
+    """Fill and drain hold subsets of the steady state's bytes, and every byte is given back."""
+    plan = random_plan(seed)
+    simulation = simulator.simulate(plan, lowering.lower(plan))
+    for gpu, steady in enumerate(simulation.steady_peak_bytes):
+        assert simulation.fill_peak_bytes[gpu] <= steady
+        assert simulation.drain_peak_bytes[gpu] <= steady
+    assert not any(simulation.left_bytes)
+
+
+@FEW
+@given(SEEDS)
+def test_eager_is_never_later_and_never_higher(seed: int) -> None:
+    """(O7): eager starts and ends no op later than planned, with the same peak on every GPU."""
+    plan = random_plan(seed, memory_model="exact")
+    pattern = lowering.lower(plan)
+    planned = simulator.simulate(plan, pattern)
+    eager = simulator.simulate(plan, pattern, clock="eager", microbatches=planned.microbatches)
+    pairs = list(zip(eager.spans(), planned.spans(), strict=True))
+    assert len(pairs) == planned.microbatches * len(plan.ops) // plan.k
+    for mine, its in pairs:
+        assert (mine.kind, mine.stage, mine.microbatch) == (its.kind, its.stage, its.microbatch)
+        assert mine.start_ns <= its.start_ns
+    assert [row.peak_bytes for row in eager.memory] == [row.peak_bytes for row in planned.memory]
+    assert eager.in_flight == planned.in_flight
+    assert eager.period_ns is None or eager.period_ns <= plan.period_ns
+
+
+@FEW
+@given(SEEDS)
+def test_lowered_programs_end_with_blocking_sends(seed: int) -> None:
+    """(O6): no circle of waits, in the flow and across the updates of both modes."""
+    plan = random_plan(seed)
+    pattern = lowering.lower(plan)
+    assert lowering.wait_cycle(pattern, blocking=True) is None
+    simulator.replay(plan, pattern.unroll(2 * plan.microbatches), updates=True)
+
+
+@FEW
+@given(SEEDS)
+def test_slots_hold_every_message(seed: int) -> None:
+    """`buffer_slots` is what a run of the lists needs, message by message: counted one by one."""
+    pattern = lowering.lower(random_plan(seed))
+    slots = lowering.buffer_slots(pattern)
+    assert _counted_slots(pattern) == slots
+
+
+def _counted_slots(pattern: Pattern) -> dict[tuple[ActionKind, int], int]:
+    shifts = [action.shift for rank in pattern.ranks for action in rank] or [0]
+    count = pattern.k * (max(shifts) - min(shifts) + 2)
+    flow = replace(pattern, semantics="2bw").unroll(count)
+    most: dict[tuple[ActionKind, int], int] = {}
+    for rank in flow.ranks:
+        posted = {(a.kind, a.stage) for a in rank}
+        used: dict[tuple[ActionKind, int], int] = {}
+        for action in rank:
+            taken, given_back = {
+                "F": ("SEND_F", "RECV_F"),
+                "B": ("SEND_B", "RECV_B"),
+                "RECV_F": ("RECV_F", None),
+                "RECV_B": ("RECV_B", None),
+                "FREE_F": (None, "SEND_F"),
+                "FREE_B": (None, "SEND_B"),
+            }.get(action.kind.value, (None, None))
+            for name, step in ((given_back, -1), (taken, 1)):
+                if name is None or (ActionKind(name), action.stage) not in posted:
+                    continue
+                buffer = (ActionKind(name), action.stage)
+                used[buffer] = used.get(buffer, 0) + step
+                most[buffer] = max(most.get(buffer, 0), used[buffer])
+    return most
+
+
+@settings(max_examples=500, derandomize=True, deadline=None)
+@given(SEEDS)
+def test_mutants_are_judged_alike(seed: int) -> None:
+    """A changed plan is rejected by both voices or accepted by both."""
+    _, mutant = mutate(random_plan(seed), Random(seed))
+    assert _replay_accepts(mutant) == (verify(mutant) == ())
+
+
+def test_mutations_are_worth_the_name() -> None:
+    """Every kind of change is rejected for some plan, but for those that are neutral by nature."""
+    rejected: set[str] = set()
+    accepted: set[str] = set()
+    for seed in range(800):
+        name, mutant = mutate(random_plan(seed), Random(seed))
+        (rejected if verify(mutant) else accepted).add(name)
+    assert rejected | {"nothing"} == {name for name, _ in MUTATIONS}
+    assert accepted >= {"nothing", "all_rotated", "start_moved", "shift_changed", "ops_swapped"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_voices_agree_on_many_plans_and_mutants() -> None:
+    """Ten thousand plans and as many mutants."""
+    for seed in range(10**6, 10**6 + 10**4):
+        plan = random_plan(seed)
+        simulator.check(plan, lowering.lower(plan))
+        _, mutant = mutate(plan, Random(seed))
+        assert _replay_accepts(mutant) == (verify(mutant) == ()), seed
+
+
+def _replay_accepts(plan: Plan) -> bool:
+    try:
+        simulator.check(plan, lowering.lower(plan))
+    except PipeplanError:
+        return False
+    return True
