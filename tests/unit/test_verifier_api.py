@@ -98,10 +98,10 @@ def test_huge_numbers_never_raise() -> None:
         durations={"0SEND_F": d, "1SEND_B": d},
         memory=(),
     )
-    late = handmade.changed(plan, "0B0", shift=top)
+    late = handmade.with_(handmade.changed(plan, "0B0", shift=10**6))
     found = {v.rule: v.message for v in verify(late)}
     assert found.keys() == {Rule.VERSIONS, Rule.MEMORY, Rule.BUDGET, Rule.STEP}
-    # F starts at 0 and B ends at 2d, top periods later: top + 1 at once, each keeps top bytes
-    assert f"{top + 1} are in flight" in found[Rule.VERSIONS]
+    # F starts at 0 and B ends at 2d, 10**6 periods later: one more at once, each keeps top bytes
+    assert f"{10**6 + 1} are in flight" in found[Rule.VERSIONS]
     with pytest.raises(InputError, match="GPU 0: got a peak of"):
         audit(late)
