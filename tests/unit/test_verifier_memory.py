@@ -262,3 +262,26 @@ def test_zero_length_ops_work_for_an_instant() -> None:
     plan = handmade.plan(of, [(0, 0, 0), (1, 1, 1)], 1, times)
     assert terms(plan, 1) == (0, 10, 5, 0, 0)
     assert terms(plan, 0) == (0, 7, 3, 0, 4)
+
+
+def test_handing_over_a_send_is_an_event() -> None:
+    """At 0 GPU 0 only issues its SEND, and shows what it carried over the border: 14 + 3.
+
+    Stage 0 always has two micro-batches (4..20, T = 8). 0F reaches 14 + 3 working at 4 too, but
+    that is later in the period than 0.
+    """
+    layers = [dict(PAIR[0]) | {"output_gradient_bytes": 0}, dict(PAIR[1])]
+    of = handmade.chain([(2, 2), (3, 3)], layers)
+    times = {"0F0": 4, "0SEND_F0": 8, "1F0": 9, "1B0": 12, "1SEND_B0": 15, "0B0": 18}
+    cluster = uniform(2, 1000, latency_ns=1)
+    plan = handmade.plan(of, [(0, 0, 0), (1, 1, 1)], 8, times, cluster=cluster)
+    assert terms(plan, 0) == (0, 14, 0, 0, 3)
+
+
+def test_the_papers_instants_are_starts_of_computes() -> None:
+    """When 0F ends, at 1, its output of 8 waits beside A = 7; the first start is 1F's, at 2."""
+    of = handmade.chain([(2, 1), (1, 1)], [dict(PAIR[0]), {}])
+    times = {"0F0": 7, "1F0": 10, "1B0": 11, "0B0": 13}
+    stages = [(0, 0, 0), (1, 1, 0)]
+    plan = handmade.plan(of, stages, 8, times, memory_model="paper")
+    assert terms(plan, 0) == (0, 7, 8, 0, 0)
