@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -223,22 +224,57 @@ class Listener:
         self.updates.append((stage, step))
 
 
-def train(
-    plan: Plan, pattern: Pattern, split: SplitModel, task: Task, steps: int, seed: int = 3
-) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses in order and final weights of a pipelined run of all ranks in this process."""
+@dataclass(frozen=True)
+class Outcome:
+    """Losses in order, final weights by name, and how many steps were done."""
 
-    def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor]]:
+    losses: list[float]
+    weights: dict[str, Tensor]
+    steps: int
+
+
+def train(
+    plan: Plan,
+    pattern: Pattern,
+    split: SplitModel,
+    task: Task,
+    steps: int,
+    *,
+    seed: int = 3,
+    stop_at: Mapping[int, int] | None = None,
+) -> Outcome:
+    """A pipelined run of all ranks in this process.
+
+    Args:
+        plan: stages and semantics.
+        pattern: what the ranks do.
+        split: trained in place.
+        task: loss, optimizer, data.
+        steps: in total.
+        seed: of dropout.
+        stop_at: rank -> its how many-th question gets a yes; then the run ends there.
+    """
+    asks = dict(stop_at or {})
+
+    def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor], int]:
         listener = Listener()
         feed = TaskFeed(task, split.boundaries[0])
-        worker = build(plan, pattern, split, task, feed, transport, listener, seed=seed)
-        assert worker.executor.run(0, steps) == steps
-        return listener.losses, weights_of(worker)
+
+        def wants_stop() -> bool:
+            asks[transport.rank] = asks.get(transport.rank, -1) - 1
+            return asks[transport.rank] == 0
+
+        worker = build(
+            plan, pattern, split, task, feed, transport, listener, seed=seed, wants_stop=wants_stop
+        )
+        done = worker.executor.run(0, steps)
+        return listener.losses, weights_of(worker), done
 
     results = run_ranks(len(plan.cluster.gpus), work)
-    losses = {number: value for found, _ in results for number, value in found.items()}
-    weights = {name: value for _, found in results for name, value in found.items()}
-    return [losses[i] for i in sorted(losses)], weights
+    losses = {number: value for found, _, _ in results for number, value in found.items()}
+    weights = {name: value for _, found, _ in results for name, value in found.items()}
+    (done,) = {done for _, _, done in results}
+    return Outcome([losses[i] for i in sorted(losses)], weights, done)
 
 
 def weights_of(worker: Worker) -> dict[str, Tensor]:

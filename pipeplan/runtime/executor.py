@@ -122,38 +122,27 @@ class Executor:
         Raises:
             RankError: if an action failed; names rank, action, micro-batch and peer.
         """
-        steps_done = steps
-        size = self._pattern.microbatches
+        stop: int | None = None
+        executed = 0
         actions = self._unrolled(first, steps)
-        begun, executed = first - 1, 0
         self._gate.begin(first)
         while (action := next(actions, None)) is not None:
-            step = begun if action.microbatch is None else action.microbatch // size
-            while begun < step and steps_done == steps:
-                begun += 1
-                if self._gate.stops_before(begun):
-                    steps_done = begun - first
-                    actions = islice(self._unrolled(first, steps_done), executed, None)
-            if step - first >= steps_done:
-                continue
+            if stop is None and action.microbatch is not None:
+                stop = self._gate.first_refused(action.microbatch // self._pattern.microbatches)
+                if stop is not None:
+                    actions = islice(self._unrolled(first, stop - first), executed, None)
+                    continue
             self._execute(action)
             executed += 1
-        if not self._pattern.ranks[self._transport.rank]:
-            steps_done = self._idle(first, steps)
+        if executed == 0 and stop is None:  # a rank without stages only votes
+            stop = self._gate.first_refused(first + steps - 1)
         self._gate.finish()
         self._check_empty()
-        return steps_done
+        return steps if stop is None else stop - first
 
     def _unrolled(self, first: int, steps: int) -> Iterator[Action]:
         size = self._pattern.microbatches
         return self._pattern.actions(self._transport.rank, steps * size, first * size)
-
-    def _idle(self, first: int, steps: int) -> int:
-        """A rank without stages only votes."""
-        for step in range(first, first + steps):
-            if self._gate.stops_before(step):
-                return step - first
-        return steps
 
     def _check_empty(self) -> None:
         """A program runs from empty to empty; anything left over is a bug of the program."""

@@ -29,17 +29,26 @@ class Gate:
         self._wants_stop = wants_stop
         self._votes: deque[Vote] = deque()
         self._first = 0
+        self._next = 0
 
     def begin(self, first: int) -> None:
         """Say that a run starts from an empty pipeline at step `first`."""
-        self._first = first
+        self._first = self._next = first
 
-    def stops_before(self, step: int) -> bool:
-        """Whether all ranks leave out `step` and everything behind it; call for each step once."""
-        self._votes.append(self._transport.vote(self._wants_stop()))
-        if step - self._first < self._lag:
-            return False
-        return self._votes.popleft().wait()
+    def first_refused(self, step: int) -> int | None:
+        """Ask for every step up to `step` that was not asked for yet.
+
+        Returns:
+            The first step that all ranks leave out, with everything behind it; None if they may
+            begin `step`.
+        """
+        while self._next <= step:
+            asked = self._next
+            self._next += 1
+            self._votes.append(self._transport.vote(self._wants_stop()))
+            if asked - self._first >= self._lag and self._votes.popleft().wait():
+                return asked
+        return None
 
     def finish(self) -> None:
         """Say that the run is over: read the answers that nobody needed."""

@@ -40,7 +40,7 @@ class CountedFeed:
 
 
 class CountedTransport:
-    """Votes and gathers are not counted; messages are, by the tensors they carry."""
+    """What moves messages is not counted; the executor's tensors that they carry are."""
 
     def __init__(self, transport: Transport, live: LiveBytes) -> None:
         self._transport = transport
@@ -49,11 +49,13 @@ class CountedTransport:
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        return self._transport.send(tensor, peer, tag)
+        with self._live.paused():
+            return self._transport.send(tensor, peer, tag)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        return self._transport.receive(tensor, peer, tag)
+        with self._live.paused():
+            return self._transport.receive(tensor, peer, tag)
 
     def vote(self, yes: bool) -> Vote:
         """See `Transport`."""

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pipeplan import lowering
+from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
+from pipeplan.runtime.build import refuse_split_ties
 from tests import pipelines, reference
+from tests.plans import random_plan
 
 MAPS = {
     "one rank, one stage": ([], [0]),
@@ -29,6 +33,13 @@ def equal(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     )
 
 
+def train_alone(semantics: Semantics, optimizer: str, steps: int, m: int) -> reference.Trained:
+    """The one-process run of the toy model."""
+    split, task = pipelines.toy(optimizer)
+    trainer = reference.train_2bw if semantics == "2bw" else reference.train_flush
+    return trainer(split, task, steps, m, seed=3)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
@@ -39,10 +50,103 @@ def test_equals_one_process(
     cuts, gpus = shape
     split, task = pipelines.toy(optimizer)
     plan = pipelines.plan_of(cuts, gpus, semantics, microbatches=6)
-    steps = 4
-    trainer = reference.train_2bw if semantics == "2bw" else reference.train_flush
-    expected = trainer(split, task, steps, 6, seed=3)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 4)
+    expected = train_alone(semantics, optimizer, 4, 6)
+    assert outcome.losses == expected.losses
+    assert equal(outcome.weights, expected.weights)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_lowered_plans_equal_one_process(seed: int) -> None:
+    """Random valid plans, k up to 3, lowered by the real lowering, train exactly."""
+    plan = random_plan(seed, layers=8)
+    split, task = pipelines.toy()
+    outcome = pipelines.train(plan, lowering.lower(plan), split, task, 3)
+    expected = train_alone(plan.semantics, "sgd", 3, plan.microbatches)
+    assert outcome.losses == expected.losses
+    assert equal(outcome.weights, expected.weights)
+
+
+def test_fewest_micro_batches_of_2bw() -> None:
+    """With m = in-flight - 1, the least that (R6) allows, 2bw is still exact."""
+    split, task = pipelines.toy()
+    plan = pipelines.plan_of([2, 4, 6], [0, 1, 2, 3], "2bw", microbatches=3)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=2), split, task, 6)
+    expected = train_alone("2bw", "sgd", 6, 3)
+    assert equal(outcome.weights, expected.weights)
+
+
+def test_2bw_differs_from_flush() -> None:
+    """The two modes are different algorithms: the references must not agree by accident."""
+    flush, delayed = (train_alone(mode, "sgd", 4, 6) for mode in ("flush", "2bw"))
+    assert not equal(flush.weights, delayed.weights)
+
+
+def tied() -> tuple[nn.Module, ...]:
+    """Three layers, the first and the last of which share their weight."""
+    torch.manual_seed(1)
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight = first.weight
+    return first, nn.Tanh(), last
+
+
+def test_tied_weights_on_one_rank_under_flush() -> None:
+    """Stages of one rank that share a weight train it as one process, up to the order of sums."""
+    split, task = pipelines.split_by_hand(tied(), "sgd")
+    plan = pipelines.plan_of([1, 2], [0, 1, 0], "flush", microbatches=4, layers=3)
+    expected = reference.train_flush(split, task, 3, 4, seed=3)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 3)
+    assert outcome.weights.keys() == expected.weights.keys()
+    for name, value in outcome.weights.items():
+        torch.testing.assert_close(value, expected.weights[name])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "semantics", "word"),
+    [((0, 1, 1), "flush", "GPUs 0 and 1"), ((0, 1, 0), "2bw", "2bw")],
+)
+def test_ties_that_would_drift_are_refused(
+    gpus: Sequence[int], semantics: Semantics, word: str
+) -> None:
+    """A weight shared across ranks, or across stages under 2bw, is refused by name."""
+    split, _ = pipelines.split_by_hand(tied(), "sgd")
+    plan = pipelines.plan_of([1, 2], gpus, semantics, microbatches=4, layers=3)
+    with pytest.raises(InputError, match=f"layer0.*layer2.*{word}"):
+        refuse_split_ties(plan, split)
+
+
+def test_recurrent_layers_switch_versions() -> None:
+    """An LSTM keeps its own list of weights; 2bw must reach it too."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.lstm(x)[0]
+            return result
+
+    def layers() -> list[nn.Module]:
+        torch.manual_seed(2)
+        return [Recurrent(), nn.Linear(6, 3)]
+
+    split, task = pipelines.split_by_hand(layers(), "sgd")
+    plan = pipelines.plan_of([1], [0, 1], "2bw", microbatches=4, layers=2)
+    expected = reference.train_2bw(split, task, 4, 4, seed=3)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=2), split, task, 4)
+    assert equal(outcome.weights, expected.weights)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_ranks_stop_at_the_same_step(rank: int, semantics: Semantics) -> None:
+    """One rank's wish ends all ranks at one boundary, with the weights of exactly those steps."""
+    split, task = pipelines.toy()
+    plan = pipelines.plan_of([1, 2, 5], [0, 2, 2, 0], semantics, microbatches=6)
     pattern = pipelines.pattern_of(plan, period=3)
-    losses, weights = pipelines.train(plan, pattern, split, task, steps)
-    assert losses == expected.losses
-    assert equal(weights, expected.weights)
+    outcome = pipelines.train(plan, pattern, split, task, 9, stop_at={rank: 3})
+    assert 2 <= outcome.steps <= 5
+    expected = train_alone(semantics, "sgd", outcome.steps, 6)
+    assert outcome.losses == expected.losses
+    assert equal(outcome.weights, expected.weights)

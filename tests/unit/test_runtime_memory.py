@@ -1,0 +1,106 @@
+"""The bytes a rank really holds at its peak equal the plan's memory table."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from pipeplan import lowering
+from pipeplan.capture import profile_task, split
+from pipeplan.chain import Chain
+from pipeplan.cluster import uniform
+from pipeplan.livebytes import LiveBytes
+from pipeplan.plan import Plan, Semantics, Stage
+from pipeplan.runtime.build import build
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.transport import Transport
+from pipeplan.task import Task
+from tests import capture_tasks, pipelines, plans
+
+TASKS = {
+    "mlp": capture_tasks.mlp,
+    "conv": capture_tasks.conv,
+    "transformer": capture_tasks.transformer,
+    "gpt2": capture_tasks.gpt2,
+}
+
+
+@functools.cache
+def profiled(name: str) -> Chain:
+    """The chain of a task, with times that make every op last: only bytes are measured here."""
+    make = TASKS.get(name, capture_tasks.skips)
+    chain = profile_task(make(), repeats=1, warmup=0)
+    layers = tuple(
+        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2})
+        for i, layer in enumerate(chain.layers)
+    )
+    return chain.model_copy(update={"layers": layers})
+
+
+def planned(chain: Chain, gpus: int, semantics: Semantics, k: int, seed: int) -> Plan:
+    """A valid plan of random stages and starts on slow links.
+
+    13 micro-batches per step: with k = 2 updates fall on either copy, as the model assumes.
+    """
+    rng = Random(seed)
+    layers = len(chain.layers)
+    cuts = sorted(rng.sample(range(1, layers), min(layers - 1, rng.randint(gpus - 1, gpus + 2))))
+    edges = [0, *cuts, layers]
+    stages = tuple(
+        Stage(id=i, layers=(a, b - 1), gpu=i % gpus if i < gpus else rng.randrange(gpus))
+        for i, (a, b) in enumerate(itertools.pairwise(edges))
+    )
+    cluster = uniform(gpus, 2**40, bandwidth_bytes_per_s=10**12, latency_ns=1)
+    plan = plans.scheduled(rng, chain, cluster, stages, k)
+    return plans.settle(
+        plan.model_copy(update={"semantics": semantics, "microbatches": 13, "task_digest": None})
+    )
+
+
+def measured(plan: Plan, task: Task) -> list[int]:
+    """Peak live bytes of each rank over three steps."""
+    model = split(task)
+    pattern = lowering.lower(plan)
+
+    def work(transport: Transport) -> int:
+        live = LiveBytes()
+        worker = build(
+            plan,
+            pattern,
+            model,
+            task,
+            CountedFeed(TaskFeed(task, model.boundaries[0]), live),
+            CountedTransport(transport, live),
+            pipelines.Listener(),
+            seed=0,
+        )
+        live.count(states(worker.stages.values()))
+        with live:
+            worker.executor.run(0, 3)
+        return live.peak
+
+    return run_ranks(len(plan.cluster.gpus), work)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 1, 3)])
+@pytest.mark.parametrize("name", TASKS)
+def test_peak_is_as_planned(name: str, gpus: int, k: int, seed: int, semantics: Semantics) -> None:
+    """Every rank's measured peak equals `peak_bytes`, to the byte."""
+    make: Callable[[], Task] = TASKS[name]
+    plan = planned(profiled(name), gpus, semantics, k, seed)
+    assert measured(plan, make()) == [row.peak_bytes for row in plan.memory]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_peak_never_exceeds_the_plan_where_tensors_ride_along(semantics: Semantics) -> None:
+    """A skip that passes several layers is one storage, which the chain counts per boundary."""
+    plan = planned(profiled("skips"), 2, semantics, 1, 1)
+    peaks = measured(plan, capture_tasks.skips())
+    assert all(peak <= row.peak_bytes for peak, row in zip(peaks, plan.memory, strict=True))
