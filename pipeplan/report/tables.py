@@ -9,6 +9,7 @@ from fractions import Fraction
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.cluster import Cluster
 from pipeplan.plan import MemoryRow, Plan, Rational, Stage
 from pipeplan.units import format_bytes, format_ns
 
@@ -71,6 +72,17 @@ def headline(plan: Plan) -> Table:
     for note in plan.solver.notes:
         table.add_row("note", note)
     return table
+
+
+def machines_line(cluster: Cluster) -> str:
+    """What a cluster says about its machines, in one line."""
+    links, gpus = cluster.links, len(cluster.gpus)
+    rate = links.bandwidth_bytes_per_s
+    shown = "infinite bandwidth" if rate is None else f"{rate / 1e9:.2f} GB/s"
+    return (
+        f"{gpus} GPU{'s' if gpus > 1 else ''}, latency {format_ns(links.latency_ns)}, {shown},"
+        f" {format_ns(cluster.action_overhead_ns)} overhead per action"
+    )
 
 
 def fraction(value: Rational) -> Fraction:
