@@ -6,7 +6,7 @@ Works on any program, hand-written ones included: what waits for what follows fr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 
@@ -66,7 +66,7 @@ def wait_cycle(program: Program | Pattern, *, blocking: bool = True) -> tuple[st
         InputError: as in `check_deadlock`.
     """
     if isinstance(program, Pattern):
-        program = program.unroll(_window(program))
+        program = _window(program)
     places = _Places.of(program)
     graph = nx.DiGraph(_waits(program, places, blocking))
     if nx.is_directed_acyclic_graph(graph):
@@ -74,11 +74,17 @@ def wait_cycle(program: Program | Pattern, *, blocking: bool = True) -> tuple[st
     return tuple(_lines(program, [tail for tail, _ in nx.find_cycle(graph)]))
 
 
-def _window(pattern: Pattern) -> int:
-    """Micro-batches that fill the pattern for one whole period, in whole optimizer steps."""
+def _window(pattern: Pattern) -> Program:
+    """Enough micro-batches for every action of the period to meet every other one.
+
+    Under flush two such steps: longer ones only repeat the period. Updates wait for nothing.
+    """
     shifts = [action.shift for rank in pattern.ranks for action in rank] or [0]
     least = pattern.k * (max(shifts) - min(shifts) + 2)
-    return -(-least // pattern.microbatches) * pattern.microbatches
+    if pattern.semantics == "2bw":
+        return pattern.unroll(least)
+    step = min(pattern.microbatches, least)
+    return replace(pattern, microbatches=step).unroll(2 * step)
 
 
 @dataclass(frozen=True, slots=True)

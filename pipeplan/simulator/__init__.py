@@ -6,9 +6,10 @@ the verifier derives in closed form is read off here; the two share data types a
 
 from pipeplan.simulator.judge import check, disagreements
 from pipeplan.simulator.replay import replay, simulate
-from pipeplan.simulator.result import Discrepancy, Peak, Simulation, Span
+from pipeplan.simulator.result import Clock, Discrepancy, Peak, Simulation, Span
 
 __all__ = [
+    "Clock",
     "Discrepancy",
     "Peak",
     "Simulation",

@@ -108,11 +108,12 @@ class QueueLinks(Links):
     def __init__(self, resource: dict[int, Resource], duration: tuple[int, ...]) -> None:
         self._resource, self._duration = resource, duration
         self._free: dict[Resource, int] = defaultdict(int)
-        self._heap: list[tuple[int, int, int]] = []
+        self._heap: list[tuple[int, int, int, int]] = []
+        """(earliest start, ready, micro-batch, op)."""
 
     def offer(self, op: int, microbatch: int, ready: int) -> None:
         """See `Links`."""
-        heappush(self._heap, (ready, microbatch, op))
+        heappush(self._heap, (ready, ready, microbatch, op))
 
     def idle(self) -> bool:
         """See `Links`."""
@@ -121,11 +122,11 @@ class QueueLinks(Links):
     def grant(self) -> Iterator[tuple[int, int, int]]:
         """See `Links`."""
         while self._heap:
-            ready, microbatch, op = heappop(self._heap)
+            start, ready, microbatch, op = heappop(self._heap)
             link = self._resource[op]
-            if self._free[link] > ready:
-                heappush(self._heap, (self._free[link], microbatch, op))
+            if self._free[link] > start:
+                heappush(self._heap, (self._free[link], ready, microbatch, op))
                 continue
-            self._free[link] = ready + self._duration[op]
-            yield op, microbatch, ready
+            self._free[link] = start + self._duration[op]
+            yield op, microbatch, start
             return
