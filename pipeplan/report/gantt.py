@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeplan.errors import InputError
+from pipeplan.errors import InputError, PipeplanError
+from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import label, rows
-from pipeplan.units import format_ns
+from pipeplan.report.grid import Row, label, rows
+from pipeplan.simulator import simulate
+from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,12 +40,23 @@ def draw(plan: Plan, path: str | Path) -> None:
 
 
 def figure(plan: Plan) -> Figure:
-    """The picture of `plan` as a matplotlib figure, made without any global state."""
+    """The picture of `plan` as a matplotlib figure, made without any global state.
+
+    A plan that cannot be replayed has no memory to show: then only the period is drawn.
+    """
     from matplotlib.figure import Figure
 
-    lines = rows(plan)
-    picture = Figure(figsize=(11, 1.1 + 0.38 * len(lines)), layout="constrained")
-    axes = picture.add_subplot()
+    lines, held = rows(plan), memory_curves(plan)
+    heights = [1.0 + 0.38 * len(lines), 1.8][: 2 if held else 1]
+    picture = Figure(figsize=(11, sum(heights)), layout="constrained")
+    axes, *below = picture.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    _draw_period(axes, plan, lines)
+    if held:
+        _draw_memory(below[0], plan, held)
+    return picture
+
+
+def _draw_period(axes: Axes, plan: Plan, lines: Sequence[Row]) -> None:
     for height, row in enumerate(lines):
         for op in row.ops:
             _bar(axes, plan, op, height)
@@ -55,7 +69,55 @@ def figure(plan: Plan) -> Figure:
         " label = stage, F or B, micro-batch",
         loc="left",
     )
-    return picture
+
+
+Curve = list[tuple[int, int]]
+"""(ns within the period, bytes held from then on), in order of time."""
+
+
+def memory_curves(plan: Plan) -> list[Curve]:
+    """Per GPU, the bytes held over one steady period of the replay; empty without a replay."""
+    try:
+        simulation = simulate(plan, lower(plan))
+    except PipeplanError:
+        return []
+    begin = (max(op.shift for op in plan.ops) + 1) * plan.period_ns
+    return [
+        _period(simulation.levels(gpu), begin, plan.period_ns)
+        for gpu in range(len(plan.cluster.gpus))
+    ]
+
+
+def _period(levels: Iterator[tuple[int, int]], begin: int, period: int) -> Curve:
+    """The part of a curve from `begin` on, one period long; it starts with what is held then."""
+    curve = [(0, 0)]
+    for time, held in levels:
+        if time >= begin + period:
+            break
+        if time <= begin:
+            curve = [(0, held)]
+        else:
+            curve.append((time - begin, held))
+    return [*curve, (period, curve[-1][1])]
+
+
+def _draw_memory(axes: Axes, plan: Plan, held: Sequence[Curve]) -> None:
+    """Steps of every GPU's bytes; dashed lines are the budgets that stand in the picture."""
+    from matplotlib.ticker import FuncFormatter
+
+    top = max(size for curve in held for _, size in curve)
+    for gpu, curve in enumerate(held):
+        times, sizes = zip(*curve, strict=True)
+        name, budget = plan.cluster.gpus[gpu].name, plan.cluster.gpus[gpu].memory_bytes
+        (line,) = axes.step(times, sizes, where="post", label=name)
+        if budget <= 1.5 * top:
+            axes.axhline(budget, color=line.get_color(), linestyle="--", linewidth=0.8)
+    axes.set_xlim(0, plan.period_ns)
+    axes.set_ylim(bottom=0)
+    axes.set_xticks([0, plan.period_ns], ["0", format_ns(plan.period_ns)])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
+    axes.set_title("memory per GPU over the same period; dashed: the budget", loc="left")
+    axes.legend(loc="lower right", ncols=4)
 
 
 def _bar(axes: Axes, plan: Plan, op: Op, height: int) -> None:

@@ -48,7 +48,8 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
     lines = []
     for row in resources:
         cells = ["."] * columns
-        for op in row.ops:
+        # Longest first: what is shorter than a column takes one that nothing else needs.
+        for op in sorted(row.ops, key=lambda op: -op.duration_ns):
             hidden += not _draw(cells, plan, op, "!" if op.label in marked else _FILL[op.kind])
         lines.append(f"{row.name:<{margin}} |{''.join(cells)}|")
     batches = "1 micro-batch" if plan.k == 1 else f"{plan.k} micro-batches"
@@ -89,12 +90,14 @@ def rows(plan: Plan) -> tuple[Row, ...]:
 
 
 def _draw(cells: list[str], plan: Plan, op: Op, fill: str) -> bool:
-    """Put `op` into `cells`; False where it is too short to be seen."""
+    """Put `op` into `cells`; False where it is too short for a column and none is free."""
     columns, period = len(cells), plan.period_ns
     first = op.start_ns * columns // period
     length = min((op.start_ns + op.duration_ns) * columns // period - first, columns)
     if length < 1:
-        return False
+        if cells[first] != ".":
+            return False
+        length = 1
     text = label(plan, op)
     if length <= len(text):
         text = op.kind.value[-1].upper()

@@ -29,6 +29,11 @@ class Level(NamedTuple):
     counts: bool
     """Whether the model looks at this instant (the paper looks only at starts of computes)."""
 
+    @property
+    def total(self) -> int:
+        """All bytes beside the states."""
+        return self.saved + self.working + self.direct + self.message
+
 
 class Ledger:
     """One rank's ledger.

@@ -52,6 +52,10 @@ def report(
         left_bytes=tuple(peaks[g].left for g in ranks),
         discrepancies=(*_order(times), *_weights(plan, ledgers)),
         times=times,
+        levels=lambda g: (
+            (level.time, always[g] + level.total)
+            for level in Ledger(charges, times, g, engine.tapes[g], steps).levels()
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -77,6 +77,10 @@ class Simulation:
     """Bytes beside the states that nothing has given back when the program ends."""
     discrepancies: tuple[Discrepancy, ...] = ()
     times: Times = field(repr=False, kw_only=True)
+    levels: Callable[[int], Iterator[tuple[int, int]]] = field(
+        repr=False, compare=False, kw_only=True
+    )
+    """By GPU: (time in ns, bytes it holds from then on, states included), event by event."""
 
     def spans(self) -> Iterator[Span]:
         """Every compute and transfer of the run, op by op, micro-batches in order."""

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from pipeplan.errors import InputError
-from pipeplan.plan import Bounds, Solver
+from pipeplan.plan import Bounds, Semantics, Solver
 from pipeplan.report import gantt, tables
+from pipeplan.verifier import audit
 from tests.samples import two_stages
 
 if TYPE_CHECKING:
@@ -46,7 +47,10 @@ def test_headline_names_the_bound_and_what_it_holds_for() -> None:
         contiguous_period_ns=(10, 1),
     )
     shown = text(tables.headline(two_stages().model_copy(update={"solver": solver})))
-    assert "7 ns per micro-batch: no plan with k = 1 has a shorter one; gap 14.29% (feasible)" in shown
+    assert (
+        "7 ns per micro-batch: no plan with k = 1 has a shorter one; gap 14.29% (feasible)"
+        in shown
+    )
     assert "10 ns per micro-batch (+25.0%)" in shown
 
 
@@ -115,3 +119,23 @@ def test_picture_in_an_unknown_format_is_refused(tmp_path: Path) -> None:
     """A wrong ending is an input error, not a traceback."""
     with pytest.raises(InputError, match=r"plan\.xyz"):
         gantt.draw(two_stages(), tmp_path / "plan.xyz")
+
+
+@pytest.mark.parametrize("semantics", ["2bw", "flush"])
+def test_memory_curves_reach_the_peaks_of_the_model(semantics: Semantics) -> None:
+    """The picture's largest value of each GPU is the peak that the verifier derives."""
+    plan = two_stages(semantics=semantics)
+    curves = gantt.memory_curves(plan)
+    assert [max(held for _, held in curve) for curve in curves] == [
+        row.peak_bytes for row in audit(plan).memory
+    ]
+    assert all(curve[0][0] == 0 and curve[-1][0] == plan.period_ns for curve in curves)
+
+
+def test_a_plan_that_cannot_be_replayed_has_a_picture_without_memory() -> None:
+    """A broken plan can still be looked at."""
+    plan = two_stages()
+    late = plan.ops[2].model_copy(update={"start_ns": 0})
+    broken = plan.model_copy(update={"ops": (*plan.ops[:2], late, *plan.ops[3:])})
+    assert gantt.memory_curves(broken) == []
+    assert len(gantt.figure(broken).axes) == 1
