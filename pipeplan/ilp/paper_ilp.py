@@ -16,7 +16,7 @@ from typing import Literal
 from ortools.math_opt.python import mathopt
 from ortools.util.python.solve_interrupter import SolveInterrupter
 
-from pipeplan.errors import InternalError
+from pipeplan.errors import InputError, InternalError
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.paper import memory, scheduling
@@ -49,7 +49,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """What the ILP found; every bound holds for k = 1 under the paper's memory count.
+    """What the ILP found; the bound holds for k = 1 under the paper's memory count.
 
     Attributes:
         status: `optimal`: the period equals the bound; `feasible`: it does not (yet);
@@ -70,7 +70,7 @@ def solve(
     costs: Costs,
     *,
     time_limit: float,
-    backend: Backend = "scip",
+    backend: Backend = "cp-sat",
     in_flight_limit: int | None = None,
     count_slots: bool = True,
     workers: int = 1,
@@ -91,9 +91,13 @@ def solve(
         interrupter: Stops the solve from another thread; the best so far is returned.
 
     Raises:
-        InputError: if the chain or cluster is outside the paper's setting.
+        InputError: if the chain or cluster is outside the paper's setting, or no such backend.
     """
     began = time.monotonic()
+    if backend not in _BACKENDS:
+        raise InputError(
+            f"method paper-ilp, backend: got {backend!r}, need one of {', '.join(_BACKENDS)}"
+        )
     exact = from_costs(costs, in_flight_limit)
     integer = backend == "cp-sat"
     unit, numbers = _in_units(exact, integer=integer)
@@ -102,12 +106,8 @@ def solve(
     scheduling.add(model, numbers, x)
     memory.add(model, numbers, x)
     model.minimize(x.period)
-    answer = mathopt.solve(
-        model,
-        _BACKENDS[backend],
-        params=_parameters(time_limit - (time.monotonic() - began), backend, workers, seed),
-        interrupter=interrupter,
-    )
+    parameters = _parameters(time_limit - (time.monotonic() - began), backend, workers, seed)
+    answer = _run(model, backend, parameters, interrupter)
     reason = answer.termination.reason
     if reason in (_Reason.INFEASIBLE, _Reason.INFEASIBLE_OR_UNBOUNDED):
         return PaperResult("infeasible", None, None, time.monotonic() - began)
@@ -118,6 +118,22 @@ def solve(
     return PaperResult(
         _status(schedule, bound), schedule, Fraction(bound), time.monotonic() - began
     )
+
+
+def _run(
+    model: mathopt.Model,
+    backend: Backend,
+    parameters: mathopt.SolveParameters,
+    interrupter: SolveInterrupter | None,
+) -> mathopt.SolveResult:
+    try:
+        return mathopt.solve(model, _BACKENDS[backend], params=parameters, interrupter=interrupter)
+    except Exception as error:  # MathOpt promises no type, and fails while it builds one
+        reason = error.__context__ or error
+        raise InternalError(
+            f"method paper-ilp, backend {backend}: got {reason}, need an answer of the solver."
+            " Use another backend."
+        ) from error
 
 
 def _in_units(exact: Instance[int], *, integer: bool) -> tuple[float, Instance[float]]:

@@ -16,8 +16,10 @@ from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.ilp.costs import Costs
 
-MAX_LAYERS = 128
-"""Rows (1) grow with L^3 / 2: beyond this the model alone takes minutes to write down."""
+MAX_LAYERS = 64
+"""Rows (1) grow with L^3 / 2: far beyond this the model alone takes minutes to write down."""
+MAX_SUM = 2**50
+"""Largest sum of times or bytes: the solvers' numbers are exact up to 2^53."""
 
 Number_co = TypeVar("Number_co", bound=float, covariant=True)
 
@@ -126,15 +128,16 @@ def from_costs(costs: Costs, in_flight_limit: int | None) -> Instance[int]:
         *(segment.forward for segment in segments),
         *(segment.backward for segment in reversed(segments)),
     ]
+    budget = cluster.gpus[0].memory_bytes
     most = (
-        sum(segment.states + 8 * count * segment.saved for segment in segments)
+        sum(x.states + min(8 * count * x.saved, budget + x.saved) for x in segments)
         + max(working)
         + 6 * sum(forward_sizes)  # waiting inside and two slots, each way
     )
-    return Instance(
+    instance = Instance(
         layers=count,
         gpus=len(cluster.gpus),
-        memory=min(cluster.gpus[0].memory_bytes, most),
+        memory=min(budget, most),
         duration=(
             0,
             *(costs.forward_ns(index, index, 0) for index in range(count)),
@@ -148,6 +151,13 @@ def from_costs(costs: Costs, in_flight_limit: int | None) -> Instance[int]:
         tied=tuple(tuple(layer + 1 for layer in group) for group in costs.tied_groups),
         in_flight_limit=in_flight_limit,
     )
+    if max(instance.horizon, most) > MAX_SUM:
+        raise InputError(
+            f"method paper-ilp, chain {chain.name!r}: got {instance.horizon} ns and {most} bytes"
+            f" in all, need at most {MAX_SUM} of each: larger numbers are not exact in its"
+            " solvers. Use --method auto."
+        )
+    return instance
 
 
 def _check_cluster(cluster: Cluster) -> None:

@@ -95,8 +95,10 @@ def create(
     def number(lower: float, upper: float) -> Term:
         return model.add_variable(lb=lower, ub=upper, is_integer=integer)
 
-    def whole(upper: float) -> Callable[[], Term]:
-        return lambda: model.add_integer_variable(lb=0, ub=upper)
+    def copies(layer: int) -> Term:
+        size = instance.stored[layer]
+        most = min(8 * L, int(instance.memory / size + 1e-6)) if size else 8 * L
+        return model.add_integer_variable(lb=0, ub=most)
 
     flag = model.add_binary_variable
     slots = [q for q in cuts if instance.size[q]] if count_slots else []
@@ -113,7 +115,7 @@ def create(
         same_link=_table(links, flag),
         message_order=_table(links, flag),
         late={q: (flag(), flag(), flag(), flag()) for q in senders},
-        stored=_table(((i, j) for i in layers for j in layers), whole(8 * L)),
+        stored={(i, j): copies(j) for i in layers for j in layers},
         direct=_table(((q, r) for q in instance.tasks for r in cuts if q not in (r, r + 1)), flag),
         buffer=_table(((i, j) for i in layers for j in range(1, L)), flag),
         second_slot={q: (flag(), flag()) for q in slots},
