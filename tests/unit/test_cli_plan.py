@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import pipeplan.calibrate
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import main
-from pipeplan.cluster import uniform
+from pipeplan.cluster import Cluster, uniform
 from pipeplan.plan import Plan
 
 LINKS = ["--bandwidth", "inf"]
@@ -219,3 +220,22 @@ assert "torch" not in sys.modules
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_calibrate_saves_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks and memory reach the measurement; its cluster is saved and summed up in a line."""
+    asked: list[tuple[int, int]] = []
+
+    def measure_here(ranks: int, memory_bytes: int) -> Cluster:
+        asked.append((ranks, memory_bytes))
+        return uniform(ranks, memory_bytes, bandwidth_bytes_per_s=2 * 10**9, latency_ns=70_000)
+
+    monkeypatch.setattr(pipeplan.calibrate, "measure_here", measure_here)
+    out = tmp_path / "cluster.json"
+    assert main(["calibrate", "--ranks", "3", "--memory", "1KiB", "-o", str(out)]) == 0
+    assert asked == [(3, 1024)]
+    assert Cluster.read(out) == measure_here(3, 1024)
+    shown = capsys.readouterr().out
+    assert "3 GPUs, latency 70 us, 2.00 GB/s" in shown

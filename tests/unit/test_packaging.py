@@ -15,6 +15,7 @@ import pytest
 
 import pipeplan
 from pipeplan.chain import Chain, Layer
+from pipeplan.cli import main
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -90,3 +91,34 @@ sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json", "--json"]))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(place))
     assert (tmp_path / "plan.json").is_file()
+
+
+def test_training_needs_no_ortools(tmp_path: Path) -> None:
+    """With ortools and matplotlib made unimportable, a plan is launched and its run reported."""
+    chain, plan, run = (str(tmp_path / name) for name in ("chain.json", "plan.json", "run"))
+    task = f"{ROOT / 'examples' / 'mlp.py'}:task"
+    assert main(["profile", task, "--repeats", "2", "--warmup", "0", "-o", chain]) == 0
+    machines = ["--gpus", "1", "--memory", "1GiB", "--bandwidth", "inf"]
+    assert main(["plan", chain, *machines, "--semantics", "flush", "-o", plan]) == 0
+    code = f"""
+import sys
+sys.modules["ortools"] = sys.modules["matplotlib"] = None
+from pipeplan.launch.__main__ import main as launch
+from pipeplan.cli import main
+assert launch(["--plan", {plan!r}, "--steps", "3", "--out", {run!r}]) == 0
+assert main(["verify", {plan!r}]) == 0
+assert main(["simulate", {plan!r}]) == 0
+assert main(["report", {run!r}]) == 0
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "flush: period" in done.stdout
+    assert (tmp_path / "run" / "model.pt").is_file()
