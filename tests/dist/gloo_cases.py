@@ -1,0 +1,76 @@
+"""Run by torchrun: many small trainings over one gloo group, each against the reference.
+
+Prints `exact N` on rank 0 where all N cases equal the reference bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from pipeplan import lowering
+from pipeplan.plan import Plan
+from pipeplan.runtime.build import build
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.group import join
+from pipeplan.runtime.place import Place
+from pipeplan.runtime.transport import GlooTransport, LocalTransport
+from tests import pipelines, reference
+from tests.plans import random_plan
+
+STEPS = 3
+MAPS = {
+    2: (([4], [0, 1]), ([1, 3, 4, 6], [0, 1, 0, 1, 0]), ([2, 5], [1, 1, 0])),
+    4: (([2, 4, 6], [0, 1, 2, 3]), ([1, 3, 4, 5, 7], [0, 1, 2, 3, 1, 0]), ([3, 6], [2, 0, 3])),
+}
+
+
+def cases(ranks: int) -> list[tuple[Plan, str]]:
+    """Hand-made maps in both modes with both optimizers, and random lowered plans."""
+    found = [
+        (pipelines.plan_of(*shape, semantics, microbatches=6), optimizer)
+        for shape in MAPS[ranks]
+        for semantics, optimizer in (("flush", "sgd"), ("2bw", "sgd"), ("2bw", "adamw"))
+    ]
+    made = (random_plan(seed, layers=8, gpus=ranks) for seed in range(4))
+    return [*found, *((plan, "adamw") for plan in made)]
+
+
+def same(plan: Plan, optimizer: str, transport: GlooTransport | LocalTransport) -> bool:
+    """Whether one training equals the reference; every rank gets the answer."""
+    split, task = pipelines.toy(optimizer)
+    trainer = reference.train_2bw if plan.semantics == "2bw" else reference.train_flush
+    expected = trainer(split, task, STEPS, plan.microbatches, seed=3)
+    pattern = lowering.lower(plan) if plan.ops else pipelines.pattern_of(plan, period=3)
+    listener = pipelines.Listener()
+    feed = TaskFeed(task, split.boundaries[0])
+    worker = build(plan, pattern, split, task, feed, transport, listener, seed=3)
+    worker.executor.run(0, STEPS)
+    mine = pipelines.weights_of(worker)
+    equal = all(torch.equal(value, expected.weights[name]) for name, value in mine.items())
+    losses = [listener.losses[i] for i in sorted(listener.losses)]
+    told = transport.gather((sorted(mine), losses, equal))
+    names = sorted(name for part, _, _ in told for name in part)
+    (losses,) = [part for _, part, _ in told if part]
+    exact = names == sorted(expected.weights) and losses == expected.losses
+    return exact and all(equal for _, _, equal in told)
+
+
+def main() -> None:
+    """All cases of this many ranks."""
+    torch.set_num_threads(1)
+    transport = join(Place.of(os.environ), 60 * 10**9)
+    answers = [same(*case, transport) for case in cases(transport.size)]
+    if transport.rank == 0:
+        print(f"exact {sum(answers)} of {len(answers)}", flush=True)
+    transport.close()
+    sys.exit(0 if all(answers) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Real processes, real messages: torchrun with gloo on the loopback device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeplan.plan import Semantics
+from tests import launch_task
+from tests.launch_task import ROOT
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+def torchrun(ranks: int, *words: str) -> subprocess.Popen[str]:
+    """A started torchrun; its output is text."""
+    return subprocess.Popen(
+        [*TORCHRUN, str(ranks), *words],
+        cwd=ROOT,
+        env=launch_task.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def launched(folder: Path, ranks: int, semantics: Semantics, *words: str) -> subprocess.Popen[str]:
+    """A started launch of the task on `ranks` ranks, two stages each."""
+    plan = folder / f"plan-{semantics}-{ranks}.json"
+    plan.write_text(launch_task.plan(ranks, semantics).to_json())
+    return torchrun(ranks, "-m", "pipeplan.launch", "--plan", str(plan), *words)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a process that must end soon."""
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def equal(file: Path, expected: dict[str, Tensor]) -> bool:
+    """Whether the weights in model.pt are these, bit for bit."""
+    state = torch.load(file)
+    return state.keys() == expected.keys() and all(
+        torch.equal(state[name], expected[name]) for name in state
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gloo_equals_one_process(ranks: int) -> None:
+    """Flush and 2bw, contiguous and looped, SGD and AdamW: all bit-equal over gloo."""
+    code, out, err = finish(torchrun(ranks, str(Path(__file__).with_name("gloo_cases.py"))))
+    assert (code, out.strip()) == (0, "exact 13 of 13"), err[-3000:]
+
+
+def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
+    """2bw on two ranks, stopped after 3 of 6 steps, resumed on one: equal to one process."""
+    out = tmp_path / "run"
+    words = ("--steps", "3", "--json", "--instrument", "--out", str(out))
+    code, printed, err = finish(launched(tmp_path, 2, "2bw", *words))
+    assert code == 0, err[-3000:]
+    assert [json.loads(line)["step"] for line in printed.splitlines()] == [1, 2, 3]
+    assert "gradients are one step stale" in err
+    assert "AdamW" in err
+    run = json.loads((out / "run.json").read_text())
+    assert run["measured"]["peak_bytes"] == run["predicted"]["peak_bytes"]
+    plan = tmp_path / "one.json"
+    plan.write_text(launch_task.plan(1, "2bw").to_json())
+    alone = ("-m", "pipeplan.launch", "--plan", str(plan), "--steps", "6", "--resume", str(out))
+    subprocess.run([sys.executable, *alone], cwd=ROOT, env=launch_task.environment(), check=True)
+    assert equal(out / "model.pt", launch_task.trained("2bw", 6).weights)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    losses = launch_task.trained("2bw", 6).losses
+    m = launch_task.MICROBATCHES
+    assert [json.loads(line)["loss"] for line in lines] == [
+        sum(losses[step * m : (step + 1) * m]) / m for step in range(6)
+    ]
+    torch.manual_seed(0)
+    launch_task.task(0).model.load_state_dict(torch.load(out / "model.pt"))
+
+
+def wait_for_steps(out: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    """Return once the run has written `steps` lines of metrics."""
+    deadline = time.monotonic() + 90
+    metrics = out / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < steps:
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_signal_saves_at_a_step_boundary(tmp_path: Path) -> None:
+    """SIGTERM to torchrun: all ranks stop at one step, saved, equal to that many steps alone."""
+    out = tmp_path / "run"
+    process = launched(tmp_path, 2, "2bw", "--steps", "1000000", "--out", str(out))
+    wait_for_steps(out, 2, process)
+    process.send_signal(signal.SIGTERM)
+    _, _, err = finish(process)
+    run = json.loads((out / "run.json").read_text())
+    assert not run["complete"]
+    assert f"stopped after step {run['steps']}" in err
+    assert (out / "checkpoint" / f"step-{run['steps']:08d}" / ".metadata").exists()
+    assert equal(out / "model.pt", launch_task.trained("2bw", run["steps"]).weights)
+
+
+def rank_pids(launcher: int) -> list[int]:
+    """Processes that torchrun started, by rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    ranks = {}
+    for child in map(int, children):
+        environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks.update({int(e[5:]): child for e in environ if e.startswith(b"RANK=")})
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks in /proc")
+def test_killed_rank_is_named(tmp_path: Path) -> None:
+    """When a rank dies, the other ends within seconds with a line that names its peer."""
+    out = tmp_path / "run"
+    process = launched(tmp_path, 2, "flush", "--steps", "1000000", "--out", str(out))
+    wait_for_steps(out, 2, process)
+    os.kill(rank_pids(process.pid)[1], signal.SIGKILL)
+    begin = time.monotonic()
+    code, _, err = finish(process)
+    assert time.monotonic() - begin < 20
+    assert code != 0
+    said = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "rank 0: action" in said[0]
+    assert "peer rank 1) lost its peer" in said[0]
+    assert "now: " in (out / "rank0.error.txt").read_text()
+
+
+def test_refusal_under_torchrun(tmp_path: Path) -> None:
+    """A wrong world size: one message, every rank ends with 2, no traceback of ours."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(launch_task.plan(1, "flush").to_json())
+    code, _, err = finish(torchrun(2, "-m", "pipeplan.launch", "--plan", str(plan)))
+    assert code != 0
+    assert err.count("error: launch: got 2 ranks, need 1") == 1
+    assert "exitcode  : 2" in err
+    assert f'File "{ROOT}' not in err
+
+
+def test_launch_needs_no_ortools(tmp_path: Path) -> None:
+    """With ortools blocked a plan still trains, and gives the weights of one process."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(launch_task.plan(1, "flush").to_json())
+    code = (
+        "import runpy, sys; sys.modules['ortools'] = None; sys.argv[0] = 'launch';"
+        "runpy.run_module('pipeplan.launch', run_name='__main__')"
+    )
+    words = ["--plan", str(plan), "--steps", "2", "--out", str(tmp_path / "run")]
+    subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, env=launch_task.environment(), check=True
+    )
+    assert equal(tmp_path / "run" / "model.pt", launch_task.trained("flush", 2).weights)

@@ -1,0 +1,94 @@
+"""The task that launch tests train: the toy layers, named so that a plan file can refer to it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from random import Random
+
+import torch
+
+from pipeplan.capture import profile
+from pipeplan.chain import Chain
+from pipeplan.cluster import uniform
+from pipeplan.plan import Plan, Semantics, Stage
+from pipeplan.task import Task
+from tests import pipelines, plans, reference
+
+REFERENCE = "tests.launch_task:task"
+MICROBATCHES = 6
+ROOT = Path(__file__).parents[1]
+
+
+def task(seed: int) -> Task:
+    """AdamW on layers with dropout and batch norm, whose skip stays inside one layer."""
+    torch.manual_seed(seed)
+    layers = pipelines.layers_of(6)
+    layers[3:6] = [torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6)]
+    return Task(
+        model=torch.nn.Sequential(*layers),
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=pipelines.OPTIMIZERS["adamw"],
+        data=pipelines.data,
+    )
+
+
+def other_task(seed: int) -> Task:
+    """A model of as many layers with another width."""
+    same = task(seed)
+    torch.manual_seed(seed)
+    layers = list(same.model)
+    layers[-1] = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(6, 4))
+    return Task(
+        model=torch.nn.Sequential(*layers),
+        loss=same.loss,
+        optimizer=same.optimizer,
+        data=same.data,
+    )
+
+
+@functools.cache
+def chain() -> Chain:
+    """The task's chain, with times that make every op last."""
+    found = profile(REFERENCE, repeats=1, warmup=0)
+    layers = tuple(
+        layer.model_copy(update={"forward_ns": 3000, "backward_ns": 5000})
+        for layer in found.layers
+    )
+    return found.model_copy(update={"layers": layers})
+
+
+def plan(gpus: int, semantics: Semantics, seed: int = 0) -> Plan:
+    """A valid plan with two stages per GPU, looped."""
+    of = chain()
+    count = min(2 * gpus, len(of.layers))
+    edges = [round(i * len(of.layers) / count) for i in range(count + 1)]
+    stages = tuple(
+        Stage(id=i, layers=(edges[i], edges[i + 1] - 1), gpu=i % gpus) for i in range(count)
+    )
+    cluster = uniform(gpus, 2**30, latency_ns=100)
+    made = plans.scheduled(Random(seed), of, cluster, stages, 1)
+    fields = {
+        "semantics": semantics,
+        "microbatches": MICROBATCHES,
+        "task_digest": of.task_digest,
+    }
+    settled = plans.settle(made.model_copy(update=fields))
+    budgets = [row.model_copy(update={"budget_bytes": 2**30}) for row in settled.memory]
+    return settled.model_copy(update={"memory": tuple(budgets)})
+
+
+def trained(semantics: Semantics, steps: int, seed: int = 0) -> reference.Trained:
+    """What one process makes of the task."""
+    from pipeplan.capture import split
+
+    torch.manual_seed(seed)
+    made = task(seed)
+    trainer = reference.train_2bw if semantics == "2bw" else reference.train_flush
+    return trainer(split(made), made, steps, MICROBATCHES, seed)
+
+
+def environment() -> dict[str, str]:
+    """One thread per rank, messages over the loopback device."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

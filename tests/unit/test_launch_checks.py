@@ -1,0 +1,134 @@
+"""What `launch` refuses before any process group exists: exit code and one message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch.distributed
+
+from pipeplan import launch
+from pipeplan.launch import __main__ as entry
+from tests import launch_task
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plan for one GPU, one for two, and broken ones."""
+    folder = tmp_path_factory.mktemp("plans")
+    for gpus in (1, 2):
+        (folder / f"plan{gpus}.json").write_text(launch_task.plan(gpus, "flush").to_json())
+    one = launch_task.plan(1, "flush")
+    (folder / "broken.json").write_text(one.to_json()[:-40])
+    late = one.model_copy(update={"period_ns": one.period_ns - 1})
+    (folder / "invalid.json").write_text(late.to_json())
+    full = folder / "full"
+    full.mkdir()
+    (full / "precious.txt").write_text("do not touch")
+    return folder
+
+
+def run(plans: Path, words: str, **environ: str) -> int:
+    """`launch` with `words`, in which `@` stands for the folder of plans."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        patch.setattr(entry, "_PATIENCE_S", 0.0)
+        patch.setattr(torch.distributed, "init_process_group", pytest.fail)
+        return entry.main(words.replace("@", f"{plans}/").split())
+
+
+REFUSED = [
+    ("", 2, "--plan"),
+    ("--plan @nothing.json", 2, "cannot be read"),
+    ("--plan @broken.json", 2, "need JSON"),
+    ("--plan @invalid.json", 4, "step_ns"),
+    ("--plan @plan2.json", 2, "got 1 ranks, need 2"),
+    ("--plan @plan1.json --steps 0", 2, "from 1"),
+    ("--plan @plan1.json --step 3", 2, "unrecognized"),
+    ("--plan @plan1.json --timeout soon", 2, "'soon'"),
+    ("--plan @plan1.json --task nowhere:task", 2, "nowhere"),
+    ("--plan @plan1.json --task tests.launch_task:other_task", 2, "digest"),
+    ("--plan @plan1.json --out @full", 2, "not empty"),
+    ("--plan @plan1.json --out @plan1.json", 2, "need a directory"),
+    ("--plan @plan1.json --resume @full", 2, "no complete checkpoint"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), REFUSED)
+def test_refusals(
+    plans: Path, capfd: pytest.CaptureFixture[str], words: str, code: int, said: str
+) -> None:
+    """Each wrong input gives its exit code and one line that names it, never a traceback."""
+    assert run(plans, words) == code
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_world_size_under_torchrun(plans: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A world size that differs from the plan names both, also in a dry run."""
+    assert run(plans, "--plan @plan2.json --dry-run", RANK="0", WORLD_SIZE="3") == 2
+    assert "got 3 ranks, need 2" in capfd.readouterr().err
+
+
+def test_only_one_rank_speaks_at_once(plans: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ranks other than 0 say who they are, after rank 0 had its time to speak."""
+    waited: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry.time, "sleep", waited.append)
+        assert run(plans, "--plan @broken.json", RANK="1", WORLD_SIZE="2") == 2
+    assert waited == [0.0]
+    assert capfd.readouterr().err.startswith("error: rank 1: ")
+
+
+def test_dry_run_shows_the_ranks(plans: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A dry run checks everything, needs no torchrun and makes no directory."""
+    out = plans / "never"
+    assert run(plans, f"--plan @plan2.json --dry-run --out {out}") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[1].split()[0] == "0"
+    assert "All checks passed" in lines[-1]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        ({"semantics": "2bw"}, "", "semantics"),
+        ({"microbatches": 7}, "", "micro-batches per step is 7"),
+        ({"task_digest": "other"}, "", "task digest"),
+        ({}, " --seed 4", "seed is 3"),
+        ({}, " --steps 5", "5 steps are done"),
+    ],
+)
+def test_resume_refusals(
+    plans: Path,
+    capfd: pytest.CaptureFixture[str],
+    change: dict[str, object],
+    words: str,
+    said: str,
+) -> None:
+    """A checkpoint of another run is refused with what differs."""
+    task_digest = launch_task.plan(1, "flush").task_digest
+    stored = {"semantics": "flush", "microbatches": launch_task.MICROBATCHES, "seed": 3, "step": 5}
+    stored |= {"task_digest": task_digest, "plan_digest": "any", **change}
+    folder = plans / "old" / "checkpoint" / "step-00000005"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".metadata").touch()
+    (folder / "pipeplan.json").write_text(
+        json.dumps({"format": "pipeplan-checkpoint/1", **stored})
+    )
+    assert run(plans, f"--plan @plan1.json --resume @old{words}") == 2
+    assert said in capfd.readouterr().err
+
+
+def test_package_says_how_to_run_it() -> None:
+    """The package's own words name the command."""
+    assert "torchrun" in (launch.__doc__ or "")

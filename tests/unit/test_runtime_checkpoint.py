@@ -1,0 +1,110 @@
+"""Checkpoints: exact, keyed by name, never torn, readable by plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan, Semantics
+from pipeplan.runtime import checkpoint
+from pipeplan.runtime.build import Worker, build
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.transport import LocalTransport, Transport
+from tests import pipelines
+
+
+def worker(plan: Plan, optimizer: str, transport: Transport) -> Worker:
+    """One rank of `plan` with fresh weights."""
+    split, task = pipelines.toy(optimizer)
+    pattern = pipelines.pattern_of(plan, period=3)
+    feed = TaskFeed(task, split.boundaries[0])
+    return build(plan, pattern, split, task, feed, transport, pipelines.Listener(), seed=3)
+
+
+def meta(step: int) -> checkpoint.Meta:
+    """Whatever; only `step` matters here."""
+    return checkpoint.Meta(
+        step=step, seed=3, semantics="2bw", microbatches=6, task_digest="", plan_digest=""
+    )
+
+
+def save_alone(folder: Path, semantics: Semantics, optimizer: str, steps: int) -> Worker:
+    """Train on one rank and save."""
+    plan = pipelines.plan_of([4], [0, 0], semantics, microbatches=6)
+    trained = worker(plan, optimizer, LocalTransport())
+    trained.executor.run(0, steps)
+    stages = trained.stages.values()
+    checkpoint.save(folder, meta(steps), stages, rank=0, alone=True)
+    return trained
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("shape", [([], [0]), ([2, 4, 6], [0, 1, 2, 0])])
+def test_resume_under_another_plan_is_exact(
+    tmp_path: Path,
+    shape: tuple[Sequence[int], Sequence[int]],
+    semantics: Semantics,
+    optimizer: str,
+) -> None:
+    """Two steps, a checkpoint, two more under another plan equal four steps on end."""
+    trained = save_alone(tmp_path / "c", semantics, optimizer, 2)
+    trained.executor.run(2, 2)
+    plan = pipelines.plan_of(*shape, semantics, microbatches=6)
+
+    def work(transport: Transport) -> dict[str, Tensor]:
+        resumed = worker(plan, optimizer, transport)
+        checkpoint.load(tmp_path / "c", 2, resumed.stages.values())
+        resumed.executor.run(2, 2)
+        return pipelines.weights_of(resumed)
+
+    parts = run_ranks(len(plan.cluster.gpus), work)
+    weights = {name: value for part in parts for name, value in part.items()}
+    expected = pipelines.weights_of(trained)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
+    """`torch.load` reads it, with an alias for a tied weight and what no layer holds."""
+    trained = save_alone(tmp_path / "c", "flush", "sgd", 1)
+    names = {"a": "2.weight", "b": "2.weight"}
+    checkpoint.export(tmp_path / "c", tmp_path / "model.pt", names, {"c": torch.ones(1)})
+    state = torch.load(tmp_path / "model.pt")
+    assert list(state) == ["a", "b", "c"]
+    newest = pipelines.weights_of(trained)["2.weight"]
+    assert torch.equal(state["a"], newest)
+    assert torch.equal(state["b"], newest)
+
+
+def test_latest_skips_torn_checkpoints(tmp_path: Path) -> None:
+    """A folder without `.metadata` is no checkpoint, however new."""
+    for step in (3, 20):
+        checkpoint.folder(tmp_path, step).mkdir(parents=True)
+    with pytest.raises(InputError, match="no complete checkpoint"):
+        checkpoint.latest(tmp_path)
+    (checkpoint.folder(tmp_path, 3) / ".metadata").touch()
+    assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 3)
+
+
+def test_meta_round_trip_and_refusal(tmp_path: Path) -> None:
+    """Meta data reads back as written; another format is refused."""
+    save_alone(tmp_path / "c", "flush", "sgd", 1)
+    assert checkpoint.read_meta(tmp_path / "c") == meta(1)
+    (tmp_path / "c" / "pipeplan.json").write_text('{"format": "other/1"}')
+    with pytest.raises(InputError, match="need pipeplan-checkpoint/1"):
+        checkpoint.read_meta(tmp_path / "c")
+
+
+def test_flush_checkpoint_lacks_what_2bw_needs(tmp_path: Path) -> None:
+    """Resuming 2bw from a flush checkpoint is refused: there is no previous version."""
+    save_alone(tmp_path / "c", "flush", "sgd", 1)
+    plan = pipelines.plan_of([], [0], "2bw", microbatches=6)
+    with pytest.raises(InputError, match=r"has no 'previous\."):
+        checkpoint.load(tmp_path / "c", 1, worker(plan, "sgd", LocalTransport()).stages.values())
