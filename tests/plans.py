@@ -17,6 +17,8 @@ from pipeplan.verifier import Rule, audit, verify
 from pipeplan.verifier.durations import compute_ns, transfer_ns
 from pipeplan.verifier.structure import chain_order, place
 
+Duplex = Literal["full", "half"]
+_DUPLEXES: tuple[Duplex, ...] = ("full", "half")
 GBPS = 10**9
 """One byte per nanosecond."""
 
@@ -29,12 +31,13 @@ def random_plan(
     k: int | None = None,
     semantics: Semantics | None = None,
     memory_model: MemoryModel | None = None,
-    duplex: Literal["full", "half"] | None = None,
+    duplex: Duplex | None = None,
 ) -> Plan:
     """A valid plan; what is not given is drawn."""
     rng = Random(seed)
     chain = _chain(rng, layers or rng.randint(1, 7))
-    cluster = _cluster(rng, gpus or rng.randint(1, 5), duplex or rng.choice(["full", "half"]))
+    shared = rng.choice(_DUPLEXES) if duplex is None else duplex
+    cluster = _cluster(rng, gpus or rng.randint(1, 5), shared)
     stages = _stages(rng, len(chain.layers), len(cluster.gpus))
     plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
     plan = _with(
@@ -101,17 +104,15 @@ def _chain(rng: Random, count: int) -> Chain:
     return Chain(name="random", input_bytes=input_bytes, layers=tuple(layers))
 
 
-def _cluster(rng: Random, count: int, duplex: Literal["full", "half"]) -> Cluster:
-    def link() -> dict[str, int | None]:
-        return {
-            "latency_ns": rng.choice([0, 0, 1, 2]),
-            "bandwidth_bytes_per_s": rng.choice([None, GBPS, GBPS, GBPS // 2, 3 * GBPS]),
-        }
+def _cluster(rng: Random, count: int, duplex: Duplex) -> Cluster:
+    def link() -> tuple[int, int | None]:
+        return rng.choice([0, 0, 1, 2]), rng.choice([None, GBPS, GBPS, GBPS // 2, 3 * GBPS])
 
     ends = [(a, b) for a in range(count) for b in range(count) if a != b]
     if duplex == "half":
         ends = [rng.choice([(a, b), (b, a)]) for a, b in ends if a < b]
     chosen = rng.sample(ends, rng.randint(0, len(ends)))
+    latency, bandwidth = link()
     return Cluster(
         gpus=tuple(
             Gpu(name=f"g{i}", memory_bytes=0, speed=rng.choice([1.0, 1.0, 0.5, 2.0, 0.7]))
@@ -120,10 +121,15 @@ def _cluster(rng: Random, count: int, duplex: Literal["full", "half"]) -> Cluste
         action_overhead_ns=rng.choice([0, 0, 1]),
         links=Links(
             duplex=duplex,
-            pairs=tuple(Pair(source=a, target=b, **link()) for a, b in chosen),
-            **link(),
+            latency_ns=latency,
+            bandwidth_bytes_per_s=bandwidth,
+            pairs=tuple(_pair(a, b, *link()) for a, b in chosen),
         ),
     )
+
+
+def _pair(source: int, target: int, latency: int, bandwidth: int | None) -> Pair:
+    return Pair(source=source, target=target, latency_ns=latency, bandwidth_bytes_per_s=bandwidth)
 
 
 def _stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:

@@ -13,6 +13,8 @@ import networkx as nx
 from pipeplan.errors import DeadlockError, InputError
 from pipeplan.program import Action, ActionKind, Pattern, Program
 
+MOST_ACTIONS = 2_000_000
+"""A longer window would take minutes and gigabytes."""
 _K = ActionKind
 _Node = tuple[int, int]
 """(rank, index in its list)."""
@@ -81,6 +83,12 @@ def _window(pattern: Pattern) -> Program:
     """
     shifts = [action.shift for rank in pattern.ranks for action in rank] or [0]
     least = pattern.k * (max(shifts) - min(shifts) + 2)
+    most = max(1, MOST_ACTIONS * pattern.k // max(1, sum(map(len, pattern.ranks))))
+    if least > most:
+        raise InputError(
+            f"pattern: got shifts {min(shifts)} to {max(shifts)}, which take {least} micro-batches"
+            f" to check, need at most {most}. Plan for fewer micro-batches in flight."
+        )
     if pattern.semantics == "2bw":
         return pattern.unroll(least)
     step = min(pattern.microbatches, least)

@@ -18,6 +18,9 @@ from pipeplan.simulator.tape import Does, Entry, Ops, record
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
 
+MOST_ACTIONS = 5_000_000
+"""A longer replay would take minutes and gigabytes."""
+
 
 def simulate(
     plan: Plan,
@@ -46,7 +49,7 @@ def simulate(
         InvalidPlanError: if the plan cannot be replayed, or on the plan clock something cannot
             happen when the plan says; `violations` holds the discrepancies.
         DeadlockError: if ranks wait for each other for ever.
-        InputError: if pattern and plan do not belong together.
+        InputError: if pattern and plan do not belong together, or the replay is too long.
     """
     refuse(list(inspect(plan)), clock)
     _check_pattern(plan, pattern)
@@ -55,8 +58,7 @@ def simulate(
     ops = Ops.of(plan)
     planned = Planned.of(plan, ops)
     count = _enough(plan, planned.least(ops), updates) if microbatches is None else microbatches
-    if count < 1:
-        raise InputError(f"simulate: got {count} micro-batches, need at least 1")
+    _check_count(count, pattern)
     if not updates:
         pattern = replace(pattern, microbatches=1 if plan.semantics == "2bw" else count)
     flow = min(count, pattern.microbatches) if plan.semantics == "flush" else count
@@ -111,6 +113,16 @@ def _enough(plan: Plan, least: int, updates: bool) -> int:
     if plan.semantics == "flush":
         return plan.microbatches
     return (ceil_div(plan.k * least, plan.microbatches) + 4 * plan.k) * plan.microbatches
+
+
+def _check_count(count: int, pattern: Pattern) -> None:
+    per_period = sum(map(len, pattern.ranks))
+    most = max(1, MOST_ACTIONS * pattern.k // max(1, per_period))
+    if not 1 <= count <= most:
+        raise InputError(
+            f"simulate: got {count} micro-batches, need 1 to {most}: a replay keeps every action."
+            " Give their number, or plan for fewer in flight."
+        )
 
 
 def _check_pattern(plan: Plan, pattern: Pattern) -> None:

@@ -226,6 +226,14 @@ class TestDeadlock:
         with pytest.raises(DeadlockError):
             check_deadlock(replace(pattern, ranks=tuple(late)))
 
+    def test_windows_without_end(self) -> None:
+        """A backward a million periods after its forward is refused, not unrolled."""
+        times = {"0F0": 0, "1F0": 2, "1B0": 4, "0B0": 8 * 10**6 + 6}
+        of = handmade.chain([(2, 2), (2, 2)])
+        pattern = lower(handmade.plan(of, [(0, 0, 0), (1, 1, 0)], 8, times))
+        with pytest.raises(InputError, match="Plan for fewer micro-batches in flight"):
+            check_deadlock(pattern)
+
     def test_forward_only_programs_are_programs(self) -> None:
         """Evaluation has no backwards: only what is there is judged."""
         assert wait_cycle(Program.parse("0F0 0SEND_F0\n1RECV_F0 1F0\n")) is None
