@@ -38,7 +38,10 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         help="2bw: no drain, gradients one step stale; flush: trains as one process would (2bw)",
     )
     group.add_argument(
-        "--microbatches", type=common.count(), metavar="M", help="per optimizer step (what the plan needs)"
+        "--microbatches",
+        type=common.count(),
+        metavar="M",
+        help="per optimizer step (what the plan needs)",
     )
     group.add_argument(
         "--memory-model",
