@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeplan.errors import InputError, PipeplanError
+from pipeplan.runtime.place import Place
 from pipeplan.units import format_ns, parse_bytes
 
 _TIMEOUT_NS = 120 * 10**9
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{args.output}: exists and is not overwritten. Choose another file.")
         _measure(memory, args.output)
     except PipeplanError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if Place.of(os.environ).rank == 0:
+            print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
@@ -43,7 +45,6 @@ def _measure(memory_bytes: int, output: Path) -> None:
     from pipeplan.calibrate import links, overhead
     from pipeplan.cluster import Cluster, Gpu
     from pipeplan.runtime.group import join
-    from pipeplan.runtime.place import Place
 
     torch.set_num_threads(1)
     place = Place.of(os.environ)

@@ -105,7 +105,7 @@ def _after_restart(options: Options, place: Place) -> Options:
 
 def _check_out(options: Options, place: Place) -> None:
     out = options.out
-    if out is None or options.dry_run or place.attempt:
+    if out is None or place.attempt:
         return
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file, need a directory")

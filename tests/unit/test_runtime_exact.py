@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipeplan import lowering
 from pipeplan.errors import InputError
@@ -135,6 +136,30 @@ def test_recurrent_layers_switch_versions() -> None:
     plan = pipelines.plan_of([1], [0, 1], "2bw", microbatches=4, layers=2)
     expected = reference.train_2bw(split, task, 4, 4, seed=3)
     outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=2), split, task, 4)
+    assert equal(outcome.weights, expected.weights)
+
+
+class Recomputed(nn.Module):
+    """Drops its activations and computes them again in the backward, by torch's checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return result
+
+
+def test_recomputing_layers_see_their_own_weights() -> None:
+    """Under 2bw a backward that recomputes uses the version and the masks of its forward."""
+    torch.manual_seed(4)
+    layers = [nn.Linear(6, 6), Recomputed(), Recomputed(), nn.Linear(6, 3)]
+    split, task = pipelines.split_by_hand(layers, "sgd")
+    plan = pipelines.plan_of([1, 3], [0, 1, 0], "2bw", microbatches=5, layers=4)
+    expected = reference.train_2bw(split, task, 4, 5, seed=3)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=1), split, task, 4)
+    assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
 
 

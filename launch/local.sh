@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Train on this machine, one process per GPU of the plan:
+#   launch/local.sh plan.json --steps 100 --out run
+# Everything is checked in one process first: a mistake gives one message and its own exit code
+# (2 wrong input, 4 invalid plan), without the report that torchrun adds to any failure.
+set -euo pipefail
+plan=${1:?usage: launch/local.sh PLAN [flags of pipeplan.launch]}
+shift
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if [ "$(uname)" = Linux ]; then
+  export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
+fi
+
+python -m pipeplan.launch --plan "$plan" "$@" --dry-run >&2
+ranks=$(python -c 'import json, sys; print(len(json.load(open(sys.argv[1]))["cluster"]["gpus"]))' "$plan")
+if [ "$ranks" = 1 ]; then
+  exec python -m pipeplan.launch --plan "$plan" "$@"
+fi
+exec torchrun --standalone --nproc-per-node "$ranks" -m pipeplan.launch --plan "$plan" "$@"
