@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from pipeplan import verifier
 from pipeplan.chain import Chain, Layer
@@ -269,6 +270,17 @@ def test_time_limit_leaves_a_valid_bound() -> None:
     assert result.status == "unknown"
     loads = [layer.forward_ns + layer.backward_ns for layer in costs.chain.layers]
     assert result.bound == Fraction(max(-(-sum(loads) // 3), *loads))
+
+
+def test_an_interrupt_ends_the_search() -> None:
+    """A caller's interrupt returns at once, with a valid bound and no error."""
+    costs = costs_of(random_chain(5, 9, 50), 3, 60, GB_S)
+    interrupter = SolveInterrupter()
+    interrupter.interrupt()
+    began = time.monotonic()
+    result = solve(costs, time_limit=300, interrupter=interrupter)
+    assert time.monotonic() - began < 60
+    assert result.status == "unknown"
 
 
 _FOUR = chain_of([1, 1, 1, 1])
