@@ -147,7 +147,7 @@ def test_refusal_under_torchrun(tmp_path: Path) -> None:
     assert code != 0
     assert err.count("error: launch: got 2 ranks, need 1") == 1
     assert "exitcode  : 2" in err
-    assert f"File \"{ROOT / 'pipeplan'}" not in err
+    assert f'File "{ROOT / "pipeplan"}' not in err
 
 
 def test_launch_needs_no_ortools(tmp_path: Path) -> None:
