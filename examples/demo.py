@@ -82,11 +82,11 @@ def measure(ranks: int, companions: int) -> dict[str, Any]:
 def make_plan(mode: str, machine: dict[str, Any], ranks: int) -> None:
     """Steps 3 and 4 (flush), 5 (2bw): find a limit that binds, plan for it, check the plan."""
     if mode == "flush":
-        step(3, "Plan without a memory limit, to learn what the fastest plan would need")
+        step(3, "Plan one run of layers per rank, without a limit, to learn what that needs")
     else:
         step(5, "The same in 2BW mode: two weight versions, no drain between steps")
     free = OUT / f"free-{mode}.json"
-    figures = plan(mode, OUT / "cluster.json", free, quiet=True)
+    figures = plan(mode, OUT / "cluster.json", free, "--method", "contiguous", "--json")
     peak = max(row["peak_bytes"] for row in figures["memory"])
     limit = int(peak * SHARE_OF_PEAK)
     print(
@@ -105,11 +105,11 @@ def make_plan(mode: str, machine: dict[str, Any], ranks: int) -> None:
     pipeplan("simulate", str(file))
 
 
-def plan(mode: str, cluster: Path, out: Path, quiet: bool = False) -> dict[str, Any]:
-    """Plan the chain in `mode`; the figures where `quiet`, the shown plan otherwise."""
+def plan(mode: str, cluster: Path, out: Path, *more: str) -> dict[str, Any]:
+    """Plan the chain in `mode`; its figures with `--json`, otherwise it is shown."""
+    quiet = "--json" in more
     words = ["plan", str(OUT / "chain.json"), "--cluster", str(cluster), "--semantics", mode]
-    words += ["--time-limit", "10s", "-o", str(out)]
-    text = pipeplan(*words, *(["--json"] if quiet else []), capture=quiet)
+    text = pipeplan(*words, *more, "--time-limit", "10s", "-o", str(out), capture=quiet)
     figures: dict[str, Any] = json.loads(text) if quiet else {}
     return figures
 
