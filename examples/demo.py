@@ -28,6 +28,8 @@ OUT = Path("demo-out")
 MARK = OUT / ".made-by-pipeplan-demo"
 TASK = "examples/gpt2_stdlib.py:task"
 MODES = ("flush", "2bw")
+MICROBATCHES_PER_RANK = 4
+"""Per optimizer step; the same in both modes, so that their steps compare."""
 STEPS = 60
 COUNTED_STEPS = 3
 SHARE_OF_PEAK = 0.9
@@ -86,7 +88,9 @@ def make_plan(mode: str, machine: dict[str, Any], ranks: int) -> None:
     else:
         step(5, "The same in 2BW mode: two weight versions, no drain between steps")
     free = OUT / f"free-{mode}.json"
-    figures = plan(mode, OUT / "cluster.json", free, "--method", "contiguous", "--json")
+    batches = ["--microbatches", str(MICROBATCHES_PER_RANK * ranks)]
+    unlimited = [*batches, "--method", "contiguous", "--json"]
+    figures = plan(mode, OUT / "cluster.json", free, *unlimited)
     peak = max(row["peak_bytes"] for row in figures["memory"])
     limit = int(peak * SHARE_OF_PEAK)
     print(
@@ -100,7 +104,7 @@ def make_plan(mode: str, machine: dict[str, Any], ranks: int) -> None:
     cluster = OUT / f"cluster-{mode}.json"
     cluster.write_text(json.dumps(machine, indent=1))
     file = OUT / f"plan-{mode}.json"
-    plan(mode, cluster, file)
+    plan(mode, cluster, file, *batches)
     pipeplan("verify", str(file))
     pipeplan("simulate", str(file))
 
