@@ -103,7 +103,7 @@ def _period(levels: Iterator[tuple[int, int]], begin: int, period: int) -> Curve
 
 def _draw_memory(axes: Axes, plan: Plan, held: Sequence[Curve]) -> None:
     """Steps of every GPU's bytes; dashed lines are the budgets that stand in the picture."""
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, MultipleLocator
 
     top = max(size for curve in held for _, size in curve)
     for gpu, curve in enumerate(held):
@@ -115,6 +115,7 @@ def _draw_memory(axes: Axes, plan: Plan, held: Sequence[Curve]) -> None:
     axes.set_xlim(0, plan.period_ns)
     axes.set_ylim(bottom=0)
     axes.set_xticks([0, plan.period_ns], ["0", format_ns(plan.period_ns)])
+    axes.yaxis.set_major_locator(MultipleLocator(2 ** max(0, (top // 3).bit_length() - 1)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
     axes.set_title("memory per GPU over the same period; dashed: the budget", loc="left")
     axes.legend(loc="lower right", ncols=4)
