@@ -12,16 +12,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from pipeplan import __version__, lowering, verifier
+from pipeplan import __version__, lowering, simulator, verifier
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.errors import InfeasibleError, InputError, InternalError, TimeLimitError
+from pipeplan.errors import (
+    DeadlockError,
+    InfeasibleError,
+    InputError,
+    InternalError,
+    InvalidPlanError,
+    TimeLimitError,
+)
 from pipeplan.ilp import feasibility, search
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Options
-from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.objective import step_ns
-from pipeplan.ilp.schedule import Schedule, in_flight, to_ops
+from pipeplan.ilp.schedule import Schedule, to_ops
 from pipeplan.plan import Bounds, MemoryModel, Plan, Rational, Semantics, Solver
 
 Progress = Callable[[float, Fraction | None, Fraction, float | None, str], None]
@@ -197,9 +204,12 @@ def _cross_check(plan: Plan, costs: Costs, schedule: Schedule) -> None:
     audit = verifier.audit(plan)
     if audit.memory != plan.memory:
         raise _bug(plan, f"memory: solver {plan.memory}, verifier {audit.memory}")
-    if plan.semantics == "2bw" and audit.in_flight != tuple(in_flight(costs, schedule)):
+    if audit.in_flight != in_flight(costs, schedule):
         raise _bug(plan, f"in flight: verifier {audit.in_flight}")
-    lowering.lower(plan)
+    try:
+        simulator.check(plan, lowering.lower(plan))
+    except (InvalidPlanError, DeadlockError) as error:
+        raise _bug(plan, f"the simulator refuses the plan: {error}") from error
 
 
 def _bug(plan: Plan, what: str) -> InternalError:

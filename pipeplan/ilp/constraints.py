@@ -23,7 +23,7 @@ def add_times(v: Variables) -> None:
     _links(v)
     _fifo(v)
     _loads(v)
-    _tied(v)
+    add_tied(v)
 
 
 def compute_tasks(instance: Instance) -> list[Task]:
@@ -222,7 +222,7 @@ def _loads(v: Variables) -> None:
             v.model.add(instance.k * work <= v.period)
 
 
-def _tied(v: Variables) -> None:
+def add_tied(v: Variables) -> None:
     """Layers that share a parameter sit on one GPU."""
     owner = {
         layer: n

@@ -1,8 +1,8 @@
 """Whether any plan exists, and the tightest reason proven if none does.
 
-Processing one micro-batch at a time needs the least memory an allocation can need: every op of any
-plan finds at least its own micro-batch's bytes in memory. So a plan exists if and only if layers
-can be spread such that each GPU holds its states and one micro-batch's bytes at every op.
+Every op of any plan finds at least its own micro-batch's bytes in memory. So a layer that fits no
+GPU with one micro-batch, a total beyond all memory, or a spread that cannot be found (`static`)
+each prove that there is no plan.
 """
 
 from __future__ import annotations
@@ -70,4 +70,24 @@ def _total_reason(costs: Costs) -> str | None:
         f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
         f" {costs.gpus} GPUs have {total}: {need - total} bytes over. More GPUs, more memory,"
         " a smaller micro-batch or recomputation would help."
+    )
+
+
+def spread_reason(costs: Costs, missing: int) -> str:
+    """No spread of the layers leaves room for one micro-batch on every GPU."""
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
+        f" over the {costs.gpus} GPUs, on some GPU the states and one micro-batch exceed its"
+        f" memory by at least {missing} bytes ({format_bytes(missing)}). More memory, more GPUs,"
+        " a smaller micro-batch or recomputation would help."
+    )
+
+
+def contiguous_reason(costs: Costs) -> str:
+    """No partition into one stage per GPU fits, whatever the period and k."""
+    return (
+        f"chain {costs.chain.name!r}: no contiguous plan exists: however its {costs.layers} layers"
+        f" are cut into at most {costs.gpus} stages, some stage's states and one micro-batch"
+        " exceed its GPU's memory. Method auto may place several stages on a GPU; more memory"
+        " or GPUs would help too."
     )

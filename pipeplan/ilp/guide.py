@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.constraints import SEND_B, SEND_F, B, F
+from pipeplan.ilp.constraints import SEND_B, SEND_F, B, F, add_tied
 from pipeplan.ilp.incumbent import Options
 from pipeplan.ilp.model import configured, run
 from pipeplan.ilp.variables import Instance, Linear, Variables
@@ -63,10 +63,7 @@ class Guide:
         for n, cut in enumerate(cuts):
             if self._cut_ticks(n) > self.period:
                 self.model.add(cut == 0)
-        owner = {layer: n for n, (a, b) in enumerate(instance.items) for layer in range(a, b + 1)}
-        for group in instance.costs.tied_groups:
-            for layer in group[1:]:
-                self.model.add(v.same(owner[group[0]], owner[layer]) == 1)
+        add_tied(v)
         for home in self.tabu:
             self.model.add(sum(v.on[n][gpu] for n, gpu in enumerate(home)) < len(home))
 

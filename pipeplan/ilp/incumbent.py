@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import Literal
 
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.memory import fits, in_flight, memory_rows
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.schedule import Schedule, in_flight
+from pipeplan.ilp.schedule import Schedule, unrolled
 
 Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]
 """(elapsed s, best period per micro-batch in ns, bound, gap, phase)."""
@@ -120,7 +120,12 @@ class Incumbent:
         return fits(memory_rows(self.costs, schedule))
 
     def offer(self, schedule: Schedule) -> bool:
-        """Take a schedule if it fits; keep it if it is the best. Returns whether it fits."""
+        """Take a schedule if it fits; keep it if it is the best. Returns whether it fits.
+
+        Where one k was asked for, a schedule of fewer micro-batches is written with k of them.
+        """
+        if len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
+            schedule = unrolled(schedule, self.options.ks[0])
         if not self.accepts(schedule):
             return False
         gpus = [stage.gpu for stage in schedule.stages]

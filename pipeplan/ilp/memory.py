@@ -218,6 +218,23 @@ class _PaperSweep(_Sweep):
         return total
 
 
+def in_flight(costs: Costs, schedule: Schedule) -> tuple[int, ...]:
+    """Largest number of micro-batches at once between start of F and end of B, by stage (§2)."""
+    sweep = _Sweep(costs, schedule)
+    counts = []
+    for stage in schedule.stages:
+        changes = [
+            change
+            for copy in range(schedule.k)
+            for change in (
+                sweep.start((OpKind.F, stage.id), copy, SAVED, 1),
+                sweep.end((OpKind.B, stage.id), copy, SAVED, -1),
+            )
+        ]
+        counts.append(_peak_terms(schedule, changes)[SAVED])
+    return tuple(counts)
+
+
 def stage_bytes(costs: Costs, stages: tuple[Stage, ...], stage: int) -> SegmentBytes:
     """Bytes of a stage, knowing whether its predecessor is on the same GPU (u of M2)."""
     this = stages[stage]

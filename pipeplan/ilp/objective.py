@@ -38,7 +38,8 @@ def optimizer_ns(costs: Costs, stages: tuple[Stage, ...]) -> int:
 
 
 def cost(costs: Costs, schedule: Schedule, microbatches: int) -> tuple[Fraction, Fraction]:
-    """Smaller is better: what the semantics minimize, then the period per micro-batch."""
+    """Smaller is better: what the semantics minimize; equal ones by how simple they are."""
+    period = schedule.per_microbatch
     if costs.semantics == "2bw":
-        return schedule.per_microbatch, Fraction(schedule.k)
-    return Fraction(step_ns(costs, schedule, microbatches)), schedule.per_microbatch
+        return period, Fraction(schedule.k * len(schedule.stages))
+    return Fraction(step_ns(costs, schedule, microbatches)), period

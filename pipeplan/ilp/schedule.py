@@ -32,6 +32,16 @@ class Schedule:
         return Fraction(self.period, self.k)
 
 
+def unrolled(schedule: Schedule, k: int) -> Schedule:
+    """The same plan written with k micro-batches a period; k is a multiple of the schedule's."""
+    repeats = k // schedule.k
+    times = {
+        op: tuple(time + turn * schedule.period for turn in range(repeats) for time in row)
+        for op, row in schedule.times.items()
+    }
+    return Schedule(schedule.stages, schedule.period * repeats, k, times)
+
+
 def chain_ops(stages: tuple[Stage, ...]) -> list[OpId]:
     """The ops of one micro-batch in chain order, sends only where the GPU changes (§1)."""
 
@@ -83,24 +93,6 @@ def position(stages: tuple[Stage, ...], op: OpId) -> int:
     last = len(stages) - 1
     base = 2 * index if kind in (OpKind.F, OpKind.SEND_F) else 2 * last + 1 + 2 * (last - index)
     return base + (not kind.is_compute)
-
-
-def in_flight(costs: Costs, schedule: Schedule) -> list[int]:
-    """Largest number of micro-batches at once in [start of F, end of B) of each stage (§2)."""
-    return [
-        overlap(
-            schedule.period,
-            [
-                (begin, end + duration(costs, schedule.stages, (OpKind.B, stage.id)))
-                for begin, end in zip(
-                    schedule.times[OpKind.F, stage.id],
-                    schedule.times[OpKind.B, stage.id],
-                    strict=True,
-                )
-            ],
-        )
-        for stage in schedule.stages
-    ]
 
 
 def overlap(period: int, intervals: list[tuple[int, int]]) -> int:

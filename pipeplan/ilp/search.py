@@ -7,10 +7,13 @@ from fractions import Fraction
 from pipeplan.ilp import free
 from pipeplan.ilp.bounds import any_bound, contiguous_bound
 from pipeplan.ilp.contiguous import ContiguousSolver, Partition
-from pipeplan.ilp.feasibility import simple_reason
+from pipeplan.ilp.extract import fuse
+from pipeplan.ilp.feasibility import contiguous_reason, simple_reason, spread_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.place import place
 from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.static import serial as serial_schedule
+from pipeplan.ilp.static import spread
 
 
 def run(state: Incumbent) -> None:
@@ -22,7 +25,11 @@ def run(state: Incumbent) -> None:
             return
         state.prove("any", any_bound(state.costs))
         contiguous(state)
-        if not state.options.contiguous_only and not state.done:
+        if state.options.contiguous_only:
+            return
+        if state.best is None:
+            _any_plan(state)
+        if state.infeasible is None and not state.done:
             free.search(state)
     except KeyboardInterrupt:
         if state.best is None:
@@ -41,8 +48,22 @@ def contiguous(state: Incumbent) -> None:
     bound = contiguous_bound(costs, lowest)
     if bound is not None:
         state.prove("contiguous", bound)
+    elif state.options.contiguous_only:
+        state.infeasible = contiguous_reason(costs)
     if costs.semantics == "flush":
         _shorter_steps(state, optimistic)
+
+
+def _any_plan(state: Incumbent) -> None:
+    """No contiguous plan was found: spread the layers, or prove that it cannot be done."""
+    state.enter("spread")
+    found = spread(state.costs, state.options, state.remaining)
+    if found.missing:
+        state.infeasible = spread_reason(state.costs, found.missing)
+    if found.home is not None:
+        serial = tighten(state.costs, serial_schedule(state.costs, found.home), 1)
+        state.offer(fuse(state.costs, serial) or serial)
+        state.offer(serial)
 
 
 def _offer_placed(state: Incumbent, partition: Partition) -> bool:
