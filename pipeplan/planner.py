@@ -142,7 +142,7 @@ def _failure(state: Incumbent) -> Exception:
     return TimeLimitError(
         f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: no plan within"
         f" {state.options.time_limit_s:g} s, and none is ruled out."
-        " Give it more time, memory or GPUs."
+        f" Give it more time, memory or GPUs.{''.join(f' ({note}.)' for note in state.notes)}"
     )
 
 

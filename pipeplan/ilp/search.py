@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from importlib.util import find_spec
 
-from pipeplan.ilp import free
 from pipeplan.ilp.bounds import any_bound, contiguous_bound
 from pipeplan.ilp.contiguous import ContiguousSolver, Partition
-from pipeplan.ilp.extract import fuse
-from pipeplan.ilp.feasibility import contiguous_reason, simple_reason, spread_reason
+from pipeplan.ilp.feasibility import contiguous_reason, simple_reason
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.kfkb import EagerSearch
 from pipeplan.ilp.place import place
 from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.static import serial as serial_schedule
-from pipeplan.ilp.static import spread
+
+EAGER_SHARE = 0.25
+"""Share of the time that eager cycles of contiguous partitions may take."""
+
+NO_SOLVER = (
+    "ortools is not installed, so only contiguous plans were searched:"
+    " pip install 'pipeplan[plan]' searches all"
+)
 
 
 def run(state: Incumbent) -> None:
@@ -25,16 +31,24 @@ def run(state: Incumbent) -> None:
             return
         state.prove("any", any_bound(state.costs))
         contiguous(state)
-        if state.options.contiguous_only:
-            return
-        if state.best is None:
-            _any_plan(state)
-        if state.infeasible is None and not state.done:
-            free.search(state)
+        if state.options.ks != (1,) and state.infeasible is None and not state.done:
+            EagerSearch(state).run(EAGER_SHARE * state.remaining)
+        if not state.options.contiguous_only and state.infeasible is None and not state.done:
+            _beyond_contiguous(state)
     except KeyboardInterrupt:
         if state.best is None:
             raise
         state.enter("interrupted")
+
+
+def _beyond_contiguous(state: Incumbent) -> None:
+    """Allocations with several stages on a GPU, where the solver for them is installed."""
+    if find_spec("ortools") is None:
+        state.notes.append(NO_SOLVER)
+        return
+    from pipeplan.ilp import general  # only here: contiguous plans need no CP-SAT
+
+    general.search(state)
 
 
 def contiguous(state: Incumbent) -> None:
@@ -52,18 +66,6 @@ def contiguous(state: Incumbent) -> None:
         state.infeasible = contiguous_reason(costs)
     if costs.semantics == "flush":
         _shorter_steps(state, optimistic)
-
-
-def _any_plan(state: Incumbent) -> None:
-    """No contiguous plan was found: spread the layers, or prove that it cannot be done."""
-    state.enter("spread")
-    found = spread(state.costs, state.options, state.remaining)
-    if found.missing:
-        state.infeasible = spread_reason(state.costs, found.missing)
-    if found.home is not None:
-        serial = tighten(state.costs, serial_schedule(state.costs, found.home), 1)
-        state.offer(fuse(state.costs, serial) or serial)
-        state.offer(serial)
 
 
 def _offer_placed(state: Incumbent, partition: Partition) -> bool:

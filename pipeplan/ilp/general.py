@@ -1,0 +1,30 @@
+"""The part of the search that needs CP-SAT: any plan at all, then free allocations."""
+
+from __future__ import annotations
+
+from pipeplan.ilp import free
+from pipeplan.ilp.extract import fuse
+from pipeplan.ilp.feasibility import spread_reason
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.static import serial, spread
+
+
+def search(state: Incumbent) -> None:
+    """Find a plan where no contiguous one was found, or prove that none exists; improve it."""
+    if state.best is None:
+        _any_plan(state)
+    if state.infeasible is None and not state.done:
+        free.search(state)
+
+
+def _any_plan(state: Incumbent) -> None:
+    """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be."""
+    state.enter("spread")
+    found = spread(state.costs, state.options, state.remaining)
+    if found.missing:
+        state.infeasible = spread_reason(state.costs, found.missing)
+    if found.home is not None:
+        schedule = tighten(state.costs, serial(state.costs, found.home), 1)
+        state.offer(fuse(state.costs, schedule) or schedule)
+        state.offer(schedule)

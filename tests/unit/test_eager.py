@@ -1,0 +1,82 @@
+"""Eager execution settles into the cycle that pencil and paper give."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pipeplan.eager import Step, eager_cycle, staircase
+from pipeplan.plan import OpKind
+
+
+def _line(durations: list[int], transfer: int | None = None) -> list[Step]:
+    """Stages on GPUs 0, 1, ... with F = B = duration; full duplex links if `transfer` is given."""
+    count = len(durations)
+    steps: list[Step] = []
+    for stage, length in enumerate(durations):
+        steps.append(Step(OpKind.F, stage, stage, length))
+        if transfer is not None and stage + 1 < count:
+            steps.append(Step(OpKind.SEND_F, stage, (stage, stage + 1), transfer))
+    for stage in reversed(range(count)):
+        steps.append(Step(OpKind.B, stage, stage, durations[stage]))
+        if transfer is not None and stage:
+            steps.append(Step(OpKind.SEND_B, stage, (stage, stage - 1), transfer))
+    return steps
+
+
+def test_one_stage_alternates() -> None:
+    """One stage of F = B = 3 repeats every 6 ns, one micro-batch at a time."""
+    cycle = eager_cycle(_line([3]), (1,))
+    assert cycle is not None
+    assert (cycle.k, cycle.period) == (1, 6)
+    assert cycle.times[1][0] - cycle.times[0][0] == 3
+
+
+@pytest.mark.parametrize(("caps", "period"), [((4, 3, 2, 1), 6), ((3, 3, 2, 1), 8)])
+def test_figure_four_needs_its_copies(caps: tuple[int, ...], period: int) -> None:
+    """Durations 3, 2, 2, 2: the load 6 is reached with four copies in front; three need 18 / 3."""
+    cycle = eager_cycle(_line([3, 2, 2, 2]), caps)
+    assert cycle is not None
+    assert cycle.period >= cycle.k * 6
+    assert cycle.period <= cycle.k * period
+
+
+def test_cap_of_one_serializes() -> None:
+    """One micro-batch at a time takes the sum of everything, transfers included."""
+    cycle = eager_cycle(_line([3, 2, 2], transfer=1), (1, 1, 1))
+    assert cycle is not None
+    assert (cycle.k, cycle.period) == (1, 2 * (3 + 2 + 2) + 4 * 1)
+
+
+def test_cycle_keeps_every_rule() -> None:
+    """Within and across periods: order of the chain, one step at a time on each resource, caps."""
+    steps, caps = _line([5, 3, 4], transfer=2), (3, 2, 1)
+    cycle = eager_cycle(steps, caps)
+    assert cycle is not None
+    turns = range(4)
+    times = [[t + n * cycle.period for n in turns for t in row] for row in cycle.times]
+    for before, after, step in zip(times, times[1:], steps, strict=False):
+        assert all(a >= b + step.duration for b, a in zip(before, after, strict=True))
+    for place in {step.resource for step in steps}:
+        used = sorted(
+            (time, time + step.duration)
+            for row, step in zip(times, steps, strict=True)
+            if step.resource == place
+            for time in row
+        )
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(used))
+    forward = next(i for i, s in enumerate(steps) if (s.kind, s.stage) == (OpKind.F, 0))
+    for number in range(caps[0], len(times[0])):
+        freed = times[-1][number - caps[0]] + steps[-1].duration
+        assert times[forward][number] >= freed
+
+
+def test_strict_order_that_stops_is_no_cycle() -> None:
+    """Stage 1 waits for a second forward that stage 0's cap forbids: no cycle, and no hang."""
+    assert eager_cycle(_line([1, 1]), (1, 2), "strict") is None
+
+
+def test_staircase_is_never_below_one() -> None:
+    """1F1B's caps fall by one a stage and stay at least one."""
+    assert staircase(4, 3) == (3, 2, 1, 1)
