@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from pipeplan import __version__
-from pipeplan.cli import calibrate, convert, plan, profile, report, show, simulate, verify
+from pipeplan.cli import calibrate, convert, plan, profile, remat, report, show, simulate, verify
 from pipeplan.errors import PipeplanError
 
 _INTERNAL = 1
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pipeplan {__version__}")
     verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for module in (profile, convert, calibrate, plan, show, verify, simulate, report):
+    for module in (profile, convert, calibrate, plan, remat, show, verify, simulate, report):
         module.add(verbs)
     return top
 

@@ -1,0 +1,162 @@
+"""What is on the device between two operations, and whether the next one is allowed.
+
+The rules (D1)-(D8) and the bytes (R1)-(R3) of docs/remat.md; memory follows from the order of the
+operations alone, never from their times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pipeplan.remat.costs import Costs
+from pipeplan.remat.schedule import FORWARDS, Op, OpKind
+
+
+class Place(StrEnum):
+    """Where the bytes of a unit are."""
+
+    DEVICE = "on the device"
+    LEAVING = "on its way to the host"
+    HOST = "on the host"
+    COMING = "on its way back"
+
+
+_HERE = (Place.DEVICE, Place.LEAVING)
+
+
+@dataclass
+class Device:
+    """The state of one device: full boundaries, tapes, gradient, where each unit is.
+
+    Unit b is all that is kept of boundary b and of the tape of layer b - 1 beside its boundaries.
+    """
+
+    costs: Costs
+    full: set[int] = field(default_factory=lambda: {0})
+    tapes: set[int] = field(default_factory=set)
+    places: dict[int, Place] = field(default_factory=dict)
+    pending: int = -1
+    """The layer whose backward comes next."""
+    unit_bytes: list[int] = field(default_factory=list)
+    total: int = 0
+    """Bytes of everything on the device, the gradient and static bytes included."""
+
+    def __post_init__(self) -> None:
+        self.pending = self.costs.layers - 1
+        self.unit_bytes = [0] * (self.costs.layers + 1)
+        self.total = self.costs.static
+        self._recount(0)
+
+    def place(self, unit: int) -> Place:
+        """Where `unit` is."""
+        return self.places.get(unit, Place.DEVICE)
+
+    def size(self, unit: int) -> int:
+        """Bytes of `unit`, wherever it is."""
+        c = self.costs
+        own = c.saved[unit - 1] if unit - 1 in self.tapes else 0
+        if unit in self.full:
+            return own + c.boundary[unit]
+        return own + c.kept(unit, before=unit - 1 in self.tapes, behind=unit in self.tapes)
+
+    def _recount(self, unit: int) -> None:
+        now = self.size(unit) if self.place(unit) is not Place.HOST else 0
+        self.total += now - self.unit_bytes[unit]
+        self.unit_bytes[unit] = now
+
+    def refusal(self, op: Op) -> str | None:
+        """Why `op` may not be issued now; None where it may."""
+        if op.kind in FORWARDS:
+            return self._refuse_forward(op)
+        if op.kind is OpKind.BACKWARD:
+            return self._refuse_backward(op.index)
+        return self._refuse_move(op)
+
+    def _refuse_forward(self, op: Op) -> str | None:
+        layer = op.index
+        if layer not in self.full or self.place(layer) not in _HERE:
+            return f"needs the full input at boundary {layer}, which is not on the device"
+        if layer in self.tapes:
+            return f"layer {layer} has been run for its backward already"
+        if self.size(layer + 1) or self.place(layer + 1) is not Place.DEVICE:
+            return f"boundary {layer + 1} is there already"
+        if layer > self.pending:
+            return f"the backward of layer {layer} is over"
+        if op.kind is OpKind.KEEP_NOTHING and self.place(layer) is Place.LEAVING:
+            return f"gives up boundary {layer} while it is copied to the host"
+        return None
+
+    def _refuse_backward(self, layer: int) -> str | None:
+        if layer != self.pending:
+            return f"the next backward is that of layer {self.pending}"
+        if layer not in self.tapes:
+            return f"layer {layer} has no tape"
+        for unit in (layer, layer + 1):
+            if self.place(unit) not in _HERE:
+                return f"needs unit {unit}, which is {self.place(unit)}"
+        if self.place(layer + 1) is Place.LEAVING:
+            return f"gives up unit {layer + 1} while it is copied to the host"
+        return None
+
+    def _refuse_move(self, op: Op) -> str | None:
+        unit, place = op.index, self.place(op.index)
+        if op.kind is OpKind.FREE:
+            return None if unit in self.full and place is Place.DEVICE else "nothing to free"
+        if op.kind is OpKind.OFFLOAD:
+            return (
+                None if self.size(unit) and place is Place.DEVICE else f"unit is {place} or empty"
+            )
+        if op.kind is OpKind.PREFETCH:
+            return None if place is Place.HOST else f"unit is {place}"
+        return None if place in (Place.LEAVING, Place.COMING) else "no transfer to wait for"
+
+    def during(self, op: Op) -> int:
+        """Bytes on the device while `op` runs (R3)."""
+        c, layer = self.costs, op.index
+        if op.kind is OpKind.KEEP_ALL:
+            return self.total + c.saved[layer] + c.forward_work[layer] + c.boundary[layer + 1]
+        if op.kind in FORWARDS:
+            return self.total + c.light_work[layer] + c.boundary[layer + 1]
+        if op.kind is OpKind.BACKWARD:
+            own = c.gradient[layer] - c.incoming(layer)
+            return self.total + own + c.backward_work[layer] + c.gradient_in(layer)
+        return self.total + (self.size(op.index) if op.kind is OpKind.PREFETCH else 0)
+
+    def apply(self, op: Op) -> None:
+        """The state after `op`, which `refusal` allows."""
+        index = op.index
+        if op.kind in FORWARDS:
+            self._forward(op)
+        elif op.kind is OpKind.BACKWARD:
+            self.tapes.discard(index)
+            self.pending -= 1
+            self.total += self.costs.gradient_in(index) - self.costs.incoming(index)
+            self._recount(index)
+            self._recount(index + 1)
+        else:
+            self._move(op)
+            self._recount(index)
+
+    def _forward(self, op: Op) -> None:
+        layer = op.index
+        if op.kind is OpKind.KEEP_ALL:
+            self.tapes.add(layer)
+        if op.kind is not OpKind.KEEP_INPUT:
+            self.full.discard(layer)
+        self.full.add(layer + 1)
+        self._recount(layer)
+        self._recount(layer + 1)
+
+    def _move(self, op: Op) -> None:
+        unit = op.index
+        if op.kind is OpKind.FREE:
+            self.full.discard(unit)
+        elif op.kind is OpKind.OFFLOAD:
+            self.places[unit] = Place.LEAVING
+        elif op.kind is OpKind.PREFETCH:
+            self.places[unit] = Place.COMING
+        elif self.place(unit) is Place.LEAVING:
+            self.places[unit] = Place.HOST
+        else:
+            del self.places[unit]

@@ -1,0 +1,165 @@
+"""The vocabulary, the device's rules and the clock of rematerialization, counted by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.remat.costs import Costs, from_chain
+from pipeplan.remat.judge import judge
+from pipeplan.remat.periodic import keep_all
+from pipeplan.remat.schedule import Op, OpKind, Schedule
+from tests.documents import data
+from tests.remat_brute import random_costs
+
+HAND = Costs(
+    names=("a", "b"),
+    forward=(1, 2),
+    backward=(3, 4),
+    boundary=(10, 20, 1),
+    gradient=(20, 1),
+    saved_input=(10, 5),
+    saved=(7, 3),
+    saved_output=(6, 0),
+    forward_work=(2, 0),
+    light_work=(9, 3),
+    backward_work=(1, 4),
+    static=100,
+)
+PLAIN = "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\nB 1\nB 0\n"
+
+
+def test_bytes_of_each_step_are_those_counted_by_hand() -> None:
+    """Input, output, tape, what two tapes share of a boundary, gradients and working space."""
+    outcome = judge(HAND, Schedule.from_text(PLAIN))
+    assert outcome.violations == ()
+    first = 100 + 10 + 7 + 2 + 20
+    second = 100 + (7 + 10) + 20 + 3 + 0 + 1
+    kept = 100 + (7 + 10) + 6 + 3
+    loss = kept + 1
+    last, final = kept + 1 + 4 + 20, 100 + (7 + 10) + 6 + 20 + 1 + 0
+    assert [step.bytes for step in outcome.steps] == [first, second, loss, last, final]
+    assert outcome.makespan_ns == 10
+    assert outcome.peak_step.op == Op(OpKind.BACKWARD, 1)
+
+
+def test_kept_inputs_and_dropped_ones() -> None:
+    """A kept input stays beside the output; one that is given up makes place for it."""
+    text = "pipeplan-remat/1 2\nF_ck 0\nF_all 1\nfree 2\nB 1\nF_all 0\nfree 1\nB 0\n"
+    outcome = judge(HAND, Schedule.from_text(text))
+    assert outcome.violations == ()
+    assert [step.bytes for step in outcome.steps[:4]] == [139, 134, 119, 143]
+    assert outcome.steps[4].bytes == 100 + 10 + 20 + 7 + 2 + 20
+    assert outcome.makespan_ns == 11
+
+
+def test_transfers_overlap_computation_and_wait_joins_them() -> None:
+    """An offload runs beside a forward, a prefetch behind it on the one channel."""
+    text = (
+        "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\noffload 0\nwait 0\nprefetch 0\n"
+        "B 1\nwait 0\nB 0\n"
+    )
+    outcome = judge(HAND, Schedule.from_text(text), bandwidth=10**10)
+    assert outcome.violations == ()
+    times = {str(step.op): (step.start_ns, step.end_ns) for step in outcome.steps}
+    assert times["offload 0"] == (3, 4)
+    assert times["prefetch 0"] == (4, 5)
+    assert times["B 1"] == (4, 8)
+    assert outcome.makespan_ns == 11
+    assert [step.moved for step in outcome.steps if step.moved] == [10, 10]
+    assert outcome.steps[5].bytes == outcome.steps[3].bytes
+
+
+@pytest.mark.parametrize(
+    ("ops", "rule"),
+    [
+        ("B 1", "no tape"),
+        ("F_all 1", "not on the device"),
+        ("F_none 0\nF_all 0", "not on the device"),
+        ("F_all 0\nF_all 1\nfree 2\nB 0", "the next backward"),
+        ("F_ck 0\nF_all 0", "there already"),
+        ("F_all 0\nF_all 1\nfree 2\noffload 1\nwait 1\nB 1", "needs unit 1"),
+        ("F_all 0\nF_all 1\nfree 2\noffload 1\nwait 1\nprefetch 1\nB 1", "needs unit 1"),
+        ("F_ck 0\noffload 0\nF_none 0", "there already"),
+        ("offload 0\nF_none 0", "copied to the host"),
+        ("prefetch 0", "unit is on the device"),
+        ("wait 0", "no transfer"),
+        ("free 1", "nothing to free"),
+        ("offload 1", "empty"),
+        ("F_all 0\nF_all 1\nfree 2", "missing"),
+    ],
+)
+def test_each_rule_is_enforced(ops: str, rule: str) -> None:
+    """A schedule that breaks a rule is told which, at which step."""
+    found = judge(HAND, Schedule.from_text(f"pipeplan-remat/1 2\n{ops}\n")).violations
+    assert len(found) == 1
+    assert rule in found[0]
+
+
+def test_the_budget_is_kept_at_every_step() -> None:
+    """The first step over the budget is named; at the peak itself there is none."""
+    schedule = Schedule.from_text(PLAIN)
+    peak = judge(HAND, schedule).peak_bytes
+    assert judge(HAND, schedule, peak).violations == ()
+    assert "holds 151 bytes, need at most 150" in judge(HAND, schedule, peak - 1).violations[0]
+
+
+def test_text_round_trip() -> None:
+    """A schedule survives its text form, with every kind of operation."""
+    ops = tuple(Op(kind, index) for index, kind in enumerate(OpKind))
+    schedule = Schedule(9, ops)
+    assert Schedule.from_text(schedule.to_text()) == schedule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x 2",
+        "pipeplan-remat/1",
+        PLAIN + "B",
+        PLAIN + "B 2",
+        PLAIN + "jump 1",
+        PLAIN + "B -1",
+        PLAIN + "B 01",
+        PLAIN + "B 1 1",
+        "pipeplan-remat/1 0",
+    ],
+)
+def test_broken_texts_are_refused_with_their_line(text: str) -> None:
+    """Nothing but well-formed lines with indices inside the chain is read."""
+    with pytest.raises(InputError, match=r"line [0-9]+: got"):
+        Schedule.from_text(text)
+
+
+def test_a_schedule_of_another_chain_is_refused() -> None:
+    """The number of layers must agree."""
+    with pytest.raises(InputError, match="3 layers, need 2"):
+        judge(HAND, Schedule(3, ()))
+
+
+def test_everything_kept_agrees_with_the_stage_formulas() -> None:
+    """With one layer the peak is (M2)-(M3) of docs/model.md on one stage."""
+    for seed in range(50):
+        c = replace(random_costs(random.Random(seed), 1), static=0)
+        forward = c.boundary[0] + c.saved[0] + c.forward_work[0] + c.boundary[1]
+        backward = c.saved_input[0] + c.saved[0] + c.saved_output[0]
+        backward += c.backward_work[0] + c.gradient[0]
+        assert judge(c, keep_all(c)).peak_bytes == max(forward, backward)
+
+
+def test_costs_of_a_chain_charge_what_it_says() -> None:
+    """Sizes come from the layers; a forward that keeps nothing is charged its saved bytes too."""
+    from pipeplan.chain import Chain
+
+    chain = Chain.from_data(data("chain"))
+    costs, layer = from_chain(chain), chain.layers[0]
+    assert costs.layers == len(chain.layers)
+    assert costs.boundary[0] == chain.input_bytes
+    assert costs.light_work[0] == layer.forward_workspace_bytes + layer.saved_bytes
+    assert costs.static == sum(
+        each.weight_bytes + each.gradient_bytes + each.optimizer_bytes for each in chain.layers
+    )

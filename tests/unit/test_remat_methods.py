@@ -1,0 +1,167 @@
+"""The planners by name: comparators, refusals, speed and the command line."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.cli import main
+from pipeplan.cli import remat as verb
+from pipeplan.errors import InfeasibleError
+from pipeplan.remat import METHODS, Costs, Schedule, from_chain, judge, rematerialize_chain
+from pipeplan.remat.periodic import keep_all, periodic, periodic_within
+from pipeplan.remat.revolve import opt_0, revolve, revolve_within
+from pipeplan.remat.rotor import rotor
+from tests.remat_brute import random_costs
+
+
+def equal_layers(layers: int) -> Costs:
+    """The model of Opt_0: unit tensors, a tape of the input alone, no working space."""
+    one = (1,) * layers
+    none = (0,) * layers
+    return Costs(
+        names=tuple(map(str, range(layers))),
+        forward=one,
+        backward=one,
+        boundary=(1,) * layers + (0,),
+        gradient=one,
+        saved_input=one,
+        saved=none,
+        saved_output=none,
+        forward_work=none,
+        light_work=none,
+        backward_work=none,
+    )
+
+
+def test_opt_0_has_its_known_values() -> None:
+    """Three slots give l(l+1)/2 forwards; enough slots give l; one slot fewer never helps."""
+    table = opt_0(12, 16, 1, 0)
+    for length in range(1, 13):
+        assert table[length, 3] == length * (length + 1) / 2
+        assert table[length, length + 2] == length
+        assert (table[length, 3:-1] >= table[length, 4:]).all()
+    # The binomial bound of checkpointing: t = 2 repetitions reach C(s + t, t) steps with s slots.
+    assert [table[length, 5] for length in (1, 2, 3, 4, 5, 6)] == [1, 2, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize("layers", range(2, 14))
+def test_revolve_runs_as_often_as_opt_0_says(layers: int) -> None:
+    """The schedule's time is Opt_0 with a backward that runs its own forward first."""
+    costs = equal_layers(layers)
+    for slots in range(3, layers + 3):
+        outcome = judge(costs, revolve(costs, slots))
+        assert outcome.violations == ()
+        assert outcome.makespan_ns == opt_0(layers - 1, slots, 1, 2)[layers - 1, slots]
+
+
+@pytest.mark.parametrize("layers", range(2, 12))
+def test_rotor_is_never_slower_than_revolve_on_equal_layers(layers: int) -> None:
+    """Revolve's own peak given to Rotor yields its time or less, as Rotor also keeps tapes."""
+    costs = equal_layers(layers)
+    for slots in range(3, layers + 3):
+        outcome = judge(costs, revolve(costs, slots))
+        schedule = rotor(costs, outcome.peak_bytes, outcome.peak_bytes)
+        assert schedule is not None
+        assert judge(costs, schedule).makespan_ns <= outcome.makespan_ns
+
+
+def test_periodic_runs_all_but_the_last_segment_twice() -> None:
+    """With one segment nothing is run twice; with k segments all layers before the last one."""
+    costs = random_costs(random.Random(3), 10)
+    assert judge(costs, keep_all(costs)).makespan_ns == costs.compute
+    for segments in range(1, 11):
+        outcome = judge(costs, periodic(costs, segments))
+        again = (segments - 1) * (10 // segments)
+        assert outcome.violations == ()
+        assert outcome.makespan_ns == costs.compute + sum(costs.forward[:again])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_comparator_beats_rotor(seed: int) -> None:
+    """At one byte per slot, Revolve and periodic checkpointing are never faster."""
+    rng = random.Random(seed)
+    costs = random_costs(rng, rng.randint(2, 12))
+    for schedule in (revolve_within(costs, 60), periodic_within(costs, 60), revolve(costs, 4)):
+        outcome = judge(costs, schedule)
+        assert outcome.violations == ()
+        budget = outcome.peak_bytes
+        best = rematerialize_chain(costs, budget, "rotor", slots=max(2, budget))
+        assert best.outcome.makespan_ns <= outcome.makespan_ns
+        auto = rematerialize_chain(costs, budget, slots=max(2, budget))
+        assert auto.outcome.makespan_ns == best.outcome.makespan_ns
+
+
+@pytest.mark.parametrize("method", ["auto", *METHODS])
+@pytest.mark.parametrize("seed", range(10))
+def test_refusals_name_the_smallest_budget(method: str, seed: int) -> None:
+    """The budget that a refusal names is enough, one byte less is not, and a layer is named."""
+    costs = replace(random_costs(random.Random(seed), 7), names=tuple("abcdefg"))
+    with pytest.raises(
+        InfeasibleError, match=r"layer [0-6] \('[a-g]'\) holds [0-9]+ bytes"
+    ) as error:
+        rematerialize_chain(costs, 1, method)
+    least = int(str(error.value).split("need at least ")[1].split()[0])
+    assert rematerialize_chain(costs, least, method).outcome.peak_bytes == least
+    with pytest.raises(InfeasibleError):
+        rematerialize_chain(costs, least - 1, method)
+
+
+def test_rotor_is_fast_enough() -> None:
+    """50 layers in 500 slots take at most 1 s of CPU, as accepted."""
+    costs = random_costs(random.Random(0), 50, most=10**6)
+    budget = rematerialize_chain(costs, 10**9, "periodic").outcome.peak_bytes // 2
+    start = time.process_time()
+    rotor(costs, budget)
+    assert time.process_time() - start < 1
+
+
+def chain(layers: int = 6) -> Chain:
+    """Equal layers with weights."""
+    return Chain(
+        name="equal",
+        input_bytes=1000,
+        layers=tuple(
+            Layer(
+                name=f"layer{index}",
+                forward_ns=100,
+                backward_ns=200,
+                weight_bytes=50,
+                gradient_bytes=50,
+                output_bytes=1000,
+                saved_input_bytes=1000,
+                saved_bytes=500,
+            )
+            for index in range(layers)
+        ),
+    )
+
+
+def test_the_verb_plans_writes_and_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A schedule within the budget is written and reported; too small a budget ends with 3."""
+    file, out = tmp_path / "chain.json", tmp_path / "schedule.txt"
+    file.write_text(chain().to_json())
+    words = ["remat", str(file), "--budget", "8KB"]
+    assert main([*words, "--json", "-o", str(out)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    outcome = judge(from_chain(chain()), Schedule.from_text(out.read_text()), 8000)
+    assert outcome.violations == ()
+    assert figures["peak_bytes"] == outcome.peak_bytes <= 8000
+    assert figures["makespan_ns"] == outcome.makespan_ns > figures["compute_ns"] == 1800
+    assert main([*words, "--method", "periodic"]) == 0
+    assert "over running every layer once" in capsys.readouterr().out
+    assert main([*words[:-1], "1KB"]) == 3
+    assert "need at least" in capsys.readouterr().err
+
+
+def test_the_verb_offers_every_method() -> None:
+    """The list in the help is the library's."""
+    assert ("auto", *METHODS) == verb.METHODS
