@@ -1,0 +1,128 @@
+"""Joins of chains against exhaustive search, and the paper's figures."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from itertools import combinations_with_replacement, count
+
+import pytest
+
+from pipeplan.errors import InfeasibleError, InputError, InvalidPlanError
+from pipeplan.remat.join import Join, JoinTimes, least_slots
+from pipeplan.remat.join_steps import JoinKind, JoinStep, effect, replay_join
+
+TIMES = (JoinTimes(1, 1, 1), JoinTimes(3, 1, 2), JoinTimes(2, 5, 0))
+SMALL = [
+    lengths
+    for branches, most, total in ((1, 4, 4), (2, 3, 6), (3, 2, 4))
+    for lengths in combinations_with_replacement(range(most + 1), branches)
+    if sum(lengths) <= total
+]
+
+
+def _time(step: JoinStep, times: JoinTimes) -> float:
+    if step.kind in (JoinKind.KEEP_INPUT, JoinKind.KEEP_NOTHING):
+        return times.forward
+    return {JoinKind.BACKWARD: times.backward, JoinKind.TURN: times.turn}.get(step.kind, 0)
+
+
+def fastest(lengths: tuple[int, ...], slots: int, times: JoinTimes) -> float | None:
+    """Least time over all orders of steps, where any tensor may be given up."""
+    ticket = count()
+    start = frozenset(("x", branch, 0) for branch in range(len(lengths)))
+    heap = [(0.0, next(ticket), start, False, lengths)]
+    seen = set()
+    if len(start) > slots:
+        return None
+    while heap:
+        now, _, held, turned, left = heapq.heappop(heap)
+        if turned and not any(left):
+            return now
+        if (held, turned, left) in seen:
+            continue
+        seen.add((held, turned, left))
+        # Giving up a tensor can wait until its place is needed.
+        for each in held if len(held) == slots else ():
+            heapq.heappush(heap, (now, next(ticket), held - {each}, turned, left))
+        for step in _possible(lengths, turned):
+            gone, made = effect(lengths, step)
+            after = held - gone | made
+            if gone <= held and len(after) <= slots:
+                rest = tuple(
+                    step.index
+                    if step.kind is JoinKind.BACKWARD and branch == step.branch
+                    else size
+                    for branch, size in enumerate(left)
+                )
+                turn = turned or step.kind is JoinKind.TURN
+                heapq.heappush(heap, (now + _time(step, times), next(ticket), after, turn, rest))
+    return None
+
+
+def _possible(lengths: tuple[int, ...], turned: bool) -> list[JoinStep]:
+    found = [] if turned else [JoinStep(JoinKind.TURN, 0, 0)]
+    kinds = (JoinKind.KEEP_INPUT, JoinKind.KEEP_NOTHING, JoinKind.BACKWARD)
+    for branch, length in enumerate(lengths):
+        found += [JoinStep(kind, branch, index) for kind in kinds for index in range(length)]
+    return found
+
+
+@pytest.mark.parametrize("lengths", SMALL)
+def test_join_equals_exhaustive_search(lengths: tuple[int, ...]) -> None:
+    """Least slots, times and steps agree with the search: 207 cases of slots and times."""
+    least = least_slots(lengths)
+    assert fastest(lengths, least - 1, TIMES[0]) is None
+    for slots in range(least, least + 3):
+        for times in TIMES:
+            join = Join(lengths, slots, times)
+            assert join.time == fastest(lengths, slots, times)
+            steps = join.steps()
+            assert replay_join(lengths, steps) <= slots
+            assert sum(_time(step, times) for step in steps) == join.time
+
+
+def test_the_papers_figures() -> None:
+    """Two and three long chains need 5 and 7 slots; half the memory costs 25 % more time."""
+    assert least_slots((10, 20)) == 5
+    assert least_slots((4, 10, 12)) == 7
+    toy = Join((4, 10, 12), 9)
+    assert (toy.time, toy.span) == (74, 53)
+    assert replay_join(toy.lengths, toy.steps()) == 9
+    assert sum(_time(step, toy.times) for step in toy.steps()) == 74
+    for lengths, ratio in (((15, 75), 1.254), ((10, 10, 10), 1.279)):
+        enough = sum(lengths) + len(lengths)
+        half = Join(lengths, enough // 2)
+        assert half.time / half.span == pytest.approx(ratio, abs=0.001)
+
+
+def test_a_slot_more_is_never_slower() -> None:
+    """Times fall with slots and the steps keep them, for branches of the toy example."""
+    times = []
+    for slots in range(7, 17, 3):
+        join = Join((4, 10, 12), slots)
+        assert replay_join(join.lengths, join.steps()) <= slots
+        times.append(join.time)
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1] >= join.span
+
+
+def test_join_is_fast_enough() -> None:
+    """Branches of 15 and 75 steps with 40 slots take at most 10 s of CPU, as accepted."""
+    start = time.process_time()
+    join = Join((15, 75), 40, JoinTimes(1, 2, 1))
+    assert replay_join(join.lengths, join.steps()) <= 40
+    assert time.process_time() - start < 10
+
+
+def test_refusals() -> None:
+    """Too few slots and impossible lengths are refused; so are steps without their inputs."""
+    with pytest.raises(InfeasibleError, match="need at least 7"):
+        Join((4, 10, 12), 6)
+    for lengths in ((), (3, -1)):
+        with pytest.raises(InputError, match="none negative"):
+            Join(lengths, 9)
+    with pytest.raises(InvalidPlanError, match="needs"):
+        replay_join((1,), [JoinStep(JoinKind.BACKWARD, 0, 0)])
+    with pytest.raises(InvalidPlanError, match="left"):
+        replay_join((1,), [])
