@@ -16,6 +16,7 @@ import pytest
 import pipeplan
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import main
+from pipeplan.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -63,22 +64,28 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert f"pipeplan-{pipeplan.__version__}-" in wheel.name
 
 
-def test_wheel_plans_without_torch(wheel: Path, tmp_path: Path) -> None:
-    """The unpacked wheel alone, with torch made unimportable, plans a chain file."""
+@pytest.mark.parametrize("missing", [("torch",), ("torch", "ortools", "matplotlib")])
+def test_wheel_plans_without(missing: tuple[str, ...], wheel: Path, tmp_path: Path) -> None:
+    """The unpacked wheel plans a chain file without torch; also without the planner's extra.
+
+    Without ortools the plan is contiguous and says so.
+    """
     place = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(place)
     layers = tuple(
-        Layer(name=name, forward_ns=10, backward_ns=20, output_bytes=1) for name in ("a", "b")
+        Layer(name=name, forward_ns=d, backward_ns=d, output_bytes=1)
+        for name, d in zip("abc", (1, 2, 1), strict=True)
     )
-    (tmp_path / "chain.json").write_text(Chain(name="two", layers=layers).to_json())
-    code = """
+    (tmp_path / "chain.json").write_text(Chain(name="three", layers=layers).to_json())
+    code = f"""
 import sys
-sys.modules["torch"] = None
+sys.modules.update(dict.fromkeys({missing!r}))
 import pipeplan
 from pipeplan.cli import main
+from pipeplan.plan import Plan
 print(pipeplan.__file__)
 machines = ["--gpus", "2", "--memory", "1MB", "--bandwidth", "inf"]
-sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json", "--json"]))
+sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json"]))
 """
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -90,7 +97,10 @@ sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json", "--json"]))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(place))
-    assert (tmp_path / "plan.json").is_file()
+    plan = Plan.read(tmp_path / "plan.json")
+    contiguous_only = "ortools" in missing
+    assert plan.period_per_microbatch == (6 if contiguous_only else 4)
+    assert ("ortools is not installed" in " ".join(done.stdout.split())) == contiguous_only
 
 
 def test_training_needs_no_ortools(tmp_path: Path) -> None:
@@ -105,6 +115,7 @@ import sys
 sys.modules["ortools"] = sys.modules["matplotlib"] = None
 from pipeplan.launch.__main__ import main as launch
 from pipeplan.cli import main
+from pipeplan.plan import Plan
 assert launch(["--plan", {plan!r}, "--steps", "3", "--out", {run!r}]) == 0
 assert main(["verify", {plan!r}]) == 0
 assert main(["simulate", {plan!r}]) == 0
