@@ -56,9 +56,11 @@ def run(args: argparse.Namespace) -> int:
     found = rematerialize_chain(costs, args.budget, args.method, args.slots)
     if args.output:
         common.write(args.output, found.schedule.to_text())
+    if args.output == "-":
+        return 0
     if args.json:
         common.emit(_figures(costs, found))
-    elif args.output != "-":
+    else:
         _present(costs, found)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeplan.errors import InfeasibleError, InternalError
+from pipeplan.errors import InfeasibleError, InputError, InternalError
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.judge import Outcome, judge
 from pipeplan.remat.least import least_memory
@@ -25,6 +25,10 @@ class Rematerialization:
     outcome: Outcome
     budget: int
 
+
+_MAX_LAYERS = 500
+_MAX_ENTRIES = 2**28
+"""Of a dynamic program's table: two tables of 8 bytes each stay below 4 GiB."""
 
 Planner = Callable[[Costs, int, int], tuple[Schedule, ...]]
 """(costs, budget, slots) -> candidates; the best is taken, or the smallest names the minimum."""
@@ -59,8 +63,15 @@ def rematerialize_chain(
         slots: memory units of the dynamic programs.
 
     Raises:
+        InputError: if the chain is too long for the tables.
         InfeasibleError: if the method has no schedule that small; names layer and bytes.
     """
+    if costs.layers > _MAX_LAYERS or costs.layers**2 * slots > _MAX_ENTRIES:
+        raise InputError(
+            f"chain: got {costs.layers} layers with {slots} slots, need at most {_MAX_LAYERS}"
+            f" layers and layers * layers * slots at most {_MAX_ENTRIES}."
+            " Give fewer --slots, or join layers of the chain."
+        )
     names = tuple(METHODS) if method == "auto" else (method,)
     found = [
         Rematerialization(name, schedule, judge(costs, schedule), budget)

@@ -13,7 +13,7 @@ import pytest
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import main
 from pipeplan.cli import remat as verb
-from pipeplan.errors import InfeasibleError
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.remat import METHODS, Costs, Schedule, from_chain, judge, rematerialize_chain
 from pipeplan.remat.periodic import keep_all, periodic, periodic_within
 from pipeplan.remat.revolve import opt_0, revolve, revolve_within
@@ -113,6 +113,14 @@ def test_refusals_name_the_smallest_budget(method: str, seed: int) -> None:
         rematerialize_chain(costs, least - 1, method)
 
 
+def test_chains_too_long_for_the_tables_are_refused() -> None:
+    """Layers or slots that would fill the memory are a usage error, at once."""
+    for layers, slots in ((501, 10), (400, 10_000)):
+        costs = random_costs(random.Random(0), layers)
+        with pytest.raises(InputError, match="Give fewer --slots"):
+            rematerialize_chain(costs, 10**6, slots=slots)
+
+
 def test_rotor_is_fast_enough() -> None:
     """50 layers in 500 slots take at most 1 s of CPU, as accepted."""
     costs = random_costs(random.Random(0), 50, most=10**6)
@@ -158,6 +166,8 @@ def test_the_verb_plans_writes_and_refuses(
     assert figures["makespan_ns"] == outcome.makespan_ns > figures["compute_ns"] == 1800
     assert main([*words, "--method", "periodic"]) == 0
     assert "over running every layer once" in capsys.readouterr().out
+    assert main([*words, "--json", "-o", "-"]) == 0
+    assert Schedule.from_text(capsys.readouterr().out).layers == 6
     assert main([*words[:-1], "1KB"]) == 3
     assert "need at least" in capsys.readouterr().err
 
