@@ -1,0 +1,111 @@
+"""Interleaved 1F1B: several stages per GPU, looped or as a V.
+
+With v stages per GPU, looped means stage s on GPU s mod P; a V goes there and back, so that the
+first and the last stage share a GPU. On P equal GPUs without communication the looped schedule
+takes m * (f + b) + (P - 1) * (f + b) / v, where f + b is a GPU's work for one micro-batch.
+
+Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training" (2021), section 2.2;
+P. Qi et al., "Zero Bubble Pipeline Parallelism" (2024), for the V. The order inside the V is ours.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from pipeplan.baselines.flush import alternating
+from pipeplan.baselines.listed import Step
+from pipeplan.errors import InputError
+from pipeplan.plan import OpKind
+
+
+def looped_gpus(gpus: int, chunks: int) -> list[int]:
+    """The GPU of each of the gpus * chunks stages."""
+    return [stage % gpus for stage in range(gpus * chunks)]
+
+
+def looped(gpus: int, chunks: int, microbatches: int) -> list[list[Step]]:
+    """Micro-batches pass in groups of P; every GPU does a group's chunks one after the other.
+
+    GPU g starts with 2 * (P - 1 - g) + (v - 1) * P forwards, then alternates.
+
+    Raises:
+        InputError: if the number of micro-batches is no multiple of the number of GPUs.
+    """
+    if microbatches % gpus:
+        raise InputError(
+            f"interleaved: got {microbatches} micro-batches on {gpus} GPUs, need a multiple."
+        )
+    return [
+        alternating(
+            _rounds(OpKind.F, gpu, gpus, list(range(chunks)), microbatches),
+            _rounds(OpKind.B, gpu, gpus, list(range(chunks))[::-1], microbatches),
+            2 * (gpus - 1 - gpu) + (chunks - 1) * gpus,
+        )
+        for gpu in range(gpus)
+    ]
+
+
+def _rounds(kind: OpKind, gpu: int, gpus: int, chunks: list[int], microbatches: int) -> list[Step]:
+    return [
+        (kind, chunk * gpus + gpu, begin + m)
+        for begin in range(0, microbatches, gpus)
+        for chunk in chunks
+        for m in range(gpus)
+    ]
+
+
+def v_gpus(gpus: int) -> list[int]:
+    """The GPU of each of the 2 * gpus stages: there and back."""
+    return [*range(gpus), *reversed(range(gpus))]
+
+
+def v_shaped(gpus: int, microbatches: int, in_flight: int) -> list[list[Step]]:
+    """Two stages per GPU as a V, at most `in_flight` micro-batches in the pipeline.
+
+    The order is that of equal stages whose backward takes twice the forward, where a GPU prefers
+    forwards, then the oldest micro-batch. With 2 * P in flight it is as short as the looped one.
+    """
+    return _Greedy(gpus, microbatches, in_flight).lists
+
+
+class _Greedy:
+    """Runs the V in units of one forward, to see who does what in which order."""
+
+    def __init__(self, gpus: int, microbatches: int, in_flight: int) -> None:
+        self.lists: list[list[Step]] = [[] for _ in range(gpus)]
+        self._places = v_gpus(gpus)
+        self._waiting: list[list[tuple[bool, int, Step]]] = [[] for _ in range(gpus)]
+        self._running: list[tuple[int, int, Step]] = []
+        self._busy = [False] * gpus
+        self._later = list(range(microbatches))[::-1]
+        for _ in range(min(in_flight, microbatches)):
+            self._wait((OpKind.F, 0, self._later.pop()))
+        now = 0
+        while self._running or any(self._waiting):
+            self._start(now)
+            now = self._running[0][0]
+            while self._running and self._running[0][0] == now:
+                self._end(*heappop(self._running)[1:])
+
+    def _wait(self, step: Step) -> None:
+        kind, stage, microbatch = step
+        heappush(self._waiting[self._places[stage]], (kind is OpKind.B, microbatch, step))
+
+    def _start(self, now: int) -> None:
+        for gpu, waiting in enumerate(self._waiting):
+            if waiting and not self._busy[gpu]:
+                step = heappop(waiting)[2]
+                self.lists[gpu].append(step)
+                self._busy[gpu] = True
+                heappush(self._running, (now + (1 if step[0] is OpKind.F else 2), gpu, step))
+
+    def _end(self, gpu: int, step: Step) -> None:
+        self._busy[gpu] = False
+        kind, stage, microbatch = step
+        if kind is OpKind.F:
+            last = stage + 1 == len(self._places)
+            self._wait((OpKind.B if last else OpKind.F, stage + (not last), microbatch))
+        elif stage:
+            self._wait((OpKind.B, stage - 1, microbatch))
+        elif self._later:
+            self._wait((OpKind.F, 0, self._later.pop()))
