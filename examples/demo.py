@@ -1,7 +1,8 @@
 """The main job, end to end: profile, calibrate, plan, verify, simulate, train, compare.
 
 `make demo` runs this. Every step prints the command it runs, so that each can be repeated by hand.
-It ends with 1 if the loss did not fall or a prediction was too far from what was measured.
+It ends with 1 if the loss did not fall or a prediction was too far from what was measured; a
+mispredicted period gets a second chance, for other work on the machine spoils it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ TASK = "examples/gpt2_stdlib.py:task"
 MODES = ("flush", "2bw")
 MICROBATCHES_PER_RANK = 4
 """Per optimizer step; the same in both modes, so that their steps compare."""
+REPEATS = 60
+"""Micro-batches timed by the profile."""
 STEPS = 60
 COUNTED_STEPS = 3
 SHARE_OF_PEAK = 0.9
@@ -52,29 +55,42 @@ def main() -> int:
     ranks: int = flags.parse_args().ranks
     if ranks < 1:
         flags.error(f"--ranks: got {ranks}, need at least 1")
-    fresh_folder()
-    started = time.monotonic()
     timed = ranks <= cores
     print(f"pipeplan demo: a GPT-2 with 8 blocks on {ranks} ranks, {cores} cores")
     if not timed:
         print("More ranks than cores: they take turns, so times are not comparable.")
+    late, wrong = attempt(ranks, cores, timed)
+    if late and not wrong:
+        print("\n".join(late))
+        print(
+            "Something else kept this machine busy at the wrong moment. Once more from the start."
+        )
+        late, wrong = attempt(ranks, cores, timed)
+    for problem in (*late, *wrong):
+        print(f"FAILED: {problem}")
+    return 1 if late or wrong else 0
+
+
+def attempt(ranks: int, cores: int, timed: bool) -> tuple[list[str], list[str]]:
+    """All eight steps; (times that were mispredicted, everything else that went wrong)."""
+    fresh_folder()
+    started = time.monotonic()
     machine = measure(ranks, min(ranks, cores) - 1)
     for mode in MODES:
         make_plan(mode, machine, ranks)
     for mode in MODES:
         train(mode, ranks)
-    problems = judge(timed)
+    late, wrong = judge(timed)
     print(f"\nThat took {time.monotonic() - started:.0f} s. Everything is in {OUT}/.")
-    for problem in problems:
-        print(f"FAILED: {problem}")
-    return 1 if problems else 0
+    return late, wrong
 
 
 def measure(ranks: int, companions: int) -> dict[str, Any]:
     """Steps 1 and 2: the chain of the model, the cluster of this machine without a limit."""
     step(1, "Profile the model, layer by layer: time, weights, what autograd keeps")
     chain, cluster = OUT / "chain.json", OUT / "cluster.json"
-    pipeplan("profile", TASK, "--companions", str(companions), "-o", str(chain))
+    quiet = ["--companions", str(companions), "--repeats", str(REPEATS)]
+    pipeplan("profile", TASK, *quiet, "-o", str(chain))
     step(2, "Calibrate: what a message and an action cost between processes of this machine")
     pipeplan("calibrate", "--ranks", str(ranks), "--memory", "1TiB", "-o", str(cluster))
     machine: dict[str, Any] = json.loads(cluster.read_text())
@@ -128,26 +144,28 @@ def train(mode: str, ranks: int) -> None:
     command([*launch, *counted])
 
 
-def judge(timed: bool) -> list[str]:
-    """Step 8: the final table, what the modes mean, and what went wrong."""
+def judge(timed: bool) -> tuple[list[str], list[str]]:
+    """Step 8: the final table, what the modes mean; mispredicted times, and what else is wrong."""
     step(8, "Compare what was predicted with what was measured")
     runs = {mode: read(OUT / f"run-{mode}") for mode in MODES}
     counted = [read(OUT / f"bytes-{mode}") for mode in MODES]
     rows = comparisons([*runs.values(), *counted])
     Console(highlight=False).print(comparison_table(rows, "predicted and measured"))
     explain(runs["flush"], runs["2bw"])
-    problems = []
+    late, wrong = [], []
     for mode, run in runs.items():
         first, last = losses(mode)
         print(f"{mode}: loss {first:.2f} -> {last:.2f} in {run.steps} steps")
         if not last < first - LEAST_LOSS_DROP:
-            problems.append(f"{mode}: the loss fell from {first:.2f} to {last:.2f} only")
+            wrong.append(f"{mode}: the loss fell from {first:.2f} to {last:.2f} only")
     for row in rows:
-        most = MOST_PEAK_ERROR if row.unit == "bytes" else MOST_PERIOD_ERROR
-        judged = row.unit == "bytes" or (timed and "period" in row.name)
+        bytes_counted = row.unit == "bytes"
+        most = MOST_PEAK_ERROR if bytes_counted else MOST_PERIOD_ERROR
+        judged = bytes_counted or (timed and "period" in row.name)
         if judged and abs(row.error) > most:
-            problems.append(f"{row.name}: error {row.error:+.1%}, at most {most:.0%} is good")
-    return problems
+            text = f"{row.name}: error {row.error:+.1%}, at most {most:.0%} is good"
+            (wrong if bytes_counted else late).append(text)
+    return late, wrong
 
 
 def losses(mode: str) -> tuple[float, float]:

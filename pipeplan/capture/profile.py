@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +26,11 @@ from pipeplan.task import SplitModel, Task, load
 
 Progress = Callable[[str], None]
 
+ROUND = 5
+"""Consecutive micro-batches whose medians are taken together."""
+NOISY = 0.25
+"""Share by which rounds may usually be slower than the quietest before it is said."""
+
 
 def profile(
     reference: str,
@@ -42,7 +47,7 @@ def profile(
     Args:
         reference: `package.module:function` or `path/to/file.py:function`.
         seed: of torch, set before the task is made, as `launch` does.
-        repeats: micro-batches timed; each time is the median.
+        repeats: micro-batches timed; each time is the median of the quietest five in a row.
         warmup: micro-batches run before.
         threads: of torch, as many as a rank will have.
         companions: processes that run the same layers meanwhile, one for each other rank that
@@ -92,8 +97,10 @@ def profile_task(
         unchanged_buffers(model.layers),
         gradient_buffers(model.layers),
     ):
-        forward_ns, backward_ns = _times(model, task, repeats, warmup, say)
+        forward_ns, backward_ns, noise = _times(model, task, repeats, warmup, say)
         owned = _owned(model)
+        if noise > NOISY:
+            say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
         say("measuring optimizer steps")
         steps = [
             optimizer_cost.measure(task.optimizer, [p for p in mine if p.requires_grad], repeats)
@@ -120,6 +127,7 @@ def profile_task(
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "repeats": repeats,
+            "noise": round(noise, 3),
         },
         layers=layers,
     )
@@ -127,8 +135,12 @@ def profile_task(
 
 def _times(
     model: SplitModel, task: Task, repeats: int, warmup: int, say: Progress
-) -> tuple[list[int], list[int]]:
-    """Median forward and backward nanoseconds of each layer."""
+) -> tuple[list[int], list[int], float]:
+    """Forward and backward nanoseconds of each layer, and how much slower it usually was.
+
+    Whatever else the machine does only lengthens times, so they are the medians of the quietest
+    round of `ROUND` consecutive micro-batches. A run is judged by its best window likewise.
+    """
     sweeps = []
     for number in range(warmup + repeats):
         times = sweep(model, task, number)
@@ -137,8 +149,19 @@ def _times(
         done = number + 1 - warmup
         if done > 0 and (done % 10 == 0 or done == repeats):
             say(f"timed {done} of {repeats} micro-batches")
-    forward = [round(statistics.median(row)) for row in zip(*(f for f, _ in sweeps), strict=True)]
-    backward = [round(statistics.median(row)) for row in zip(*(b for _, b in sweeps), strict=True)]
+    starts = range(0, max(1, repeats - ROUND + 1), ROUND)
+    rounds = [_medians(sweeps[start : start + ROUND]) for start in starts]
+    totals = [sum(forward) + sum(backward) for forward, backward in rounds]
+    forward, backward = rounds[totals.index(min(totals))]
+    return forward, backward, statistics.median(totals) / max(1, min(totals)) - 1
+
+
+def _medians(sweeps: Sequence[tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
+    """Layer by layer, of forward and of backward times."""
+    forward, backward = (
+        [round(statistics.median(row)) for row in zip(*rows, strict=True)]
+        for rows in zip(*sweeps, strict=True)
+    )
     return forward, backward
 
 

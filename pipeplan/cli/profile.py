@@ -18,7 +18,11 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument("task", metavar="TASK", help="package.module:function or file.py:function")
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
     verb.add_argument(
-        "--repeats", type=common.count(), default=20, metavar="N", help="times are medians (20)"
+        "--repeats",
+        type=common.count(),
+        default=20,
+        metavar="N",
+        help="micro-batches timed; times are medians of the quietest five in a row (20)",
     )
     verb.add_argument("--warmup", type=common.count(0), default=3, metavar="N", help="before (3)")
     verb.add_argument(
