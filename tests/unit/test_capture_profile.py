@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from functools import partial
@@ -202,3 +203,17 @@ def test_tables_made_once_are_no_cost_of_a_micro_batch() -> None:
     task = replace(mlp(), model=[Table(), nn.Linear(4, 1)])
     task = replace(task, data=lambda _: (torch.ones(8, 4), torch.ones(8, 1)))
     assert quick(task).layers[0].saved_bytes == 0
+
+
+def test_times_are_those_of_the_quietest_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever slows whole rounds leaves no trace in the times, only in the noise."""
+    module = importlib.import_module("pipeplan.capture.profile")
+    slowdown = [3] * 5 + [1, 1, 9, 1, 1] + [2] * 5
+
+    def swept(_model: object, _task: object, number: int) -> tuple[list[int], list[int]]:
+        return [10 * slowdown[number], 20 * slowdown[number]], [30 * slowdown[number], 40]
+
+    monkeypatch.setattr(module, "sweep", swept)
+    forward, backward, noise = module._times(None, None, 15, 0, print)
+    assert (forward, backward) == ([10, 20], [30, 40])
+    assert noise == pytest.approx((20 + 40 + 60 + 40) / 100 - 1)
