@@ -45,7 +45,7 @@ def optimum(
         contiguous: Whether only one stage per GPU is allowed.
     """
     fields = {"semantics": semantics, "memory_model": memory_model, "microbatches": 64}
-    longest = max(1, serial(chain, cluster))
+    longest = serial(chain, cluster)
     allocations = [
         stages
         for stages in every_allocation(chain, cluster)
@@ -302,10 +302,14 @@ def serial(chain: Chain, cluster: Cluster) -> int:
         ceil(layer.forward_ns / slowest) + ceil(layer.backward_ns / slowest) + 2 * overhead
         for layer in chain.layers
     )
-    band = cluster.links.bandwidth_bytes_per_s
+    links = [(cluster.links.latency_ns, cluster.links.bandwidth_bytes_per_s)]
+    links += [(pair.latency_ns, pair.bandwidth_bytes_per_s) for pair in cluster.links.pairs]
     trips = sum(
-        2 * cluster.links.latency_ns
-        + (0 if band is None else 2 * ceil(Fraction(layer.output_bytes * 10**9, band)))
-        for layer in chain.layers[:-1]
+        2
+        * max(
+            latency + (ceil(Fraction(size * 10**9, band)) if band else 0)
+            for latency, band in links
+        )
+        for size in (layer.output_bytes for layer in chain.layers[:-1])
     )
-    return work + trips
+    return max(1, work + trips)

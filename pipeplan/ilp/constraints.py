@@ -120,7 +120,7 @@ def _gpus(v: Variables) -> None:
             here = v.on[task[1]][gpu]
             if isinstance(here, int) and not here:
                 continue
-            length = instance.ticks(task[0], task[1], gpu)
+            length = v.length_on(task, gpu)
             intervals.append(_window(v, task, length, offset, here))
         model.add_no_overlap(intervals)
         _open(v, gpu, offset)
@@ -129,15 +129,16 @@ def _gpus(v: Variables) -> None:
 
 
 def _window(
-    v: Variables, task: Task, length: int, offset: cp_model.IntVar, here: Literal
+    v: Variables, task: Task, length: Linear, offset: cp_model.IntVar, here: Literal
 ) -> cp_model.IntervalVar:
     """The op's interval on one resource, inside the resource's window of one period."""
     start, model = v.position[task], v.model
     v.enforced(model.add(start >= offset), here)
     v.enforced(model.add(start + length <= offset + v.period), here)
-    if isinstance(here, int):
-        return model.new_fixed_size_interval_var(start, length, f"i_{task}")
-    return model.new_optional_fixed_size_interval_var(start, length, here, f"i_{task}")
+    if isinstance(length, int):
+        return model.new_optional_fixed_size_interval_var(start, length, here, f"i_{task}")
+    end = model.new_int_var(0, 2 * v.period, f"e_{task}")
+    return model.new_optional_interval_var(start, length, end, here, f"i_{task}")
 
 
 def _open(v: Variables, gpu: int, offset: cp_model.IntVar) -> None:
@@ -214,7 +215,7 @@ def _loads(v: Variables) -> None:
     instance = v.instance
     for gpu in instance.gpus:
         work = sum(
-            instance.ticks(kind, n, gpu) * v.on[n][gpu]
+            instance.ticks(kind, n, gpu, begins=n == 0) * v.on[n][gpu]
             for n in range(len(instance.items))
             for kind in (F, B)
         )

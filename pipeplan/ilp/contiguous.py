@@ -97,7 +97,11 @@ class ContiguousSolver:
         self._cuttable = cuttable(self.costs)
         self._sends: dict[tuple[int, int], tuple[Array, Array]] = {}
         tables = self.tables
-        self._fixed = tables.states + np.maximum(tables.forward, tables.saved + tables.backward)
+        working = np.maximum(tables.forward, tables.saved + tables.backward)
+        if self.costs.semantics == "2bw":
+            working = np.maximum(working, tables.optimizer)
+        self._fixed = tables.states + working
+        self._update = tables.states + tables.optimizer
         if self.messages or not self.costs.exact:
             self._fixed = self._fixed + tables.messages
 
@@ -195,6 +199,7 @@ class ContiguousSolver:
             good &= copies <= self.most
         budget = self.costs.budgets[self.classes[kind][0]]
         room = budget - self._fixed
+        good &= self._update <= budget
         others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
         good &= others * self.tables.saved <= room
         spans = np.where(good, spans, INFINITE)

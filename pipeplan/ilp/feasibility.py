@@ -40,7 +40,7 @@ def check_sums(costs: Costs) -> None:
 def layer_need(costs: Costs, layer: int) -> int:
     """Bytes without which no GPU can run the layer: its states and one micro-batch's peak."""
     size = costs.segment(layer, layer, True)
-    return size.states + max(size.forward, size.saved + size.backward)
+    return size.states + max(size.forward, size.saved + size.backward, size.optimizer)
 
 
 def simple_reason(costs: Costs) -> str | None:

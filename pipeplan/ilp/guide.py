@@ -56,7 +56,9 @@ class Guide:
         v, instance = self.v, self.instance
         items = range(len(instance.items))
         for gpu in instance.gpus:
-            work = [sum(instance.ticks(kind, n, gpu) for kind in (F, B)) for n in items]
+            work = [
+                sum(instance.ticks(kind, n, gpu, begins=n == 0) for kind in (F, B)) for n in items
+            ]
             self.model.add(sum(work[n] * v.on[n][gpu] for n in items) <= self.period)
         cuts = [v.cut(n) for n in items[:-1]]
         self.model.add(sum(cuts) <= self.most_cuts)
@@ -128,7 +130,7 @@ class Guide:
                 copies = self.model.new_int_var(0, 4 * count, f"n_{n}_{gpu}")
                 self.model.add(copies >= self.depth[n]).only_enforce_if(here)
                 terms += [size.states // unit * here, size.saved // unit * copies]
-                working = max(size.backward, size.forward - size.saved, 0)
+                working = max(size.backward, size.forward - size.saved, size.optimizer, 0)
                 self.model.add(peak >= working // unit).only_enforce_if(here)
                 if self.instance.most is not None:
                     self.model.add(self.depth[n] <= self.instance.most)

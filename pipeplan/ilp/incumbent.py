@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 from typing import Literal
 
 from pipeplan.ilp.costs import Costs
@@ -106,10 +107,12 @@ class Incumbent:
             self.report(self.elapsed, period, self.bound, self.gap, self.phase)
 
     def prove(self, name: BoundName, value: Fraction) -> None:
-        """Raise a bound; a bound for all plans holds for every kind of plan."""
-        names: list[BoundName] = ["any", "k1", "contiguous"] if name == "any" else [name]
-        for each in names:
-            self.bounds[each] = max(self.bounds.get(each, Fraction(0)), value)
+        """Raise a bound; one for all plans holds for every kind, rounded up where k is 1."""
+        raised: dict[BoundName, Fraction] = {name: value}
+        if name == "any":
+            raised |= {"contiguous": value, "k1": Fraction(ceil(value))}
+        for each, least in raised.items():
+            self.bounds[each] = max(self.bounds.get(each, Fraction(0)), least)
         self.tell()
 
     def accepts(self, schedule: Schedule) -> bool:

@@ -40,7 +40,9 @@ class Residency:
         """One inequality per compute op."""
         for task in compute_tasks(self.v.instance):
             self._limit(task)
-            self._versions(task)
+            if task[0] is F:
+                self._update(task)
+                self._versions(task)
 
     def _units(self, size: int) -> int:
         return size // self.v.instance.unit
@@ -58,9 +60,12 @@ class Residency:
         for boundary in range(len(v.instance.items) - 1):
             terms += self._direct(task, boundary)
             terms += self._messages(task, boundary)
+        v.model.add(sum(terms) <= self._room(item))
+
+    def _room(self, item: int) -> Linear:
+        """Memory units of the GPU that the item sits on."""
         room = [self._units(budget) for budget in self.budgets]
-        limit = sum(size * here for size, here in zip(room, v.on[item], strict=True))
-        v.model.add(sum(terms) <= limit)
+        return sum(size * here for size, here in zip(room, self.v.on[item], strict=True))
 
     def _own(self, task: Task) -> Linear:
         """Bytes of the running op beside what is saved; less if its predecessor covers some."""
@@ -251,9 +256,19 @@ class Residency:
             self._slots[key] = slots
         return self._where(self._slots[key], where)
 
+    def _update(self, task: Task) -> None:
+        """The optimizer's workspace fits beside the states of the GPU."""
+        v, item = self.v, task[1]
+        if not self.covered[item].optimizer:
+            return
+        states = [
+            self._units(size.states) * v.same(item, n) for n, size in enumerate(self.covered)
+        ]
+        v.model.add(sum(states) + self._units(self.covered[item].optimizer) <= self._room(item))
+
     def _versions(self, task: Task) -> None:
         """(R6): a forward that starts finds at most `most` - 1 of its item in memory."""
-        kind, item, _ = task
+        item = task[1]
         most = self.v.instance.most
-        if kind is F and most is not None:
+        if most is not None:
             self.v.model.add(self.count(task, (F, item), (B, item), 1) + 1 <= most)

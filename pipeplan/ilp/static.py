@@ -74,10 +74,12 @@ def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
         here = v.on[layer][gpu]
         size, alone = costs.segment(layer, layer, True), costs.segment(layer, layer)
         uncovered = v.both(here, v.cut(layer - 1)) if layer else here
-        own = max(size.forward, size.saved + size.backward)
-        more = max(alone.forward, alone.saved + alone.backward) - own
+        update = size.optimizer if costs.semantics == "2bw" else 0
+        own = max(size.forward, size.saved + size.backward, update)
+        more = max(alone.forward, alone.saved + alone.backward, update) - own
         limit = costs.budgets[gpu] + extra
         v.enforced(v.model.add(sum(kept) + own + more * uncovered <= limit - sum(fixed)), here)
+        v.enforced(v.model.add(sum(fixed) + size.optimizer <= limit), here)
         kept += [size.saved * here, (alone.saved - size.saved) * uncovered]
 
 

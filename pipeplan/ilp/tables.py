@@ -29,6 +29,7 @@ class SegmentTables:
     forward: Array
     backward: Array
     states: Array
+    optimizer: Array
     messages: Array
     """Exact model: every tensor of both boundaries once. Paper model: the permanent slots."""
 
@@ -101,7 +102,14 @@ def _exact(costs: Costs) -> SegmentTables:
         + _field(costs, "optimizer_bytes")
     )
     behind, front = y - so + gy, x + gx
-    return SegmentTables(saved, forward, backward, _between(per_layer), _ends(front, behind))
+    return SegmentTables(
+        saved,
+        forward,
+        backward,
+        _between(per_layer),
+        _running_max(_field(costs, "optimizer_workspace_bytes"), 0),
+        _ends(front, behind),
+    )
 
 
 def _paper(costs: Costs) -> SegmentTables:
@@ -117,7 +125,12 @@ def _paper(costs: Costs) -> SegmentTables:
     backward = _running_max(y + x + sums[1:], 0) - sums[None, 1:]
     weights = PAPER_WEIGHT_COPIES * _field(costs, "weight_bytes")
     return SegmentTables(
-        _between(stored), forward, backward, _between(weights), _ends(2 * x, 2 * y)
+        _between(stored),
+        forward,
+        backward,
+        _between(weights),
+        np.zeros_like(forward),
+        _ends(2 * x, 2 * y),
     )
 
 

@@ -58,15 +58,13 @@ class Instance:
         """Copies of every op in a period."""
         return range(self.k)
 
-    def ticks(self, kind: OpKind, item: int, gpu: int) -> int:
-        """Duration of F or B of an item on a GPU, in ticks, rounded down.
+    def ticks(self, kind: OpKind, item: int, gpu: int, *, begins: bool) -> int:
+        """Duration of F or B of an item on a GPU in ticks, rounded down.
 
-        The overhead of a stage counts only where the item surely begins one; fused items behind
-        it do not pay it again.
+        Only an item that `begins` a stage pays the stage's overhead.
         """
         first, last = self.items[item]
         time = self.costs.forward_ns if kind is OpKind.F else self.costs.backward_ns
-        begins = item == 0 or (self.home is not None and self.home[item - 1] != self.home[item])
         overhead = 0 if begins else self.costs.cluster.action_overhead_ns
         return (time(first, last, gpu) - overhead) // self.tick
 
@@ -168,14 +166,24 @@ class Variables:
 
     def length(self, task: Task) -> Linear:
         """Ticks of a compute op on the GPU it sits on."""
+        lengths = [self.length_on(task, gpu) for gpu in self.instance.gpus]
+        if self.instance.home is not None:
+            return lengths[self.instance.home[task[1]]]
+        if len({str(length) for length in lengths}) == 1:
+            return lengths[0]
+        length = self.model.new_int_var(0, self.period, f"d_{task}")
+        for gpu, each in enumerate(lengths):
+            self.enforced(self.model.add(length == each), self.on[task[1]][gpu])
+        return length
+
+    def length_on(self, task: Task, gpu: int) -> Linear:
+        """Ticks of a compute op if it sits on `gpu`: more where its item begins a stage."""
         kind, item, _ = task
-        instance = self.instance
-        ticks = [instance.ticks(kind, item, gpu) for gpu in instance.gpus]
-        if instance.home is not None:
-            return ticks[instance.home[item]]
-        if len(set(ticks)) == 1:
-            return ticks[0]
-        return sum(t * self.on[item][gpu] for gpu, t in enumerate(ticks))
+        low, high = (
+            self.instance.ticks(kind, item, gpu, begins=begins) for begins in (False, True)
+        )
+        cut = 1 if item == 0 else self.cut(item - 1)
+        return low + (high - low) * cut if high > low else low
 
     def enforced(self, constraint: cp_model.Constraint, *literals: Literal) -> None:
         """Let a constraint hold only where all literals do (constants 1 are dropped)."""
