@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pipeplan import __version__, verifier
@@ -34,6 +34,10 @@ class Setting:
     def digest(self) -> str:
         """Of the chain; computed once."""
         return self.chain.digest()
+
+    def on(self, cluster: Cluster) -> Setting:
+        """The same on another cluster."""
+        return replace(self, cluster=cluster)
 
     @property
     def gpus(self) -> int:

@@ -19,7 +19,7 @@ from fractions import Fraction
 from math import floor
 
 from pipeplan.baselines import flush, listed
-from pipeplan.baselines.timed import Setting, present, timed
+from pipeplan.baselines.timed import Setting, busiest, present, timed
 from pipeplan.chain import Chain
 from pipeplan.errors import InputError
 from pipeplan.lowering import lower
@@ -35,11 +35,20 @@ class ZeroBubble:
 
     stages: tuple[Stage, ...]
     microbatches: int
-    step_ns: int
-    """From the first forward to the end of the update."""
-    busy_ns: tuple[int, ...]
-    """Per GPU, what it computes in a step, without the update."""
+    length_ns: int
+    """From the first forward to the end of the last compute."""
+    update_ns: int
+    """The slowest GPU's update, which follows."""
+    works_ns: tuple[int, ...]
+    """Per GPU, its work for one micro-batch."""
+    busiest_ns: int
+    """Of the busiest GPU or link, for one micro-batch."""
     peak_bytes: tuple[int, ...]
+
+    @property
+    def per_microbatch(self) -> Fraction:
+        """Ns of the step without its update that one micro-batch takes."""
+        return Fraction(self.length_ns, self.microbatches)
 
 
 def has_split(chain: Chain) -> bool:
@@ -67,12 +76,14 @@ def zb_h1(setting: Setting, stages: tuple[Stage, ...], microbatches: int) -> Zer
     judged = simulate(plan, lower(plan), microbatches=microbatches)
     weights = [_weights(program, simulation, stage.gpu) for stage in stages]
     unused = (0,) * (setting.gpus - len(stages))
+    works = tuple(_work(split, stage.id) for stage in stages)
     return ZeroBubble(
         stages=stages,
         microbatches=microbatches,
-        step_ns=simulation.makespan_ns
-        + max(costs.update_ns(outline, stage.id) for stage in stages),
-        busy_ns=tuple(microbatches * _work(split, stage.id) for stage in stages) + unused,
+        length_ns=simulation.makespan_ns,
+        update_ns=max(costs.update_ns(outline, stage.id) for stage in stages),
+        works_ns=works + unused,
+        busiest_ns=max(*works, busiest(split, Ops.of(split))),
         peak_bytes=tuple(
             _peak(outline, judged, stage.gpu, times)
             for stage, times in zip(stages, weights, strict=True)

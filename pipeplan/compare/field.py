@@ -1,0 +1,88 @@
+"""Everyone else on clusters that differ in memory only: computed once, chosen per memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from pipeplan.baselines.exhaustive import Cloud, partitions
+from pipeplan.baselines.timed import Setting
+from pipeplan.cluster import Cluster
+from pipeplan.compare.families import FAMILIES, pipedream
+from pipeplan.compare.rows import Absent, Row, best, row_of
+from pipeplan.errors import InputError
+from pipeplan.units import format_bytes
+
+Tell = Callable[[float, str], None]
+"""(share of the work done, what comes next)."""
+
+EXHAUSTIVE = "PipeDream, exhaustive"
+
+
+class Field:
+    """All baselines for one number of GPUs.
+
+    Attributes:
+        cloud: the points of PipeDream's exhaustive search.
+        left_out: partitions that it had no time for.
+    """
+
+    def __init__(self, setting: Setting, microbatches: int) -> None:
+        """`setting` has the cluster of the most memory; `microbatches` are per flush step."""
+        self.cloud = Cloud(setting)
+        self.left_out = 0
+        self._setting = setting
+        self._microbatches = microbatches
+        self._ways: dict[str, list[Row] | str] = {}
+
+    def prepare(self, seconds: float, tell: Tell) -> None:
+        """Computes what all memories share.
+
+        Args:
+            seconds: for the exhaustive search; `left_out` counts what it had no time for.
+            tell: hears about progress.
+        """
+        self._search(seconds, lambda share: tell(0.7 * share, EXHAUSTIVE))
+        for index, (name, ways) in enumerate(FAMILIES.items()):
+            tell(0.7 + 0.3 * index / len(FAMILIES), name)
+            try:
+                found = list(ways(self._setting, self._microbatches))
+                self._ways[name] = found or "the chain has too few layers or tied ones"
+            except InputError as error:
+                self._ways[name] = str(error)
+
+    def _search(self, seconds: float, tell: Callable[[float], None]) -> None:
+        end = time.monotonic() + seconds
+        asked = partitions(self._setting)
+        for index, ends in enumerate(asked):
+            if time.monotonic() > end:
+                self.left_out = len(asked) - index
+                break
+            tell(index / len(asked))
+            self.cloud.explore(ends)
+        self.cloud.finish()
+
+    def rows(self, cluster: Cluster) -> Iterator[Row | Absent]:
+        """Every baseline on one of the clusters: its fastest way that fits, or the nearest one."""
+        yield self._exhaustive(cluster)
+        setting = self._setting.on(cluster)
+        for target in (None, min(gpu.memory_bytes for gpu in cluster.gpus)):
+            try:
+                yield from pipedream(setting, target)
+            except InputError as error:
+                yield Absent("PipeDream, its memory rule", str(error))
+        for name, ways in self._ways.items():
+            if isinstance(ways, str):
+                yield Absent(name, ways)
+            else:
+                yield best([row.on(cluster) for row in ways])
+
+    def _exhaustive(self, cluster: Cluster) -> Row | Absent:
+        budgets = tuple(gpu.memory_bytes for gpu in cluster.gpus)
+        point = self.cloud.best(budgets)
+        if point is None:
+            least = min((point.peak for point in self.cloud.points), default=None)
+            nearest = "" if least is None else f"; the smallest needs {format_bytes(least)}"
+            return Absent(EXHAUSTIVE, f"none of its plans fits{nearest}")
+        detail = f"stages end at {', '.join(map(str, point.ends))}; caps {point.policy.caps}"
+        return row_of(EXHAUSTIVE, point.plan(self._setting.on(cluster), EXHAUSTIVE), detail)

@@ -1,0 +1,181 @@
+"""One row of a comparison: what a plan takes, what it idles for, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from pipeplan import lowering, simulator, verifier
+from pipeplan.baselines.listed import Lists, run
+from pipeplan.baselines.timed import busiest
+from pipeplan.cluster import Cluster
+from pipeplan.plan import OpKind, Plan, Semantics
+from pipeplan.simulator import costs
+from pipeplan.simulator.tape import Ops, number
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """Why GPUs idle, as shares of all GPUs' time; the rest is work.
+
+    With T ns per micro-batch, w the mean work of a GPU, W the largest, R the work of the busiest
+    GPU or link, and S what one more micro-batch adds in the middle of a step (T without a flush):
+    imbalance W - w, communication R - W, waiting S - R (for room in memory, or for an order that
+    was fixed before), fill and drain T - S; each divided by T.
+    """
+
+    imbalance: float
+    communication: float
+    waiting: float
+    fill_drain: float
+
+    @property
+    def total(self) -> float:
+        """The share of time that is no work."""
+        return self.imbalance + self.communication + self.waiting + self.fill_drain
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A baseline that gives nothing here, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One judged schedule on one cluster."""
+
+    name: str
+    semantics: Semantics
+    period_ns: Fraction
+    """Per micro-batch; under flush the step without its update over its micro-batches."""
+    bubble: Bubble
+    update_ns: int
+    """The slowest GPU's update."""
+    peak_bytes: tuple[int, ...]
+    """Per GPU."""
+    budget_bytes: tuple[int, ...]
+    detail: str = ""
+    """What the baseline chose: stages, micro-batches in flight."""
+    plan: Plan | None = None
+    """None only where no plan can say it (ZB-H1)."""
+
+    @property
+    def over_bytes(self) -> int:
+        """What the GPU nearest to its budget, or farthest over it, needs beyond it."""
+        return max(
+            peak - budget for peak, budget in zip(self.peak_bytes, self.budget_bytes, strict=True)
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU has the bytes it needs."""
+        return self.over_bytes <= 0
+
+    def samples_per_second(self, microbatch_size: int, microbatches: int) -> float:
+        """With an update every `microbatches` micro-batches."""
+        return float(microbatch_size * 10**9 / (self.period_ns + self.update_ns / microbatches))
+
+    def on(self, cluster: Cluster) -> Row:
+        """The same schedule on a cluster that differs in memory only."""
+        budgets = tuple(gpu.memory_bytes for gpu in cluster.gpus)
+        plan = self.plan
+        if plan is not None:
+            memory = tuple(
+                row.model_copy(update={"budget_bytes": budget})
+                for row, budget in zip(plan.memory, budgets, strict=True)
+            )
+            plan = plan.model_copy(update={"cluster": cluster, "memory": memory})
+        return replace(self, budget_bytes=budgets, plan=plan)
+
+
+def best(rows: Sequence[Row]) -> Row:
+    """The fastest row that fits; if none does, the one that is over by least."""
+    fitting = [row for row in rows if row.fits]
+    if fitting:
+        return min(fitting, key=lambda row: (row.period_ns, row.over_bytes))
+    return min(rows, key=lambda row: (row.over_bytes, row.period_ns))
+
+
+def row_of(name: str, plan: Plan, detail: str = "", lists: Lists | None = None) -> Row:
+    """The row of a plan.
+
+    Args:
+        name: of the row.
+        plan: with its memory table and step.
+        detail: what was chosen.
+        lists: for a step given as lists (k is all its micro-batches): those of a step of twice
+            as many micro-batches, to see what one more adds.
+    """
+    update = _update_ns(plan)
+    period = plan.period_per_microbatch
+    added = period
+    if plan.semantics == "flush":
+        period = Fraction(plan.step_ns - update, plan.microbatches)
+    if lists is not None:
+        more = run(plan, lists).makespan_ns
+        added = Fraction(more - (plan.step_ns - update), plan.microbatches)
+    return Row(
+        name=name,
+        semantics=plan.semantics,
+        period_ns=period,
+        bubble=_bubble(plan, period, added),
+        update_ns=update,
+        peak_bytes=tuple(row.peak_bytes for row in plan.memory),
+        budget_bytes=tuple(row.budget_bytes for row in plan.memory),
+        detail=detail,
+        plan=plan,
+    )
+
+
+def bubble_of(works: Sequence[int], busiest_ns: int, period: Fraction, added: Fraction) -> Bubble:
+    """The idle shares, see `Bubble`.
+
+    Args:
+        works: per GPU, ns of work for one micro-batch.
+        busiest_ns: of the busiest GPU or link.
+        period: per micro-batch.
+        added: what one more micro-batch adds.
+    """
+    mean, largest = Fraction(sum(works), len(works)), max(works)
+    # A transient in a short step may add less than the busiest needs; it belongs to the drain.
+    steady = min(max(added, Fraction(busiest_ns)), period)
+    parts = (largest - mean, busiest_ns - largest, steady - busiest_ns, period - steady)
+    return Bubble(*(float(part / period) for part in parts))
+
+
+def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
+    ops = Ops.of(plan)
+    works = [0] * len(plan.cluster.gpus)
+    for stage in plan.stages:
+        for kind in (OpKind.F, OpKind.B):
+            works[stage.gpu] += ops.duration[number(kind, stage.id)]
+    return bubble_of(works, busiest(plan, ops), period, added)
+
+
+def _update_ns(plan: Plan) -> int:
+    updates = [0] * len(plan.cluster.gpus)
+    for stage in plan.stages:
+        updates[stage.gpu] += costs.update_ns(plan, stage.id)
+    return max(updates)
+
+
+def check(row: Row) -> None:
+    """Every voice must accept the row's plan once its GPUs have the memory that it needs.
+
+    Raises:
+        InvalidPlanError: if a rule is broken or the replay differs: a bug of the baseline or ours.
+    """
+    if row.plan is None:
+        return
+    gpus = zip(row.plan.cluster.gpus, row.peak_bytes, strict=True)
+    ample = row.plan.cluster.model_copy(
+        update={"gpus": tuple(gpu.model_copy(update={"memory_bytes": peak}) for gpu, peak in gpus)}
+    )
+    plan = row.on(ample).plan
+    assert plan is not None
+    verifier.check(plan)
+    simulator.check(plan, lowering.lower(plan))
