@@ -7,7 +7,8 @@ the receive is posted; `send` never blocks, `wait` does and lets other Python th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -93,11 +94,13 @@ class GlooTransport:
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        return (dist.isend(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
+        with _named_loss():
+            return (dist.isend(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        return (dist.irecv(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
+        with _named_loss():
+            return (dist.irecv(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
 
     def vote(self, yes: bool) -> Vote:
         """See `Transport`."""
@@ -153,6 +156,15 @@ class PeerLostError(Exception):
     """The other end of a message is gone or silent for too long."""
 
 
+@contextmanager
+def _named_loss() -> Iterator[None]:
+    """A connection may be found closed while sending, posting or waiting: the same loss."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(str(error).rpartition("] ")[2]) from error
+
+
 def wait_all(pending: Sequence[Pending]) -> None:
     """Wait for every message.
 
@@ -160,7 +172,5 @@ def wait_all(pending: Sequence[Pending]) -> None:
         PeerLostError: if the peer's connection is closed or the timeout has passed.
     """
     for message in pending:
-        try:
+        with _named_loss():
             message.wait()
-        except RuntimeError as error:
-            raise PeerLostError(str(error).rpartition("] ")[2]) from error
