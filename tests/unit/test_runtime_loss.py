@@ -1,0 +1,36 @@
+"""A lost peer is called that wherever it is noticed."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeplan.runtime.transport import GlooTransport, PeerLostError, wait_all
+
+
+def _closed(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError("[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:22208. GLHF!")
+
+
+class _Lost:
+    def wait(self) -> NoReturn:
+        _closed()
+
+
+@pytest.mark.parametrize("verb", ["send", "receive"])
+def test_loss_while_handing_over(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection found closed by isend or irecv is a lost peer, without gloo's source line."""
+    monkeypatch.setattr(dist, "isend", _closed)
+    monkeypatch.setattr(dist, "irecv", _closed)
+    transport = GlooTransport.__new__(GlooTransport)
+    with pytest.raises(PeerLostError, match=r"^Connection closed by peer"):
+        getattr(transport, verb)(torch.zeros(2), 1, 0)
+
+
+def test_loss_while_waiting() -> None:
+    """So is one found closed by a wait."""
+    with pytest.raises(PeerLostError, match=r"^Connection closed by peer"):
+        wait_all([_Lost()])
