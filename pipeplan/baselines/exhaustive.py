@@ -17,17 +17,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from pipeplan.baselines.eager import (
-    MICROBATCHES,
-    Order,
-    Policy,
-    eager_cycle,
-    eager_plan,
-    staircase,
-)
+from pipeplan.baselines.eager import Policy, cycle_of, eager_plan
 from pipeplan.baselines.pipedream import Problem, problem
 from pipeplan.baselines.splits import keeps_ties, to_stages
-from pipeplan.baselines.timed import Setting, busiest, timed
+from pipeplan.baselines.timed import Setting, busiest, in_order, timed
+from pipeplan.eager import MICROBATCHES, Order, staircase
 from pipeplan.plan import OpKind, Plan
 from pipeplan.simulator import costs
 from pipeplan.simulator.tape import Ops, number
@@ -195,7 +189,7 @@ class Cloud:
 
     def _execute(self, pipeline: _Pipeline, policy: Policy, microbatches: int) -> bool:
         """Adds the point of one execution; whether it fits and more micro-batches may help it."""
-        cycle = eager_cycle(pipeline.outline, pipeline.ops, policy, microbatches)
+        cycle = cycle_of(pipeline.outline, pipeline.ops, policy, microbatches)
         if cycle is None:
             self._put_off.append((pipeline, policy))
             return False
@@ -235,8 +229,6 @@ def _over(needed: Sequence[int], budgets: Sequence[int]) -> int:
 
 
 def _passage(ops: Ops, stage: int) -> int:
-    op, total = number(OpKind.F, stage), 0
-    while op != number(OpKind.B, stage):
-        total += ops.duration[op]
-        op = ops.after[op]
-    return total + ops.duration[op]
+    order = in_order(ops)
+    first, last = order.index(number(OpKind.F, stage)), order.index(number(OpKind.B, stage))
+    return sum(ops.duration[op] for op in order[first : last + 1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pipeplan.baselines.timed import present, timed
+from pipeplan.baselines.timed import in_order, timed
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action, ActionKind, Program
@@ -40,7 +40,7 @@ def listed_plan(outline: Plan, lists: Lists, microbatches: int) -> Plan:
     check_count(microbatches)
     simulation = run(outline, lists)
     ops = Ops.of(outline)
-    times = {op: known(simulation.times.start[op]) for op in present(ops)}
+    times = {op: known(simulation.times.start[op]) for op in in_order(ops)}
     period = max(1, simulation.makespan_ns)
     step = outline.model_copy(update={"microbatches": microbatches})
     return timed(step, ops, times, microbatches, period)

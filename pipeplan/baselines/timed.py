@@ -14,8 +14,8 @@ from functools import cached_property
 from pipeplan import __version__, verifier
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.plan import MemoryModel, Op, Plan, Semantics, Solver, Stage
-from pipeplan.simulator.tape import Ops
+from pipeplan.plan import MemoryModel, Op, OpKind, Plan, Semantics, Solver, Stage
+from pipeplan.simulator.tape import Ops, number
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,23 @@ def _op(ops: Ops, op: int, copy: int, time: int, period: int, origin: int) -> Op
     )
 
 
-def present(ops: Ops) -> list[int]:
-    """Numbers of the ops that a micro-batch has."""
-    return [op for op, there in enumerate(ops.present) if there]
+def in_order(ops: Ops) -> list[int]:
+    """Numbers of the ops of a micro-batch, in chain order."""
+    order = [number(OpKind.F, 0)]
+    while (after := ops.after[order[-1]]) >= 0:
+        order.append(after)
+    return order
+
+
+def resource(outline: Plan, ops: Ops, op: int) -> tuple[int, ...]:
+    """What `op` excludes others on: (gpu,) or the link's pair."""
+    place = ops.place[op]
+    return outline.cluster.links.resource(*place) if isinstance(place, tuple) else (place,)
 
 
 def busiest(outline: Plan, ops: Ops) -> int:
     """Ns that the busiest GPU or link works for one micro-batch: no period is shorter."""
     total: dict[tuple[int, ...], int] = defaultdict(int)
-    for op in present(ops):
-        place = ops.place[op]
-        where = outline.cluster.links.resource(*place) if isinstance(place, tuple) else (place,)
-        total[where] += ops.duration[op]
+    for op in in_order(ops):
+        total[resource(outline, ops, op)] += ops.duration[op]
     return max(total.values())

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeplan.baselines.eager import Policy, eager_plan, staircase
+from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.splits import keeps_ties, to_stages, uniform
 from pipeplan.baselines.timed import Setting
+from pipeplan.eager import staircase
 from pipeplan.plan import Plan
 
 

@@ -19,7 +19,7 @@ from fractions import Fraction
 from math import floor
 
 from pipeplan.baselines import flush, listed
-from pipeplan.baselines.timed import Setting, busiest, present, timed
+from pipeplan.baselines.timed import Setting, busiest, in_order, timed
 from pipeplan.chain import Chain
 from pipeplan.errors import InputError
 from pipeplan.lowering import lower
@@ -144,7 +144,7 @@ def _program(split: Plan, microbatches: int) -> Program:
 def _computes(split: Plan, simulation: Simulation, microbatches: int) -> Plan:
     """The F and B of a step as a plan of its own, so that messages are held as long as needed."""
     ops = Ops.of(split)
-    times = {op: listed.known(simulation.times.start[op]) for op in present(ops)}
+    times = {op: listed.known(simulation.times.start[op]) for op in in_order(ops)}
     return timed(split, ops, times, microbatches, max(1, simulation.makespan_ns))
 
 

@@ -90,6 +90,15 @@ def count(least: int = 1, most: int = 10**6) -> Callable[[str], int]:
     return convert
 
 
+def several(parse: Callable[[str], _Value]) -> Callable[[str], list[_Value]]:
+    """An argparse type for a comma list of what `parse` takes, without repetitions."""
+
+    def convert(text: str) -> list[_Value]:
+        return list(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+
+    return convert
+
+
 def read_text(path: str) -> str:
     """The text of `path`; `-` is stdin.
 

@@ -8,8 +8,21 @@ import sys
 from collections.abc import Sequence
 
 from pipeplan import __version__
-from pipeplan.cli import calibrate, convert, plan, profile, remat, report, show, simulate, verify
+from pipeplan.cli import (
+    calibrate,
+    compare,
+    convert,
+    plan,
+    profile,
+    remat,
+    report,
+    show,
+    simulate,
+    verify,
+)
 from pipeplan.errors import PipeplanError
+
+_VERBS = (profile, convert, calibrate, plan, compare, remat, show, verify, simulate, report)
 
 _INTERNAL = 1
 _USAGE = 2
@@ -41,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pipeplan {__version__}")
     verbs = top.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for module in (profile, convert, calibrate, plan, remat, show, verify, simulate, report):
+    for module in _VERBS:
         module.add(verbs)
     return top
 

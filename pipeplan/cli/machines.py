@@ -15,12 +15,24 @@ _NEEDED = ("gpus", "memory", "bandwidth")
 _OPTIONAL = ("latency", "duplex")
 
 
-def add_machines(verb: argparse.ArgumentParser) -> None:
-    """The machine flags. None has a default, so that one given beside --cluster is noticed."""
+def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """The machine flags. None has a default, so that one given beside --cluster is noticed.
+
+    `several` takes lists of numbers and sizes, for `machines` one by one.
+    """
+    number, size = common.count(), common.size
     group = verb.add_argument_group("machines: equal GPUs by flags, or any by a cluster file")
-    group.add_argument("--gpus", type=common.count(), metavar="N", help="number of GPUs")
     group.add_argument(
-        "--memory", type=common.size, metavar="SIZE", help="per GPU: 16GiB, or plain bytes"
+        "--gpus",
+        type=common.several(number) if several else number,
+        metavar="N,.." if several else "N",
+        help="number of GPUs",
+    )
+    group.add_argument(
+        "--memory",
+        type=common.several(size) if several else size,
+        metavar="SIZE,.." if several else "SIZE",
+        help="per GPU: 16GiB, or plain bytes",
     )
     group.add_argument(
         "--bandwidth", type=common.bandwidth, metavar="RATE", help="of each link: 12GB/s, or inf"

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from pipeplan.baselines import flush, interleaved, listed, splits, zerobubble
-from pipeplan.baselines.eager import Policy, eager_plan, staircase
+from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.listed import Lists
 from pipeplan.baselines.pipedream import noam, problem
 from pipeplan.baselines.timed import Setting
 from pipeplan.baselines.twobw import equal_blocks
 from pipeplan.chain import Chain
 from pipeplan.compare.rows import Row, bubble_of, row_of
+from pipeplan.eager import staircase
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 
 Split = Callable[[Chain, int], list[int]]
 
 SPLITS: dict[str, Split] = {
-    "time-balanced": splits.time_balanced,
-    "uniform": splits.uniform,
-    "parameter-balanced": splits.parameter_balanced,
+    "equal times": splits.time_balanced,
+    "equal layers": splits.uniform,
+    "equal parameters": splits.parameter_balanced,
 }
 CHUNKS = (2, 3, 4)
 """Stages per GPU that the looped schedule tries."""
@@ -56,7 +57,7 @@ def _split_1f1b(kind: str) -> Ways:
     def ways(setting: Setting, _: int) -> Iterator[Row]:
         depth = _depth(setting)
         ends = SPLITS[kind](setting.chain, depth)
-        yield from _one_stage_each(setting, f"{kind} split, 1F1B", ends, depth, "")
+        yield from _one_stage_each(setting, f"{kind}, 1F1B", ends, depth, "")
 
     return ways
 
@@ -169,7 +170,7 @@ def _padded(setting: Setting, lists: Lists) -> Lists:
 
 FAMILIES: dict[str, Ways] = {
     "PipeDream-2BW, equal blocks": _two_bw,
-    **{f"{kind} split, 1F1B": _split_1f1b(kind) for kind in SPLITS},
+    **{f"{kind}, 1F1B": _split_1f1b(kind) for kind in SPLITS},
     "GPipe": _flush("GPipe", flush.gpipe),
     "1F1B with flush": _flush("1F1B with flush", flush.one_f_one_b),
     "interleaved 1F1B, looped": _looped,

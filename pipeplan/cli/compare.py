@@ -1,0 +1,170 @@
+"""`pipeplan compare`: our plan beside PipeDream and everyone else, by the same judge."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan.cli import common
+from pipeplan.cli.machines import add_machines, machines
+from pipeplan.errors import InputError
+
+if TYPE_CHECKING:
+    from pipeplan.cluster import Cluster
+    from pipeplan.compare import Comparison, Request
+
+_EXAMPLE = """\
+pipeplan compare chain.json --gpus 4,8 --memory 8GiB,16GiB --bandwidth 12GB/s --out comparison
+pipeplan compare chain.json --cluster cluster.json --semantics flush --microbatches 32 --json"""
+
+
+def add(verbs: common.Verbs) -> None:
+    """The verb and its flags."""
+    text = "plan beside PipeDream, GPipe, interleaved and other schedules, judged alike"
+    verb = common.add_verb(verbs, "compare", run, text, _EXAMPLE)
+    verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
+    add_machines(verb, several=True)
+    verb.add_argument(
+        "--semantics", choices=("2bw", "flush"), default="2bw", help="of our plans (2bw)"
+    )
+    verb.add_argument(
+        "--microbatches", type=common.count(1, 1024), metavar="M", help="per update (4 per GPU)"
+    )
+    verb.add_argument(
+        "--memory-model", choices=("exact", "paper"), default="exact", help="for all (exact)"
+    )
+    verb.add_argument(
+        "--time-limit",
+        type=common.duration,
+        default=20 * 10**9,
+        metavar="TIME",
+        help="of the planner, per point (20s)",
+    )
+    verb.add_argument(
+        "--search-limit",
+        type=common.duration,
+        default=60 * 10**9,
+        metavar="TIME",
+        help="of PipeDream's exhaustive search, per number of GPUs (1min)",
+    )
+    verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
+    verb.add_argument("--workers", type=common.count(1, 256), metavar="N", help="(one per core)")
+    verb.add_argument("--out", metavar="DIR", help="folder for pictures, JSON and plans")
+    verb.add_argument("--force", action="store_true", help="replace files in that folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, show, save."""
+    from pipeplan.compare import compare
+    from pipeplan.compare.table import absences, data, loss, table
+
+    folder = _folder(args)
+    request = _request(args)
+    with _progress() as tell:
+        comparison = compare(request, tell)
+    if folder is not None:
+        _save(comparison, folder)
+    if args.json:
+        common.emit(data(comparison))
+    else:
+        for point in comparison.points:
+            common.screen().print(table(comparison, point), "", sep="\n")
+            for absent in absences(point):
+                print(f"  {absent}")
+    for cloud in comparison.clouds:
+        if cloud.left_out:
+            common.say(
+                f"PipeDream's exhaustive search on {cloud.gpus} GPUs left out {cloud.left_out}"
+                " partitions: give it more time (--search-limit)"
+            )
+    for point in comparison.points:
+        if (line := loss(point)) is not None:
+            common.say(line)
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from pipeplan.chain import Chain
+    from pipeplan.compare import Request
+    from pipeplan.planner import Config
+
+    config = Config(
+        semantics=args.semantics,
+        microbatches=args.microbatches,
+        memory_model=args.memory_model,
+        time_limit_s=args.time_limit / 1e9,
+        seed=args.seed,
+        workers=args.workers,
+    )
+    clusters = tuple(_clusters(args))
+    chain = common.read(Chain, args.chain)
+    return Request(chain, clusters, config, args.search_limit / 1e9)
+
+
+def _clusters(args: argparse.Namespace) -> Iterator[Cluster]:
+    """One cluster per number of GPUs and memory, or the one in the file."""
+    given = vars(args)
+    for gpus in args.gpus or (None,):
+        for memory in args.memory or (None,):
+            yield machines(argparse.Namespace(**(given | {"gpus": gpus, "memory": memory})))
+
+
+def _folder(args: argparse.Namespace) -> Path | None:
+    """The folder for results, refused before the work begins if it cannot be used."""
+    if args.out is None:
+        return None
+    folder = Path(args.out)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"output {args.out}: is no folder. Choose another.")
+    if folder.is_dir() and any(folder.iterdir()) and not args.force:
+        raise InputError(f"output {args.out}: is not empty. Choose another or give --force.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output {args.out}: cannot be made: {error.strerror}.") from None
+    return folder
+
+
+def _save(comparison: Comparison, folder: Path) -> None:
+    from pipeplan.compare.files import pictures, plans
+    from pipeplan.compare.table import data
+    from pipeplan.report.cloud import draw
+
+    common.write(str(folder / "comparison.json"), json.dumps(data(comparison), indent=1) + "\n")
+    for name, plan in plans(comparison):
+        common.write(str(folder / name), plan.to_json())
+    for name, picture in pictures(comparison):
+        for ending in ("png", "svg"):
+            draw(picture, folder / f"{name}.{ending}")
+    common.say(f"saved: {folder}/comparison.json, plans and pictures")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float, str], None]]:
+    """A bar on a terminal, a line per new phase in a log."""
+    console = common.screen(to_stderr=True)
+    if not console.is_terminal:
+        yield _Log()
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("comparing", total=1.0)
+        yield lambda share, what: bar.update(task, completed=share, description=what)
+
+
+class _Log:
+    """Says each new phase once."""
+
+    def __init__(self) -> None:
+        self._what = ""
+
+    def __call__(self, share: float, what: str) -> None:
+        if what != self._what:
+            self._what = what
+            common.say(f"{share:4.0%}  {what}")

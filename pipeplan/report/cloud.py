@@ -1,0 +1,96 @@
+"""The memory-period picture: everyone's points, our plans, the bound under all of them.
+
+The form is that of Figures 11 to 16 of Beaumont, Eyraud-Dubois, Shilova (2020): memory of a GPU
+to the right, time per micro-batch upwards, blue what PipeDream's search found, red our plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan.errors import InputError
+from pipeplan.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = Sequence[tuple[int, float]]
+"""(bytes per GPU, ns per micro-batch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What one picture shows. `ours` and `contiguous` are by the memory they were planned for."""
+
+    title: str
+    cloud: Points
+    ours: Points
+    contiguous: Points
+    bound: Points
+    """Proven for every plan."""
+
+
+def draw(picture: Picture, path: str | Path) -> None:
+    """Write the picture to `path`; its ending (.png, .svg) chooses the format.
+
+    Raises:
+        InputError: if the format is unknown or the file cannot be written.
+    """
+    import matplotlib
+
+    # Fixed ids and no date: the same points give the same file, byte for byte.
+    with matplotlib.rc_context({"svg.hashsalt": "pipeplan", "font.size": 9}):
+        metadata = {"Date": None} if str(path).endswith(".svg") else None
+        try:
+            figure(picture).savefig(str(path), dpi=120, metadata=metadata)
+        except (OSError, ValueError) as error:
+            raise InputError(f"picture {path}: cannot be written: {error}") from None
+
+
+def figure(picture: Picture) -> Figure:
+    """The picture as a matplotlib figure, made without any global state."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = drawn.subplots()
+    _scatter(axes, picture)
+    axes.set_title(picture.title, loc="left")
+    axes.set_xlabel("memory per GPU")
+    axes.set_ylabel("period per micro-batch")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda time, _: format_ns(time)))
+    axes.tick_params(axis="x", rotation=20)
+    _limit(axes, picture)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    return drawn
+
+
+def _scatter(axes: Axes, picture: Picture) -> None:
+    styles = (
+        (picture.cloud, "PipeDream, exhaustive", "tab:blue", ".", 12),
+        (picture.contiguous, "pipeplan, contiguous", "tab:orange", "x", 36),
+        (picture.ours, "pipeplan", "tab:red", "o", 30),
+    )
+    for points, label, colour, marker, size in styles:
+        if points:
+            sizes, times = zip(*points, strict=True)
+            axes.scatter(sizes, times, s=size, c=colour, marker=marker, label=label)
+    if picture.bound:
+        sizes, times = zip(*sorted(picture.bound), strict=True)
+        axes.plot(sizes, times, color="black", linestyle="--", linewidth=1, label="proven bound")
+
+
+def _limit(axes: Axes, picture: Picture) -> None:
+    """Show the memories that were asked for, and times up to half more than our longest."""
+    asked = [size for size, _ in (*picture.ours, *picture.bound)]
+    times = [time for _, time in (*picture.ours, *picture.bound)]
+    if asked:
+        axes.set_xlim(0.9 * min(asked), 1.05 * max(asked))
+        axes.set_ylim(0.9 * min(times), 1.5 * max(times))
