@@ -84,8 +84,8 @@ def _follow(v: Variables, one: Task, length: Linear, other: Task, *literals: Lit
         return
     wait = v.time(other) - v.time(one) - length
     slack = v.period - 1 if v.instance.tick == 1 else v.period + 1
-    v.enforced(v.model.add(wait >= 0), *literals)
-    v.enforced(v.model.add(wait <= slack), *literals)
+    v.require(wait >= 0, *literals)
+    v.require(wait <= slack, *literals)
 
 
 def send_length(v: Variables, send: Task, boundary: int) -> Linear:
@@ -133,8 +133,8 @@ def _window(
 ) -> cp_model.IntervalVar:
     """The op's interval on one resource, inside the resource's window of one period."""
     start, model = v.position[task], v.model
-    v.enforced(model.add(start >= offset), here)
-    v.enforced(model.add(start + length <= offset + v.period), here)
+    v.require(start >= offset, here)
+    v.require(start + length <= offset + v.period, here)
     if isinstance(length, int):
         return model.new_optional_fixed_size_interval_var(start, length, here, f"i_{task}")
     end = model.new_int_var(0, 2 * v.period, f"e_{task}")

@@ -6,14 +6,20 @@ from pipeplan.ilp import free
 from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.feasibility import spread_reason
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.master import raise_bound
 from pipeplan.ilp.retime import tighten
 from pipeplan.ilp.static import serial, spread
+
+BOUND_SHARE = 0.25
+"""Share of the time left that the bound on counts may take."""
 
 
 def search(state: Incumbent) -> None:
     """Find a plan where no contiguous one was found, or prove that none exists; improve it."""
     if state.best is None:
         _any_plan(state)
+    if state.infeasible is None and not state.done:
+        raise_bound(state, BOUND_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         free.search(state)
 

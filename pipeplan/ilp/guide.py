@@ -109,8 +109,7 @@ class Guide:
                     turn = model.new_int_var(1, 4 * count, f"t_{n}")
                     model.add(after <= period * turn).only_enforce_if(cut)
                     model.add(after - trip >= period * (turn - 1)).only_enforce_if(cut)
-                joined = model.add(self.depth[n] == self.depth[n + 1])
-                v.enforced(joined, v.same(n, n + 1))
+                v.require(self.depth[n] == self.depth[n + 1], v.same(n, n + 1))
                 behind = after
             model.add(span >= behind + work)
             model.add(span <= period * self.depth[n])

@@ -155,7 +155,7 @@ class Residency:
             gone = v.time((B, n, copy)) + v.length((B, n, copy)) - v.time(task) - v.period + 1
         else:
             return
-        v.enforced(v.model.add(v.period * count >= gone), together)
+        v.require(v.period * count >= gone, together)
 
     def _direct(self, task: Task, boundary: int) -> list[Linear]:
         """(M4), (P4) of the tensors between items `boundary` and `boundary` + 1 on this GPU."""
@@ -206,7 +206,7 @@ class Residency:
             left = v.model.new_int_var(0, v.turns + 2, "left")
             end = v.position[(*send, copy)] + v.period * v.turn[(*send, copy)]
             end += send_length(v, (*send, copy), boundary)
-            v.enforced(v.model.add(end <= v.position[task] + v.period * left), where)
+            v.require(end <= v.position[task] + v.period * left, where)
             made = (producer, item, copy)
             value += left - 1 + self._precedes(made, task, 0) - v.turn[made]
         return self._where(value, where)
@@ -226,7 +226,7 @@ class Residency:
         for copy in v.instance.copies:
             turn = v.model.new_int_var(-2, v.turns + 2, "posted")
             start = v.time((*send, copy))
-            v.enforced(v.model.add(start >= end + v.period * (turn - 1)), where)
+            v.require(start >= end + v.period * (turn - 1), where)
             used = (consumer, item, copy)
             value += v.turn[used] + 1 - self._precedes(used, task, 1) - turn
         return self._where(value, where)
@@ -252,7 +252,7 @@ class Residency:
                     stay -= other + v.length((*end, copy))
                 else:
                     stay = other - moving
-                v.enforced(v.model.add(v.period * slots >= stay), v.cut(boundary))
+                v.require(v.period * slots >= stay, v.cut(boundary))
             self._slots[key] = slots
         return self._where(self._slots[key], where)
 

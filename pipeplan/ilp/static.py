@@ -78,8 +78,8 @@ def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
         own = max(size.forward, size.saved + size.backward, update)
         more = max(alone.forward, alone.saved + alone.backward, update) - own
         limit = costs.budgets[gpu] + extra
-        v.enforced(v.model.add(sum(kept) + own + more * uncovered <= limit - sum(fixed)), here)
-        v.enforced(v.model.add(sum(fixed) + size.optimizer <= limit), here)
+        v.require(sum(kept) + own + more * uncovered <= limit - sum(fixed), here)
+        v.require(sum(fixed) + size.optimizer <= limit, here)
         kept += [size.saved * here, (alone.saved - size.saved) * uncovered]
 
 

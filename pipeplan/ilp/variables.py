@@ -173,7 +173,7 @@ class Variables:
             return lengths[0]
         length = self.model.new_int_var(0, self.period, f"d_{task}")
         for gpu, each in enumerate(lengths):
-            self.enforced(self.model.add(length == each), self.on[task[1]][gpu])
+            self.require(length == each, self.on[task[1]][gpu])
         return length
 
     def length_on(self, task: Task, gpu: int) -> Linear:
@@ -185,8 +185,11 @@ class Variables:
         cut = 1 if item == 0 else self.cut(item - 1)
         return low + (high - low) * cut if high > low else low
 
-    def enforced(self, constraint: cp_model.Constraint, *literals: Literal) -> None:
-        """Let a constraint hold only where all literals do (constants 1 are dropped)."""
-        free = [each for each in literals if not isinstance(each, int)]
+    def require(self, relation: cp_model.BoundedLinearExpression | bool, *where: Literal) -> None:
+        """Add a relation that holds where all literals do: never if one is the constant 0."""
+        if any(isinstance(each, int) and not each for each in where):
+            return
+        constraint = self.model.add(relation)
+        free = [each for each in where if not isinstance(each, int)]
         if free:
             constraint.only_enforce_if(free)
