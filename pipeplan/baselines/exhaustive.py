@@ -200,6 +200,8 @@ class Cloud:
         if not self._is_beaten(period, _over(needed, self._budgets)):
             plan = timed(pipeline.outline, pipeline.ops, cycle.times, cycle.k, cycle.period)
             peaks = tuple(row.peak_bytes for row in plan.memory)
+            if _over(peaks, self._budgets) > 0:
+                return False
             self._add(Point(peaks, period, cycle.k, pipeline.ends, policy))
         return period > pipeline.shortest
 

@@ -178,12 +178,16 @@ def _peak(outline: Plan, judged: Simulation, gpu: int, weights: list[int]) -> in
 
 
 def _highest(levels: list[tuple[int, int]], changes: list[tuple[int, int]]) -> int:
-    """The largest sum of a curve of levels and the running sum of changes."""
+    """The largest sum of a curve of levels and the running sum of changes.
+
+    At one instant what a W held leaves first, then the ledger acts (a backward gives back what it
+    saved), then what the next W needs is counted.
+    """
     highest = level = extra = 0
-    events = [(time, 0, size) for time, size in changes]
+    events = [(time, 0 if size < 0 else 2, size) for time, size in changes]
     events += [(time, 1, size) for time, size in levels]
-    for _, is_level, size in sorted(events, key=lambda event: event[:2]):
-        if is_level:
+    for _, kind, size in sorted(events, key=lambda event: event[:2]):
+        if kind == 1:
             level = size
         else:
             extra += size

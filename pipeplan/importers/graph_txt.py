@@ -50,7 +50,7 @@ def pipedream(text: str, *, name: str, microbatch_size: int = 1, where: str = "p
     Raises:
         InputError: if the text is no such profile, or its graph has a cycle.
     """
-    graph = without_dead_ends(_read(text, where))
+    graph = without_dead_ends(read_graph(text, where))
     inputs = [op for _, op in graph.nodes(data="operation") if op.is_input]
     if not inputs:
         raise InputError(f"{where}: got no node called Input, need one: the model's input")
@@ -95,7 +95,12 @@ def _name(ops: list[Operation], index: int) -> str:
     return f"{index}:{real[0].name}{last} {real[0].text[:_TEXT_LENGTH]}"
 
 
-def _read(text: str, where: str) -> Graph:
+def read_graph(text: str, where: str) -> Graph:
+    """The operations of a profile and who reads whose output.
+
+    Raises:
+        InputError: if the text is no such profile.
+    """
     graph: Graph = nx.DiGraph()
     edges: list[tuple[int, str, str]] = []
     for number, line in enumerate(text.split("\n"), start=1):
