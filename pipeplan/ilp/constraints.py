@@ -94,8 +94,9 @@ def send_length(v: Variables, send: Task, boundary: int) -> Linear:
     source = boundary if kind is SEND_F else boundary + 1
     target = boundary + 1 if kind is SEND_F else boundary
     instance = v.instance
-    if instance.home is not None:
-        return instance.send_ticks(kind, item, instance.home[source], instance.home[target])
+    here, there = instance.home(source), instance.home(target)
+    if here is not None and there is not None:
+        return instance.send_ticks(kind, item, here, there)
     lengths = {
         (p, q): instance.send_ticks(kind, item, p, q)
         for p in instance.gpus
@@ -144,18 +145,15 @@ def _window(
 def _open(v: Variables, gpu: int, offset: cp_model.IntVar) -> None:
     """Rotation symmetry: the forward of a GPU's first item opens its window."""
     for n in range(len(v.instance.items)):
-        here = v.on[n][gpu]
-        if isinstance(here, int):
-            if here:
-                v.model.add(v.position[F, n, 0] == offset)
-                return
-        elif n == 0:
-            v.model.add(offset == 0).only_enforce_if(here)
-        else:
-            earlier = sum(v.on[m][gpu] for m in range(n))
-            first = v.model.new_bool_var(f"first_{n}_{gpu}")
-            v.model.add(here - earlier <= first)
-            v.model.add(v.position[F, n, 0] == offset).only_enforce_if(first)
+        here, earlier = v.on[n][gpu], [v.on[m][gpu] for m in range(n)]
+        if isinstance(here, int) and not here:
+            continue
+        if any(isinstance(each, int) and each for each in earlier):
+            return
+        first = here if n == 0 else v.model.new_bool_var(f"first_{n}_{gpu}")
+        if n:
+            v.model.add(here - sum(earlier) <= first)
+        v.require(v.position[F, n, 0] == offset, first)
 
 
 def _order(v: Variables, one: Task, other: Task) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from pipeplan.ilp.guide import Guide, Home
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.neighbours import Neighbourhoods
 from pipeplan.ilp.periods import scaled, shorten
 from pipeplan.ilp.units import coarsen
 from pipeplan.ilp.variables import Instance
@@ -17,6 +18,10 @@ JOINT_ITEMS: Final = 14
 """Layers up to which allocation and schedule are one model."""
 STEPS: Final = (1.0, 1.01, 1.03, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0)
 """Periods that the guide tries, as multiples of the bound."""
+JOINT_SHARE: Final = 0.4
+"""Share of the time left for each k of the joint model."""
+GUIDE_SHARE: Final = 0.4
+"""Share of the time left for the guide."""
 TRIES: Final = 3
 """Allocations tried at each period and size."""
 
@@ -26,17 +31,13 @@ Item = tuple[int, int]
 def search(state: Incumbent) -> None:
     """Improve on the contiguous plan; raise the bound for k = 1 where layers are few."""
     few = state.costs.layers <= JOINT_ITEMS
-    if few:
-        joint(
-            state,
-            state.options.ks[0],
-            state.remaining * (1.0 if len(state.options.ks) == 1 else 0.5),
-        )
+    for k in state.options.ks if few else ():
+        if not state.done:
+            joint(state, k, state.remaining * (1.0 if len(state.options.ks) == 1 else JOINT_SHARE))
     if not state.done:
-        guided(state, state.remaining * 0.7)
-    for k in state.options.ks[1:]:
-        if few and not state.done:
-            joint(state, k, state.remaining / 2)
+        guided(state, state.remaining * GUIDE_SHARE)
+    if not state.done:
+        Neighbourhoods(state).run(state.remaining)
 
 
 def joint(state: Incumbent, k: int, seconds: float) -> None:
@@ -99,5 +100,7 @@ def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: fl
             runs.append((first, last))
             places.append(gpu)
     state.enter(f"schedule {len(runs)} stages")
-    instance = Instance(state.costs, tuple(runs), tuple(places), k=1, most=state.most_in_flight)
+    instance = Instance(
+        state.costs, tuple(runs), tuple((gpu,) for gpu in places), most=state.most_in_flight
+    )
     shorten(state, instance, min(10.0, max(0.1, end - state.elapsed)), proof=False)

@@ -1,6 +1,7 @@
 """Variables of the periodic scheduling model: where items sit, when their ops start.
 
-Items are runs of layers, indivisible here. `home` fixes their GPUs; otherwise the model chooses.
+Items are runs of layers, indivisible here; each may sit on some GPUs, among which the model
+chooses.
 A start is `time = position + period * turn`: the position lies in a window of one period that each
 GPU and link opens at an offset of its own, so no op wraps around; the turn is the integer shift.
 """
@@ -33,7 +34,7 @@ class Instance:
     Attributes:
         costs: Durations and bytes.
         items: (first layer, last layer) in chain order.
-        home: GPU of each item; None leaves the allocation free.
+        places: GPUs that each item may sit on; None leaves the allocation free.
         k: Micro-batches per period.
         tick: Nanoseconds of one time unit; durations are rounded down.
         unit: Bytes of one memory unit; bytes are rounded down.
@@ -42,7 +43,7 @@ class Instance:
 
     costs: Costs
     items: tuple[tuple[int, int], ...]
-    home: tuple[int, ...] | None = None
+    places: tuple[tuple[int, ...], ...] | None = None
     k: int = 1
     tick: int = 1
     unit: int = 1
@@ -57,6 +58,11 @@ class Instance:
     def copies(self) -> range:
         """Copies of every op in a period."""
         return range(self.k)
+
+    def home(self, item: int) -> int | None:
+        """The one GPU that an item may sit on, if there is just one."""
+        places = self.gpus if self.places is None else self.places[item]
+        return places[0] if len(places) == 1 else None
 
     def ticks(self, kind: OpKind, item: int, gpu: int, *, begins: bool) -> int:
         """Duration of F or B of an item on a GPU in ticks, rounded down.
@@ -96,21 +102,24 @@ class Variables:
         """More turns than ops between the first and any other: each waits less than a period."""
 
     def _allocation(self) -> list[list[Literal]]:
-        """on[n][p]: item n sits on GPU p."""
+        """on[n][p]: item n sits on GPU p. Equal GPUs are taken in order if all are free."""
         instance, model = self.instance, self.model
-        if instance.home is not None:
-            return [[int(gpu == home) for gpu in instance.gpus] for home in instance.home]
-        on: list[list[Literal]] = [
-            [model.new_bool_var(f"on_{n}_{p}") for p in instance.gpus]
-            for n in range(len(instance.items))
-        ]
-        for row in on:
-            model.add_exactly_one(row)
-        for members in gpu_classes(instance.costs):
-            for one, other in pairwise(members):
-                for n in range(len(on)):
-                    model.add(on[n][other] <= sum(on[m][one] for m in range(n)))
+        on = [self._row(n) for n in range(len(instance.items))]
+        if instance.places is None:
+            for members in gpu_classes(instance.costs):
+                for one, other in pairwise(members):
+                    for n in range(len(on)):
+                        model.add(on[n][other] <= sum(on[m][one] for m in range(n)))
         return on
+
+    def _row(self, item: int) -> list[Literal]:
+        instance, home = self.instance, self.instance.home(item)
+        if home is not None:
+            return [int(gpu == home) for gpu in instance.gpus]
+        allowed = instance.gpus if instance.places is None else instance.places[item]
+        literals = {gpu: self.model.new_bool_var(f"on_{item}_{gpu}") for gpu in allowed}
+        self.model.add_exactly_one(literals.values())
+        return [literals.get(gpu, 0) for gpu in instance.gpus]
 
     def same(self, one: int, other: int) -> Literal:
         """Whether two items share a GPU."""
@@ -122,14 +131,15 @@ class Variables:
         return self._same[key]
 
     def _new_same(self, one: int, other: int) -> Literal:
-        if self.instance.home is not None:
-            return int(self.instance.home[one] == self.instance.home[other])
+        here, there = self.instance.home(one), self.instance.home(other)
+        if here is not None and there is not None:
+            return int(here == there)
         literal = self.model.new_bool_var(f"same_{one}_{other}")
         for gpu in self.instance.gpus:
-            here, there = self.on[one][gpu], self.on[other][gpu]
-            self.model.add(here + there <= 1 + literal)
-            self.model.add(here - there + literal <= 1)
-            self.model.add(there - here + literal <= 1)
+            first, second = self.on[one][gpu], self.on[other][gpu]
+            self.model.add(first + second <= 1 + literal)
+            self.model.add(first - second + literal <= 1)
+            self.model.add(second - first + literal <= 1)
         return literal
 
     def both(self, *literals: Literal) -> Literal:
@@ -167,8 +177,9 @@ class Variables:
     def length(self, task: Task) -> Linear:
         """Ticks of a compute op on the GPU it sits on."""
         lengths = [self.length_on(task, gpu) for gpu in self.instance.gpus]
-        if self.instance.home is not None:
-            return lengths[self.instance.home[task[1]]]
+        home = self.instance.home(task[1])
+        if home is not None:
+            return lengths[home]
         if len({str(length) for length in lengths}) == 1:
             return lengths[0]
         length = self.model.new_int_var(0, self.period, f"d_{task}")
