@@ -40,9 +40,9 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--time-limit",
         type=common.duration,
-        default=20 * 10**9,
+        default=15 * 10**9,
         metavar="TIME",
-        help="of the planner, per point (20s)",
+        help="of the planner, per point (15s)",
     )
     verb.add_argument(
         "--search-limit",
