@@ -18,8 +18,9 @@ def table(comparison: Comparison, point: Point) -> Table:
     memories = sorted({gpu.memory_bytes for gpu in gpus})
     memory = " to ".join(map(format_bytes, dict.fromkeys((memories[0], memories[-1]))))
     bound = "" if point.bound_ns is None else f", no plan below {format_ns(point.bound_ns)}"
+    count = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
     shown = Table(
-        title=f"{comparison.chain.name}: {len(gpus)} GPUs of {memory}{bound}",
+        title=f"{comparison.chain.name}: {count} of {memory}{bound}",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
