@@ -30,10 +30,9 @@ Ways = Callable[[Setting, int], Iterator[Row]]
 """(setting, micro-batches per flush step) -> every way of a baseline, judged."""
 
 
-def pipedream(setting: Setting, target_bytes: int | None) -> Iterator[Row]:
+def pipedream(setting: Setting, name: str, target_bytes: int | None) -> Iterator[Row]:
     """PipeDream as published: its partition for a memory target, one micro-batch per stage."""
     stages = _depth(setting)
-    name = "PipeDream, no memory rule" if target_bytes is None else "PipeDream, its memory rule"
     found = problem(setting.chain, setting.cluster, stages).solve(target_bytes)
     if found is None:
         raise InputError("no partition keeps its memory rule")

@@ -17,6 +17,8 @@ Tell = Callable[[float, str], None]
 """(share of the work done, what comes next)."""
 
 EXHAUSTIVE = "PipeDream, exhaustive"
+UNLIMITED = "PipeDream, no memory rule"
+LIMITED = "PipeDream, its memory rule"
 
 
 class Field:
@@ -66,11 +68,12 @@ class Field:
         """Every baseline on one of the clusters: its fastest way that fits, or the nearest one."""
         yield self._exhaustive(cluster)
         setting = self._setting.on(cluster)
-        for target in (None, min(gpu.memory_bytes for gpu in cluster.gpus)):
+        memory = min(gpu.memory_bytes for gpu in cluster.gpus)
+        for name, target in ((UNLIMITED, None), (LIMITED, memory)):
             try:
-                yield from pipedream(setting, target)
+                yield from pipedream(setting, name, target)
             except InputError as error:
-                yield Absent("PipeDream, its memory rule", str(error))
+                yield Absent(name, str(error))
         for name, ways in self._ways.items():
             if isinstance(ways, str):
                 yield Absent(name, ways)
