@@ -108,8 +108,8 @@ def item_loads(costs: Costs, cuts: list[int], period: int) -> list[int]:
 def contiguous_bound(costs: Costs, lowest: int) -> Fraction | None:
     """What every plan with one stage per GPU needs, whatever its k; None if none can exist.
 
-    Between two integers only counts fall with T, so if the loads of T - 1 with the counts of T
-    are infeasible, T itself is proven; otherwise only T - 1 is.
+    If even a real period just below the smallest feasible integer T is infeasible, T itself is
+    proven; otherwise only T - 1 is.
     """
     relaxed = ContiguousSolver(costs, any_k=True)
     if not relaxed.complete:
@@ -117,7 +117,7 @@ def contiguous_bound(costs: Costs, lowest: int) -> Fraction | None:
     found = relaxed.shortest(lowest)
     if found is None:
         return None
-    if found.period == lowest or relaxed.solve(found.period, found.period - 1) is None:
+    if found.period == lowest or relaxed.solve(found.period, just_below=True) is None:
         return Fraction(found.period)
     return Fraction(found.period - 1)
 

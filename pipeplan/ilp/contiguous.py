@@ -66,6 +66,23 @@ class _Front:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The period in question: an integer, or a real number just below it."""
+
+    period: int
+    just_below: bool
+
+    @property
+    def limit(self) -> int:
+        """The largest integer load that fits into the period."""
+        return self.period - self.just_below
+
+    def copies(self, spans: Array) -> Array:
+        """Micro-batches in flight at least, for each V."""
+        return spans // self.period + 1 if self.just_below else -(-spans // self.period)
+
+
 @dataclass
 class ContiguousSolver:
     """Answers, for any period, whether a contiguous 1F1B plan fits.
@@ -117,21 +134,20 @@ class ContiguousSolver:
     def _ids(self) -> range:
         return range(len(self.classes))
 
-    def solve(self, period: int, load_limit: int | None = None) -> Partition | None:
+    def solve(self, period: int, just_below: bool = False) -> Partition | None:
         """The partition of smallest V in front at `period`; None if none fits.
 
         Args:
             period: In ns; counts of micro-batches follow from it.
-            load_limit: Largest load of a GPU and of a link, the period if not given.
+            just_below: Whether to ask for a real period just below the integer instead (any_k):
+                loads must then stay under it, and V = n * period needs n + 1 micro-batches.
         """
-        limit = period if load_limit is None else load_limit
+        asked = _Asked(period, just_below)
         fronts: dict[State, _Front] = {}
         best: State | None = None
         for state in self._states:
             options = [before for before in self._predecessors(state) if before in fronts]
-            front = self._extend(
-                period, limit, state, {before: fronts[before] for before in options}
-            )
+            front = self._extend(asked, state, {before: fronts[before] for before in options})
             if front is None:
                 continue
             fronts[state] = front
@@ -164,27 +180,25 @@ class ContiguousSolver:
         fewer = tuple(count - (other == kind) for other, count in enumerate(used))
         return ((fewer, other) for other in self._ids() if fewer[other])
 
-    def _extend(
-        self, period: int, limit: int, state: State, behind: dict[State, _Front]
-    ) -> _Front | None:
+    def _extend(self, asked: _Asked, state: State, behind: dict[State, _Front]) -> _Front | None:
         """One more stage, on a GPU of the state's class, in front of each way to go on behind."""
         count, (used, kind) = self.costs.layers, state
         load = self._loads[kind]
-        allowed = np.triu(load <= limit)
+        allowed = np.triu(load <= asked.limit)
         if sum(used) == 1:
             start = np.full(count, INFINITE)
             start[-1] = 0
-            return self._stage(period, kind, start, allowed, None)
+            return self._stage(asked, kind, start, allowed, None)
         merged: _Front | None = None
         for before, front in behind.items():
-            start = self._send(period, limit, kind, before[1], front.reach)
-            step = self._stage(period, kind, start, allowed, before)
+            start = self._send(asked, kind, before[1], front.reach)
+            step = self._stage(asked, kind, start, allowed, before)
             merged = step if merged is None else merged.merge(step)
         return merged
 
     def _stage(
         self,
-        period: int,
+        asked: _Asked,
         kind: int,
         start: Array,
         allowed: NDArray[np.bool_],
@@ -192,8 +206,8 @@ class ContiguousSolver:
     ) -> _Front:
         """V of a stage i..j on class `kind` for all i, j at once, and the best j for each i."""
         load = self._loads[kind]
-        spans = start[None, :] + load if self.any_k else push(start[None, :], load, period)
-        copies = -(-spans // period)
+        spans = start[None, :] + load if self.any_k else push(start[None, :], load, asked.period)
+        copies = asked.copies(spans)
         good = allowed & (start < INFINITE)[None, :]
         if self.most is not None:
             good &= copies <= self.most
@@ -207,18 +221,18 @@ class ContiguousSolver:
         reach = spans[np.arange(len(choice)), choice]
         return _Front(reach, choice, [before] * len(choice))
 
-    def _send(self, period: int, limit: int, kind: int, other: int, reach: Array) -> Array:
+    def _send(self, asked: _Asked, kind: int, other: int, reach: Array) -> Array:
         """V of the cut behind each layer, the stage behind it on class `other`."""
         behind = np.concatenate([reach[1:], [INFINITE]])
         forward, backward = self._cut_ns(kind, other)
         good = (behind < INFINITE) & self._cuttable
         if self.costs.cluster.links.duplex == "half":
-            good &= forward + backward <= limit
+            good &= forward + backward <= asked.limit
         else:
-            good &= np.maximum(forward, backward) <= limit
+            good &= np.maximum(forward, backward) <= asked.limit
         value = np.where(good, behind, 0)
         if self.costs.cluster.links.duplex == "half" and not self.any_k:
-            value = push(value, forward + backward, period)
+            value = push(value, forward + backward, asked.period)
         else:
             value = value + forward + backward
         return np.where(good, value, INFINITE)

@@ -1,0 +1,76 @@
+"""Bounds from sums: each on an instance made for it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pipeplan.cluster import Cluster, Gpu, uniform
+from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound, residency_bound
+from pipeplan.ilp.costs import Costs
+from tests import handmade
+
+
+def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> Costs:
+    """Costs of a hand-made chain under 2bw and the exact memory model."""
+    layers = [{name: row[i] for name, row in fields.items()} for i in range(len(times))]
+    return Costs(handmade.chain(times, layers), cluster, "2bw", "exact")
+
+
+def test_average_load_is_exact() -> None:
+    """9 ns of work on two GPUs take 9/2: k = 2 could reach it."""
+    assert load_bound(costs([(1, 1), (1, 1), (1, 2), (1, 1)], uniform(2, 1))) == Fraction(9, 2)
+
+
+def test_heaviest_layer() -> None:
+    """No period is shorter than one layer's forward and backward."""
+    assert load_bound(costs([(1, 1), (5, 5)], uniform(4, 1))) == 10
+
+
+def test_pigeonhole() -> None:
+    """Five equal layers on four GPUs: two share one."""
+    assert load_bound(costs([(3, 3)] * 5, uniform(4, 1))) == 12
+
+
+def test_overhead_counts_per_stage() -> None:
+    """Every GPU that is used runs at least one stage: two overheads."""
+    cluster = uniform(2, 1, action_overhead_ns=3)
+    assert load_bound(costs([(2, 2), (2, 2)], cluster)) == 4 + 6
+
+
+def test_speeds() -> None:
+    """12 ns of work on speeds 2 and 1 take 4; rounding up each layer may only add."""
+    gpus = (Gpu(name="a", memory_bytes=1, speed=2.0), Gpu(name="b", memory_bytes=1))
+    assert load_bound(costs([(2, 2)] * 3, Cluster(gpus=gpus))) == 4
+
+
+def test_slow_cut_merges() -> None:
+    """A cut of 2 * 9 ns forces both layers together unless the period is that long."""
+    for output, period in ((9, 16), (6, 12)):
+        cluster = uniform(2, 1, bandwidth_bytes_per_s=10**9, duplex="half")
+        assert load_bound(costs([(4, 4), (4, 4)], cluster, output_bytes=[output, 0])) == period
+
+
+def test_tied_layers_are_one_item() -> None:
+    """Two layers that share a parameter load one GPU together."""
+    ties = [{"parameters": ("w",)}, {}, {"parameters": ("w",)}]
+    chain = handmade.chain([(3, 3), (1, 1), (3, 3)], ties)
+    assert load_bound(Costs(chain, uniform(3, 1), "2bw", "exact")) == 12
+
+
+def test_average_memory() -> None:
+    """A layer of 5 bytes kept for 8 ns in 10 bytes of memory: at least 4 ns a micro-batch."""
+    of = costs([(2, 2), (2, 2)], uniform(2, 5), saved_bytes=[5, 0])
+    assert residency_bound(of) == 4
+    assert any_bound(of) == 4
+
+
+def test_contiguous_bound_counts_whole_micro_batches() -> None:
+    """A stage that holds one micro-batch waits for its whole way, whatever k."""
+    of = costs([(2, 2), (2, 2)], uniform(2, 9), saved_bytes=[5, 0])
+    assert contiguous_bound(of, 4) == 8
+
+
+def test_contiguous_bound_without_room() -> None:
+    """No contiguous plan at all is reported as None."""
+    of = costs([(1, 1)] * 3, uniform(2, 4), weight_bytes=[1, 2, 1])
+    assert contiguous_bound(of, 1) is None

@@ -1,0 +1,176 @@
+"""The contiguous optimum: the DP against its own definition and against all partitions."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
+from pipeplan.ilp.contiguous import ContiguousSolver, Partition, gpu_classes, push_one
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, in_flight, memory_rows
+from pipeplan.ilp.place import place
+from tests import handmade
+
+
+def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> Costs:
+    """Costs of a hand-made chain under 2bw and the exact memory model."""
+    layers = [{name: row[i] for name, row in fields.items()} for i in range(len(times))]
+    return Costs(handmade.chain(times, layers), cluster, "2bw", "exact")
+
+
+def best(of: Costs) -> Partition:
+    """The shortest partition, which must exist."""
+    found = ContiguousSolver(of).shortest(1)
+    assert found is not None
+    return found
+
+
+def test_push_skips_to_the_next_period() -> None:
+    """Work that would pass a multiple of the period starts behind it."""
+    assert push_one(0, 4, 10) == 4
+    assert push_one(4, 6, 10) == 10
+    assert push_one(4, 7, 10) == 17
+    assert push_one(10, 3, 10) == 13
+
+
+def test_load_only() -> None:
+    """Without memory limits the period is the smallest largest load."""
+    of = costs([(1, 1), (2, 2), (1, 1)], uniform(2, 100))
+    assert best(of).period == 6
+
+
+def test_transfers_count_once_per_link() -> None:
+    """Half duplex adds both transfers of a cut on one link, full duplex does not."""
+    sizes = [7, 0]
+    for duplex, period in (("half", 12), ("full", 10)):
+        cluster = uniform(2, 10**6, bandwidth_bytes_per_s=10**9, duplex=duplex)
+        of = costs([(4, 6), (3, 3)], cluster, output_bytes=sizes)
+        assert best(of).period == (14 if duplex == "half" else period)
+
+
+def test_half_duplex_fuses_when_the_link_is_slower() -> None:
+    """A cut whose transfers last longer than everything on one GPU is not made."""
+    cluster = uniform(2, 10**6, bandwidth_bytes_per_s=10**9, duplex="half")
+    of = costs([(4, 6), (3, 3)], cluster, output_bytes=[20, 0])
+    assert best(of).stages[0].layers == (0, 1)
+    assert best(of).period == 16
+
+
+def test_memory_forces_fewer_copies() -> None:
+    """A first stage that can keep one micro-batch only waits for its return."""
+    saved = [5, 0]
+    roomy = costs([(2, 2), (2, 2)], uniform(2, 10), saved_bytes=saved)
+    tight = costs([(2, 2), (2, 2)], uniform(2, 9), saved_bytes=saved)
+    assert best(roomy).period == 4
+    assert best(tight).period == 8
+
+
+def test_tied_layers_are_not_parted() -> None:
+    """Layers that share a parameter stay in one stage, with all between them."""
+    chain = handmade.chain([(1, 1)] * 3, [{"parameters": ("w",)}, {}, {"parameters": ("w",)}])
+    of = Costs(chain, uniform(3, 100), "2bw", "exact")
+    assert [stage.layers for stage in best(of).stages] == [(0, 2)]
+
+
+def test_order_of_unequal_gpus() -> None:
+    """The big layer goes to the GPU with memory, the heavy one to the fast GPU."""
+    cluster = Cluster(
+        gpus=(
+            Gpu(name="small fast", memory_bytes=10, speed=2.0),
+            Gpu(name="large slow", memory_bytes=100, speed=1.0),
+        )
+    )
+    of = costs([(4, 4), (8, 8)], cluster, weight_bytes=[40, 1])
+    found = best(of)
+    assert [stage.gpu for stage in found.stages] == [1, 0]
+    assert found.period == 8
+
+
+def test_classes_of_gpus() -> None:
+    """Twins share speed, memory and links; one special link splits its ends off."""
+    cluster = uniform(3, 10)
+    assert gpu_classes(costs([(1, 1)], cluster)) == [[0, 1, 2]]
+    special = cluster.model_copy(
+        update={"links": Links(pairs=(Pair(source=0, target=1, latency_ns=5),))}
+    )
+    assert len(gpu_classes(costs([(1, 1)], special))) > 1
+
+
+def test_most_in_flight_is_kept() -> None:
+    """With at most two micro-batches in flight the four stages cannot all be busy."""
+    of = costs([(1, 1)] * 4, uniform(4, 100))
+    free, limited = ContiguousSolver(of).shortest(1), ContiguousSolver(of, most=2).shortest(1)
+    assert free is not None
+    assert limited is not None
+    assert free.period == 2
+    assert limited.period == 4
+    assert max(in_flight(of, place(of, limited))) <= 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_equals_all_partitions(seed: int) -> None:
+    """On random chains: no partition, tried one by one, has a shorter feasible period."""
+    random = Random(seed)
+    count, gpus = random.randint(2, 5), random.randint(2, 3)
+    duplex = random.choice(["half", "full"])
+    cluster = uniform(
+        gpus, random.randint(12, 40), bandwidth_bytes_per_s=10**9, duplex=duplex, latency_ns=1
+    )
+    times = [(random.randint(1, 4), random.randint(1, 4)) for _ in range(count)]
+    of = costs(
+        times,
+        cluster,
+        saved_bytes=[random.randint(0, 8) for _ in range(count)],
+        output_bytes=[random.randint(0, 3) for _ in range(count)],
+    )
+    found = ContiguousSolver(of).shortest(1)
+    assert (None if found is None else found.period) == _by_hand(of, count, gpus)
+    if found is not None:
+        for side in (True, False):
+            schedule = place(of, found, gradients_wait=side)
+            rows = memory_rows(of, schedule)
+            messages = max(row.message_bytes for row in rows)
+            assert fits(rows) or messages > 0
+
+
+def _by_hand(of: Costs, count: int, gpus: int) -> int | None:
+    """The shortest period over all partitions, V by its definition, stage by stage."""
+    half = of.cluster.links.duplex == "half"
+    for period in range(1, 200):
+        for stages in range(1, min(gpus, count) + 1):
+            for cuts in combinations(range(1, count), stages - 1):
+                if _fits_at(of, [0, *cuts, count], period, half=half):
+                    return period
+    return None
+
+
+def _fits_at(of: Costs, borders: list[int], period: int, *, half: bool) -> bool:
+    span = 0
+    for index in reversed(range(len(borders) - 1)):
+        first, last = borders[index], borders[index + 1] - 1
+        if last + 1 < borders[-1]:
+            transfers = of.send_forward_ns(last, 0, 1), of.send_backward_ns(last, 1, 0)
+            if (sum(transfers) if half else max(transfers)) > period:
+                return False
+            span = _next(span, sum(transfers), period) if half else span + sum(transfers)
+        load = of.load_ns(first, last, 0)
+        if load > period:
+            return False
+        span = _next(span, load, period)
+        size = of.segment(first, last)
+        copies = -(-span // period)
+        peak = size.states + (copies - 1) * size.saved
+        if peak + max(size.forward, size.saved + size.backward) > of.budgets[0]:
+            return False
+    return True
+
+
+def _next(span: int, load: int, period: int) -> int:
+    """The smallest end at or behind span + load whose work does not cross a period's border."""
+    end = span + load
+    while (end - load) // period != (end - 1) // period:
+        end += 1
+    return end
