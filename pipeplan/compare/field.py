@@ -44,7 +44,7 @@ class Field:
             seconds: for the exhaustive search; `left_out` counts what it had no time for.
             tell: hears about progress.
         """
-        self._search(seconds, lambda share: tell(0.7 * share, EXHAUSTIVE))
+        self.search(seconds, lambda share: tell(0.7 * share, EXHAUSTIVE))
         for index, (name, ways) in enumerate(FAMILIES.items()):
             tell(0.7 + 0.3 * index / len(FAMILIES), name)
             try:
@@ -53,7 +53,8 @@ class Field:
             except InputError as error:
                 self._ways[name] = str(error)
 
-    def _search(self, seconds: float, tell: Callable[[float], None]) -> None:
+    def search(self, seconds: float, tell: Callable[[float], None] = lambda share: None) -> None:
+        """PipeDream's exhaustive search alone, into `cloud`; `tell` hears the share done."""
         end = time.monotonic() + seconds
         asked = partitions(self._setting)
         for index, ends in enumerate(asked):

@@ -1,0 +1,151 @@
+"""What the planner's benchmark measures of one instance; each part is plain data for the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from benchmarks.planner_cases import UNLIMITED, Case, chain_of, machines
+from pipeplan import lowering, simulator, verifier
+from pipeplan.baselines.timed import Setting
+from pipeplan.compare.field import Field
+from pipeplan.errors import DeadlockError, InfeasibleError, InvalidPlanError, TimeLimitError
+from pipeplan.plan import Plan, Rational
+from pipeplan.planner import Config, solve
+
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds for each part.
+
+    search_s: of our search; None takes what the instance's target allows.
+    pipedream_s: of PipeDream's exhaustive search; None leaves it out.
+    gap: where our search stops.
+    """
+
+    search_s: float | None
+    pipedream_s: float | None
+    gap: float
+
+    def of(self, case: Case) -> float:
+        """Seconds for our search."""
+        return case.group.time_limit_s if self.search_s is None else self.search_s
+
+
+def parts(case: Case, limits: Limits) -> dict[str, Callable[[], Part]]:
+    """The parts asked for, in order, by name; the costly ones only when they are called."""
+    found: dict[str, Callable[[], Part]] = {
+        "facts": lambda: facts(case),
+        "contiguous": lambda: contiguous(case),
+        "planner": lambda: planned(case, limits),
+    }
+    if limits.pipedream_s is not None:
+        seconds = limits.pipedream_s
+        found["pipedream"] = lambda: pipedream(case, seconds)
+    return found
+
+
+def facts(case: Case) -> Part:
+    """Sizes, and the trivial bound: all work over all GPUs."""
+    layers = chain_of(case.name).layers
+    load = sum(layer.forward_ns + layer.backward_ns for layer in layers)
+    return {
+        "name": case.name,
+        "gpus": case.gpus,
+        "fraction": case.fraction,
+        "memory_model": case.memory_model,
+        "memory_bytes": case.cluster.gpus[0].memory_bytes,
+        "layers": len(layers),
+        "group": case.group.name,
+        "load_ns": load / case.gpus,
+    }
+
+
+def planned(case: Case, limits: Limits) -> Part:
+    """Our best plan and what is proven beside it."""
+    seconds = limits.of(case)
+    config = Config(memory_model=case.memory_model, time_limit_s=seconds, gap=limits.gap)
+    return {"time_limit_s": seconds, "gap_asked": limits.gap} | _solved(case, config)
+
+
+def contiguous(case: Case) -> Part:
+    """The optimum of contiguous 1F1B plans, proven in milliseconds."""
+    return _solved(case, Config(memory_model=case.memory_model, method="contiguous", k=1))
+
+
+def _solved(case: Case, config: Config) -> Part:
+    """Plan, judge, and say how long it took; the machine's load tells how much to trust that."""
+    chain, cluster = chain_of(case.name), case.cluster
+    begin, work = time.monotonic(), time.process_time()
+    try:
+        plan = solve(chain, cluster, config)
+    except (InfeasibleError, TimeLimitError) as error:
+        outcome: Part = {"status": type(error).__name__, "reason": str(error)}
+    else:
+        outcome = _figures(plan)
+    return outcome | {
+        "seconds": round(time.monotonic() - begin, 3),
+        "cpu_seconds": round(time.process_time() - work, 3),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _figures(plan: Plan) -> Part:
+    solver = plan.solver
+    bounds = solver.bounds
+    return {
+        "status": solver.status,
+        "period_ns": float(plan.period_per_microbatch),
+        "k": plan.k,
+        "stages": len(plan.stages),
+        "gap": solver.gap,
+        "gap_bound": solver.gap_bound,
+        "bound_any_ns": _number(bounds.any),
+        "bound_k1_ns": _number(bounds.k1),
+        "bound_contiguous_ns": _number(bounds.contiguous),
+        "contiguous_any_k_ns": _number(solver.contiguous_period_ns),
+        "verified": not verifier.verify(plan),
+        "replayed": _replays(plan),
+    }
+
+
+def _number(value: Rational | None) -> float | None:
+    return None if value is None else float(Fraction(*value))
+
+
+def _replays(plan: Plan) -> bool:
+    try:
+        simulator.check(plan, lowering.lower(plan))
+    except (InvalidPlanError, DeadlockError):
+        return False
+    return True
+
+
+_FIELDS: dict[tuple[str, int, str], Field] = {}
+
+
+def pipedream(case: Case, seconds: float) -> Part:
+    """The best point of PipeDream's exhaustive search that fits; one search for all memories."""
+    key = case.name, case.gpus, case.memory_model
+    begin = time.monotonic()
+    if key not in _FIELDS:
+        ample = machines(case.gpus, UNLIMITED)
+        setting = Setting(chain_of(case.name), ample, case.memory_model, max(8, 4 * case.gpus))
+        field = Field(setting, setting.microbatches)
+        field.search(seconds)
+        _FIELDS[key] = field
+    field = _FIELDS[key]
+    point = field.cloud.best(tuple(gpu.memory_bytes for gpu in case.cluster.gpus))
+    return {
+        "period_ns": None if point is None else float(point.period_ns),
+        "k": None if point is None else point.k,
+        "points": len(field.cloud.points),
+        "left_out": field.left_out,
+        "seconds": round(time.monotonic() - begin, 3),
+    }

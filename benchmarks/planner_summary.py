@@ -1,0 +1,183 @@
+"""The planner's benchmark as a table, and what it says about each line that is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.planner_cases import GROUPS, TINY, Group
+
+Row = dict[str, Any]
+"""One instance: its parts by name, see `planner_rows`."""
+
+BETTER = 0.05
+"""The share by which scarce memory should beat the best contiguous plan on a quarter."""
+REFUSED = "REFUSED"
+INFEASIBLE = "InfeasibleError"
+_TOLERANCE = 1e-9
+
+_COLUMNS = (
+    "chain", "L", "P", "f", "period", "k", "S", "bound", "bound k=1", "gap", "s", "contiguous",
+    "any k", "PipeDream", "ILP", "load", "judged", "machine",
+)  # fmt: skip
+
+
+_ABSENT = {INFEASIBLE: "infeasible", "TimeLimitError": "none found"}
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """One line per instance; times in ms per micro-batch, `machine` its load average."""
+    made = Table(box=None, pad_edge=False, title="ms per micro-batch", title_justify="left")
+    for name in _COLUMNS:
+        made.add_column(name, justify="left" if name in ("chain", "judged") else "right")
+    for row in rows:
+        made.add_row(*cells(row))
+    return made
+
+
+def cells(row: Row) -> list[str]:
+    """The line of one instance."""
+    facts, ours = row["facts"], row["planner"]
+    gap = ours.get("gap")
+    return [
+        facts["name"],
+        str(facts["layers"]),
+        str(facts["gpus"]),
+        f"{facts['fraction']:g}",
+        _ms(ours["period_ns"]) if "period_ns" in ours else _ABSENT[ours["status"]],
+        str(ours.get("k", "-")),
+        str(ours.get("stages", "-")),
+        _ms(ours.get("bound_any_ns")),
+        _ms(ours.get("bound_k1_ns")),
+        "-" if gap is None else f"{gap:.2%}",
+        f"{ours['seconds']:.1f}",
+        _ms(row["contiguous"].get("period_ns")),
+        _ms(ours.get("contiguous_any_k_ns")),
+        _ms(row.get("pipedream", {}).get("period_ns")),
+        _ilp(row.get("ilp")),
+        _ms(facts["load_ns"]),
+        judged(ours),
+        f"{ours['load_average']:.1f}",
+    ]
+
+
+def judged(part: Row) -> str:
+    """What verifier and replay said."""
+    if "period_ns" not in part:
+        return "-"
+    return "yes" if part["verified"] and part["replayed"] else REFUSED
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value / 1e6:.3f}"
+
+
+def _ilp(part: Row | None) -> str:
+    if part is None:
+        return ""
+    return _ms(part["period_ns"]) if "period_ns" in part else "none"
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """One line per target, with the instances that miss it."""
+    for group in GROUPS:
+        members = [row for row in rows if row["facts"]["group"] == group.name]
+        if members:
+            yield _group(group, members)
+    scarce = [row for row in rows if row["facts"]["fraction"] <= 0.6]
+    yield _never_worse(rows)
+    yield from _better(scarce)
+    failed = [_name(row) for row in rows if judged(row["planner"]) == REFUSED]
+    plans = sum("period_ns" in row["planner"] for row in rows)
+    yield f"verifier and replay accept {plans - len(failed)} of {plans} plans{_list(failed)}"
+    ilp = [row for row in rows if row["facts"]["group"] == TINY.name and "ilp" in row]
+    if ilp:
+        yield _literal(ilp)
+
+
+def _group(group: Group, members: Sequence[Row]) -> str:
+    gaps = [(_proven_gap(row["planner"]), row) for row in members]
+    known = sorted(gap for gap, _ in gaps if gap is not None)
+    middle = f", median gap {known[len(known) // 2]:.2%}, largest {known[-1]:.2%}" if known else ""
+    head = f"{group.name}: {len(members)} instances{middle}"
+    if group.gap is None:
+        return head
+    missed = [
+        f"{_name(row)} {'no plan' if gap is None else f'{gap:.2%}'}"
+        for gap, row in gaps
+        if gap is None or gap > group.gap + _TOLERANCE
+    ]
+    reached = len(members) - len(missed)
+    return f"{head}; gap <= {group.gap:.1%} on {reached} of {len(members)}{_list(missed)}"
+
+
+def _proven_gap(part: Row) -> float | None:
+    """The gap; none is left where it is proven that no plan exists."""
+    gap: float | None = 0.0 if part["status"] == INFEASIBLE else part.get("gap")
+    return gap
+
+
+def _never_worse(rows: Sequence[Row]) -> str:
+    """Against every contiguous plan and every point of PipeDream's exhaustive search."""
+    worse, held = [], 0
+    for row in rows:
+        ours = row["planner"].get("period_ns")
+        rivals = [_contiguous(row), row.get("pipedream", {}).get("period_ns")]
+        known = [rival for rival in rivals if rival is not None]
+        held += len(known)
+        if any(ours is None or ours > rival * (1 + _TOLERANCE) for rival in known):
+            worse.append(_name(row))
+    return f"never worse than contiguous or PipeDream: {held} comparisons{_list(worse)}"
+
+
+def _better(scarce: Sequence[Row]) -> Iterator[str]:
+    """How often scarce memory makes a free allocation pay."""
+    for what, rival in (("1F1B", _one), ("of any k found", _contiguous)):
+        gains = [
+            (base / row["planner"]["period_ns"] - 1, row)
+            for row in scarce
+            if (base := rival(row)) is not None and "period_ns" in row["planner"]
+        ]
+        enough = [_name(row) for gain, row in gains if gain >= BETTER]
+        if gains:
+            share = len(enough) / len(gains)
+            yield (
+                f"f <= 0.6: at least {BETTER:.0%} better than the best contiguous plan {what} on"
+                f" {len(enough)} of {len(gains)} ({share:.0%}){_list(enough)}"
+            )
+
+
+def _one(row: Row) -> float | None:
+    found: float | None = row["contiguous"].get("period_ns")
+    return found
+
+
+def _contiguous(row: Row) -> float | None:
+    """The best contiguous plan known, whatever its k."""
+    periods = (_one(row), row["planner"].get("contiguous_any_k_ns"))
+    return min((period for period in periods if period is not None), default=None)
+
+
+def _literal(rows: Sequence[Row]) -> str:
+    """Where the literal ILP (k = 1) ends with a proof, ours may be shorter only by a larger k."""
+    ended = [row for row in rows if row["ilp"]["status"] == "optimal"]
+    worse = [
+        _name(row)
+        for row in ended
+        if row["planner"].get("period_ns", math.inf) > row["ilp"]["period_ns"]
+    ]
+    return (
+        f"literal ILP proved {len(ended)} of {len(rows)}; ours longer: {len(worse)}{_list(worse)}"
+    )
+
+
+def _name(row: Row) -> str:
+    facts = row["facts"]
+    return f"{facts['name']}/P{facts['gpus']}/f{facts['fraction']:g}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return f": {', '.join(names)}" if names else ""
