@@ -1,14 +1,17 @@
 """The task: how a user names model, loss, optimizer and data. Data only; torch is not imported.
 
-A task reference is `package.module:function` or `path/to/file.py:function`; the function returns
-one `Task`. `profile` and `launch` load the same reference the same way.
+A task reference is `package.module:function` or `path/to/file.py:function`, with or without
+arguments as in `pipeplan.tasks:gpt2(size='small', batch=4)`; the function returns one `Task`.
+`profile` and `launch` load the same reference the same way.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -84,17 +87,16 @@ def load(reference: str, seed: int = 0) -> Task:
     Raises:
         InputError: if the reference names nothing, or the function fails or returns no Task.
     """
-    place, _, name = reference.rpartition(":")
-    if not place or not name.isidentifier():
-        raise InputError(
-            f"task: got {reference!r}, need package.module:function or path/to/file.py:function"
-        )
+    place, name, arguments = _parsed(reference)
     function = getattr(_module(place, reference), name, None)
     if not callable(function):
         raise InputError(f"task {reference!r}: {place} has no function {name!r}")
-    wants_seed = "seed" in inspect.signature(function).parameters
+    if "seed" in inspect.signature(function).parameters:
+        arguments = {"seed": seed, **arguments}
     try:
-        task = function(seed=seed) if wants_seed else function()
+        task = function(**arguments)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"task {reference!r}: {name}() failed: {type(error).__name__}: {error}"
@@ -102,6 +104,33 @@ def load(reference: str, seed: int = 0) -> Task:
     if not isinstance(task, Task):
         raise InputError(f"task {reference!r}: got a {type(task).__name__}, need a pipeplan Task")
     return task
+
+
+def _parsed(reference: str) -> tuple[str, str, dict[str, object]]:
+    """Place, function and keyword arguments, which are Python literals.
+
+    Raises:
+        InputError: if the reference has another form.
+    """
+    found = re.fullmatch(r"(?P<place>.+?):(?P<name>[^\W\d]\w*)(?P<arguments>\(.*\))?", reference)
+    arguments = _literals(found["arguments"] or "()") if found else None
+    if found is None or arguments is None:
+        raise InputError(
+            f"task: got {reference!r}, need package.module:function or path/to/file.py:function,"
+            " where arguments are given as function(name=value, ...) with plain values"
+        )
+    return found["place"], found["name"], arguments
+
+
+def _literals(text: str) -> dict[str, object] | None:
+    """What stands in `(name=value, ...)`; None if it is anything else."""
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            return None
+        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    except (SyntaxError, ValueError):
+        return None
 
 
 def _module(place: str, reference: str) -> object:

@@ -77,7 +77,18 @@ REFUSED = {
     "mine.py:constant": "no function 'constant'",
     "mine.py:wrong": "got a int, need a pipeplan Task",
     "mine.py:broken": "KeyError",
+    "mine.py:task(seed=other)": "plain values",
+    "mine.py:task(3)": "plain values",
+    "mine.py:task(seed=3": "package.module:function",
+    "mine.py:task(width=3)": "unexpected keyword argument 'width'",
+    "pipeplan.tasks:resnet(size=19)": "size: got 19, need one of 18, 34",
 }
+
+
+def test_a_reference_may_hold_arguments(folder: Path) -> None:
+    """Arguments in the reference reach the function and win over the run's seed."""
+    assert load("mine.py:task(seed=5)", seed=4).model[0].in_features == 5
+    assert load("mine.py:task()", seed=4).model[0].in_features == 4
 
 
 @pytest.mark.parametrize(("reference", "message"), REFUSED.items(), ids=list(REFUSED))
