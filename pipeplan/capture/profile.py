@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from pipeplan.capture import layer_bytes, optimizer_cost
 from pipeplan.capture.companions import companions as running_companions
-from pipeplan.capture.layer_bytes import LayerBytes, LayerRun
+from pipeplan.capture.layer_bytes import LayerBytes
+from pipeplan.capture.layer_run import LayerRun
 from pipeplan.capture.optimizer_cost import OptimizerCost
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import gradient_buffers, sweep

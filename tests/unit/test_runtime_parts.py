@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import DeadlockError, InputError, InternalError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
-from pipeplan.runtime.boundary import Slot, enter, leave, run_backward
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.recorder import PeriodMeter, Recorder

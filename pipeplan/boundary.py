@@ -1,4 +1,7 @@
-"""Where a stage's graph begins and ends, such that autograd alone decides what stays alive.
+"""Where a graph of layers begins and ends, such that autograd alone decides what stays alive.
+
+`capture` measures layers and `runtime` runs stages between the same two ends: a prediction and
+what it predicts must keep the same tensors. Hence it lies below both, beside `livebytes`.
 
 A leaf that requires a gradient is kept by its own gradient accumulator, and a gradient passed to
 `backward()` is kept by the caller: either would hold bytes that the memory model (docs/model.md,

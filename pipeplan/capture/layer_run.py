@@ -1,0 +1,119 @@
+"""One micro-batch through one layer alone, as a stage of that layer runs it in the runtime.
+
+Nothing but autograd keeps the layer's input, output or gradients alive, so whoever watches the
+storages (bytes) or the operations (times) meanwhile sees what a rank will hold and do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.boundary import Slot, enter, leave, run_backward
+from pipeplan.capture.trace import call, check_loss
+from pipeplan.livebytes import key
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun:
+    """One layer with the data to run it on."""
+
+    name: str
+    layer: nn.Module
+    inputs: tuple[Tensor, ...]
+    differentiable: tuple[bool, ...]
+    """Per input: whether a gradient is sent back for it."""
+    loss: tuple[Loss, Tensor] | None = None
+    """For the last layer: the loss function and its target."""
+
+
+class Storages:
+    """Storages of some tensors, watched without keeping them alive."""
+
+    def __init__(self, tensors: Iterable[Tensor], without: Storages | None = None) -> None:
+        found = {key(tensor): tensor.untyped_storage() for tensor in tensors}
+        for storage in without.living() if without else ():
+            found.pop(id(storage), None)
+        self._found = [weakref.ref(storage) for storage in found.values()]
+
+    def living(self) -> list[torch.UntypedStorage]:
+        """Those that are still alive."""
+        return [storage for reference in self._found if (storage := reference()) is not None]
+
+    def alive(self) -> int:
+        """Bytes of those that are still alive."""
+        return sum(storage.nbytes() for storage in self.living())
+
+
+class LayerPass:
+    """Forward, then backward of one micro-batch; use once.
+
+    Before `forward` it holds copies of the run's inputs (and target), as if they had just arrived;
+    between `forward` and `backward` it holds nothing but the root of the graph.
+    """
+
+    def __init__(self, run: LayerRun) -> None:
+        self._run = run
+        self._entry, self._exit = Slot(), Slot()
+        self._root: Tensor | None = None
+        self._gradients: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._arrived = [tensor.clone() for tensor in run.inputs]
+        self._target: Any = run.loss[1].clone() if run.loss else None
+        self.inputs = Storages(self._arrived)
+        self.outputs = Storages(())
+        """Storages behind the outputs that are no input's; known after `forward`."""
+        self.output_bytes = 0
+        """Size of all outputs; known after `forward`."""
+
+    def forward(self) -> None:
+        """Runs the layer, and the loss behind the last one.
+
+        Raises:
+            InputError: if the layer fails, or it or the loss returns the wrong kind of value.
+        """
+        value: Any = self._enter()
+        value = call(self._run.name, self._run.layer, value)
+        if self._run.loss:
+            value = (check_loss(self._run.loss[0](value[0], self._target)),)
+        self._target = None
+        roots = [output for output in value if output.requires_grad]
+        self._root = leave(self._exit, roots) if roots else None
+        self.outputs = Storages(value, without=self.inputs)
+        self.output_bytes = sum(output.nbytes for output in value)
+        self._gradients = [(root.shape, root.dtype, root.device) for root in roots]
+
+    def receive_gradients(self) -> int:
+        """Makes the gradients of the outputs, as if they had just arrived; returns their bytes."""
+        arrived = [
+            torch.ones(shape, dtype=dtype, device=device)
+            for shape, dtype, device in self._gradients
+        ]
+        self._exit.put(arrived)
+        return sum(gradient.nbytes for gradient in arrived)
+
+    def backward(self) -> list[Tensor]:
+        """Gradients of the differentiable inputs; parameters' gradients accumulate."""
+        root, self._root = self._root, None
+        if root is not None:
+            run_backward(root)
+        taken = self._entry.take()
+        if taken is not None:
+            return taken
+        pairs = zip(self._run.inputs, self._run.differentiable, strict=True)
+        return [torch.zeros_like(value) for value, flag in pairs if flag]
+
+    def _enter(self) -> tuple[Tensor, ...]:
+        """The inputs, the differentiable ones as outputs of the graph's first node."""
+        flags = self._run.differentiable
+        arrived, self._arrived = self._arrived, []
+        chosen = [value for value, flag in zip(arrived, flags, strict=True) if flag]
+        entered = iter(enter(self._entry, chosen) if chosen else ())
+        pairs = zip(arrived, flags, strict=True)
+        return tuple(next(entered) if flag else value for value, flag in pairs)
