@@ -3,6 +3,7 @@
 Every planner returns a `Schedule`, and `judge` says what it does; docs/remat.md is the contract.
 """
 
+from pipeplan.remat.channel import Channel
 from pipeplan.remat.costs import Costs, from_chain
 from pipeplan.remat.judge import Outcome, Step, judge
 from pipeplan.remat.methods import METHODS, Rematerialization, rematerialize_chain
@@ -10,6 +11,7 @@ from pipeplan.remat.schedule import Op, OpKind, Schedule
 
 __all__ = [
     "METHODS",
+    "Channel",
     "Costs",
     "Op",
     "OpKind",

@@ -1,6 +1,6 @@
 """What is on the device between two operations, and whether the next one is allowed.
 
-The rules (D1)-(D8) and the bytes (R1)-(R3) of docs/remat.md; memory follows from the order of the
+The rules (D1)-(D8) and the bytes (R1)-(R4) of docs/remat.md; memory follows from the order of the
 operations alone, never from their times.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pipeplan.remat.channel import Queue, Transfer
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.schedule import FORWARDS, Op, OpKind
 
@@ -33,19 +34,24 @@ class Device:
     """
 
     costs: Costs
+    duplex: bool = False
     full: set[int] = field(default_factory=lambda: {0})
     tapes: set[int] = field(default_factory=set)
     places: dict[int, Place] = field(default_factory=dict)
     pending: int = -1
     """The layer whose backward comes next."""
     unit_bytes: list[int] = field(default_factory=list)
-    total: int = 0
-    """Bytes of everything on the device, the gradient and static bytes included."""
+    settled: int = 0
+    """Bytes on the device that no transfer touches, the gradient and static bytes included."""
+    queue: Queue = field(init=False)
+    host: dict[int, int] = field(default_factory=dict)
+    """Bytes reserved on the host for each unit."""
 
     def __post_init__(self) -> None:
+        self.queue = Queue(self.duplex)
         self.pending = self.costs.layers - 1
         self.unit_bytes = [0] * (self.costs.layers + 1)
-        self.total = self.costs.static
+        self.settled = self.costs.static
         self._recount(0)
 
     def place(self, unit: int) -> Place:
@@ -60,9 +66,14 @@ class Device:
             return own + c.boundary[unit]
         return own + c.kept(unit, before=unit - 1 in self.tapes, behind=unit in self.tapes)
 
+    @property
+    def total(self) -> int:
+        """The most bytes on the device now, however far the transfers are (R4)."""
+        return self.settled + self.queue.most(self.size)
+
     def _recount(self, unit: int) -> None:
-        now = self.size(unit) if self.place(unit) is not Place.HOST else 0
-        self.total += now - self.unit_bytes[unit]
+        now = self.size(unit) if self.place(unit) is Place.DEVICE else 0
+        self.settled += now - self.unit_bytes[unit]
         self.unit_bytes[unit] = now
 
     def refusal(self, op: Op) -> str | None:
@@ -83,9 +94,16 @@ class Device:
             return f"boundary {layer + 1} is there already"
         if layer > self.pending:
             return f"the backward of layer {layer} is over"
-        if op.kind is OpKind.KEEP_NOTHING and self.place(layer) is Place.LEAVING:
+        if self.place(layer) is Place.LEAVING and self._shrinks(op):
             return f"gives up boundary {layer} while it is copied to the host"
         return None
+
+    def _shrinks(self, op: Op) -> bool:
+        """Whether `op` gives up a part of its input."""
+        kept = 0
+        if op.kind is OpKind.KEEP_ALL:
+            kept = self.costs.kept(op.index, before=op.index - 1 in self.tapes, behind=True)
+        return op.kind is not OpKind.KEEP_INPUT and kept < self.costs.boundary[op.index]
 
     def _refuse_backward(self, layer: int) -> str | None:
         if layer != self.pending:
@@ -108,7 +126,7 @@ class Device:
                 None if self.size(unit) and place is Place.DEVICE else f"unit is {place} or empty"
             )
         if op.kind is OpKind.PREFETCH:
-            return None if place is Place.HOST else f"unit is {place}"
+            return None if place in (Place.HOST, Place.LEAVING) else f"unit is {place}"
         return None if place in (Place.LEAVING, Place.COMING) else "no transfer to wait for"
 
     def during(self, op: Op) -> int:
@@ -121,7 +139,10 @@ class Device:
         if op.kind is OpKind.BACKWARD:
             own = c.gradient[layer] - c.incoming(layer)
             return self.total + own + c.backward_work[layer] + c.gradient_in(layer)
-        return self.total + (self.size(op.index) if op.kind is OpKind.PREFETCH else 0)
+        if op.kind is OpKind.PREFETCH:
+            coming = Queue(self.duplex, [*self.queue.pending, Transfer(op.index, out=False)])
+            return self.settled + coming.most(self.size)
+        return self.total
 
     def apply(self, op: Op) -> None:
         """The state after `op`, which `refusal` allows."""
@@ -131,12 +152,16 @@ class Device:
         elif op.kind is OpKind.BACKWARD:
             self.tapes.discard(index)
             self.pending -= 1
-            self.total += self.costs.gradient_in(index) - self.costs.incoming(index)
+            self.settled += self.costs.gradient_in(index) - self.costs.incoming(index)
             self._recount(index)
             self._recount(index + 1)
-        else:
-            self._move(op)
+        elif op.kind is OpKind.FREE:
+            self.full.discard(index)
             self._recount(index)
+        elif op.kind is OpKind.WAIT:
+            self._end(index)
+        else:
+            self._issue(index, op.kind is OpKind.OFFLOAD)
 
     def _forward(self, op: Op) -> None:
         layer = op.index
@@ -148,15 +173,17 @@ class Device:
         self._recount(layer)
         self._recount(layer + 1)
 
-    def _move(self, op: Op) -> None:
-        unit = op.index
-        if op.kind is OpKind.FREE:
-            self.full.discard(unit)
-        elif op.kind is OpKind.OFFLOAD:
-            self.places[unit] = Place.LEAVING
-        elif op.kind is OpKind.PREFETCH:
-            self.places[unit] = Place.COMING
-        elif self.place(unit) is Place.LEAVING:
-            self.places[unit] = Place.HOST
-        else:
-            del self.places[unit]
+    def _issue(self, unit: int, out: bool) -> None:
+        self.queue.issue(Transfer(unit, out))
+        self.places[unit] = Place.LEAVING if out else Place.COMING
+        if out:
+            self.host[unit] = self.size(unit)
+        self._recount(unit)
+
+    def _end(self, unit: int) -> None:
+        for transfer in self.queue.end(unit):
+            if transfer.out and self.place(transfer.unit) is Place.LEAVING:
+                self.places[transfer.unit] = Place.HOST
+            elif not transfer.out:
+                del self.places[transfer.unit], self.host[transfer.unit]
+            self._recount(transfer.unit)

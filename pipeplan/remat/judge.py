@@ -1,7 +1,7 @@
 """The one judge of every planner: replay a schedule, by rule, by byte and by time.
 
 Computation and transfers overlap: the device runs forwards and backwards in order on one queue,
-transfers one at a time in order of issue on another; only `wait` ties the first to the second:
+transfers in order of issue on the channel; only `wait` ties the first to the second:
 (T1)-(T4) of docs/remat.md.
 """
 
@@ -10,19 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
+from pipeplan.remat.channel import Channel
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.device import Device
 from pipeplan.remat.schedule import FORWARDS, Op, OpKind, Schedule
-from pipeplan.units import ceil_div
 
-_SECOND = 10**9
+INSTANT = Channel()
+"""Where transfers take no time."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One replayed operation: when it runs, and the bytes on the device meanwhile.
+    """One replayed operation: when it runs, and the bytes on device and host meanwhile.
 
-    A transfer's times are those on the transfer queue, its bytes those from its issue on.
+    A transfer's times are those on the channel, its bytes those from its issue on.
     """
 
     op: Op
@@ -30,6 +31,7 @@ class Step:
     end_ns: int
     bytes: int
     moved: int = 0
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Outcome:
     makespan_ns: int
     peak_bytes: int
     violations: tuple[str, ...]
+    host_peak_bytes: int = 0
+
+    @property
+    def idle_ns(self) -> int:
+        """Time in which the device computes nothing."""
+        busy = sum(step.end_ns - step.start_ns for step in self.steps if step.op.computes)
+        return self.makespan_ns - busy
 
     @property
     def peak_step(self) -> Step:
@@ -48,9 +57,9 @@ class Outcome:
 
 
 def judge(
-    costs: Costs, schedule: Schedule, budget: int | None = None, bandwidth: int | None = None
+    costs: Costs, schedule: Schedule, budget: int | None = None, channel: Channel = INSTANT
 ) -> Outcome:
-    """Replay `schedule`; `bandwidth` is bytes per second, None where transfers take no time.
+    """Replay `schedule` over `channel`.
 
     The replay ends at the first operation that is not allowed; a budget that is exceeded is
     reported for the first operation that does, and the replay goes on.
@@ -60,7 +69,7 @@ def judge(
             f"schedule: got one for {schedule.layers} layers, need {costs.layers}."
             " Plan this chain again."
         )
-    device, clock = Device(costs), _Clock(costs, bandwidth)
+    device, clock = Device(costs, channel.duplex), _Clock(costs, channel)
     steps: list[Step] = []
     found: list[str] = []
     for number, op in enumerate(schedule.ops):
@@ -71,8 +80,9 @@ def judge(
         if budget is not None and used > budget and not found:
             found.append(f"step {number}, {op}: holds {used} bytes, need at most {budget}")
         moved = device.size(op.index) if op.kind in (OpKind.OFFLOAD, OpKind.PREFETCH) else 0
-        steps.append(Step(op, *clock.run(op, moved), used, moved))
+        times = clock.run(op, moved)
         device.apply(op)
+        steps.append(Step(op, *times, used, moved, sum(device.host.values())))
     if device.pending >= 0:
         found.append(f"the end: the backward of layer {device.pending} is missing")
     return _outcome(steps, clock, found)
@@ -80,24 +90,23 @@ def judge(
 
 def _outcome(steps: list[Step], clock: _Clock, found: list[str]) -> Outcome:
     peak = max((step.bytes for step in steps), default=0)
-    return Outcome(tuple(steps), max(clock.compute, clock.channel), peak, tuple(found))
+    host = max((step.host_bytes for step in steps), default=0)
+    return Outcome(tuple(steps), max(clock.compute, *clock.free), peak, tuple(found), host)
 
 
 class _Clock:
-    """When the two queues are free next."""
+    """When the device and the directions of the channel are free next."""
 
-    def __init__(self, costs: Costs, bandwidth: int | None) -> None:
-        self.costs, self.bandwidth = costs, bandwidth
-        self.compute = self.channel = 0
+    def __init__(self, costs: Costs, channel: Channel) -> None:
+        self.costs, self.channel = costs, channel
+        self.compute = 0
+        self.free = [0, 0]
         self.done: dict[int, int] = {}
 
     def run(self, op: Op, moved: int) -> tuple[int, int]:
         """Start and end of `op`."""
         if op.kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
-            start = max(self.compute, self.channel)
-            self.channel = start + self._transfer(moved)
-            self.done[op.index] = self.channel
-            return start, self.channel
+            return self._transfer(op, moved)
         start = self.compute
         if op.kind in FORWARDS:
             self.compute += self.costs.forward[op.index]
@@ -107,5 +116,10 @@ class _Clock:
             self.compute = max(start, self.done[op.index])
         return start, self.compute
 
-    def _transfer(self, moved: int) -> int:
-        return 0 if self.bandwidth is None else ceil_div(moved * _SECOND, self.bandwidth)
+    def _transfer(self, op: Op, moved: int) -> tuple[int, int]:
+        way = int(self.channel.duplex and op.kind is OpKind.PREFETCH)
+        # A unit comes back no earlier than it has left; on one way that follows from the order.
+        start = max(self.compute, self.free[way], self.done.get(op.index, 0))
+        end = start + self.channel.time_ns(moved)
+        self.free[way] = self.done[op.index] = end
+        return start, end

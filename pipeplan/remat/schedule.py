@@ -28,11 +28,11 @@ class OpKind(StrEnum):
     FREE = "free"
     """Give up the full tensor of a boundary; what tapes keep of it stays."""
     OFFLOAD = "offload"
-    """Begin to copy a unit to the host; it stays on the device until its `wait`."""
+    """Copy a unit to the host, behind all transfers before; its bytes go when the copy ends."""
     PREFETCH = "prefetch"
-    """Reserve a unit's bytes and begin to copy it back; it may be used from its `wait` on."""
+    """Copy a unit back, behind all transfers before; its bytes come when the copy begins."""
     WAIT = "wait"
-    """Wait for the last transfer of a unit; an offloaded one leaves the device here."""
+    """Compute on only once the last transfer of a unit has ended, and so all before it."""
 
 
 FORWARDS = (OpKind.KEEP_ALL, OpKind.KEEP_INPUT, OpKind.KEEP_NOTHING)
@@ -47,6 +47,11 @@ class Op:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index}"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it takes time of the device: a forward or a backward."""
+        return self.kind in FORWARDS or self.kind is OpKind.BACKWARD
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,7 @@ def _op(line: str, layers: int, where: str) -> Op:
         raise InputError(
             f"{where}: got {shown(line)}, need one of {', '.join(known)} and an index"
         )
-    per_layer = kind in FORWARDS or kind is OpKind.BACKWARD
-    return Op(kind, _number(line, 0, layers - 1 if per_layer else layers, where))
+    return Op(kind, _number(line, 0, layers - Op(kind, 0).computes, where))
 
 
 def _number(line: str, least: int, most: int, where: str) -> int:

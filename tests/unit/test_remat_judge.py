@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipeplan.errors import InputError
+from pipeplan.remat.channel import Channel
 from pipeplan.remat.costs import Costs, from_chain
 from pipeplan.remat.judge import judge
 from pipeplan.remat.periodic import keep_all
@@ -62,7 +63,7 @@ def test_transfers_overlap_computation_and_wait_joins_them() -> None:
         "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\noffload 0\nwait 0\nprefetch 0\n"
         "B 1\nwait 0\nB 0\n"
     )
-    outcome = judge(HAND, Schedule.from_text(text), bandwidth=10**10)
+    outcome = judge(HAND, Schedule.from_text(text), channel=Channel(10**10))
     assert outcome.violations == ()
     times = {str(step.op): (step.start_ns, step.end_ns) for step in outcome.steps}
     assert times["offload 0"] == (3, 4)
@@ -71,6 +72,54 @@ def test_transfers_overlap_computation_and_wait_joins_them() -> None:
     assert outcome.makespan_ns == 11
     assert [step.moved for step in outcome.steps if step.moved] == [10, 10]
     assert outcome.steps[5].bytes == outcome.steps[3].bytes
+
+
+SWAP = "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\noffload 0\n"
+
+
+def test_what_comes_takes_the_place_of_what_left_before_it() -> None:
+    """On one way a prefetch behind an offload adds only what exceeds it; on two it adds all."""
+    text = SWAP + "wait 0\noffload 1\nprefetch 0\nwait 0\nprefetch 1\nwait 1\nB 1\nB 0\n"
+    one = judge(HAND, Schedule.from_text(text), channel=Channel(10**9))
+    two = judge(HAND, Schedule.from_text(text), channel=Channel(10**9, duplex=True))
+    assert one.violations == two.violations == ()
+    zero, first = 10, 7 + 6
+    rest = 100 + 3
+    assert [step.bytes for step in one.steps[3:9]] == [
+        rest + zero + first,
+        rest + zero + first,
+        rest + first,
+        rest + first,
+        rest + first,
+        rest + zero + first,
+    ]
+    assert [step.bytes for step in two.steps[6:8]] == [rest + zero + first] * 2
+    assert [step.host_bytes for step in one.steps[3:9]] == [10, 10, 23, 23, 13, 13]
+    assert one.host_peak_bytes == 23
+    assert one.makespan_ns == 3 + 2 * (10 + 13) + 7
+    assert one.idle_ns == 2 * (10 + 13)
+    # Both directions at once: 13 ns out beside 10 ns back.
+    assert two.makespan_ns == 3 + 10 + 13 + 13 + 7
+
+
+@pytest.mark.parametrize("duplex", [False, True])
+def test_a_unit_may_be_called_back_while_it_leaves(duplex: bool) -> None:
+    """Its way back begins behind its own way out, whatever the directions share."""
+    text = SWAP + "prefetch 0\nwait 0\nB 1\nB 0\n"
+    found = judge(HAND, Schedule.from_text(text), channel=Channel(10**9, duplex))
+    assert found.violations == ()
+    assert found.makespan_ns == 3 + 10 + 10 + 7
+
+
+def test_with_two_ways_a_wait_ends_only_its_own_direction() -> None:
+    """Waiting for what comes says nothing about what leaves meanwhile."""
+    text = SWAP + "wait 0\noffload 1\nprefetch 0\nwait 0\nprefetch 1\nwait 1\nB 1\nB 0\n"
+    steps = judge(HAND, Schedule.from_text(text), channel=Channel(10**9, duplex=True)).steps
+    assert steps[8].bytes == 103 + 13 + 10
+    late = SWAP + "wait 0\noffload 1\nprefetch 0\nwait 0\nwait 1\nprefetch 1\nwait 1\nB 1\nB 0\n"
+    assert judge(HAND, Schedule.from_text(late), channel=Channel(1, duplex=True)).violations == ()
+    found = judge(HAND, Schedule.from_text(late), channel=Channel(1)).violations
+    assert found == ("step 8, wait 1: no transfer to wait for",)
 
 
 @pytest.mark.parametrize(

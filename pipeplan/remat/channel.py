@@ -1,0 +1,79 @@
+"""The way between a device and its host, and the transfers that wait on it.
+
+One transfer at a time for both directions together, or, where the way is full duplex, one each.
+Transfers run in order of issue, so a `wait` for one is a wait for all before it: (T2), (R4) of
+docs/remat.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipeplan.units import ceil_div
+
+_SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Bytes per second (None: transfers take no time), and whether directions are independent."""
+
+    bandwidth: int | None = None
+    duplex: bool = False
+
+    def time_ns(self, size: int) -> int:
+        """Time of a transfer of `size` bytes."""
+        return 0 if self.bandwidth is None else ceil_div(size * _SECOND, self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One copy of a unit: to the host, or back."""
+
+    unit: int
+    out: bool
+
+
+@dataclass
+class Queue:
+    """Transfers that were issued and are not known to have ended, in order of issue."""
+
+    duplex: bool
+    pending: list[Transfer] = field(default_factory=list)
+
+    def issue(self, transfer: Transfer) -> None:
+        """Put `transfer` behind all others."""
+        self.pending.append(transfer)
+
+    def end(self, unit: int) -> list[Transfer]:
+        """Take out all that has ended once the last transfer of `unit` has."""
+        last = max(i for i, each in enumerate(self.pending) if each.unit == unit)
+        over = {last}
+        for index in range(last, -1, -1):
+            # A later one that has ended started after this one, or after its own way out.
+            behind = [self.pending[other] for other in over]
+            if any(self._follows(each, self.pending[index]) for each in behind):
+                over.add(index)
+        ended = [each for index, each in enumerate(self.pending) if index in over]
+        self.pending = [each for index, each in enumerate(self.pending) if index not in over]
+        return ended
+
+    def _follows(self, later: Transfer, earlier: Transfer) -> bool:
+        return not self.duplex or later.out == earlier.out or later.unit == earlier.unit
+
+    def most(self, size: Callable[[int], int]) -> int:
+        """The most bytes that queued units can hold on the device, however far the queue is (R4).
+
+        A unit on its way out holds its bytes until its copy has ended, one on its way back from
+        the begin of its copy. In one direction at a time, what comes takes the place of what left
+        before it; with independent directions nothing is known.
+        """
+        if self.duplex:
+            return sum(size(unit) for unit in {each.unit for each in self.pending})
+        now = sum(size(each.unit) for each in self.pending if each.out)
+        most = now
+        for each in self.pending:
+            now += -size(each.unit) if each.out else size(each.unit)
+            most = max(most, now)
+        return most
