@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pipeplan.errors import InputError
 from pipeplan.livebytes import key
@@ -45,13 +45,29 @@ def trace(
     """
     with unchanged_buffers(layers.values()):
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            with fake_mode(layers.values()) as fake:
                 return _walk(layers, loss, fake.from_tensor(source), fake.from_tensor(target))
         except Exception as error:
             reason = str(error).split("\n")[0]
         traced = _walk(layers, loss, source, target)
     _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
     return traced
+
+
+def has_fakes(layers: Iterable[nn.Module]) -> bool:
+    """Whether parameters or buffers of `layers` are fake: nothing can be computed with them."""
+    return _first_fake(layers) is not None
+
+
+def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:
+    """The mode that the parameters of `layers` belong to where they are fake, else a new one."""
+    found = _first_fake(layers)
+    return found.fake_mode if found is not None else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _first_fake(layers: Iterable[nn.Module]) -> FakeTensor | None:
+    states = (tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()])
+    return next((tensor for tensor in states if isinstance(tensor, FakeTensor)), None)
 
 
 @contextmanager
