@@ -19,7 +19,7 @@ from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.stage import Stage, empty
+from pipeplan.runtime.stage import empty
 from pipeplan.runtime.transport import PeerLostError, Pending, Transport, wait_all
 from pipeplan.runtime.wiring import Wire, Wires
 
@@ -47,6 +47,37 @@ class Observer(Protocol):
         """`stage` made its weights of step `step`."""
 
 
+class Updated(Protocol):
+    """The weights of a stage."""
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+
+    def update(self, step: int) -> None:
+        """Make version `step + 1`."""
+
+
+class Hosted(Protocol):
+    """A stage as the executor sees it: `Stage` in a training, `TimedStage` in a rehearsal."""
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches between their forward and their backward."""
+
+    @property
+    def weights(self) -> Updated:
+        """What an OPT updates."""
+
+    def forward(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """Outputs for `microbatch`; the last stage's is its loss."""
+
+    def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
+        """Gradients of the stage's inputs."""
+
+
 @dataclass(slots=True)
 class _Message:
     """Tensors of one boundary and, while they travel, the messages that carry them."""
@@ -71,12 +102,13 @@ class Executor:
     def __init__(
         self,
         pattern: Pattern,
-        stages: Mapping[int, Stage],
+        stages: Mapping[int, Hosted],
         wires: Mapping[int, Wires],
         feed: Feed,
         transport: Transport,
         observer: Observer,
         gate: Gate,
+        recorder: Recorder | None = None,
     ) -> None:
         """Takes what the rank hosts.
 
@@ -88,8 +120,9 @@ class Executor:
             transport: to the other ranks.
             observer: is told losses, backwards and updates.
             gate: asked before each step whether all ranks shall stop there.
+            recorder: keeps the last actions, if not in real time.
         """
-        self.recorder = Recorder()
+        self.recorder = recorder or Recorder()
         self._pattern = pattern
         self._stages = stages
         self._wires = wires

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pipeplan.program import Action
@@ -23,7 +23,8 @@ now_ns = time.perf_counter_ns
 class Recorder:
     """The last `capacity` actions of a rank, with start and end in ns of one monotonic clock."""
 
-    def __init__(self, capacity: int = 256) -> None:
+    def __init__(self, capacity: int = 256, now: Callable[[], int] = now_ns) -> None:
+        self._now = now
         self._ring: deque[tuple[Action, int, int]] = deque(maxlen=capacity)
         self.current: Action | None = None
         """The action that runs now."""
@@ -31,11 +32,11 @@ class Recorder:
     def begin(self, action: Action) -> int:
         """Say that `action` starts; returns the time."""
         self.current = action
-        return now_ns()
+        return self._now()
 
     def end(self, start_ns: int) -> int:
         """Say that the current action has ended; returns the time."""
-        end = now_ns()
+        end = self._now()
         if self.current is not None:
             self._ring.append((self.current, start_ns, end))
         return end

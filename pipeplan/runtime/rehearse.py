@@ -1,0 +1,203 @@
+"""A run without a model: executor, programs and messages as always, ops that only pass time.
+
+Everything but the layers is the real thing: the same executor walks the same lists and its
+messages cross the same process group. So a rehearsal shows what a plan does on these processes
+before there is a model, and on the virtual clock it shows exactly what the model of docs/model.md
+says: every action ends when the simulator's eager clock says, whatever the machine is doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeplan.errors import InternalError
+from pipeplan.plan import OpKind, Plan
+from pipeplan.program import Pattern
+from pipeplan.runtime.clock import Clock, SleepClock, VirtualClock
+from pipeplan.runtime.emulate import EmulatedTransport
+from pipeplan.runtime.executor import Executor, Observer
+from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.recorder import Recorder
+from pipeplan.runtime.transport import Transport
+from pipeplan.runtime.virtual import Crossing, VirtualTransport
+from pipeplan.runtime.wiring import Wires, wires
+from pipeplan.task import TensorSpec
+
+Kind = Literal["sleep", "virtual"]
+
+_NOTHING = TensorSpec((0,), "torch.float32", True)
+"""What a boundary carries: no bytes; the stamps beside it carry the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long everything lasts in a rehearsal, in ns."""
+
+    ops: Mapping[tuple[OpKind, int], int]
+    """By kind and stage, transfers included."""
+    updates: tuple[int, ...]
+    """By stage, the optimizer's step."""
+
+    @classmethod
+    def of(cls, plan: Plan, *, scale: Fraction = Fraction(1), updates: bool = True) -> Times:
+        """What the plan says, times `scale`; without `updates` an OPT takes no time."""
+        lasting = {(op.kind, op.stage): ceil(op.duration_ns * scale) for op in plan.ops}
+        steps = (_update_ns(plan, index) if updates else 0 for index in range(len(plan.stages)))
+        return cls(lasting, tuple(ceil(step * scale) for step in steps))
+
+
+class TimedStage:
+    """Stands in for a stage: each op passes its planned time."""
+
+    def __init__(self, times: Times, index: int, clock: Clock) -> None:
+        """Takes how long its ops last; `index` is its place among all stages."""
+        self.in_flight = 0
+        self.version = 0
+        self._clock = clock
+        self._first = index == 0
+        self._last = index == len(times.updates) - 1
+        self._forward_ns = times.ops[OpKind.F, index]
+        self._backward_ns = times.ops[OpKind.B, index]
+        self._update_ns = times.updates[index]
+
+    @property
+    def weights(self) -> TimedStage:
+        """What is updated: nothing but the clock."""
+        return self
+
+    def forward(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """See `Stage`: one empty tensor, or the last stage's loss."""
+        self.in_flight += 1
+        self._clock.until(self._clock.now() + self._forward_ns)
+        return [torch.zeros(() if self._last else 0)]
+
+    def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
+        """See `Stage`."""
+        self.in_flight -= 1
+        self._clock.until(self._clock.now() + self._backward_ns)
+        return [] if self._first else [torch.zeros(0)]
+
+    def update(self, step: int) -> None:
+        """See `Weights`."""
+        self._clock.until(self._clock.now() + self._update_ns)
+        self.version = step + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _NoData:
+    """Every micro-batch is empty."""
+
+    def input(self, microbatch: int) -> list[Tensor]:
+        """See `Feed`."""
+        return []
+
+    def target(self, microbatch: int) -> Tensor:
+        """See `Feed`."""
+        return torch.zeros(())
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """One rank of a run without a model."""
+
+    plan: Plan
+    pattern: Pattern
+    steps: int
+    observer: Observer
+    clock: Clock
+    times: Times
+    recorder: Recorder
+
+    def run(self, transport: Transport) -> None:
+        """Walk this rank's list from empty to empty.
+
+        Raises:
+            RankError: if an action failed, as in a training.
+        """
+        hosted = self.pattern.hosted[transport.rank]
+        boundaries = [(_NOTHING,)] * len(self.plan.chain.layers)
+        links = [wires(self.plan.stages, boundaries, i) for i in range(len(self.plan.stages))]
+        timed = self._on_links(transport, _tags(links))
+        Executor(
+            self.pattern,
+            {index: TimedStage(self.times, index, self.clock) for index in hosted},
+            {index: links[index] for index in hosted},
+            _NoData(),
+            timed,
+            self.observer,
+            Gate(timed, self.plan.semantics, lambda: False),
+            self.recorder,
+        ).run(0, self.steps)
+
+    def _on_links(
+        self, transport: Transport, tags: Mapping[int, tuple[OpKind, int]]
+    ) -> EmulatedTransport | VirtualTransport:
+        if isinstance(self.clock, VirtualClock):
+            crossings = {tag: _crossing(self.plan, *named) for tag, named in tags.items()}
+            total = self.steps * self.plan.microbatches
+            return VirtualTransport(transport, self.clock, crossings, self.plan, total)
+        lasting = {tag: self.times.ops[named] for tag, named in tags.items()}
+        return EmulatedTransport(transport, self.clock, lasting)
+
+
+def rehearsal(
+    plan: Plan,
+    pattern: Pattern,
+    steps: int,
+    observer: Observer,
+    kind: Kind,
+    *,
+    times: Times | None = None,
+    memory: int = 256,
+) -> Rehearsal:
+    """What a rank runs to rehearse `plan`.
+
+    Args:
+        plan: a verified plan; stages, times and links come from it.
+        pattern: the lowered plan.
+        steps: optimizer steps.
+        observer: is told backwards and updates, and a loss of 0.
+        kind: `sleep`: ops and links take their time, all ranks on one machine; `virtual`: none.
+        times: how long ops last if not as planned; on the virtual clock links are as planned.
+        memory: how many of the last actions the recorder keeps.
+    """
+    clock: Clock = VirtualClock() if kind == "virtual" else SleepClock()
+    recorder = Recorder(memory, clock.now)
+    return Rehearsal(plan, pattern, steps, observer, clock, times or Times.of(plan), recorder)
+
+
+def _tags(links: list[Wires]) -> dict[int, tuple[OpKind, int]]:
+    """Which transfer the messages of a tag are."""
+    named: dict[int, tuple[OpKind, int]] = {}
+    for stage, each in enumerate(links):
+        for kind, wire in ((OpKind.SEND_F, each.output), (OpKind.SEND_B, each.input_gradient)):
+            if wire is not None:
+                named[wire.tags[0]] = (kind, stage)
+    return named
+
+
+def _crossing(plan: Plan, kind: OpKind, stage: int) -> Crossing:
+    ops = tuple(op for op in plan.ops if (op.kind, op.stage) == (kind, stage))
+    ends = ops[0].link if ops else None
+    if ends is None:
+        raise InternalError(f"plan: no op {stage}{kind} on a link. Verify the plan first.")
+    forward = kind is OpKind.SEND_F
+    position = 2 * stage + 1 if forward else 2 * (2 * len(plan.stages) - 1 - stage)
+    return Crossing(plan.cluster.links.resource(*ends), ops, position)
+
+
+def _update_ns(plan: Plan, index: int) -> int:
+    """The optimizer's part of (T5) for one stage."""
+    stage = plan.stages[index]
+    speed = Fraction(str(plan.cluster.gpus[stage.gpu].speed))
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    return sum(ceil(layer.optimizer_ns / speed) for layer in layers)

@@ -1,0 +1,199 @@
+"""Messages on the virtual clock: each link as the model has it, docs/model.md (O8).
+
+A transfer starts when its SEND is issued, its RECV posted, and its link has carried every transfer
+that the plan has before it there. The sender knows the first moment, the receiver the second; each
+tells the other with a real message, and both keep the same account of the link. So nothing here
+depends on when a real message arrives, only on what it says.
+
+Source: ours; the idea of time that travels with messages is Lamport's (1978).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from heapq import merge
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan.errors import InternalError
+from pipeplan.plan import Op, Plan
+from pipeplan.runtime.clock import Clock
+from pipeplan.runtime.emulate import STAMP_TAGS
+from pipeplan.runtime.transport import Pending, Transport, Vote
+
+_POST_TAGS = 2 * STAMP_TAGS
+"""Added to a message's tag for the stamp that says when its receive was posted."""
+
+_Link = tuple[int, int]
+_Key = tuple[int, int]
+"""(tag, micro-batch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What the messages of one tag are: the planned transfers of one boundary and direction."""
+
+    link: _Link
+    ops: tuple[Op, ...]
+    """By copy."""
+    position: int
+    """(T1)."""
+
+
+class Account:
+    """When each transfer of one link starts and ends, in the plan's order."""
+
+    def __init__(self, order: Iterator[tuple[_Key, int]]) -> None:
+        """Takes (transfer, duration in ns) in the order in which the link carries them."""
+        self._order = order
+        self._free = 0
+        self._known: dict[_Key, _Stamps] = {}
+        self._ends: dict[_Key, int] = {}
+
+    def add(self, key: _Key, stamps: _Stamps) -> None:
+        """Say that this rank has done its part of a transfer."""
+        self._known[key] = stamps
+
+    def end(self, key: _Key) -> int:
+        """When the transfer ends; waits for what the other rank has to say about it.
+
+        Raises:
+            InternalError: if a transfer that comes before it is not known here: a wrong program.
+        """
+        while key not in self._ends:
+            head, duration = next(self._order)
+            stamps = self._known.pop(head, None)
+            if stamps is None:
+                raise InternalError(
+                    f"virtual clock: transfer {key} ends before {head} begins, which the plan has"
+                    " before it on their link. Report this plan."
+                )
+            self._free = max(stamps.ready(), self._free) + duration
+            self._ends[head] = self._free
+        return self._ends.pop(key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamps:
+    """This rank's own moment of a transfer, and the one that the other rank sends."""
+
+    own: int
+    other: Tensor
+    pending: Pending
+
+    def ready(self) -> int:
+        self.pending.wait()
+        return max(self.own, int(self.other))
+
+
+class VirtualTransport:
+    """Carries messages that know the time."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        crossings: Mapping[int, Crossing],
+        plan: Plan,
+        microbatches: int,
+    ) -> None:
+        """Wraps a transport for one run.
+
+        Args:
+            transport: what really moves the messages.
+            clock: this rank's.
+            crossings: by tag.
+            plan: gives the order of transfers on each link.
+            microbatches: of the whole run, counted from 0.
+        """
+        self.rank, self.size = transport.rank, transport.size
+        self._transport = transport
+        self._clock = clock
+        self._links = {tag: crossing.link for tag, crossing in crossings.items()}
+        flow = plan.microbatches if plan.semantics == "flush" else microbatches
+        self._accounts = {
+            link: Account(_carried(plan, link, crossings, flow, microbatches))
+            for link in set(self._links.values())
+        }
+        self._next: dict[int, Iterator[int]] = defaultdict(count)
+        """By tag, the micro-batch of the next message here."""
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`; complete at the virtual time at which the link has carried it."""
+        return self._exchange(
+            self._transport.send(tensor, peer, tag), peer, tag, STAMP_TAGS, _POST_TAGS
+        )
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`; complete at the virtual time at which the link has carried it."""
+        return self._exchange(
+            self._transport.receive(tensor, peer, tag), peer, tag, _POST_TAGS, STAMP_TAGS
+        )
+
+    def vote(self, yes: bool) -> Vote:
+        """See `Transport`."""
+        return self._transport.vote(yes)
+
+    def gather(self, value: object) -> list[Any]:
+        """See `Transport`."""
+        return self._transport.gather(value)
+
+    def _exchange(self, carried: Pending, peer: int, tag: int, tell: int, ask: int) -> Pending:
+        """Tell the other end this end's moment, and ask for its moment."""
+        own, other = torch.tensor([self._clock.now()]), torch.zeros(1, dtype=torch.int64)
+        told = self._transport.send(own, peer, tell + tag)
+        asked = self._transport.receive(other, peer, ask + tag)
+        key, account = (tag, next(self._next[tag])), self._accounts[self._links[tag]]
+        account.add(key, _Stamps(self._clock.now(), other, asked))
+        return _Transfer(account, key, (carried, told), own, self._clock)
+
+
+class _Transfer:
+    def __init__(
+        self,
+        account: Account,
+        key: _Key,
+        parts: tuple[Pending, ...],
+        own: Tensor,
+        clock: Clock,
+    ) -> None:
+        self._account, self._key, self._parts, self._clock = account, key, parts, clock
+        self._own = own  # lives until it is sent
+
+    def wait(self) -> None:
+        end = self._account.end(self._key)
+        for part in self._parts:
+            part.wait()
+        self._clock.until(end)
+
+
+def _carried(
+    plan: Plan, link: _Link, crossings: Mapping[int, Crossing], flow: int, microbatches: int
+) -> Iterator[tuple[_Key, int]]:
+    """The transfers of a link in the plan's order: by planned time; see (O8) for equal times.
+
+    Micro-batches flow in groups of `flow`, each group behind the one before it: steps of a flush.
+    """
+    for first in range(0, microbatches, flow):
+        streams = [
+            _stream(plan, tag, crossing, op, first, min(flow, microbatches - first))
+            for tag, crossing in crossings.items()
+            if crossing.link == link
+            for op in crossing.ops
+        ]
+        for _, duration, _, _, key in merge(*streams):
+            yield key, duration
+
+
+def _stream(
+    plan: Plan, tag: int, crossing: Crossing, op: Op, first: int, flow: int
+) -> Iterator[tuple[int, int, int, int, _Key]]:
+    """(T4) of one op: planned time, duration, micro-batch, position, name."""
+    for local in range(op.copy_, flow, plan.k):
+        due = (local // plan.k + op.shift) * plan.period_ns + op.start_ns
+        yield due, op.duration_ns, first + local, crossing.position, (tag, first + local)

@@ -1,0 +1,70 @@
+"""Virtual clocks over gloo: for each size, processes are forked and rehearse random plans.
+
+Prints `exact N of M` where in N of M plans every action of every rank ended when the simulator
+says. One process imports torch and forks, so that 16 ranks start in seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import FileStore
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from pipeplan import lowering
+from pipeplan.plan import Plan
+from pipeplan.runtime.transport import GlooTransport
+from tests import plans, rehearsals
+
+SIZES = {2: 2, 4: 2, 8: 2, 16: 2}
+"""Ranks -> plans."""
+STEPS = 2
+
+
+def cases(ranks: int) -> list[Plan]:
+    """Random plans for `ranks` GPUs."""
+    return [
+        plans.random_plan(200 + seed, gpus=ranks, layers=ranks + 3) for seed in range(SIZES[ranks])
+    ]
+
+
+def work(rank: int, ranks: int, store: str) -> None:
+    """One rank of one size; rank 0 compares and prints."""
+    torch.set_num_threads(1)
+    joined = FileStore(store, ranks)
+    transport = GlooTransport(joined, rank, ranks, timedelta(seconds=60))
+    exact = 0
+    for plan in cases(ranks):
+        pattern = lowering.lower(plan)
+        told = transport.gather(rehearsals.rehearsed(plan, pattern, STEPS, transport))
+        exact += told == rehearsals.simulated(plan, pattern, STEPS)
+    if rank == 0:
+        print(f"{ranks} ranks: exact {exact} of {len(cases(ranks))}", flush=True)
+    transport.close()
+
+
+def main() -> None:
+    """All sizes, one after the other."""
+    context = multiprocessing.get_context("fork")
+    for ranks in SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            store = str(Path(folder) / "store")
+            processes = [
+                context.Process(target=work, args=(rank, ranks, store)) for rank in range(ranks)
+            ]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+            if any(process.exitcode for process in processes):
+                sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
