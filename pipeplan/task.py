@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pipeplan.document import digest
 from pipeplan.errors import InputError
@@ -24,6 +24,24 @@ from pipeplan.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+Tied = Literal["colocate", "synchronize"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """Dynamic loss scaling for fp16: gradients of scale * loss, divided by scale before use.
+
+    A step with a gradient that is not finite is skipped by all ranks and lowers the scale;
+    `interval` good steps on end raise it (Micikevicius et al. 2018, section 3.2; the defaults are
+    those of torch.amp.GradScaler). Powers of two keep the division exact.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +63,14 @@ class Task:
     """What throughput counts, for people: `sample` or `token`."""
     units_per_microbatch: int | None = None
     """Units in one micro-batch; None counts the first dimension of the input."""
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    """Optimizer -> its learning-rate schedule, a function of the number of updates alone."""
+    clip_norm: float | None = None
+    """Gradients are scaled down to this norm, taken over the whole model."""
+    loss_scale: LossScale | None = None
+    """For fp16; None trains without scaling."""
+    tied: Tied = "colocate"
+    """Layers that share a parameter: on one GPU, or each with a copy and gradients exchanged."""
 
     def microbatch(self, number: int) -> tuple[Tensor, Tensor]:
         """(input, target) of micro-batch `number` as fresh contiguous copies.
@@ -173,7 +199,8 @@ class SplitModel:
 
     Layer l is called as `layers[l](*boundary)` with the tensors of boundary l and returns a
     tensor or a tuple, which is boundary l+1. Boundary 0 is the model's input. The loss applies
-    to the last layer's output and counts as part of the last layer.
+    to the last layer's output and counts as part of the last layer. A layer that needs the
+    model's input later is fed it from the data: it gets `fed[l]` behind its boundary.
     """
 
     layers: tuple[nn.Module, ...]
@@ -183,11 +210,19 @@ class SplitModel:
     boundaries: tuple[tuple[TensorSpec, ...], ...]
     """Boundary l is the input of layer l; one entry per layer."""
     microbatch_size: int
+    fed: tuple[tuple[int, ...], ...] = ()
+    """Per layer: which tensors of boundary 0 it gets behind its own; empty: none for any layer."""
+
+    def fed_to(self, layer: int) -> tuple[int, ...]:
+        """Which tensors of boundary 0 `layer` (0-based) gets behind its boundary."""
+        return self.fed[layer] if self.fed else ()
 
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
+        fed = {"fed": [list(indices) for indices in self.fed]} if any(self.fed) else {}
         return digest(
-            {
+            fed
+            | {
                 "microbatch_size": self.microbatch_size,
                 "boundaries": [
                     [[list(spec.shape), spec.dtype] for spec in boundary]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
+from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
 from pipeplan.runtime.executor import Executor, Feed, Observer
 from pipeplan.runtime.gate import Gate
@@ -85,7 +86,7 @@ def build(
     stages: dict[int, Stage] = {}
     owned: list[nn.Parameter] = []
     for index in pattern.hosted[transport.rank]:
-        stages[index] = _stage(plan, split, task, index, seed, owned)
+        stages[index] = _stage(plan, split, task, index, seed, owned, feed)
         owned.extend(stages[index].weights.parameters)
     links = {index: wires(plan.stages, split.boundaries, index) for index in stages}
     gate = Gate(transport, plan.semantics, wants_stop)
@@ -93,7 +94,13 @@ def build(
 
 
 def _stage(
-    plan: Plan, split: SplitModel, task: Task, index: int, seed: int, owned: list[nn.Parameter]
+    plan: Plan,
+    split: SplitModel,
+    task: Task,
+    index: int,
+    seed: int,
+    owned: list[nn.Parameter],
+    feed: Feed,
 ) -> Stage:
     planned = plan.stages[index]
     last = index == len(plan.stages) - 1
@@ -106,6 +113,7 @@ def _stage(
         outputs=() if last else split.boundaries[planned.last + 1],
         loss=task.loss if last else None,
         seed=seed,
+        fed=_fed(split, planned, feed),
     )
     weights = Weights(
         spec.layers,
@@ -115,3 +123,19 @@ def _stage(
         owned_elsewhere=owned,
     )
     return Stage(spec, weights, plan.microbatches)
+
+
+def _fed(
+    split: SplitModel, planned: PlannedStage, feed: Feed
+) -> dict[int, Callable[[int], list[Tensor]]]:
+    """What layers of the stage get from the data behind their boundary."""
+
+    def chosen(indices: tuple[int, ...]) -> Callable[[int], list[Tensor]]:
+        def fetch(microbatch: int) -> list[Tensor]:
+            tensors = feed.input(microbatch)
+            return [tensors[index] for index in indices]
+
+        return fetch
+
+    layers = range(planned.first, planned.last + 1)
+    return {n: chosen(split.fed_to(x)) for n, x in enumerate(layers) if split.fed_to(x)}

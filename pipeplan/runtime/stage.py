@@ -7,9 +7,9 @@ inner boundary as soon as the next layer has run, the output as soon as it is ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,6 @@ from pipeplan.runtime.weights import Weights
 from pipeplan.task import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
-
-
-class Feed(Protocol):
-    """The data of each micro-batch."""
-
-    def input(self, microbatch: int) -> list[Tensor]:
-        """Boundary 0; a fresh list."""
-
-    def target(self, microbatch: int) -> Tensor:
-        """What the loss compares with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +36,10 @@ class StageSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     """Empty for the last stage, whose output is the loss."""
-    fed: tuple[tuple[int, ...], ...]
-    """Per layer: which tensors of the model's input it gets behind its boundary."""
     loss: Loss | None
     seed: int
+    fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
+    """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
 
 
 @dataclass(slots=True)
@@ -91,22 +81,22 @@ class Stage:
         return {name: parameter.detach() for parameter, name in self.names.items()} | buffers
 
     def forward(
-        self, microbatch: int, inputs: list[Tensor], feed: Feed
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
     ) -> list[Tensor]:
         """Outputs of the stage for `microbatch`, cut off the graph; the last stage returns [loss].
 
         Args:
             microbatch: global number.
             inputs: the boundary before the stage; emptied, so that the caller keeps nothing alive.
-            feed: asked for the target just before the last layer of the chain, and for the input
-                by layers that are fed it again.
+            target: micro-batch -> what the loss compares with; called by the last stage only,
+                just before its last layer.
 
         Raises:
             InputError: if the loss is no scalar, or a layer returns something unexpected.
         """
         self.weights.begin_graph(microbatch // self._microbatches)
         graph = _Graph(None, Slot(), Slot())
-        outputs = self._run_layers(microbatch, self._enter(graph.entry, inputs), feed)
+        outputs = self._run_layers(microbatch, self._enter(graph.entry, inputs), target)
         roots = [tensor for tensor in outputs if tensor.requires_grad]
         if roots:
             graph.root = leave(graph.exit, self._differentiable(outputs))
@@ -145,19 +135,17 @@ class Stage:
         return result
 
     def _run_layers(
-        self, microbatch: int, boundary: tuple[Tensor, ...], feed: Feed
+        self, microbatch: int, boundary: tuple[Tensor, ...], target: Callable[[int], Tensor]
     ) -> tuple[Tensor, ...]:
         """`value` is the only name for what flows, so each tensor dies when it is replaced."""
         value: Any = boundary
         del boundary
         last = len(self.spec.layers) - 1
         for index, module in enumerate(self.spec.layers):
-            wanted = feed.target(microbatch) if self.spec.loss and index == last else None
+            wanted = target(microbatch) if self.spec.loss and index == last else None
             value = value if isinstance(value, tuple) else (value,)
-            if self.spec.fed[index]:
-                given = feed.input(microbatch)
-                value = (*value, *(given[i] for i in self.spec.fed[index]))
-                del given
+            if index in self.spec.fed:
+                value = (*value, *self.spec.fed[index](microbatch))
             seed_layer(self.spec.seed, self.spec.first_layer + index, microbatch)
             value = module(*value)
         if self.spec.loss is None:
