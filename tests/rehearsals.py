@@ -7,7 +7,7 @@ from dataclasses import replace
 from pipeplan import lowering
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action, ActionKind, Pattern
-from pipeplan.runtime.rehearse import Times, rehearsal
+from pipeplan.runtime.rehearse import Times, make_clock, rehearse
 from pipeplan.runtime.transport import Transport
 from pipeplan.simulator import Simulation, simulate
 from pipeplan.simulator.tape import number
@@ -28,12 +28,12 @@ def rehearsed(
     plan: Plan, pattern: Pattern, steps: int, transport: Transport, *, updates: bool = True
 ) -> Ends:
     """What one rank does on the virtual clock, and when."""
-    run = rehearsal(
+    run = rehearse(
         plan,
         pattern,
         steps,
         pipelines.Listener(),
-        "virtual",
+        make_clock("virtual"),
         times=Times.of(plan, updates=updates),
         memory=10**6,
     )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from pipeplan.errors import PipeplanError
 from pipeplan.launch.options import Options, parse
+from pipeplan.plan import Plan
+from pipeplan.program import Pattern
 from pipeplan.runtime.place import Place
 
 _PATIENCE_S = 10.0
@@ -28,14 +30,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: Options, place: Place) -> int:
     from pipeplan.launch import checks
 
+    if options.clock != "real":
+        plan, pattern = checks.planned(options, place)
+        return _table(plan, place) if options.dry_run else _rehearse(options, place, plan, pattern)
     setup = checks.prepare(options, place)
     if options.dry_run:
-        if place.rank == 0:
-            print(checks.table(setup))
-        return 0
+        return _table(setup.plan, place)
     from pipeplan.launch import train
 
     return train.run(setup, place)
+
+
+def _rehearse(options: Options, place: Place, plan: Plan, pattern: Pattern) -> int:
+    from pipeplan.launch import rehearsal
+
+    return rehearsal.run(options, place, plan, pattern)
+
+
+def _table(plan: Plan, place: Place) -> int:
+    from pipeplan.launch import checks
+
+    if place.rank == 0:
+        print(checks.table(plan))
+    return 0
 
 
 def _refuse(error: PipeplanError, place: Place) -> int:

@@ -45,12 +45,7 @@ def prepare(options: Options, place: Place) -> Setup:
         DeadlockError: if its program could not end.
     """
     options = _after_restart(options, place)
-    plan = Plan.read(options.plan)
-    verifier.check(plan)
-    pattern = lowering.lower(plan)
-    lowering.check_deadlock(pattern)
-    _check_size(plan, options, place)
-    _check_out(options, place)
+    plan, pattern = planned(options, place)
     checkpoint, meta = _checkpoint(options)
     seed = options.seed or 0 if meta is None else meta.seed
     task, split = _load(plan, options, seed)
@@ -69,9 +64,26 @@ def prepare(options: Options, place: Place) -> Setup:
     )
 
 
-def table(setup: Setup) -> str:
+def planned(options: Options, place: Place) -> tuple[Plan, Pattern]:
+    """The plan and its program, for these ranks: all that a rehearsal needs.
+
+    Raises:
+        InputError: if a file, the world size or the output directory is wrong.
+        InvalidPlanError: if the plan breaks a rule.
+        DeadlockError: if its program could not end.
+    """
+    plan = Plan.read(options.plan)
+    verifier.check(plan)
+    pattern = lowering.lower(plan)
+    lowering.check_deadlock(pattern)
+    _check_size(plan, options, place)
+    _check_out(options, place)
+    return plan, pattern
+
+
+def table(plan: Plan) -> str:
     """What each rank hosts and how many bytes it is predicted to hold at most, for people."""
-    plan, names = setup.plan, setup.split.names
+    names = [layer.name for layer in plan.chain.layers]
     lines = [f"{'rank':>4}  {'predicted peak':>14}  stages: layers"]
     for gpu, row in enumerate(plan.memory):
         hosted = "; ".join(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from pipeplan.errors import InputError
 from pipeplan.units import parse_time_ns
@@ -18,6 +19,7 @@ examples:
   torchrun --nproc-per-node 4 -m pipeplan.launch --plan plan.json --steps 100 --out run
   python -m pipeplan.launch --plan plan.json --dry-run
   torchrun --nproc-per-node 4 -m pipeplan.launch --plan plan.json --resume run --steps 200
+  torchrun --nproc-per-node 4 -m pipeplan.launch --plan plan.json --clock virtual --steps 10
 """
 
 
@@ -38,6 +40,10 @@ class Options:
     dry_run: bool
     json: bool
     instrument: bool
+    clock: Literal["real", "sleep", "virtual"]
+    """`real` trains; the others rehearse the plan without a model."""
+    time_scale: Fraction
+    """What a sleeping rehearsal multiplies planned times by."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,7 +78,15 @@ def parse(argv: Sequence[str] | None) -> Options:
     add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
     add("--json", action="store_true", help="one JSON object per step on stdout")
     add("--instrument", action="store_true", help="count live bytes (slow: do not time this run)")
+    add(
+        "--clock",
+        choices=("real", "sleep", "virtual"),
+        default="real",
+        help="rehearse without a model: ops sleep their planned time, or pass it at once",
+    )
+    add("--time-scale", type=_factor, metavar="X", help="with --clock sleep: all times X-fold")
     given = parser.parse_args(argv)
+    _check_clock(given)
     return Options(
         plan=given.plan,
         task=given.task,
@@ -85,7 +99,23 @@ def parse(argv: Sequence[str] | None) -> Options:
         dry_run=given.dry_run,
         json=given.json,
         instrument=given.instrument,
+        clock=given.clock,
+        time_scale=given.time_scale or Fraction(1),
     )
+
+
+def _check_clock(given: argparse.Namespace) -> None:
+    """A rehearsal has nothing to load, save or count; scaled times are for sleeping."""
+    if given.time_scale is not None and given.clock != "sleep":
+        raise InputError("launch: got --time-scale, need --clock sleep with it")
+    if given.clock == "real":
+        return
+    for name in ("task", "seed", "resume", "save_every", "instrument"):
+        if getattr(given, name) not in (None, False):
+            raise InputError(
+                f"launch: got --{name.replace('_', '-')} with --clock {given.clock}, which has no"
+                " model. Leave it out, or train with --clock real."
+            )
 
 
 def _count(least: int) -> Callable[[str], int]:
@@ -97,6 +127,16 @@ def _count(least: int) -> Callable[[str], int]:
         return int(text)
 
     return convert
+
+
+def _factor(text: str) -> Fraction:
+    try:
+        factor = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        factor = Fraction(0)
+    if not 0 < factor <= 10**9:
+        raise argparse.ArgumentTypeError(f"got {text!r}, need a number above 0, at most 1e9")
+    return factor
 
 
 def _time(text: str) -> int:

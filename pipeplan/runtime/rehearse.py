@@ -149,12 +149,17 @@ class Rehearsal:
         return EmulatedTransport(transport, self.clock, lasting)
 
 
-def rehearsal(
+def make_clock(kind: Kind) -> Clock:
+    """`sleep`: ops and links take their time, all ranks on one machine; `virtual`: none."""
+    return VirtualClock() if kind == "virtual" else SleepClock()
+
+
+def rehearse(
     plan: Plan,
     pattern: Pattern,
     steps: int,
     observer: Observer,
-    kind: Kind,
+    clock: Clock,
     *,
     times: Times | None = None,
     memory: int = 256,
@@ -166,11 +171,10 @@ def rehearsal(
         pattern: the lowered plan.
         steps: optimizer steps.
         observer: is told backwards and updates, and a loss of 0.
-        kind: `sleep`: ops and links take their time, all ranks on one machine; `virtual`: none.
+        clock: this rank's.
         times: how long ops last if not as planned; on the virtual clock links are as planned.
         memory: how many of the last actions the recorder keeps.
     """
-    clock: Clock = VirtualClock() if kind == "virtual" else SleepClock()
     recorder = Recorder(memory, clock.now)
     return Rehearsal(plan, pattern, steps, observer, clock, times or Times.of(plan), recorder)
 
