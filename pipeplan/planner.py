@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib.util import find_spec
 from typing import Literal
 
 from pipeplan import __version__, lowering, simulator, verifier
@@ -24,6 +25,7 @@ from pipeplan.errors import (
     TimeLimitError,
 )
 from pipeplan.ilp import feasibility, search
+from pipeplan.ilp.clock import Clock, WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Options
 from pipeplan.ilp.memory import in_flight, memory_rows
@@ -33,6 +35,8 @@ from pipeplan.plan import Bounds, MemoryModel, Plan, Rational, Semantics, Solver
 
 Progress = Callable[[float, Fraction | None, Fraction, float | None, str], None]
 """(elapsed s, best period per micro-batch in ns or None, bound in ns, gap or None, phase)."""
+
+Method = Literal["auto", "contiguous", "paper-ilp"]
 
 AUTO_K = (1, 2, 3)
 MIN_MICROBATCHES = 8
@@ -44,6 +48,7 @@ class Config:
 
     microbatches: per optimizer step; None takes enough for the plan (2bw), four per GPU (flush).
     k: micro-batches per period, or "auto" to try several where memory binds.
+    method: "contiguous" keeps one stage per GPU; "paper-ilp" is the source's literal ILP (k = 1).
     gap: stop when (period - bound) / bound is at most this.
     workers: search threads; None uses one per core.
     deterministic: the same seed gives the same plan: limits count work instead of time.
@@ -53,7 +58,7 @@ class Config:
     microbatches: int | None = None
     memory_model: MemoryModel = "exact"
     k: int | Literal["auto"] = "auto"
-    method: Literal["auto", "contiguous"] = "auto"
+    method: Method = "auto"
     time_limit_s: float = 60.0
     gap: float = 0.0
     seed: int = 0
@@ -110,7 +115,7 @@ def solve(
     costs = Costs(chain, cluster, config.semantics, config.memory_model)
     feasibility.check_sums(costs)
     state = Incumbent(costs, _options(costs, config), progress)
-    search.run(state)
+    _search(state, config)
     if state.best is None:
         raise _failure(state)
     plan = _assemble(state, config)
@@ -119,18 +124,44 @@ def solve(
     return plan
 
 
+def _search(state: Incumbent, config: Config) -> None:
+    """What the method says.
+
+    Raises:
+        InputError: if the method's solver is missing, or the paper's ILP cannot say the problem.
+    """
+    if config.method != "paper-ilp":
+        search.run(state)
+        return
+    if find_spec("ortools") is None:
+        raise InputError(
+            "method paper-ilp: got no ortools, need it: pip install 'pipeplan[plan]',"
+            " or use --method contiguous."
+        )
+    from pipeplan.ilp import literal  # only here: contiguous plans need no solver
+
+    literal.search(state)
+
+
+def _ks(config: Config) -> tuple[int, ...]:
+    if config.k != "auto":
+        return (config.k,)
+    return (1,) if config.method == "paper-ilp" else AUTO_K
+
+
 def _options(costs: Costs, config: Config) -> Options:
     default = max(MIN_MICROBATCHES, (4 if config.semantics == "flush" else 2) * costs.gpus)
     return Options(
         microbatches=config.microbatches or default,
         limit_versions=config.semantics == "2bw" and config.microbatches is not None,
-        ks=AUTO_K if config.k == "auto" else (config.k,),
+        ks=_ks(config),
         contiguous_only=config.method == "contiguous",
         time_limit_s=config.time_limit_s,
         gap=config.gap,
         seed=config.seed,
         workers=config.workers or min(16, os.cpu_count() or 1),
         deterministic=config.deterministic,
+        clock=WorkClock() if config.deterministic else Clock(),
     )
 
 
@@ -170,7 +201,7 @@ def _assemble(state: Incumbent, config: Config) -> Plan:
             bounds=Bounds(**{name: _rational(value) for name, value in state.bounds.items()}),
             gap=state.gap,
             gap_bound=state.gap_bound,
-            seconds=round(state.elapsed, 3),
+            seconds=round(state.options.clock.wall_s, 3),
             seed=config.seed,
             version=__version__,
             method=config.method,

@@ -54,9 +54,10 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--method",
-        choices=("auto", "contiguous"),
+        choices=("auto", "contiguous", "paper-ilp"),
         default="auto",
-        help="contiguous: one run of layers per GPU (auto)",
+        help="contiguous: one run of layers per GPU; paper-ilp: the source's ILP, for small chains"
+        " under --memory-model paper --duplex half (auto)",
     )
 
 

@@ -9,14 +9,16 @@ from enum import Enum
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp import extract
+from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.constraints import add_times
 from pipeplan.ilp.incumbent import Options
 from pipeplan.ilp.residency import Residency
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.variables import Instance, Variables
 
-WORK_PER_SECOND = 1.0
-"""Deterministic work units that stand for a second of time limit."""
+WORK_PER_SECOND = 0.25
+"""Deterministic work units that stand for a second of time limit: what CP-SAT did per CPU second
+on models of this kind."""
 
 
 class Answer(Enum):
@@ -70,9 +72,17 @@ def solve_at(
     return Result(Answer.UNKNOWN)
 
 
-def configured(options: Options, seconds: float) -> cp_model.CpSolver:
+class Solver(cp_model.CpSolver):
+    """CP-SAT that tells the search's clock how much it worked."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+
+def configured(options: Options, seconds: float) -> Solver:
     """A solver with the run's seed, workers and limits."""
-    solver = cp_model.CpSolver()
+    solver = Solver(options.clock)
     parameters = solver.parameters
     parameters.num_workers = options.workers
     parameters.random_seed = options.seed
@@ -85,7 +95,7 @@ def configured(options: Options, seconds: float) -> cp_model.CpSolver:
     return solver
 
 
-def run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
+def run(solver: Solver, model: cp_model.CpModel) -> int:
     """Solve; Ctrl-C stops the search at once and is raised again."""
     statuses: list[int] = []
     worker = threading.Thread(target=lambda: statuses.append(int(solver.solve(model))))
@@ -96,4 +106,5 @@ def run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
         solver.stop_search()
         worker.join()
         raise
+    solver.clock.spend(solver.deterministic_time / WORK_PER_SECOND)
     return statuses[0]

@@ -19,6 +19,7 @@ from ortools.util.python.solve_interrupter import SolveInterrupter
 from pipeplan.errors import InputError, InternalError
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.model import WORK_PER_SECOND
 from pipeplan.ilp.paper import memory, scheduling
 from pipeplan.ilp.paper.decision import Decision, read
 from pipeplan.ilp.paper.instance import Instance, from_costs
@@ -75,6 +76,7 @@ def solve(
     count_slots: bool = True,
     workers: int = 1,
     seed: int = 0,
+    deterministic: bool = False,
     interrupter: SolveInterrupter | None = None,
 ) -> PaperResult:
     """Minimize the period by the paper's ILP (1)-(36).
@@ -88,6 +90,7 @@ def solve(
             buffer: a lower bound on every variant, whose schedules may not fit (P5).
         workers: Threads, where the backend has any.
         seed: Of the backend.
+        deterministic: CP-SAT's limit counts work instead of time, so that its answer repeats.
         interrupter: Stops the solve from another thread; the best so far is returned.
 
     Raises:
@@ -106,7 +109,8 @@ def solve(
     scheduling.add(model, numbers, x)
     memory.add(model, numbers, x)
     model.minimize(x.period)
-    parameters = _parameters(time_limit - (time.monotonic() - began), backend, workers, seed)
+    left = time_limit - (0 if deterministic else time.monotonic() - began)
+    parameters = _parameters(left, backend, workers, seed, deterministic)
     answer = _run(model, backend, parameters, interrupter)
     reason = answer.termination.reason
     if reason in (_Reason.INFEASIBLE, _Reason.INFEASIBLE_OR_UNBOUNDED):
@@ -145,13 +149,14 @@ def _in_units(exact: Instance[int], *, integer: bool) -> tuple[float, Instance[f
 
 
 def _parameters(
-    seconds: float, backend: Backend, workers: int, seed: int
+    seconds: float, backend: Backend, workers: int, seed: int, deterministic: bool
 ) -> mathopt.SolveParameters:
-    parameters = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=max(0.0, seconds)),
-        random_seed=seed,
-        relative_gap_tolerance=0.0,
-    )
+    parameters = mathopt.SolveParameters(random_seed=seed, relative_gap_tolerance=0.0)
+    if deterministic and backend == "cp-sat":
+        parameters.cp_sat.interleave_search = True
+        parameters.cp_sat.max_deterministic_time = max(1e-3, seconds * WORK_PER_SECOND)
+    else:
+        parameters.time_limit = datetime.timedelta(seconds=max(0.0, seconds))
     if backend == "cp-sat":
         parameters.threads = workers
         parameters.cp_sat.mip_max_bound = _LARGEST

@@ -1,0 +1,48 @@
+"""What a search's time limit counts: seconds, or work that is the same on every machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+LOOK_S = 0.01
+"""Work between two looks at the clock, in seconds, where the solver did none: every loop that a
+limit may end looks once a turn."""
+
+
+@dataclass
+class Clock:
+    """Seconds of the wall since it was made."""
+
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of the wall, for people."""
+        return time.monotonic() - self.started
+
+    def look(self) -> float:
+        """Seconds that count against the limit."""
+        return self.wall_s
+
+    def spend(self, work: float) -> None:
+        """The solver did `work` units; the wall has seen them."""
+
+
+@dataclass
+class WorkClock(Clock):
+    """Work instead of time: a second for each unit of the solver's, a little for each look.
+
+    The same search then ends at the same point whatever else the machine does.
+    """
+
+    worked: float = 0.0
+
+    def look(self) -> float:
+        """Seconds' worth of work done."""
+        self.worked += LOOK_S
+        return self.worked
+
+    def spend(self, work: float) -> None:
+        """Count the solver's work."""
+        self.worked += work
