@@ -62,6 +62,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=time, metavar="TIME", help="of ours (the target's)")
     parser.add_argument("--gap", type=common.share, default=0.005, help="where ours stops (0.5%%)")
     parser.add_argument("--pipedream-time", type=time, metavar="TIME", help="with PipeDream")
+    parser.add_argument("--ilp-time", type=time, metavar="TIME", help="of the ILP (as ours)")
+    parser.add_argument(
+        "--ilp-layers", type=common.count(0), default=7, metavar="N", help="the longest (7)"
+    )
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
     parser.add_argument(
         "--again", action="store_true", help="measure our plans again where the file has them"
@@ -76,6 +80,8 @@ def main() -> int:
     limits = Limits(
         search_s=_seconds(args.time_limit),
         pipedream_s=_seconds(args.pipedream_time),
+        ilp_s=_seconds(args.ilp_time),
+        ilp_layers=args.ilp_layers,
         gap=args.gap,
     )
     store = Store(args.out)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.planner_cases import UNLIMITED, Case, chain_of, machines
+from benchmarks.planner_cases import TINY, UNLIMITED, Case, chain_of, machines
 from pipeplan import lowering, simulator, verifier
 from pipeplan.baselines.timed import Setting
 from pipeplan.compare.field import Field
@@ -26,11 +26,15 @@ class Limits:
 
     search_s: of our search; None takes what the instance's target allows.
     pipedream_s: of PipeDream's exhaustive search; None leaves it out.
+    ilp_s: of the literal ILP; None takes what ours has.
+    ilp_layers: longest chain that the literal ILP is tried on.
     gap: where our search stops.
     """
 
     search_s: float | None
     pipedream_s: float | None
+    ilp_s: float | None
+    ilp_layers: int
     gap: float
 
     def of(self, case: Case) -> float:
@@ -48,6 +52,8 @@ def parts(case: Case, limits: Limits) -> dict[str, Callable[[], Part]]:
     if limits.pipedream_s is not None:
         seconds = limits.pipedream_s
         found["pipedream"] = lambda: pipedream(case, seconds)
+    if len(chain_of(case.name).layers) <= limits.ilp_layers:
+        found["ilp"] = lambda: literal(case, limits)
     return found
 
 
@@ -70,13 +76,21 @@ def facts(case: Case) -> Part:
 def planned(case: Case, limits: Limits) -> Part:
     """Our best plan and what is proven beside it."""
     seconds = limits.of(case)
-    config = Config(memory_model=case.memory_model, time_limit_s=seconds, gap=limits.gap)
-    return {"time_limit_s": seconds, "gap_asked": limits.gap} | _solved(case, config)
+    gap = 0.0 if case.group is TINY else limits.gap  # small ones are to be solved
+    config = Config(memory_model=case.memory_model, time_limit_s=seconds, gap=gap)
+    return {"time_limit_s": seconds, "gap_asked": gap} | _solved(case, config)
 
 
 def contiguous(case: Case) -> Part:
     """The optimum of contiguous 1F1B plans, proven in milliseconds."""
     return _solved(case, Config(memory_model=case.memory_model, method="contiguous", k=1))
+
+
+def literal(case: Case, limits: Limits) -> Part:
+    """The paper's ILP at the same memory, bytes counted as it does (k = 1)."""
+    seconds = limits.of(case) if limits.ilp_s is None else limits.ilp_s
+    config = Config(memory_model="paper", method="paper-ilp", time_limit_s=seconds)
+    return {"time_limit_s": seconds} | _solved(case, config)
 
 
 def _solved(case: Case, config: Config) -> Part:
