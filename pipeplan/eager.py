@@ -96,6 +96,9 @@ class _Execution:
         self._free = dict.fromkeys(links, True)
         self._running: list[tuple[int, int]] = []
         """(end, step), a heap; a resource runs one step at a time, in order of micro-batches."""
+        self._stages = set(range(len(caps)))
+        """Those that something changed for since they were last asked for a step; `_links` too."""
+        self._links: set[Hashable] = set()
 
     def _numbers(self, kind: OpKind) -> list[int]:
         found = {step.stage: i for i, step in enumerate(self._steps) if step.kind is kind}
@@ -130,25 +133,37 @@ class _Execution:
 
     def _end(self, step: int) -> None:
         self._done[step] += 1
+        self._stir(step)
         if self._compute[step]:
             self._idle[self._stage[step]] = True
         else:
             self._free[self._steps[step].resource] = True
         after = step + 1
-        if after < len(self._steps) and not self._compute[after]:
-            self._queues[self._steps[after].resource].append(after)
+        if after < len(self._steps):
+            self._stir(after)
+            if not self._compute[after]:
+                self._queues[self._steps[after].resource].append(after)
+
+    def _stir(self, step: int) -> None:
+        """What runs `step` may have something to start."""
+        if self._compute[step]:
+            self._stages.add(self._stage[step])
+        else:
+            self._links.add(self._steps[step].resource)
 
     def _start_all(self, now: int) -> None:
-        for stage, idle in enumerate(self._idle):
-            step = self._choose(stage) if idle else None
+        for stage in self._stages:
+            step = self._choose(stage) if self._idle[stage] else None
             if step is not None:
                 self._idle[stage] = False
                 self._last[stage] = step
                 self._start(step, now)
-        for link, queue in self._queues.items():
-            if queue and self._free[link]:
+        for link in self._links:
+            if self._free[link] and self._queues[link]:
                 self._free[link] = False
-                self._start(queue.popleft(), now)
+                self._start(self._queues[link].popleft(), now)
+        self._stages.clear()
+        self._links.clear()
 
     def _start(self, step: int, now: int) -> None:
         self._begun[step].append(now)
