@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,13 +40,23 @@ class OpKind(StrEnum):
         return self in (OpKind.F, OpKind.B)
 
 
+class Remat(Record):
+    """What a stage computes again (docs/model.md, (V1) to (V4)).
+
+    recompute: runs of layers [first, last]; of each, the forward keeps only the input, and the
+        backward begins with running it again.
+    """
+
+    recompute: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)]
+
+
 class Stage(Record):
     """Consecutive layers on one GPU, executed back to back. `layers` is [first, last], 0-based."""
 
     id: Count
     layers: tuple[Count, Count]
     gpu: Count
-    remat: dict[str, Any] | None = None
+    remat: Remat | None = None
 
     @property
     def first(self) -> int:
@@ -109,6 +119,8 @@ class Solver(Record):
     gap: Annotated[float, Field(ge=0)] | None = None
     """(period per micro-batch - bound) / bound, with the bound for all the flags allow."""
     gap_bound: Literal["any", "k1", "contiguous"] = "any"
+    most_microbatches: Positive | None = None
+    """The bounds hold for plans of at most so many micro-batches per step; None: of any number."""
     seconds: Annotated[float, Field(ge=0)] = 0.0
     seed: Count = 0
     version: str = ""

@@ -123,11 +123,13 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
     gpu = st.integers(0, len(cluster["gpus"]) - 1)
     layer = st.integers(0, len(chain["layers"]) - 1)
     k = draw(st.integers(1, 3))
+    runs = st.lists(counts, min_size=2, max_size=2)
     stage = {
         "id": counts,
         "layers": st.lists(layer, min_size=2, max_size=2).map(sorted),
         "gpu": gpu,
-        "remat": st.none() | st.dictionaries(words, scalars | st.lists(scalars), max_size=2),
+        "remat": st.none()
+        | st.builds(lambda runs: {"recompute": runs}, st.lists(runs, min_size=1)),
     }
     stages = draw(st.lists(st.fixed_dictionaries(stage), min_size=1, max_size=3))
     shared = {

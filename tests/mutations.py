@@ -9,7 +9,7 @@ from typing import Any
 from pipeplan.chain import Layer
 from pipeplan.cluster import Gpu
 from pipeplan.errors import PipeplanError
-from pipeplan.plan import MemoryRow, Op, Plan, Stage
+from pipeplan.plan import MemoryRow, Op, Plan, Remat, Stage
 from tests.plans import settle
 
 
@@ -142,8 +142,14 @@ def stage_recut(plan: Plan, rng: Random) -> Plan:
 
 
 def stage_renamed(plan: Plan, rng: Random) -> Plan:
-    """One stage has another id, or wants rematerialization."""
-    return _stage(plan, rng, lambda stage: rng.choice([{"id": stage.id + 1}, {"remat": {"a": 1}}]))
+    """One stage has another id."""
+    return _stage(plan, rng, lambda stage: {"id": stage.id + 1})
+
+
+def run_recomputed(plan: Plan, rng: Random) -> Plan:
+    """One stage recomputes another run of layers, of its own or not."""
+    ends = sorted(rng.randrange(len(plan.chain.layers)) for _ in range(2))
+    return _stage(plan, rng, lambda stage: {"remat": Remat(recompute=((ends[0], ends[1]),))})
 
 
 def period_changed(plan: Plan, rng: Random) -> Plan:
@@ -268,6 +274,7 @@ MUTATIONS: list[tuple[str, Callable[[Plan, Random], Plan]]] = [
         stage_moved,
         stage_recut,
         stage_renamed,
+        run_recomputed,
         period_changed,
         microbatches_changed,
         semantics_changed,

@@ -12,9 +12,10 @@ from typing import Literal
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
-from pipeplan.plan import MemoryModel, Op, OpKind, Plan, Semantics, Stage
+from pipeplan.plan import MemoryModel, Op, OpKind, Plan, Remat, Semantics, Stage
 from pipeplan.verifier import Rule, audit, verify
 from pipeplan.verifier.durations import compute_ns, transfer_ns
+from pipeplan.verifier.recompute import without_runs
 from pipeplan.verifier.structure import chain_order, place
 
 Duplex = Literal["full", "half"]
@@ -39,12 +40,12 @@ def random_plan(
     shared = rng.choice(_DUPLEXES) if duplex is None else duplex
     cluster = _cluster(rng, gpus or rng.randint(1, 5), shared)
     stages = _stages(rng, len(chain.layers), len(cluster.gpus))
+    memory_model = memory_model or rng.choice(["exact", "exact", "exact", "paper"])
+    if memory_model == "exact" and rng.random() < 0.4:
+        stages = tuple(_recomputing(rng, stage) for stage in stages)
     plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
-    plan = _with(
-        plan,
-        semantics=semantics or rng.choice(["2bw", "flush"]),
-        memory_model=memory_model or rng.choice(["exact", "exact", "exact", "paper"]),
-    )
+    semantics = semantics or rng.choice(["2bw", "flush"])
+    plan = _with(plan, semantics=semantics, memory_model=memory_model)
     return _fill_in(rng, _tie(rng, plan))
 
 
@@ -142,6 +143,18 @@ def _stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:
     )
 
 
+def _recomputing(rng: Random, stage: Stage) -> Stage:
+    """The stage with random runs of its layers, or none, computed again."""
+    runs: list[tuple[int, int]] = []
+    position = stage.first
+    while position <= stage.last:
+        end = rng.randint(position, stage.last)
+        if rng.random() < 0.5:
+            runs.append((position, end))
+        position = end + 1
+    return stage.model_copy(update={"remat": Remat(recompute=tuple(runs)) if runs else None})
+
+
 @dataclass
 class _Resource:
     """What a GPU or a link does in one period."""
@@ -163,9 +176,9 @@ class _Resource:
 
 def _schedule(rng: Random, plan: Plan) -> Plan:
     """Places each op at the first free time after its predecessor and some slack."""
-    order = chain_order(plan)
+    order, flat = chain_order(plan), without_runs(plan)
     lengths = {
-        (kind, stage): (compute_ns if kind.is_compute else transfer_ns)(plan, kind, stage)
+        (kind, stage): (compute_ns if kind.is_compute else transfer_ns)(flat, kind, stage)
         for kind, stage in order
     }
     load: dict[object, int] = {}

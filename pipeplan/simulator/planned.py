@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeplan.plan import Op, Plan
+from pipeplan.plan import Op, Plan, Stage
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
 
@@ -50,8 +50,7 @@ class Planned:
 
 
 def inspect(plan: Plan) -> Iterator[Discrepancy]:
-    """What keeps `plan` from being replayed at all: a hole in the model, a missing or wrong op."""
-    yield from _stages(plan)
+    """What keeps `plan`, whose stages are sound, from being replayed: a missing or wrong op."""
     yield from _parameters(plan)
     ops = Ops.of(plan)
     present = [op for op, there in enumerate(ops.present) if there]
@@ -83,16 +82,25 @@ def _op(plan: Plan, ops: Ops, planned: Op) -> Iterator[Discrepancy]:
         yield Discrepancy("shifts", where, f"got start {got} ns, need less than {need} ns")
 
 
-def _stages(plan: Plan) -> Iterator[Discrepancy]:
-    """Micro-batches must pass every layer once, in order."""
+def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
+    """Micro-batches must pass every layer once, in order; a stage repeats only its own layers."""
     passed = [layer for s in plan.stages for layer in range(s.first, s.last + 1)]
     if passed != list(range(len(plan.chain.layers))):
         yield Discrepancy("stages", "plan", "got layers left out, repeated or out of order")
     for index, stage in enumerate(plan.stages):
         if stage.id != index:
             yield Discrepancy("stages", f"stages[{index}]", f"got id {stage.id}, need {index}")
-        if stage.remat is not None:
-            yield Discrepancy("stages", f"stages[{index}]", "got remat, need null")
+        again = [layer for run in _runs(stage) for layer in range(run[0], run[1] + 1)]
+        empty = any(first > last for first, last in _runs(stage))
+        outside = set(again) - set(range(stage.first, stage.last + 1))
+        if empty or outside or again != sorted(set(again)):
+            yield Discrepancy("stages", f"stages[{index}].remat", f"got runs {_runs(stage)}")
+        if again and plan.memory_model == "paper":
+            yield Discrepancy("stages", f"stages[{index}].remat", "got it in the paper's model")
+
+
+def _runs(stage: Stage) -> tuple[tuple[int, int], ...]:
+    return stage.remat.recompute if stage.remat else ()
 
 
 def _parameters(plan: Plan) -> Iterator[Discrepancy]:

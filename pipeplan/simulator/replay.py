@@ -10,7 +10,8 @@ from pipeplan.program import Pattern, Program
 from pipeplan.simulator.due import due_times, link_order
 from pipeplan.simulator.engine import Engine
 from pipeplan.simulator.links import PlannedLinks, QueueLinks, Resource
-from pipeplan.simulator.planned import Planned, inspect
+from pipeplan.simulator.planned import Planned, inspect, inspect_stages
+from pipeplan.simulator.recompute import condensed
 from pipeplan.simulator.report import late, report
 from pipeplan.simulator.result import Clock, Simulation, refuse
 from pipeplan.simulator.stall import explain
@@ -51,6 +52,7 @@ def simulate(
         DeadlockError: if ranks wait for each other for ever.
         InputError: if pattern and plan do not belong together, or the replay is too long.
     """
+    plan = _condensed(plan, clock)
     refuse(list(inspect(plan)), clock)
     _check_pattern(plan, pattern)
     if updates and clock == "plan":
@@ -94,7 +96,8 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
         DeadlockError: if ranks wait for each other for ever.
         InvalidPlanError: if the plan's stages are not sound.
     """
-    refuse([each for each in inspect(plan) if each.what in ("stages", "tied")], "eager")
+    plan = _condensed(plan, "eager")
+    refuse([each for each in inspect(plan) if each.what == "tied"], "eager")
     ops = Ops.of(plan)
     tapes, count = record(program, ops)
     _check_once(program, tapes)
@@ -104,6 +107,12 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
         raise explain(program, engine, links)
     window = Window.of(engine.times, plan.k, count, 1, None)
     return report(plan, "eager", program, engine, window, updates)
+
+
+def _condensed(plan: Plan, clock: Clock) -> Plan:
+    """The plan as the replay charges it: what is computed again is one layer."""
+    refuse(list(inspect_stages(plan)), clock)
+    return condensed(plan)
 
 
 def _enough(plan: Plan, least: int, updates: bool) -> int:

@@ -10,6 +10,7 @@ from pipeplan.plan import MemoryRow, Plan
 from pipeplan.units import MAX_INT
 from pipeplan.verifier import claims, durations, memory, schedule, step, structure
 from pipeplan.verifier.ledger import Terms
+from pipeplan.verifier.recompute import without_runs
 from pipeplan.verifier.timetable import Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
@@ -47,7 +48,7 @@ def verify(plan: Plan) -> tuple[Violation, ...]:
     if not found:
         found += [*structure.ops(plan), *structure.tied(plan)]
         if not any(violation.rule is Rule.OPS for violation in found):
-            found += _judge_schedule(Timetable(plan))
+            found += _judge_schedule(Timetable(without_runs(plan)))
     return (*found, *claims.bounds(plan), *claims.digests(plan))
 
 
@@ -103,7 +104,7 @@ def audit(plan: Plan) -> Audit:
     if found:
         lines = "\n".join(f"- {violation}" for violation in found[:SHOWN])
         raise InvalidPlanError(f"plan: stages and ops are not sound:\n{lines}", found)
-    table = Timetable(plan)
+    table = Timetable(without_runs(plan))
     rows = tuple(_row(plan, gpu, terms) for gpu, terms in enumerate(memory.peaks(table)))
     return Audit(memory=rows, in_flight=step.in_flight(table), step_ns=step.step_ns(table))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from pipeplan.plan import Op, OpKind, Plan
+from pipeplan.plan import Op, OpKind, Plan, Stage
 from pipeplan.verifier.violation import Rule, Violation
 
 Place = int | tuple[int, int]
@@ -13,7 +13,7 @@ Place = int | tuple[int, int]
 
 
 def stages(plan: Plan) -> Iterator[Violation]:
-    """Stage ids are 0..S-1 in order, their layers 0..L-1 once each in order, `remat` is null."""
+    """Stage ids are 0..S-1 in order, their layers 0..L-1 once each in order, runs are sound."""
     expected = 0
     for index, stage in enumerate(plan.stages):
         where = f"stages[{index}]"
@@ -23,8 +23,7 @@ def stages(plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 Rule.STAGES, where, f"got first layer {stage.first}, need layer {expected}"
             )
-        if stage.remat is not None:
-            yield Violation(Rule.STAGES, where, f"got remat {stage.remat!r:.60}, need null")
+        yield from _recomputed(plan, stage)
         expected = stage.last + 1
     if expected != len(plan.chain.layers):
         yield Violation(
@@ -32,6 +31,28 @@ def stages(plan: Plan) -> Iterator[Violation]:
             f"stages[{len(plan.stages) - 1}]",
             f"got last layer {expected - 1}, need {len(plan.chain.layers) - 1}: the chain's last",
         )
+
+
+def _recomputed(plan: Plan, stage: Stage) -> Iterator[Violation]:
+    """Runs of recomputed layers lie in their stage, in order, apart; exact memory model only."""
+    if stage.remat is None:
+        return
+    if plan.memory_model != "exact":
+        yield Violation(
+            Rule.STAGES,
+            f"stages[{stage.id}].remat",
+            f"got it in the {plan.memory_model} memory model, need the exact one",
+        )
+    free = stage.first
+    for first, last in stage.remat.recompute:
+        if not free <= first <= last <= stage.last:
+            yield Violation(
+                Rule.STAGES,
+                f"stages[{stage.id}].remat",
+                f"got run [{first}, {last}], need one within [{free}, {stage.last}]",
+            )
+            return
+        free = last + 1
 
 
 def chain_order(plan: Plan) -> tuple[tuple[OpKind, int], ...]:

@@ -29,6 +29,7 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("Cluster file", "host.", clusters.Host),
     ("plan.json", "", Plan),
     ("plan.json", "stages[].", plan.Stage),
+    ("plan.json", "stages[].remat.", plan.Remat),
     ("plan.json", "ops[].", plan.Op),
     ("plan.json", "memory[].", plan.MemoryRow),
     ("plan.json", "solver.", plan.Solver),

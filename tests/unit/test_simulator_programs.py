@@ -10,7 +10,7 @@ import pytest
 
 from pipeplan.errors import DeadlockError, InputError, InvalidPlanError
 from pipeplan.lowering import lower
-from pipeplan.plan import OpKind, Plan
+from pipeplan.plan import OpKind, Plan, Remat
 from pipeplan.program import Pattern, PeriodicAction, Program
 from pipeplan.simulator import Clock, Simulation, disagreements, replay, simulate
 from tests import handmade
@@ -223,7 +223,8 @@ class TestInput:
         [
             ({"layers": (0, 1)}, "layers left out, repeated or out of order"),
             ({"id": 5}, "got id 5, need 0"),
-            ({"remat": {"a": 1}}, "got remat, need null"),
+            ({"remat": Remat(recompute=((0, 1),))}, r"stages\[0\].remat: got runs"),
+            ({"remat": Remat(recompute=((0, 0), (0, 0)))}, r"stages\[0\].remat: got runs"),
         ],
     )
     def test_stages_that_cannot_be(self, stage: dict[str, object], what: str) -> None:

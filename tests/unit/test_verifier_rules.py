@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.plan import Bounds, Plan, Solver
+from pipeplan.plan import Bounds, Plan, Remat, Solver
 from pipeplan.verifier import Rule, check, verify
 from tests import handmade
 
@@ -50,6 +50,11 @@ def solver(**fields: Any) -> Callable[[Plan], Plan]:
     return lambda plan: handmade.with_(plan, solver=Solver(**fields))
 
 
+def again(plan: Plan, *runs: tuple[int, int]) -> Plan:
+    """`plan` whose stage 1 computes `runs` again."""
+    return stage(plan, 1, remat=Remat(recompute=runs))
+
+
 MUTATIONS: list[tuple[str, Callable[[Plan], Plan], Rule, tuple[str, ...]]] = [
     ("id", lambda p: stage(p, 1, id=2), Rule.STAGES, ("stages[1]", "got id 2", "need 1")),
     ("gap", lambda p: stage(p, 1, layers=(2, 2)), Rule.STAGES, ("got first layer 2", "layer 1")),
@@ -60,7 +65,16 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan], Rule, tuple[str, ...]]] = [
         Rule.STAGES,
         ("got last layer 1", "2"),
     ),
-    ("remat", lambda p: stage(p, 1, remat={"a": 1}), Rule.STAGES, ("{'a': 1}", "need null")),
+    ("run of another stage", lambda p: again(p, (0, 1)), Rule.STAGES, ("[0, 1]", "[1, 1]")),
+    ("run backwards", lambda p: again(p, (2, 1)), Rule.STAGES, ("[2, 1]", "within [1, 1]")),
+    ("run twice", lambda p: again(p, (1, 1), (1, 1)), Rule.STAGES, ("[1, 1]", "[2, 1]")),
+    ("run", lambda p: again(p, (1, 1)), Rule.DURATIONS, ("1B0",)),
+    (
+        "run in the paper's model",
+        lambda p: handmade.with_(again(p, (1, 1)), memory_model="paper"),
+        Rule.STAGES,
+        ("stages[1].remat", "need the exact one"),
+    ),
     ("lost", lambda p: without(p, "1F0"), Rule.OPS, ("1F0", "got 0", "need 1")),
     ("lost send", lambda p: without(p, "1SEND_B0"), Rule.OPS, ("1SEND_B0", "got 0", "need 1")),
     ("double", lambda p: extra(p, "1F0"), Rule.OPS, ("1F0", "got 2", "need 1")),

@@ -1,0 +1,97 @@
+"""Runs of layers that a stage computes again, walked through byte by byte.
+
+The replay then charges a run like one layer: what it keeps, and what it needs beside that while
+it goes forward and back ((V1) to (V4) of docs/model.md, found without their closed forms).
+"""
+
+from __future__ import annotations
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.plan import Plan
+
+
+def condensed(plan: Plan) -> Plan:
+    """`plan` with one layer in place of each run; its stages must be sound."""
+    layers: list[Layer] = []
+    stages = []
+    for stage in plan.stages:
+        begin, position = len(layers), stage.first
+        ends = dict(stage.remat.recompute) if stage.remat else {}
+        while position <= stage.last:
+            if position in ends:
+                layers.append(_run(plan.chain, position, ends[position], layers[-1:]))
+                position = ends[position]
+            else:
+                layers.append(plan.chain.layers[position])
+            position += 1
+        stages.append(stage.model_copy(update={"layers": (begin, len(layers) - 1), "remat": None}))
+    if len(layers) == len(plan.chain.layers) and not any(s.remat for s in plan.stages):
+        return plan
+    chain = plan.chain.model_copy(update={"layers": tuple(layers)})
+    return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})
+
+
+def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
+    """Layers first..last as the one layer that they look like from outside."""
+    layers = chain.layers[first : last + 1]
+    entry, exit_ = chain.input_of(first), layers[-1].output_bytes
+    sums = {
+        name: sum(getattr(layer, name) for layer in layers)
+        for name in (
+            "forward_ns", "backward_ns", "optimizer_ns",
+            "weight_bytes", "gradient_bytes", "optimizer_bytes",
+        )
+    }  # fmt: skip
+    sums["backward_ns"] += sums["forward_ns"]
+    held = before[0].saved_output_bytes if before else 0
+    outside = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
+    most = max(outside, _most_again(chain, first, last, held))
+    return Layer(
+        name=f"{layers[0].name}..{layers[-1].name}",
+        output_bytes=exit_,
+        output_gradient_bytes=layers[-1].output_gradient_bytes,
+        saved_input_bytes=entry,
+        forward_workspace_bytes=_most_light(chain, first, last) - entry - exit_,
+        backward_workspace_bytes=most - outside,
+        optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
+        parameters=tuple({name: None for layer in layers for name in layer.parameters}),
+        **sums,
+    )
+
+
+def _most_light(chain: Chain, first: int, last: int) -> int:
+    """The most bytes while the run goes forward, keeping only its own input."""
+    live = most = chain.input_of(first)
+    for index in range(first, last + 1):
+        layer = chain.layers[index]
+        live += layer.output_bytes
+        most = max(most, live + layer.forward_workspace_bytes + layer.saved_bytes)
+        if index > first:
+            live -= chain.input_of(index)
+    return most
+
+
+def _most_again(chain: Chain, first: int, last: int, held: int) -> int:
+    """The most bytes from the start of the second forward to the end of the backward.
+
+    `held` is what the layer before keeps of the run's input, for longer than the run needs it.
+    """
+    live = most = chain.input_of(first) + chain.layers[last].gradient_of_output_bytes
+    kept: list[int] = []
+    for index in range(first, last + 1):
+        layer = chain.layers[index]
+        live += layer.saved_bytes + layer.output_bytes
+        most = max(most, live + layer.forward_workspace_bytes)
+        behind = chain.layers[index - 1].saved_output_bytes if index > first else held
+        kept.append(max(behind, layer.saved_input_bytes))
+        live -= chain.input_of(index) - kept[-1]
+    live -= chain.layers[last].output_bytes - chain.layers[last].saved_output_bytes
+    for index in range(last, first - 1, -1):
+        layer, gradient = chain.layers[index], chain.gradient_of_input(index)
+        most = max(most, live + layer.backward_workspace_bytes + gradient)
+        live += gradient - layer.gradient_of_output_bytes
+        # What this layer keeps of its output goes with it, the rest of that storage went before.
+        live -= layer.saved_bytes + layer.saved_output_bytes
+        if index > first:
+            live -= kept[index - first] - chain.layers[index - 1].saved_output_bytes
+    return most

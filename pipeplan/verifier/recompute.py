@@ -1,0 +1,93 @@
+"""A plan that recomputes as one that does not: each run counts as one layer, (V1) to (V4)."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.plan import Plan, Stage
+
+
+def without_runs(plan: Plan) -> Plan:
+    """`plan` on the chain in which every run is one layer; `plan` itself where there is none.
+
+    Args:
+        plan: a plan with sound stages.
+    """
+    if all(stage.remat is None for stage in plan.stages):
+        return plan
+    layers: list[Layer] = []
+    stages: list[Stage] = []
+    for stage in plan.stages:
+        first = len(layers)
+        for run in _pieces(stage):
+            layers.append(_piece(plan.chain, *run, layers[-1] if layers else None))
+        fields = {"layers": (first, len(layers) - 1), "remat": None}
+        stages.append(stage.model_copy(update=fields))
+    chain = plan.chain.model_copy(update={"layers": tuple(layers)})
+    return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})
+
+
+def _pieces(stage: Stage) -> list[tuple[int, int, bool]]:
+    """(first, last, whether recomputed) of the stage's runs and of each layer outside them."""
+    runs = stage.remat.recompute if stage.remat else ()
+    inside = {layer for first, last in runs for layer in range(first, last + 1)}
+    alone = (layer for layer in range(stage.first, stage.last + 1) if layer not in inside)
+    return sorted([(*run, True) for run in runs] + [(layer, layer, False) for layer in alone])
+
+
+def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer | None) -> Layer:
+    layers = chain.layers[first : last + 1]
+    if not recomputed:
+        return layers[0]
+    entry = chain.input_of(first)
+    ends = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
+    forward = sum(layer.forward_ns for layer in layers)
+    saved_before = before.saved_output_bytes if before else 0
+    return Layer(
+        name=f"{layers[0].name}..{layers[-1].name}" if last > first else layers[0].name,
+        forward_ns=forward,
+        backward_ns=forward + sum(layer.backward_ns for layer in layers),
+        optimizer_ns=sum(layer.optimizer_ns for layer in layers),
+        weight_bytes=sum(layer.weight_bytes for layer in layers),
+        gradient_bytes=sum(layer.gradient_bytes for layer in layers),
+        optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
+        output_bytes=layers[-1].output_bytes,
+        output_gradient_bytes=layers[-1].output_gradient_bytes,
+        saved_input_bytes=entry,
+        forward_workspace_bytes=_light(chain, first, last) - entry - layers[-1].output_bytes,
+        backward_workspace_bytes=max(ends, _again(chain, first, last, saved_before)) - ends,
+        optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
+        parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
+    )
+
+
+def _light(chain: Chain, first: int, last: int) -> int:
+    """(V3): the most at once in a forward that keeps nothing but the input of the run."""
+    entry = chain.input_of(first)
+    return max(
+        (entry if index > first else 0)
+        + chain.input_of(index)
+        + chain.layers[index].forward_workspace_bytes
+        + chain.layers[index].saved_bytes
+        + chain.layers[index].output_bytes
+        for index in range(first, last + 1)
+    )
+
+
+def _again(chain: Chain, first: int, last: int, saved_before: int) -> int:
+    """(V4): the most at once while the run is computed again and goes back."""
+    layers = chain.layers[first : last + 1]
+    entry = max(layers[0].saved_input_bytes, saved_before)
+    rest = list(accumulate(layer.saved_bytes for layer in layers))
+    inner = [max(one.saved_output_bytes, two.saved_input_bytes) for one, two in pairwise(layers)]
+    through = [0, *accumulate(inner)]
+    most = 0
+    for i, layer in enumerate(layers):
+        held = chain.input_of(first + i) + (entry + through[i - 1] if i else 0)
+        running = held + rest[i] + layer.forward_workspace_bytes + layer.output_bytes
+        kept = entry + rest[i] + through[i] + layer.saved_output_bytes
+        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(first + i)
+        back = kept + layer.backward_workspace_bytes + gradients
+        most = max(most, layers[-1].gradient_of_output_bytes + running, back)
+    return most
