@@ -30,6 +30,7 @@ from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Options
 from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.objective import step_ns
+from pipeplan.ilp.resume import warm
 from pipeplan.ilp.schedule import Schedule, to_ops
 from pipeplan.plan import Bounds, MemoryModel, Plan, Rational, Semantics, Solver
 
@@ -52,6 +53,7 @@ class Config:
     gap: stop when (period - bound) / bound is at most this.
     workers: search threads; None uses one per core.
     deterministic: the same seed gives the same plan: limits count work instead of time.
+    resume: a plan of the same chain to start from; its proofs are kept where all else is equal.
     """
 
     semantics: Semantics = "2bw"
@@ -64,6 +66,7 @@ class Config:
     seed: int = 0
     workers: int | None = None
     deterministic: bool = False
+    resume: Plan | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no search can honour."""
@@ -109,12 +112,16 @@ def solve(
         InfeasibleError: if it is proven that no plan exists.
         TimeLimitError: if the time ended before a plan was found.
         InputError: if the configuration or the sizes are out of range.
+        InvalidPlanError: if the plan to resume from breaks a rule.
         InternalError: if our own voices disagree about a plan.
     """
     config = config or Config()
     costs = Costs(chain, cluster, config.semantics, config.memory_model)
     feasibility.check_sums(costs)
     state = Incumbent(costs, _options(costs, config), progress)
+    if config.resume is not None:
+        verifier.check(config.resume)
+        warm(state, config.resume)
     _search(state, config)
     if state.best is None:
         raise _failure(state)
@@ -205,6 +212,7 @@ def _assemble(state: Incumbent, config: Config) -> Plan:
             seed=config.seed,
             version=__version__,
             method=config.method,
+            most_microbatches=state.options.microbatches if state.options.limit_versions else None,
             contiguous_period_ns=_rational(state.contiguous) if state.contiguous else None,
             notes=tuple(state.notes),
         ),

@@ -68,6 +68,9 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--gap", type=common.share, default=0.01, metavar="SHARE", help="stop at this gap (1%%)"
     )
+    group.add_argument(
+        "--resume", metavar="PLAN", help="start from this plan of the same chain; - is stdin"
+    )
     group.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
     group.add_argument(
         "--workers", type=common.count(1, 256), metavar="N", help="threads (one per core)"
@@ -92,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
     common.check_output(args.output, args.force)
     cluster = machines(args)
     chain = common.read(Chain, args.chain)
+    config = _config(args)
     with progress.search() as listener:
-        plan = solve(chain, cluster, _config(args), progress=listener)
+        plan = solve(chain, cluster, config, progress=listener)
     common.write(args.output, plan.to_json())
     check(plan, lower(plan))
     if args.output == "-":
@@ -108,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
+    from pipeplan.plan import Plan
     from pipeplan.planner import Config
 
     return Config(
@@ -121,4 +126,5 @@ def _config(args: argparse.Namespace) -> Config:
         seed=args.seed,
         workers=args.workers,
         deterministic=args.deterministic,
+        resume=common.read(Plan, args.resume) if args.resume else None,
     )

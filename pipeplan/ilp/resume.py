@@ -1,0 +1,98 @@
+"""Starting from a plan made before: its schedule competes, its proofs are kept where they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from pipeplan.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import BoundName, Incumbent
+from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.schedule import OpId, Schedule
+from pipeplan.plan import Plan
+
+
+def warm(state: Incumbent, plan: Plan) -> None:
+    """Offer the schedule of a valid `plan` and take over what is proven for this very problem.
+
+    Where links, speeds or overheads differ, its orders are kept and its times made anew.
+
+    Raises:
+        InputError: if the plan is for another chain, or uses GPUs that are not there.
+    """
+    _check(state.costs, plan)
+    state.enter("resumed plan")
+    for name, value in _proven(state, plan):
+        state.prove(name, value)
+    reason = _offer(state, plan)
+    if reason is not None:
+        state.notes.append(f"the plan resumed from does not count here: {reason}")
+
+
+def _check(costs: Costs, plan: Plan) -> None:
+    if plan.chain.digest() != costs.chain.digest():
+        raise InputError(
+            f"resume: got a plan for chain {plan.chain.name!r} ({len(plan.chain.layers)} layers,"
+            f" digest {plan.chain.digest()[:12]}), need one for {costs.chain.name!r}"
+            f" ({costs.layers} layers, digest {costs.chain.digest()[:12]}). Plan without --resume."
+        )
+    most = max(stage.gpu for stage in plan.stages)
+    if most >= costs.gpus:
+        raise InputError(
+            f"resume: got a plan that uses GPU {most}, need GPUs below {costs.gpus}: there are no"
+            " more. Plan without --resume."
+        )
+
+
+def _offer(state: Incumbent, plan: Plan) -> str | None:
+    """Why the schedule cannot compete; None if it does."""
+    schedule, ks = schedule_of(plan), state.options.ks
+    if len(ks) == 1 and ks[0] % schedule.k:
+        return f"its period holds {schedule.k} micro-batches, --k asks for {ks[0]}"
+    hosts = [stage.gpu for stage in schedule.stages]
+    if state.options.contiguous_only and len(hosts) > len(set(hosts)):
+        return "a GPU hosts two of its stages, --method contiguous asks for one"
+    if _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts):
+        schedule = tighten(state.costs, schedule, 1)
+    if state.offer(schedule):
+        return None
+    most = state.most_in_flight
+    limit = "" if most is None else f" or more than {most} micro-batches in flight"
+    return f"it needs more memory{limit} than there is"
+
+
+def _machines(cluster: Cluster, hosts: list[int]) -> tuple[object, ...]:
+    """What the durations and links of stages on these GPUs follow from."""
+    speeds = tuple(cluster.gpus[gpu].speed for gpu in hosts)
+    return cluster.action_overhead_ns, cluster.links, speeds
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The plan's stages and absolute start times (T4)."""
+    times: dict[OpId, list[int]] = {}
+    for op in plan.ops:
+        row = times.setdefault((op.kind, op.stage), [0] * plan.k)
+        row[op.copy_] = op.shift * plan.period_ns + op.start_ns
+    frozen = {op: tuple(row) for op, row in times.items()}
+    return Schedule(plan.stages, plan.period_ns, plan.k, frozen)
+
+
+def _proven(state: Incumbent, plan: Plan) -> Iterator[tuple[BoundName, Fraction]]:
+    """The plan's bounds, if they are about the same machines and kind of plan."""
+    costs = state.costs
+    same = (plan.semantics, plan.memory_model) == (costs.semantics, costs.memory_model)
+    most = plan.solver.most_microbatches
+    limited = state.most_in_flight is not None and state.options.microbatches <= (most or 0)
+    if not same or plan.cluster != costs.cluster or not (most is None or limited):
+        return
+    bounds = plan.solver.bounds
+    named: tuple[tuple[BoundName, tuple[int, int] | None], ...] = (
+        ("any", bounds.any),
+        ("k1", bounds.k1),
+        ("contiguous", bounds.contiguous),
+    )
+    for name, value in named:
+        if value is not None:
+            yield name, Fraction(*value)
