@@ -15,8 +15,10 @@ from contextlib import contextmanager
 
 import torch
 
+from pipeplan.capture.batches import Batches
+from pipeplan.capture.place import place_of
 from pipeplan.capture.split import split
-from pipeplan.capture.sweep import gradient_buffers, sweep
+from pipeplan.capture.sweep import Sweep, gradient_buffers
 from pipeplan.errors import InputError
 from pipeplan.task import load
 
@@ -57,10 +59,12 @@ def main() -> None:
     torch.manual_seed(seed)
     task = load(reference, seed)
     model = split(task)
+    place = place_of(model)
+    sweep = Sweep(model, Batches(task, place.device), task.loss, place)
     microbatch = 0
     with gradient_buffers(model.layers):
         while True:
-            sweep(model, task, microbatch)
+            sweep.run(microbatch)
             if microbatch == 0:
                 print(_READY, flush=True)
             microbatch += 1

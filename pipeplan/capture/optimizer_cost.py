@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_iter
 
+from pipeplan.capture.place import Clock
+from pipeplan.capture.roofline import Roofline
+from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes, storage_bytes
+
+Work = Callable[[], None]
+Timer = Callable[[Work], int]
+"""Runs the work, as often as it likes, and says how many nanoseconds it takes once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,26 +28,54 @@ class OptimizerCost:
     """Of one step on one layer's parameters."""
 
     step_ns: int = 0
-    """Update and zeroing of the gradients, median."""
+    """Update and zeroing of the gradients."""
     state_bytes: int = 0
     """All tensors of the optimizer's state, step counters included."""
     workspace_bytes: int = 0
     """Most bytes alive at once during the step, beyond parameters, gradients and state."""
 
 
-def measure(
+def median_of(repeats: int, clock: Clock) -> Timer:
+    """A timer that measures `repeats` times and takes the median."""
+
+    def time(work: Work) -> int:
+        marks: list[tuple[Any, Any]] = []
+        for _ in range(repeats):
+            begin = clock.mark()
+            work()
+            marks.append((begin, clock.mark()))
+        lengths: list[int] = [clock.between(begin, end) for begin, end in marks]
+        return statistics.median_low(lengths)
+
+    return time
+
+
+def roofline_of(device: Device) -> Timer:
+    """A timer that estimates."""
+
+    def time(work: Work) -> int:
+        roofline = Roofline(device)
+        with roofline:
+            work()
+        return round(roofline.ns)
+
+    return time
+
+
+def cost(
     make: Callable[[Iterable[nn.Parameter]], Optimizer],
     parameters: Sequence[nn.Parameter],
-    repeats: int,
+    timer: Timer,
 ) -> OptimizerCost:
-    """Steps an optimizer of `parameters` `repeats` times; the parameters keep their values.
+    """Steps an optimizer of `parameters`; the parameters keep their values.
 
-    The first step, which makes the state, is not measured.
+    The first step, which makes the state, does not count. With fake parameters all of this is
+    fake, too, but for the step counters, which torch keeps apart and looks at.
 
     Args:
         make: the task's optimizer.
         parameters: trainable ones, with gradient buffers.
-        repeats: timed steps.
+        timer: of one step.
 
     Raises:
         InputError: if the optimizer cannot be made for them, or its step fails.
@@ -51,7 +86,7 @@ def measure(
     try:
         optimizer = make(list(parameters))
         optimizer.step()
-        cost = _measure(optimizer, parameters, repeats)
+        found = _measure(optimizer, parameters, timer)
     except Exception as error:
         raise InputError(
             f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
@@ -60,11 +95,11 @@ def measure(
     with torch.no_grad():
         for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
-    return cost
+    return found
 
 
 def _measure(
-    optimizer: Optimizer, parameters: Sequence[nn.Parameter], repeats: int
+    optimizer: Optimizer, parameters: Sequence[nn.Parameter], timer: Timer
 ) -> OptimizerCost:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     entries = list(optimizer.state.values())
@@ -74,15 +109,14 @@ def _measure(
     before = live.live
     with live:
         optimizer.step()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter_ns()
+
+    def step() -> None:
         optimizer.step()
         for gradient in gradients:
             gradient.zero_()
-        times.append(time.perf_counter_ns() - begin)
+
     return OptimizerCost(
-        step_ns=round(statistics.median(times)),
+        step_ns=timer(step),
         state_bytes=storage_bytes([*known, *state]) - storage_bytes(known),
         workspace_bytes=live.peak - before,
     )

@@ -7,14 +7,17 @@ the caches as training leaves them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeplan.capture.batches import Batches
+from pipeplan.capture.place import Place
 from pipeplan.capture.trace import call, check_loss
-from pipeplan.task import SplitModel, Task
+from pipeplan.task import SplitModel
 
 
 @contextmanager
@@ -30,61 +33,82 @@ def gradient_buffers(layers: Sequence[nn.Module]) -> Iterator[None]:
             parameter.grad = None
 
 
-def sweep(model: SplitModel, task: Task, microbatch: int) -> tuple[list[int], list[int]]:
-    """(forward, backward) nanoseconds of each layer for one micro-batch.
-
-    The first layer's forward includes fetching the micro-batch, and so does the last one's: the
-    ranks that hold them both fetch it. The loss belongs to the last layer.
-
-    Raises:
-        InputError: if data, a layer or the loss fails.
-    """
-    begin = time.perf_counter_ns()
-    source, target = task.microbatch(microbatch)
-    fetch = time.perf_counter_ns() - begin
-    forward, graphs = _forward(model, task, source, target)
-    forward[0] += fetch
-    if len(forward) > 1:
-        forward[-1] += fetch
-    return forward, _backward(graphs)
-
-
+Marks = list[tuple[Any, Any]]
+"""Per layer: the clock's marks before and behind it."""
 Graph = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
-def _forward(
-    model: SplitModel, task: Task, source: Tensor, target: Tensor
-) -> tuple[list[int], list[Graph]]:
-    times, graphs = [], []
-    values: tuple[Tensor, ...] = (source,)
-    last = len(model.layers) - 1
-    for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
-        specs = model.boundaries[index]
-        pairs = zip(values, specs, strict=True)
-        leaves = tuple(value.detach().requires_grad_(spec.differentiable) for value, spec in pairs)
-        begin = time.perf_counter_ns()
-        torch.default_generator.manual_seed(index)
-        values = call(name, layer, leaves)
-        if index == last:
-            values = (check_loss(task.loss(values[0], target)),)
-        times.append(time.perf_counter_ns() - begin)
-        graphs.append((leaves, values))
-    return times, graphs
+class Sweep:
+    """Runs micro-batches through a split model and times each layer."""
 
+    def __init__(
+        self,
+        model: SplitModel,
+        batches: Batches,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        place: Place,
+    ) -> None:
+        self._model = model
+        self._batches = batches
+        self._loss = loss
+        self._place = place
 
-def _backward(graphs: list[Graph]) -> list[int]:
-    times: list[int] = []
-    gradients = [torch.ones_like(graphs[-1][1][0])]
-    while graphs:
-        leaves, outputs = graphs.pop()
-        roots = [output for output in outputs if output.requires_grad]
+    def run(self, microbatch: int) -> tuple[list[int], list[int]]:
+        """(forward, backward) nanoseconds of each layer for one micro-batch.
+
+        The first layer's forward includes fetching the micro-batch, and so does the last one's:
+        the ranks that hold them both fetch it. The loss belongs to the last layer.
+
+        Raises:
+            InputError: if data, a layer or the loss fails.
+        """
         begin = time.perf_counter_ns()
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        times.append(time.perf_counter_ns() - begin)
-        gradients = [
-            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for leaf in leaves
-            if leaf.requires_grad
-        ]
-    return times[::-1]
+        source, target = self._batches.fetch(microbatch)
+        fetch = time.perf_counter_ns() - begin
+        there, graphs = self._forward(source, target)
+        back = self._backward(graphs)
+        forward, backward = (
+            [self._place.clock.between(start, end) for start, end in marks]
+            for marks in (there, back)
+        )
+        forward[0] += fetch
+        if len(forward) > 1:
+            forward[-1] += fetch
+        return forward, backward
+
+    def _forward(self, source: Tensor, target: Tensor) -> tuple[Marks, list[Graph]]:
+        model, mark = self._model, self._place.clock.mark
+        marks, graphs = [], []
+        values: tuple[Tensor, ...] = (source,)
+        last = len(model.layers) - 1
+        for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
+            pairs = zip(values, model.boundaries[index], strict=True)
+            leaves = tuple(
+                value.detach().requires_grad_(spec.differentiable) for value, spec in pairs
+            )
+            begin = mark()
+            self._place.seed(index)
+            values = call(name, layer, leaves)
+            if index == last:
+                values = (check_loss(self._loss(values[0], target)),)
+            marks.append((begin, mark()))
+            graphs.append((leaves, values))
+        return marks, graphs
+
+    def _backward(self, graphs: list[Graph]) -> Marks:
+        mark = self._place.clock.mark
+        marks: Marks = []
+        gradients = [torch.ones_like(graphs[-1][1][0])]
+        while graphs:
+            leaves, outputs = graphs.pop()
+            roots = [output for output in outputs if output.requires_grad]
+            begin = mark()
+            if roots:
+                torch.autograd.backward(roots, gradients)
+            marks.append((begin, mark()))
+            gradients = [
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                for leaf in leaves
+                if leaf.requires_grad
+            ]
+        return marks[::-1]

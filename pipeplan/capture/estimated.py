@@ -1,0 +1,147 @@
+"""Estimates a task without memory or computing: exact bytes, times from a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+
+from pipeplan.capture import layer_bytes, optimizer_cost, roofline
+from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
+from pipeplan.capture.batches import Batches
+from pipeplan.capture.fake import ProcessorKernels, weightless_twin
+from pipeplan.capture.layer_bytes import LayerBytes
+from pipeplan.capture.layer_run import LayerRun
+from pipeplan.capture.optimizer_cost import OptimizerCost
+from pipeplan.capture.signature import Signature, signature
+from pipeplan.capture.split import split
+from pipeplan.capture.sweep import gradient_buffers
+from pipeplan.chain import Chain
+from pipeplan.devices import Device
+from pipeplan.errors import InputError
+from pipeplan.task import SplitModel, Task
+
+Progress = Callable[[str], None]
+Found = tuple[LayerBytes, tuple[int, int]]
+"""Bytes of a layer, and its forward and backward nanoseconds."""
+
+
+def estimate_task(task: Task, device: Device, progress: Progress | None = None) -> Chain:
+    """The chain of `task` as `device` would run it; nothing of the model's size is allocated.
+
+    Bytes are those that `profile_task` measures on the processor, to the byte. Times are
+    estimates (docs/profile.md, section 6), and the chain says so.
+
+    Args:
+        task: its model may have parameters without memory (`fake.weightless`); it is not touched.
+        device: what the times are for.
+        progress: told what happens.
+
+    Raises:
+        InputError: if the task cannot be split, or looks at values.
+    """
+    say = progress or (lambda _: None)
+    batches = Batches(task)
+    batches.fetch(1)
+    with torch.random.fork_rng(devices=[]), _values_unknown():
+        twin, mode = weightless_twin(task)
+        model = split(twin)
+        say(f"split into {len(model.layers)} layers")
+        with gradient_buffers(model.layers):
+            source, target = batches.fetch(0)
+            kernels = ProcessorKernels()
+            with mode, kernels:
+                pair = mode.from_tensor(source), mode.from_tensor(target)
+                found = _walk(model, twin, pair, device, say)
+            steps = _steps(model, task, device)
+            costs = [
+                LayerCost(forward_ns=forward, backward_ns=backward, size=size, step=step)
+                for (size, (forward, backward)), step in zip(found, steps, strict=True)
+            ]
+            layers = chain_layers(model, costs)
+    return Chain(
+        name=type(task.model).__name__,
+        source=f"estimated for {device.name} with torch {torch.__version__}",
+        task_digest=model.digest(),
+        mode="estimated",
+        microbatch_size=model.microbatch_size,
+        input_bytes=source.nbytes,
+        device={
+            "device": device.name,
+            "figures": device.source,
+            "torch": torch.__version__,
+            **_inexact(kernels.inexact, say),
+        },
+        layers=layers,
+    )
+
+
+def _walk(
+    model: SplitModel, task: Task, pair: tuple[Tensor, Tensor], device: Device, say: Progress
+) -> list[Found]:
+    """Each layer's bytes and times; layers that do the same are looked at once."""
+    values: tuple[Tensor, ...] = (pair[0],)
+    known: dict[Signature, Found] = {}
+    result = []
+    last = len(model.layers) - 1
+    for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
+        run = LayerRun(
+            name=name,
+            layer=layer,
+            inputs=values,
+            differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
+            loss=(task.loss, pair[1]) if index == last else None,
+        )
+        mark, outputs = signature(run)
+        mark = (index == last, *mark)
+        if mark not in known:
+            known[mark] = layer_bytes.measure(run), roofline.estimate(run, device)
+        result.append(known[mark])
+        values = tuple(value.detach().contiguous().clone() for value in outputs)
+    say(f"{len(known)} of {len(model.layers)} layers differ and were examined")
+    return result
+
+
+def _steps(model: SplitModel, task: Task, device: Device) -> list[OptimizerCost]:
+    """The optimizer's cost of each layer; parameters of the same shapes cost the same.
+
+    Not inside the fake mode: what is made from nothing (step counters) stays real, so an
+    optimizer may look at it.
+    """
+    timer = optimizer_cost.roofline_of(device)
+    known: dict[tuple[object, ...], OptimizerCost] = {}
+    result = []
+    for mine in map(trainable, owned(model)):
+        shapes = tuple((tuple(p.shape), p.stride(), p.dtype) for p in mine)
+        if shapes not in known:
+            known[shapes] = optimizer_cost.cost(task.optimizer, mine, timer)
+        result.append(known[shapes])
+    return result
+
+
+def _inexact(operations: set[str], say: Progress) -> dict[str, str]:
+    if not operations:
+        return {}
+    names = ", ".join(sorted(operations))
+    say(f"bytes of these operations are not known exactly without running them: {names}")
+    return {"inexact_bytes": names}
+
+
+@contextmanager
+def _values_unknown() -> Iterator[None]:
+    """Explains what fails because nothing is computed."""
+    try:
+        yield
+    except InputError as error:
+        if isinstance(error.__cause__, DataDependentOutputException | DynamicOutputShapeException):
+            raise InputError(
+                f"{error} It looks at values, and mode fake has only shapes."
+                " Profile with --mode measured."
+            ) from error
+        raise

@@ -1,0 +1,181 @@
+"""Measures a task where it is: the chain with the time and the bytes of every layer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pipeplan.capture import layer_bytes, optimizer_cost
+from pipeplan.capture.allocator import AllocatorWatch, Overhead
+from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
+from pipeplan.capture.batches import Batches
+from pipeplan.capture.layer_bytes import LayerBytes
+from pipeplan.capture.layer_run import LayerPass, LayerRun
+from pipeplan.capture.place import Place, place_of
+from pipeplan.capture.split import split
+from pipeplan.capture.sweep import Sweep, gradient_buffers
+from pipeplan.capture.trace import call, unchanged_buffers
+from pipeplan.chain import Chain
+from pipeplan.livebytes import LiveBytes
+from pipeplan.task import SplitModel, Task
+
+Progress = Callable[[str], None]
+
+ROUND = 5
+"""Consecutive micro-batches whose medians are taken together."""
+NOISY = 0.25
+"""Share by which rounds may usually be slower than the quietest before it is said."""
+
+
+def profile_task(
+    task: Task, *, repeats: int = 20, warmup: int = 3, progress: Progress | None = None
+) -> Chain:
+    """The measured chain of `task`, without a reference to find it again.
+
+    The model is left as it was: values, buffers, random state; gradients are removed.
+
+    Raises:
+        InputError: if the task cannot be split or run.
+    """
+    say = progress or _silent
+    model = split(task)
+    say(f"split into {len(model.layers)} layers")
+    return measure(model, task, repeats=repeats, warmup=warmup, say=say)
+
+
+def measure(model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Progress) -> Chain:
+    """The measured chain of `model`, which is what `task` was split into.
+
+    Raises:
+        InputError: if its data, layers, loss or optimizer fail.
+    """
+    place = place_of(model)
+    batches = Batches(task, place.device)
+    sweep = Sweep(model, batches, task.loss, place)
+    with (
+        torch.random.fork_rng(devices=place.random_devices),
+        unchanged_buffers(model.layers),
+        gradient_buffers(model.layers),
+    ):
+        forward_ns, backward_ns, noise = times(sweep.run, repeats, warmup, say)
+        if noise > NOISY:
+            say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
+        say("measuring optimizer steps")
+        timer = optimizer_cost.median_of(repeats, place.clock)
+        steps = [
+            optimizer_cost.cost(task.optimizer, trainable(mine), timer) for mine in owned(model)
+        ]
+        say("measuring bytes")
+        sizes, overhead = _sizes(model, task, batches, place)
+        rows = zip(forward_ns, backward_ns, sizes, steps, strict=True)
+        costs = [LayerCost(forward_ns=f, backward_ns=b, size=s, step=o) for f, b, s, o in rows]
+        layers = chain_layers(model, costs)
+    return Chain(
+        name=type(task.model).__name__,
+        source=f"measured with torch {torch.__version__}",
+        task_digest=model.digest(),
+        mode="measured",
+        microbatch_size=model.microbatch_size,
+        input_bytes=batches.fetch(0)[0].nbytes,
+        device={
+            **place.facts(),
+            "repeats": repeats,
+            "noise": round(noise, 3),
+            **_told(overhead, say),
+        },
+        layers=layers,
+    )
+
+
+def times(
+    sweep: Callable[[int], tuple[list[int], list[int]]],
+    repeats: int,
+    warmup: int,
+    say: Progress,
+) -> tuple[list[int], list[int], float]:
+    """Forward and backward nanoseconds of each layer, and how much slower it usually was.
+
+    Whatever else the machine does only lengthens times, so they are the medians of the quietest
+    round of `ROUND` consecutive micro-batches. A run is judged by its best window likewise.
+    """
+    sweeps = []
+    for number in range(warmup + repeats):
+        found = sweep(number)
+        if number >= warmup:
+            sweeps.append(found)
+        done = number + 1 - warmup
+        if done > 0 and (done % 10 == 0 or done == repeats):
+            say(f"timed {done} of {repeats} micro-batches")
+    starts = range(0, max(1, repeats - ROUND + 1), ROUND)
+    rounds = [_medians(sweeps[start : start + ROUND]) for start in starts]
+    totals = [sum(forward) + sum(backward) for forward, backward in rounds]
+    forward, backward = rounds[totals.index(min(totals))]
+    return forward, backward, statistics.median(totals) / max(1, min(totals)) - 1
+
+
+def _medians(sweeps: Sequence[tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
+    """Layer by layer, of forward and of backward times."""
+    forward, backward = (
+        [round(statistics.median(row)) for row in zip(*rows, strict=True)]
+        for rows in zip(*sweeps, strict=True)
+    )
+    return forward, backward
+
+
+def _sizes(
+    model: SplitModel, task: Task, batches: Batches, place: Place
+) -> tuple[list[LayerBytes], Overhead | None]:
+    """The bytes of each layer, fed with what the layers before it really compute."""
+    source, target = batches.fetch(0)
+    values: tuple[Tensor, ...] = (source,)
+    sizes = []
+    overhead = Overhead() if place.is_cuda else None
+    last = len(model.layers) - 1
+    for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
+        run = LayerRun(
+            name=name,
+            layer=layer,
+            inputs=values,
+            differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
+            loss=(task.loss, target) if index == last else None,
+        )
+        sizes.append(layer_bytes.measure(run))
+        if overhead is not None:
+            overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))
+        with torch.no_grad():
+            outputs = call(name, layer, tuple(value.clone() for value in values))
+            values = tuple(value.contiguous().clone() for value in outputs)
+    return sizes, overhead
+
+
+def _beyond_tensors(run: LayerRun, watch: AllocatorWatch) -> Overhead:
+    """What the allocator takes for one pass of a layer beyond the bytes that LiveBytes counts."""
+    states = [*run.layer.parameters(), *run.layer.buffers()]
+    live = LiveBytes([*states, *(state.grad for state in states if state.grad is not None)])
+    before = live.live
+    with watch, live:
+        one = LayerPass(run)
+        one.forward()
+        one.receive_gradients()
+        one.backward()
+    return watch.overhead(live.peak - before)
+
+
+def _told(overhead: Overhead | None, say: Progress) -> dict[str, int]:
+    if overhead is None:
+        return {}
+    say(
+        f"beyond tensors, one layer takes up to {overhead.rounding} bytes of rounding and"
+        f" {overhead.scratch} bytes of scratch; leave room for them"
+    )
+    return {
+        "allocator_rounding_bytes": overhead.rounding,
+        "kernel_scratch_bytes": overhead.scratch,
+    }
+
+
+def _silent(_: str) -> None:
+    pass
