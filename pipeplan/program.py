@@ -201,7 +201,8 @@ class Pattern:
         """What `rank` does for micro-batches first..first+microbatches-1, from empty to empty.
 
         Updates happen after each complete step of `self.microbatches`; `first` must be a multiple
-        of it.
+        of it. After a drain the last stage updates first, as under 2bw: what a stage needs of
+        later ones for its update is then on its way.
         """
         if self.semantics == "2bw":
             yield from self._flow(rank, microbatches, first)
@@ -210,7 +211,8 @@ class Pattern:
             size = min(self.microbatches, first + microbatches - start)
             yield from self._flow(rank, size, start)
             if size == self.microbatches:
-                yield from (Action(ActionKind.OPT, stage) for stage in self.hosted[rank])
+                updates = reversed(self.hosted[rank])
+                yield from (Action(ActionKind.OPT, stage) for stage in updates)
 
     def unroll(self, microbatches: int, first: int = 0) -> Program:
         """The finite program of all ranks for `microbatches` micro-batches."""

@@ -9,8 +9,9 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pipeplan.plan import Semantics
 from pipeplan.runtime.seeds import layer_seed
 from pipeplan.task import SplitModel, Task
 
@@ -21,77 +22,145 @@ class Trained:
 
     losses: list[float]
     weights: dict[str, Tensor]
+    norms: list[float]
+    """Of the gradient of each step, where the task clips."""
+    skipped: list[int]
+    """Steps whose gradients were not finite."""
+    evaluated: list[float]
+    """Losses of the final weights in eval mode on the micro-batches given to `train`."""
 
 
 def train_flush(
     split: SplitModel, task: Task, steps: int, microbatches: int, seed: int
 ) -> Trained:
     """Ordinary training: accumulate the gradients of m micro-batches, divide by m, update."""
-    layers = copy.deepcopy(torch.nn.ModuleList(split.layers))
-    optimizer = task.optimizer(list(layers.parameters()))
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        losses += _accumulate(layers, task, step, microbatches, seed)
-        _divide(layers, microbatches)
-        optimizer.step()
-    return Trained(losses, _named(split, layers))
+    return train("flush", split, task, steps, microbatches, seed)
 
 
 def train_2bw(split: SplitModel, task: Task, steps: int, microbatches: int, seed: int) -> Trained:
     """W(t+1) = opt(W(t), grad f(W(t-1))) with W(-1) = W(0), as the formula reads."""
-    layers = copy.deepcopy(torch.nn.ModuleList(split.layers))
-    optimizer = task.optimizer(list(layers.parameters()))
-    previous = _values(layers)
-    losses = []
+    return train("2bw", split, task, steps, microbatches, seed)
+
+
+def train(
+    semantics: Semantics,
+    split: SplitModel,
+    task: Task,
+    steps: int,
+    microbatches: int,
+    seed: int,
+    evaluate: int = 0,
+) -> Trained:
+    """All steps in one process, then the losses of micro-batches 0..evaluate-1 in eval mode."""
+    alone = _Alone(split, task, microbatches, seed)
+    previous = alone.values()
     for step in range(steps):
-        newest = _values(layers)
-        optimizer.zero_grad()
-        _load(layers, previous)
-        losses += _accumulate(layers, task, step, microbatches, seed)
-        _load(layers, newest)
-        _divide(layers, microbatches)
-        optimizer.step()
+        newest = alone.values()
+        alone.zero()
+        if semantics == "2bw":
+            alone.load(previous)
+        alone.accumulate(step, alone.scales[step if semantics == "flush" else max(0, step - 1)])
+        alone.load(newest)
+        alone.update(step)
         previous = newest
-    return Trained(losses, _named(split, layers))
+    weights = alone.named()
+    evaluated = alone.evaluate(evaluate)
+    return Trained(alone.losses, weights, alone.norms, alone.skipped, evaluated)
 
 
-def _accumulate(
-    layers: torch.nn.ModuleList, task: Task, step: int, microbatches: int, seed: int
-) -> list[float]:
-    losses = []
-    for microbatch in range(step * microbatches, (step + 1) * microbatches):
-        value, target = task.data(microbatch)
-        boundary = (value,)
-        for index, layer in enumerate(layers):
-            torch.manual_seed(layer_seed(seed, index, microbatch))
-            result = layer(*boundary)
+class _Alone:
+    """Every layer has parameters of its own; those of one name are kept equal by hand."""
+
+    def __init__(self, split: SplitModel, task: Task, microbatches: int, seed: int) -> None:
+        self.split, self.task, self.m, self.seed = split, task, microbatches, seed
+        self.layers = [copy.deepcopy(layer) for layer in split.layers]
+        self.uses: dict[str, list[nn.Parameter]] = {}
+        for names, layer in zip(split.fqns, self.layers, strict=True):
+            for local, parameter in layer.named_parameters():
+                self.uses.setdefault(names[local], []).append(parameter)
+        self.owners = [found[0] for found in self.uses.values() if found[0].requires_grad]
+        self.optimizer = task.optimizer(self.owners)
+        self.scheduler = task.scheduler(self.optimizer) if task.scheduler else None
+        self.scales = [task.loss_scale.initial if task.loss_scale else 1.0]
+        self.good = 0
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.skipped: list[int] = []
+
+    def zero(self) -> None:
+        for uses in self.uses.values():
+            for parameter in uses:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def values(self) -> list[Tensor]:
+        return [uses[0].detach().clone() for uses in self.uses.values()]
+
+    def load(self, values: list[Tensor]) -> None:
+        with torch.no_grad():
+            for uses, value in zip(self.uses.values(), values, strict=True):
+                for parameter in uses:
+                    parameter.copy_(value)
+
+    def run(self, microbatch: int) -> Tensor:
+        source, target = self.task.microbatch(microbatch)
+        boundary: tuple[Tensor, ...] = (source,)
+        for index, layer in enumerate(self.layers):
+            torch.manual_seed(layer_seed(self.seed, index, microbatch))
+            fed = [(source,)[i] for i in self.split.fed_to(index)]
+            result = layer(*boundary, *fed)
             boundary = result if isinstance(result, tuple) else (result,)
-        loss = task.loss(result, target)
-        loss.backward()
-        losses.append(loss.item())
-    return losses
+        return self.task.loss(result, target)
 
+    def accumulate(self, step: int, scale: float) -> None:
+        for microbatch in range(step * self.m, (step + 1) * self.m):
+            loss = self.run(microbatch)
+            (loss * scale).backward()
+            self.losses.append(loss.item())
+        for uses in self.uses.values():
+            for other in uses[1:]:
+                if uses[0].grad is not None:
+                    uses[0].grad += other.grad
+        for owner in self.owners:
+            owner.grad /= self.m
+            owner.grad /= scale
 
-def _divide(layers: torch.nn.ModuleList, microbatches: int) -> None:
-    for parameter in layers.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= microbatches
+    def update(self, step: int) -> None:
+        finite = all(bool(owner.grad.isfinite().all()) for owner in self.owners)
+        if self.task.loss_scale is None:
+            finite = True
+        self._rescale(finite)
+        if finite:
+            if self.task.clip_norm is not None:
+                norm = nn.utils.clip_grad_norm_(self.owners, self.task.clip_norm)
+                self.norms.append(norm.item())
+            self.optimizer.step()
+        else:
+            self.skipped.append(step)
+        if self.scheduler:
+            self.scheduler.step()
+        self.load(self.values())
 
+    def _rescale(self, finite: bool) -> None:
+        """As torch.amp.GradScaler does."""
+        rule, scale = self.task.loss_scale, self.scales[-1]
+        self.good = self.good + 1 if finite else 0
+        if rule is None:
+            pass
+        elif not finite:
+            scale *= rule.backoff
+        elif self.good == rule.interval:
+            scale, self.good = scale * rule.growth, 0
+        self.scales.append(scale)
 
-def _values(layers: torch.nn.ModuleList) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in layers.parameters()]
+    def evaluate(self, count: int) -> list[float]:
+        for layer in self.layers:
+            layer.eval()
+        with torch.no_grad():
+            return [self.run(microbatch).item() for microbatch in range(count)]
 
-
-def _load(layers: torch.nn.ModuleList, values: list[Tensor]) -> None:
-    with torch.no_grad():
-        for parameter, value in zip(layers.parameters(), values, strict=True):
-            parameter.copy_(value)
-
-
-def _named(split: SplitModel, layers: torch.nn.ModuleList) -> dict[str, Tensor]:
-    return {
-        names[local]: value.detach().clone()
-        for names, layer in zip(split.fqns, layers, strict=True)
-        for local, value in [*layer.named_parameters(), *layer.named_buffers()]
-    }
+    def named(self) -> dict[str, Tensor]:
+        return {
+            names[local]: value.detach().clone()
+            for names, layer in zip(self.split.fqns, self.layers, strict=True)
+            for local, value in [*layer.named_parameters(), *layer.named_buffers()]
+        }

@@ -151,11 +151,12 @@ def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
     import torch
 
     from pipeplan.capture import split
+    from pipeplan.runtime.ties import untie
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     task = load(reference, seed)
-    return task, split(task)
+    return task, untie(split(task), task.tied)
 
 
 def _check_model(plan: Plan, split: SplitModel) -> None:
@@ -168,9 +169,9 @@ def _check_model(plan: Plan, split: SplitModel) -> None:
             f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
             " plan again, or give the --task the chain was profiled from."
         )
-    from pipeplan.runtime.build import refuse_split_ties
+    from pipeplan.runtime.ties import find_ties
 
-    refuse_split_ties(plan, split)
+    find_ties(plan.stages, split)
 
 
 def _check_resume(plan: Plan, options: Options, meta: Meta | None, task_digest: str) -> None:

@@ -36,6 +36,7 @@ class Options:
     out: Path | None
     resume: Path | None
     save_every: int | None
+    save_in_background: bool
     timeout_ns: int
     dry_run: bool
     json: bool
@@ -74,6 +75,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     add("--out", type=Path, metavar="DIR", help="metrics, results and checkpoints; must be empty")
     add("--resume", type=Path, metavar="DIR", help="go on from DIR's newest checkpoint")
     add("--save-every", type=_count(1), metavar="STEPS", help="also save in between")
+    add("--save-in-background", action="store_true", help="train on while a checkpoint is written")
     add("--timeout", type=_time, default="600s", help="longest wait for a peer (default 600s)")
     add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
     add("--json", action="store_true", help="one JSON object per step on stdout")
@@ -95,6 +97,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         out=given.out or given.resume,
         resume=given.resume,
         save_every=given.save_every,
+        save_in_background=given.save_in_background,
         timeout_ns=given.timeout,
         dry_run=given.dry_run,
         json=given.json,
@@ -110,7 +113,7 @@ def _check_clock(given: argparse.Namespace) -> None:
         raise InputError("launch: got --time-scale, need --clock sleep with it")
     if given.clock == "real":
         return
-    for name in ("task", "seed", "resume", "save_every", "instrument"):
+    for name in ("task", "seed", "resume", "save_every", "save_in_background", "instrument"):
         if getattr(given, name) not in (None, False):
             raise InputError(
                 f"launch: got --{name.replace('_', '-')} with --clock {given.clock}, which has no"

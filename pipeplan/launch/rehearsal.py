@@ -18,7 +18,7 @@ from pipeplan.runtime.group import join
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.recorder import PeriodMeter, Periods
 from pipeplan.runtime.rehearse import Kind, Rehearsal, Times, make_clock, rehearse
-from pipeplan.runtime.transport import Transport
+from pipeplan.runtime.transport import GlooTransport, LocalTransport, Transport
 from pipeplan.units import format_ns
 
 
@@ -26,6 +26,7 @@ def run(options: Options, place: Place, plan: Plan, pattern: Pattern) -> int:
     """Rehearse `plan`; returns the exit code, or ends the process if anything fails."""
     torch.set_num_threads(1)
     made: Rehearsal | None = None
+    transport: GlooTransport | LocalTransport | None = None
     try:
         transport = join(place, options.timeout_ns)
         kind: Kind = "virtual" if options.clock == "virtual" else "sleep"
@@ -45,7 +46,7 @@ def run(options: Options, place: Place, plan: Plan, pattern: Pattern) -> int:
         _finish(options, plan, transport, listener)
         transport.close()
     except Exception as error:
-        ending.fail(error, place, made.recorder if made else None, options.out)
+        ending.fail(error, place, made.recorder if made else None, options.out, transport)
     return 0
 
 

@@ -16,6 +16,7 @@ from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.group import join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
+from pipeplan.runtime.saver import Saver
 
 _STALE = "2bw: gradients are one step stale; --semantics flush trains exactly as one process would"
 _ADAM = (
@@ -34,7 +35,8 @@ def run(setup: Setup, place: Place) -> int:
         session.finish(done)
     except Exception as error:
         recorder = session.worker.executor.recorder if session else None
-        ending.fail(error, place, recorder, setup.options.out)
+        transport = session.transport if session else None
+        ending.fail(error, place, recorder, setup.options.out, transport)
     return 128 + session.stop.number if session.stop.number else 0
 
 
@@ -47,12 +49,13 @@ class Session:
         self.out = setup.options.out
         self.stop = ending.StopSignal()
         self.transport = join(place, setup.options.timeout_ns)
+        self.saver = Saver(self.transport, background=setup.options.save_in_background)
         self.live = LiveBytes() if setup.options.instrument else None
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
         self.progress = self._make_progress()
         self.worker = self._make_worker()
         if setup.checkpoint:
-            checkpoint.load(setup.checkpoint, setup.first_step, self.worker.stages.values())
+            checkpoint.load(setup.checkpoint, setup.first_step, self.worker)
         export.forget_layers(setup.plan, setup.split, self.transport.rank)
 
     @property
@@ -94,6 +97,7 @@ class Session:
 
     def finish(self, step: int) -> None:
         """Write model.pt and run.json, and leave together."""
+        self.saver.finish()
         result = results.RankResult(
             self.progress.measured(), self.live.peak if self.live else None, resident_bytes()
         )
@@ -135,13 +139,14 @@ class Session:
             wants_stop=self.stop.wanted,
         )
         if self.live:
-            self.live.count(states(worker.stages.values()))
+            self.live.count(states(worker))
         return worker
 
     def _save(self, step: int) -> None:
-        if self.out is None or (checkpoint.folder(self.out, step) / ".metadata").exists():
+        if self.out is None or checkpoint.is_complete(checkpoint.folder(self.out, step)):
             return
         setup = self.setup
+        scales, good_steps = self.worker.scales(step)
         meta = checkpoint.Meta(
             step=step,
             seed=setup.seed,
@@ -149,14 +154,10 @@ class Session:
             microbatches=setup.plan.microbatches,
             task_digest=setup.task_digest,
             plan_digest=setup.plan.digest(),
+            scales=scales,
+            good_steps=good_steps,
         )
-        checkpoint.save(
-            checkpoint.folder(self.out, step),
-            meta,
-            self.worker.stages.values(),
-            rank=self.transport.rank,
-            alone=self.transport.size == 1,
-        )
+        self.saver.save(checkpoint.folder(self.out, step), meta, self.worker.stages.values())
 
 
 def _say(text: str) -> None:

@@ -5,57 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
+from pipeplan.runtime.decision import Decisions, Layout, Scaler
 from pipeplan.runtime.executor import Executor, Feed, Observer
 from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.holders import Holders
+from pipeplan.runtime.optimizing import Optimizing
 from pipeplan.runtime.stage import Stage, StageSpec
+from pipeplan.runtime.tied import TiedGradients
+from pipeplan.runtime.ties import find_ties
 from pipeplan.runtime.transport import Transport
-from pipeplan.runtime.weights import Weights
-from pipeplan.runtime.wiring import wires
+from pipeplan.runtime.updates import Updates
+from pipeplan.runtime.wiring import first_free_tag, wires
 from pipeplan.task import SplitModel, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One rank, ready to run: its executor and the stages it hosts."""
+    """One rank, ready to run: its executor, the stages it hosts, its loss scale if it has one."""
 
     executor: Executor
     stages: dict[int, Stage]
+    scaler: Scaler | None
+    tied: TiedGradients
 
-
-def refuse_split_ties(plan: Plan, split: SplitModel) -> None:
-    """Refuse parameters shared in a way the runtime does not keep equal.
-
-    Under flush the stages that share may be different ones of one rank: gradients add up in one
-    buffer. Under 2bw they must be one stage, since each stage switches versions at its own time.
-
-    Raises:
-        InputError: names the layers and the stages.
-    """
-    stage_of = {
-        layer: stage for stage in plan.stages for layer in range(stage.first, stage.last + 1)
-    }
-    seen: dict[nn.Parameter, int] = {}
-    for layer, module in enumerate(split.layers):
-        for parameter in module.parameters():
-            other = seen.setdefault(parameter, layer)
-            one, two = stage_of[other], stage_of[layer]
-            where = f"layers {split.names[other]!r} and {split.names[layer]!r} share a parameter"
-            if one.gpu != two.gpu:
-                raise InputError(
-                    f"plan: {where} but sit on GPUs {one.gpu} and {two.gpu}; need one GPU."
-                    " Plan again from a chain that names the shared parameter in both layers."
-                )
-            if plan.semantics == "2bw" and one.id != two.id and parameter.requires_grad:
-                raise InputError(
-                    f"plan: {where} but belong to stages {one.id} and {two.id}; 2bw needs one"
-                    " stage for both. Plan with --semantics flush, or untie the weights."
-                )
+    def scales(self, step: int) -> tuple[tuple[float, ...], int]:
+        """Loss scales of the steps after `step`, and good steps on end, for a checkpoint."""
+        return self.scaler.state(step) if self.scaler else ((), 0)
 
 
 def build(
@@ -75,54 +55,71 @@ def build(
     Args:
         plan: gives stages and semantics.
         pattern: the lowered plan.
-        split: the layers; the hosted ones are taken over, the others are not touched.
-        task: gives loss and optimizer.
+        split: the layers, each with modules of its own (`untie`); the hosted ones are taken over,
+            the others are not touched.
+        task: gives loss, optimizer and what else an update needs.
         feed: gives inputs and targets.
         transport: to the other ranks.
         observer: is told losses, backwards and updates.
         seed: of all random numbers drawn in layers.
         wants_stop: whether this rank wants all ranks to stop at a step boundary.
+
+    Raises:
+        InputError: if layers on two GPUs share a parameter, or the optimizer cannot work.
     """
-    stages: dict[int, Stage] = {}
-    owned: list[nn.Parameter] = []
-    for index in pattern.hosted[transport.rank]:
-        stages[index] = _stage(plan, split, task, index, seed, owned, feed)
-        owned.extend(stages[index].weights.parameters)
-    links = {index: wires(plan.stages, split.boundaries, index) for index in stages}
-    gate = Gate(transport, plan.semantics, wants_stop)
-    return Worker(Executor(pattern, stages, links, feed, transport, observer, gate), stages)
-
-
-def _stage(
-    plan: Plan,
-    split: SplitModel,
-    task: Task,
-    index: int,
-    seed: int,
-    owned: list[nn.Parameter],
-    feed: Feed,
-) -> Stage:
-    planned = plan.stages[index]
-    last = index == len(plan.stages) - 1
-    spec = StageSpec(
-        index=index,
-        first_layer=planned.first,
-        layers=split.layers[planned.first : planned.last + 1],
-        fqns=split.fqns[planned.first : planned.last + 1],
-        inputs=split.boundaries[planned.first],
-        outputs=() if last else split.boundaries[planned.last + 1],
-        loss=task.loss if last else None,
-        seed=seed,
-        fed=_fed(split, planned, feed),
-    )
-    weights = Weights(
-        spec.layers,
-        task.optimizer,
-        versions=2 if plan.semantics == "2bw" else 1,
+    ties = find_ties(plan.stages, split)
+    versions = 2 if plan.semantics == "2bw" else 1
+    scaler = Scaler(task.loss_scale, lag=versions) if task.loss_scale else None
+    holders = Holders(
+        ties,
+        Optimizing(task.optimizer, task.scheduler),
+        versions=versions,
         microbatches=plan.microbatches,
-        owned_elsewhere=owned,
+        deferred=scaler is not None or task.clip_norm is not None,
     )
-    return Stage(spec, weights, plan.microbatches)
+    maker = _Maker(plan, split, task, feed, seed, scaler.of if scaler else lambda _: 1.0, holders)
+    stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
+    links = {index: wires(plan.stages, split.boundaries, index) for index in stages}
+    first_tag = first_free_tag(split.boundaries)
+    tied = TiedGradients(ties, holders.of, transport, first_tag + 1)
+    decisions = None
+    if holders.deferred:
+        layout = Layout(plan.stages, split)
+        decisions = Decisions(layout, transport, task.clip_norm, scaler, first_tag)
+    updates = Updates(stages, tied, decisions, observer, transport.rank)
+    gate = Gate(transport, plan.semantics, wants_stop)
+    executor = Executor(pattern, stages, links, feed, transport, observer, gate, updates=updates)
+    return Worker(executor, stages, scaler, tied)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes the stages of one rank, in chain order."""
+
+    plan: Plan
+    split: SplitModel
+    task: Task
+    feed: Feed
+    seed: int
+    scale: Callable[[int], float]
+    holders: Holders
+
+    def stage(self, index: int) -> Stage:
+        split, planned = self.split, self.plan.stages[index]
+        last = index == len(self.plan.stages) - 1
+        spec = StageSpec(
+            index=index,
+            first_layer=planned.first,
+            layers=split.layers[planned.first : planned.last + 1],
+            fqns=split.fqns[planned.first : planned.last + 1],
+            inputs=split.boundaries[planned.first],
+            outputs=() if last else split.boundaries[planned.last + 1],
+            loss=self.task.loss if last else None,
+            seed=self.seed,
+            scale=self.scale,
+            fed=_fed(split, planned, self.feed),
+        )
+        return Stage(spec, self.plan.microbatches, self.holders.hold(spec.layers, planned.first))
 
 
 def _fed(

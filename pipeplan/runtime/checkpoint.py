@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,13 +20,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from pipeplan.document import parse_json, read_text
 from pipeplan.errors import InputError
+from pipeplan.runtime.build import Worker
 from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.weights import Weights
 
 _META = "pipeplan.json"
 _FORMAT = "pipeplan-checkpoint/1"
@@ -43,6 +47,10 @@ class Meta:
     task_digest: str
     plan_digest: str
     """Of the plan that wrote it; a resumed run may use another one."""
+    scales: tuple[float, ...] = ()
+    """Loss scales of the next steps; empty without loss scaling."""
+    good_steps: int = 0
+    """Steps on end without a gradient that was not finite."""
 
 
 def folder(out: Path, step: int) -> Path:
@@ -56,15 +64,31 @@ def latest(out: Path) -> Path:
     Raises:
         InputError: if there is none.
     """
-    found = [
-        path for path in (out / "checkpoint").glob("step-*") if (path / ".metadata").is_file()
-    ]
+    found = [path for path in (out / "checkpoint").glob("step-*") if is_complete(path)]
     if not found:
         raise InputError(
             f"resume: {out} holds no complete checkpoint, need {out}/checkpoint/step-*/.metadata."
             " Give the --out directory of an earlier run."
         )
     return max(found)
+
+
+def is_complete(path: Path) -> bool:
+    """Whether everything the checkpoint at `path` lists is there, to the last byte.
+
+    `.metadata` is written last, but a machine that lost power may have kept it and not the rest.
+    """
+    if not (path / ".metadata").is_file() or not (path / _META).is_file():
+        return False
+    try:
+        places = FileSystemReader(path).read_metadata().storage_data.values()
+        ends: dict[str, int] = {}
+        for place in places:
+            name, end = place.relative_path, place.offset + place.length
+            ends[name] = max(ends.get(name, 0), end)
+        return all((path / name).stat().st_size >= end for name, end in ends.items())
+    except (OSError, EOFError, pickle.UnpicklingError):
+        return False
 
 
 def read_meta(path: Path) -> Meta:
@@ -78,54 +102,80 @@ def read_meta(path: Path) -> Meta:
     if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
         raise InputError(f"{where}: got another format, need {_FORMAT}")
     try:
-        return Meta(**data)
+        return Meta(**{**data, "scales": tuple(data.get("scales", ()))})
     except TypeError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def save(path: Path, meta: Meta, stages: Iterable[Stage], *, rank: int, alone: bool) -> None:
-    """Write a checkpoint; all ranks call it, with an empty pipeline.
+def state_of(stages: Iterable[Stage]) -> dict[str, Any]:
+    """What a rank with these `stages` adds to a checkpoint; not copied.
+
+    Call it with an empty pipeline.
+    """
+    state: dict[str, Any] = {}
+    for stage in stages:
+        state |= _weights(stage) | _optimizer(stage)
+    return state
+
+
+def write(
+    path: Path,
+    meta: Meta,
+    state: dict[str, Any],
+    *,
+    rank: int,
+    alone: bool,
+    group: ProcessGroup | None = None,
+) -> None:
+    """Write a checkpoint; all ranks call it.
 
     Args:
         path: its folder, made if needed.
         meta: the same on every rank.
-        stages: those this rank hosts.
+        state: this rank's part.
         rank: this rank; rank 0 writes the meta data.
         alone: whether there is no process group.
+        group: the one to agree over; None takes the default one.
     """
     path.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         text = json.dumps({"format": _FORMAT, **asdict(meta)}, indent=1) + "\n"
         (path / _META).write_text(text, encoding="utf-8")
-    state: dict[str, Any] = {}
-    for stage in stages:
-        state |= _weights(stage) | _optimizer(stage)
     with _quiet():
-        state_dict_saver.save(state, checkpoint_id=path, no_dist=alone)
+        state_dict_saver.save(state, checkpoint_id=path, no_dist=alone, process_group=group)
 
 
-def load(path: Path, step: int, stages: Iterable[Stage]) -> None:
-    """Put the checkpoint at `path`, made after `step` steps, into `stages`, bit for bit.
+def load(path: Path, step: int, worker: Worker) -> None:
+    """Put the checkpoint at `path`, made after `step` steps, into `worker`, bit for bit.
 
     Raises:
         InputError: if it lacks something the stages need.
     """
-    stages = list(stages)
     metadata = FileSystemReader(path).read_metadata()
-    state: dict[str, Any] = {}
-    for stage in stages:
-        stage.weights.restore(step)
-        state |= _weights(stage)
+    if worker.scaler:
+        meta = read_meta(path)
+        if not meta.scales:
+            raise InputError(f"{path}: has no loss scale: its task had no loss_scale")
+        worker.scaler.restore(step, meta.scales, meta.good_steps)
+    for stage in worker.stages.values():
+        _load_stage(path, metadata, step, stage)
+
+
+def _load_stage(path: Path, metadata: Metadata, step: int, stage: Stage) -> None:
+    """Stage by stage: two of them may hold copies of one parameter under one name."""
+    for unit in stage.units:
+        unit.restore(step)
+    state: dict[str, Any] = _weights(stage)
     missing = sorted(state.keys() - metadata.state_dict_metadata.keys())
     if missing:
         raise InputError(
             f"{path}: has no {missing[0]!r}: it was made by another task or semantics"
         )
-    state |= {key: _blank(metadata, key) for key in _optimizer_keys(metadata, stages)}
-    with _quiet():
-        state_dict_loader.load(state, checkpoint_id=path, no_dist=True)
-    for stage in stages:
-        _restore_optimizer(stage, state)
+    for unit in stage.units:
+        optimizer = {key: _blank(metadata, key) for key in _optimizer_keys(metadata, stage, unit)}
+        with _quiet():
+            state_dict_loader.load(state | optimizer, checkpoint_id=path, no_dist=True)
+        _restore_optimizer(stage, unit, optimizer)
 
 
 def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
@@ -149,35 +199,33 @@ def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str
 
 
 def _weights(stage: Stage) -> dict[str, Tensor]:
-    previous = zip(stage.weights.parameters, stage.weights.previous(), strict=False)
-    older = {f"previous.{stage.names[parameter]}": value for parameter, value in previous}
+    older = {
+        f"previous.{stage.names[parameter]}": value
+        for unit in stage.units
+        for parameter, value in zip(unit.parameters, unit.previous(), strict=False)
+    }
     return {f"model.{name}": value for name, value in stage.state().items()} | older
 
 
 def _optimizer(stage: Stage) -> dict[str, Any]:
-    if stage.weights.optimizer is None:
-        return {}
-    state = stage.weights.optimizer.state
     return {
         f"optimizer.{stage.names[parameter]}.{field}": value
-        for parameter in stage.weights.parameters
-        for field, value in state.get(parameter, {}).items()
+        for unit in stage.units
+        if unit.optimizer
+        for parameter in unit.parameters
+        for field, value in unit.optimizer.state.get(parameter, {}).items()
     }
 
 
-def _optimizer_keys(metadata: Metadata, stages: Iterable[Stage]) -> list[str]:
-    wanted = {
-        f"optimizer.{stage.names[parameter]}"
-        for stage in stages
-        for parameter in stage.weights.parameters
-    }
+def _optimizer_keys(metadata: Metadata, stage: Stage, unit: Weights) -> list[str]:
+    wanted = {f"optimizer.{stage.names[parameter]}" for parameter in unit.parameters}
     return [key for key in metadata.state_dict_metadata if key.rpartition(".")[0] in wanted]
 
 
-def _restore_optimizer(stage: Stage, state: Mapping[str, Any]) -> None:
-    if stage.weights.optimizer is None:
+def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
+    if unit.optimizer is None:
         return
-    for parameter in stage.weights.parameters:
+    for parameter in unit.parameters:
         prefix = f"optimizer.{stage.names[parameter]}"
         fields = {
             key.rpartition(".")[2]: value
@@ -185,7 +233,7 @@ def _restore_optimizer(stage: Stage, state: Mapping[str, Any]) -> None:
             if key.rpartition(".")[0] == prefix
         }
         if fields:
-            stage.weights.optimizer.state[parameter] = fields
+            unit.optimizer.state[parameter] = fields
 
 
 def _blank(metadata: Metadata, key: str) -> Any:

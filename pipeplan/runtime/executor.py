@@ -78,6 +78,45 @@ class Hosted(Protocol):
         """Gradients of the stage's inputs."""
 
 
+class Updating(Protocol):
+    """When the stages of a rank update."""
+
+    def begin(self, first: int) -> None:
+        """A run starts from an empty pipeline at step `first`."""
+
+    def before_forward(self, stage: int, step: int) -> None:
+        """A forward of `step` comes next on `stage`."""
+
+    def end_step(self, stage: int) -> None:
+        """An OPT: the gradients of the oldest open step of `stage` are complete."""
+
+    def finish(self) -> None:
+        """The pipeline is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Every stage updates at its OPT."""
+
+    stages: Mapping[int, Hosted]
+    observer: Observer
+
+    def begin(self, first: int) -> None:
+        """See `Updating`."""
+
+    def before_forward(self, stage: int, step: int) -> None:
+        """See `Updating`."""
+
+    def end_step(self, stage: int) -> None:
+        """See `Updating`."""
+        weights = self.stages[stage].weights
+        weights.update(weights.version)
+        self.observer.updated(stage, weights.version - 1)
+
+    def finish(self) -> None:
+        """See `Updating`."""
+
+
 @dataclass(slots=True)
 class _Message:
     """Tensors of one boundary and, while they travel, the messages that carry them."""
@@ -109,6 +148,7 @@ class Executor:
         observer: Observer,
         gate: Gate,
         recorder: Recorder | None = None,
+        updates: Updating | None = None,
     ) -> None:
         """Takes what the rank hosts.
 
@@ -121,6 +161,7 @@ class Executor:
             observer: is told losses, backwards and updates.
             gate: asked before each step whether all ranks shall stop there.
             recorder: keeps the last actions, if not in real time.
+            updates: when stages update, if not always at their OPT.
         """
         self.recorder = recorder or Recorder()
         self._pattern = pattern
@@ -130,6 +171,7 @@ class Executor:
         self._transport = transport
         self._observer = observer
         self._gate = gate
+        self._updates = updates or AtOnce(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
         self._inputs: dict[_Key, _Message] = {}
         self._outputs: dict[_Key, _Message] = {}
@@ -159,6 +201,7 @@ class Executor:
         executed = 0
         actions = self._unrolled(first, steps)
         self._gate.begin(first)
+        self._updates.begin(first)
         while (action := next(actions, None)) is not None:
             if stop is None and action.microbatch is not None:
                 stop = self._gate.first_refused(action.microbatch // self._pattern.microbatches)
@@ -170,6 +213,7 @@ class Executor:
         if executed == 0 and stop is None:  # a rank without stages only votes
             stop = self._gate.first_refused(first + steps - 1)
         self._gate.finish()
+        self._updates.finish()
         self._check_empty()
         return steps if stop is None else stop - first
 
@@ -191,7 +235,7 @@ class Executor:
         start = self.recorder.begin(action)
         try:
             if action.microbatch is None:
-                self._update(action.stage)
+                self._updates.end_step(action.stage)
             else:
                 self._table[action.kind](action.stage, action.microbatch)
         except PipeplanError:
@@ -204,6 +248,7 @@ class Executor:
             self._observer.backward(action.microbatch, end)
 
     def _forward(self, stage: int, microbatch: int) -> None:
+        self._updates.before_forward(stage, microbatch // self._pattern.microbatches)
         inputs = self._inputs.pop((stage, microbatch)).arrived() if stage else None
         if inputs is None:
             inputs = self._feed.input(microbatch)
@@ -272,11 +317,6 @@ class Executor:
 
     def _free_gradient(self, stage: int, microbatch: int) -> None:
         self._input_gradients.pop((stage, microbatch)).arrived()
-
-    def _update(self, stage: int) -> None:
-        weights = self._stages[stage].weights
-        weights.update(weights.version)
-        self._observer.updated(stage, weights.version - 1)
 
     def _failure(self, action: Action, error: Exception) -> str:
         """One line: rank, action, micro-batch, peer, cause."""

@@ -6,14 +6,13 @@ working tensors, messages. Making the data and voting are no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from pipeplan.livebytes import LiveBytes
+from pipeplan.runtime.build import Worker
 from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.transport import Pending, Transport, Vote
 
 
@@ -68,10 +67,9 @@ class CountedTransport:
             return self._transport.gather(value)
 
 
-def states(stages: Iterable[Stage]) -> list[Tensor]:
+def states(worker: Worker) -> list[Tensor]:
     """What a rank holds before its first action: weights, gradients, optimizer state, buffers."""
-    return [
-        tensor
-        for stage in stages
-        for tensor in [*stage.weights.tensors(), *stage.state().values()]
-    ]
+    stages = worker.stages.values()
+    held = [tensor for stage in stages for leaves in stage.leaves for tensor in leaves.tensors()]
+    buffers = [tensor for stage in stages for tensor in stage.state().values()]
+    return [*held, *buffers, *worker.tied.tensors()]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import InputError
+from pipeplan.runtime.holders import Held
 from pipeplan.runtime.seeds import seed_layer
-from pipeplan.runtime.weights import Weights
 from pipeplan.task import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
@@ -38,6 +38,8 @@ class StageSpec:
     """Empty for the last stage, whose output is the loss."""
     loss: Loss | None
     seed: int
+    scale: Callable[[int], float] = lambda _: 1.0
+    """Step -> loss scale; used by the last stage."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
 
@@ -54,9 +56,18 @@ class _Graph:
 class Stage:
     """Runs the layers of one stage; tensors pass through, none stays in a Python frame."""
 
-    def __init__(self, spec: StageSpec, weights: Weights, microbatches: int) -> None:
+    def __init__(self, spec: StageSpec, microbatches: int, held: Held) -> None:
+        """Takes what the stage is made of.
+
+        Args:
+            spec: layers and boundaries.
+            microbatches: per step.
+            held: its parameters.
+        """
         self.spec = spec
-        self.weights = weights
+        self.weights = held.weights
+        self.units = held.units
+        self.leaves = held.leaves
         self._microbatches = microbatches
         self._graphs: dict[int, _Graph] = {}
         self.names: dict[nn.Parameter, str] = {
@@ -94,7 +105,8 @@ class Stage:
         Raises:
             InputError: if the loss is no scalar, or a layer returns something unexpected.
         """
-        self.weights.begin_graph(microbatch // self._microbatches)
+        for leaves in self.leaves:
+            leaves.begin_graph(microbatch // self._microbatches)
         graph = _Graph(None, Slot(), Slot())
         outputs = self._run_layers(microbatch, self._enter(graph.entry, inputs), target)
         roots = [tensor for tensor in outputs if tensor.requires_grad]
@@ -112,13 +124,17 @@ class Stage:
                 alive. Ignored by the last stage, which starts from its loss.
         """
         step = microbatch // self._microbatches
-        self.weights.bind(step)
+        for leaves in self.leaves:
+            leaves.bind(step)
         graph = self._graphs.pop(microbatch)
         if graph.root is not None:
-            graph.exit.put([graph.root.new_ones(())] if self.spec.loss else gradients)
+            if self.spec.loss:
+                gradients.append(graph.root.new_full((), self.spec.scale(step)))
+            graph.exit.put(gradients)
             gradients.clear()
             run_backward(graph.root)
-        self.weights.end_graph(step)
+        for leaves in self.leaves:
+            leaves.end_graph(step)
         arrived = graph.entry.take()
         if arrived is not None:
             return arrived

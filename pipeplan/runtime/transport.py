@@ -16,7 +16,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import ProcessGroup, Store
+
+_FAREWELL = timedelta(seconds=1)
+"""How long a failing rank tries to tell the others."""
+_PROBE_TAG = (1 << 31) - 1
 
 
 class Pending(Protocol):
@@ -90,6 +94,8 @@ class GlooTransport:
             timeout: longest wait for one message before the run is given up.
         """
         self.rank, self.size = rank, size
+        self._store = store
+        self._probes: list[object] = []
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
@@ -111,6 +117,34 @@ class GlooTransport:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def another_group(self) -> ProcessGroup:
+        """The same ranks with connections of their own, for another thread; everyone calls it."""
+        group: ProcessGroup = dist.new_group(backend="gloo")
+        return group
+
+    def first_failure(self, line: str) -> str:
+        """Say that this rank fails with `line`.
+
+        Returns:
+            The line of the rank that was the first to fail; this one if that cannot be asked.
+        """
+        try:
+            self._store.set_timeout(_FAREWELL)
+            return str(self._store.compare_set("failure", "", line).decode())
+        except RuntimeError:
+            return line
+
+    def lost_peers(self) -> list[int]:
+        """The ranks to which the connection is closed, as far as this one has noticed."""
+        lost = []
+        for peer in range(self.size):
+            try:
+                if peer != self.rank:
+                    self._probes.append(dist.isend(torch.zeros(1), peer, tag=_PROBE_TAG))
+            except RuntimeError:
+                lost.append(peer)
+        return lost
 
     def close(self) -> None:
         """Leave together with all other ranks, so that nobody loses a message still under way."""
@@ -139,6 +173,14 @@ class LocalTransport:
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         return [value]
+
+    def first_failure(self, line: str) -> str:
+        """Nobody else can fail."""
+        return line
+
+    def lost_peers(self) -> list[int]:
+        """There is no peer."""
+        return []
 
     def close(self) -> None:
         """Nothing to leave."""

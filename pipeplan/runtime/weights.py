@@ -8,176 +8,159 @@ The optimizer and the checkpoint see one `nn.Parameter` per weight, always the n
 Graphs only ever see the leaves of a slot: changing `parameter.data` under a live graph would be
 silently wrong for some operations, so a slot may be written only when no graph uses it, and that
 is checked on every step.
+
+Where an update must wait for other stages (clipping, loss scaling, ties), the gradients of the
+next step need a place meanwhile: then there is a bank of gradients per slot, not one for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pipeplan.errors import InternalError
+from pipeplan.runtime.leaves import Leaves, Place
+from pipeplan.runtime.optimizing import Optimizing
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An attribute of a module that holds a parameter; tied ones have several places."""
-
-    module: nn.Module
-    name: str
-
-
-class Weights:
-    """Trainable parameters of one stage: slots, one gradient buffer each, the optimizer."""
+class Weights(Leaves):
+    """Parameters that are updated together: slots, gradients, the optimizer."""
 
     def __init__(
         self,
-        modules: Sequence[nn.Module],
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        places: Mapping[nn.Parameter, Sequence[Place]],
+        optimizing: Optimizing,
         *,
         versions: int,
         microbatches: int,
-        owned_elsewhere: Iterable[nn.Parameter] = (),
+        deferred: bool = False,
     ) -> None:
-        """Takes the parameters of `modules` over, zero steps done.
+        """Takes the parameters over, zero steps done.
 
         Args:
-            modules: the stage's layers.
-            optimizer: called once, with the parameters that this stage updates.
+            places: where each parameter is used (`places_of`).
+            optimizing: how they are optimized; asked once, and again by `restore`.
             versions: 1 (flush) or 2 (2bw).
             microbatches: gradients are divided by it before each update.
-            owned_elsewhere: parameters that another stage of this rank updates (tied weights).
+            deferred: whether updates may come after the next step's first backward.
         """
-        self._versions = versions
+        self._optimizing = optimizing
         self._microbatches = microbatches
-        foreign = {id(parameter) for parameter in owned_elsewhere}
-        places: dict[nn.Parameter, list[Place]] = {}
-        for module in dict.fromkeys(m for layer in modules for m in layer.modules()):
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.requires_grad and id(parameter) not in foreign:
-                    places.setdefault(parameter, []).append(Place(module, name))
-        self.parameters = tuple(places)
-        self._places = tuple(tuple(found) for found in places.values())
-        self._gradients = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self._slots = self._make_slots()
-        self._users = [0] * versions
-        self._bound = -1
-        self.optimizer = optimizer(list(self.parameters)) if self.parameters else None
+        self._borrowers: list[Leaves] = []
+        parameters = tuple(places)
+        super().__init__(
+            places,
+            _slots(parameters, versions),
+            banks=versions if deferred else 1,
+        )
         self.restore(0)
 
-    def _make_slots(self) -> list[list[nn.Parameter]]:
-        """Slot 0 is the parameters' own storage, slot 1 a copy.
-
-        `.data` and not `.detach()`: updates of a parameter must not count as writes to slot 0, or
-        autograd would take them for changes of what its graphs saved.
-        """
-        if self._versions == 1:
-            return [list(self.parameters)]
-        own = [nn.Parameter(parameter.data) for parameter in self.parameters]
-        copy = [nn.Parameter(parameter.data.clone()) for parameter in self.parameters]
-        return [own, copy]
+    def lend(self, borrower: Leaves) -> None:
+        """Say that `borrower` uses some of these slots too."""
+        self._borrowers.append(borrower)
 
     def restore(self, step: int) -> None:
-        """Say that `step` updates have been made and every slot holds its version of them."""
-        self.version = step
-        self._point_at(step % self._versions)
-        for slot in self._slots:
-            for leaf, gradient in zip(slot, self._gradients, strict=True):
-                leaf.grad = gradient
+        """Say that `step` updates have been made and every slot holds its version of them.
 
-    def _point_at(self, slot: int) -> None:
-        newest = zip(self.parameters, self._slots[slot], self._gradients, strict=True)
-        for parameter, leaf, gradient in newest:
+        The optimizer begins anew, its schedule `step` steps on.
+        """
+        self._version = step
+        self._point_at(step)
+        self.optimizer, self.scheduler = self._optimizing.begin(self.parameters, step)
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        return self._version
+
+    def _point_at(self, version: int) -> None:
+        slot = version % self.versions
+        for parameter, leaf in zip(self.parameters, self.leaves[slot], strict=True):
             if parameter is not leaf:
                 parameter.data = leaf.data
-                parameter.grad = gradient
 
-    def read_by(self, step: int) -> int:
-        """The slot that graphs of `step` use."""
-        return (step - (self._versions - 1)) % self._versions
+    def finish(self, step: int, scale: float = 1.0) -> None:
+        """Turn the sums of `step` into gradients: of the mean, of the unscaled loss."""
+        with torch.no_grad():
+            for gradient in self.gradients(step):
+                gradient.div_(self._microbatches)
+                if scale != 1.0:
+                    gradient.mul_(1.0 / scale)
 
-    def begin_graph(self, step: int) -> None:
-        """Bind the version that a forward of `step` reads.
+    def apply(self, step: int, factor: Tensor | None = None, *, skip: bool = False) -> None:
+        """Make version `step + 1` out of version `step` and the finished gradients of `step`.
 
-        Raises:
-            InternalError: if that version is not there any more or not yet.
-        """
-        oldest = self.version - (self._versions - 1)
-        wanted = step - (self._versions - 1)
-        if not oldest <= wanted <= self.version:
-            raise InternalError(
-                f"weights: a forward of step {step} reads version {wanted}, but the stage holds"
-                f" {oldest}..{self.version}. The program breaks rule `versions`."
-            )
-        self.bind(step)
-        self._users[self.read_by(step)] += 1
-
-    def end_graph(self, step: int) -> None:
-        """Say that a backward of `step` has ended and its graph is gone."""
-        self._users[self.read_by(step)] -= 1
-
-    def bind(self, step: int) -> None:
-        """Let the modules use the leaves that graphs of `step` use."""
-        slot = self.read_by(step)
-        if self._versions == 1 or slot == self._bound:
-            return
-        for places, leaf in zip(self._places, self._slots[slot], strict=True):
-            for place in places:
-                _set(place, leaf)
-        self._bound = slot
-
-    def update(self, step: int) -> None:
-        """Make version `step + 1` out of version `step` and the gradients of `step`.
+        Args:
+            step: the oldest step that is not applied yet.
+            factor: of the gradients; None for 1.
+            skip: leave the weights and the optimizer's state as they are.
 
         Raises:
             InternalError: if a graph still uses the slot that would be overwritten.
         """
-        slot = (step + 1) % self._versions
-        if self._users[slot] or step != self.version:
+        slot = (step + 1) % self.versions
+        users = sum(leaves.users[slot] for leaves in (self, *self._borrowers))
+        if users or step != self._version:
             raise InternalError(
-                f"weights: step {step} would overwrite slot {slot}, which {self._users[slot]}"
-                f" graphs still use, holding version {self.version}. The program breaks rule"
+                f"weights: step {step} would overwrite slot {slot}, which {users}"
+                f" graphs still use, holding version {self._version}. The program breaks rule"
                 " `versions`."
             )
+        gradients = self.gradients(step)
         with torch.no_grad():
-            for new, old in zip(
-                self._slots[slot], self._slots[step % self._versions], strict=True
-            ):
+            old_slot = self.leaves[step % self.versions]
+            for new, old in zip(self.leaves[slot], old_slot, strict=True):
                 if new is not old:
                     new.copy_(old)
-            self._point_at(slot)
-            for gradient in self._gradients:
-                gradient.div_(self._microbatches)
-            if self.optimizer:
+            self._point_at(step + 1)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                parameter.grad = gradient
+                if factor is not None:
+                    gradient.mul_(factor)
+            if self.optimizer and not skip:
                 self.optimizer.step()
-            for gradient in self._gradients:
+            for gradient in gradients:
                 gradient.zero_()
-        self.version = step + 1
+        if self.scheduler:
+            with warnings.catch_warnings():  # torch: a skipped first step is none before this one
+                warnings.simplefilter("ignore" if skip else "default")
+                self.scheduler.step()
+        self._version = step + 1
+
+    def update(self, step: int) -> None:
+        """`finish` and `apply`, where nothing else decides."""
+        self.finish(step)
+        self.apply(step)
 
     def newest(self) -> list[Tensor]:
         """Version `self.version` of each parameter."""
-        return [leaf.detach() for leaf in self._slots[self.version % self._versions]]
+        return [leaf.detach() for leaf in self.leaves[self._version % self.versions]]
 
     def previous(self) -> list[Tensor]:
         """The version before the newest (2bw); empty under flush."""
-        if self._versions == 1:
+        if self.versions == 1:
             return []
-        return [leaf.detach() for leaf in self._slots[(self.version - 1) % self._versions]]
+        return [leaf.detach() for leaf in self.leaves[(self._version - 1) % self.versions]]
 
     def tensors(self) -> list[Tensor]:
         """Everything that lives for the whole run: slots, gradients, optimizer state."""
-        slots = [leaf.detach() for slot in self._slots for leaf in slot]
+        slots = [leaf.detach() for slot in self.leaves for leaf in slot]
         state = self.optimizer.state.values() if self.optimizer else ()
         kept = [value for entry in state for value in entry.values() if isinstance(value, Tensor)]
-        return [*slots, *self._gradients, *kept]
+        return [*slots, *super().tensors(), *kept]
 
 
-def _set(place: Place, leaf: nn.Parameter) -> None:
-    """Put `leaf` in its place, the fast way unless the module watches its attributes (RNNs do)."""
-    if type(place.module).__setattr__ is nn.Module.__setattr__:
-        place.module.register_parameter(place.name, leaf)
-    else:
-        setattr(place.module, place.name, leaf)
+def _slots(parameters: Sequence[nn.Parameter], versions: int) -> list[list[nn.Parameter]]:
+    """Slot 0 is the parameters' own storage, slot 1 a copy.
+
+    `.data` and not `.detach()`: updates of a parameter must not count as writes to slot 0, or
+    autograd would take them for changes of what its graphs saved.
+    """
+    if versions == 1:
+        return [list(parameters)]
+    own = [nn.Parameter(parameter.data) for parameter in parameters]
+    copy = [nn.Parameter(parameter.data.clone()) for parameter in parameters]
+    return [own, copy]

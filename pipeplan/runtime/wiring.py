@@ -52,6 +52,11 @@ def wires(
     )
 
 
+def first_free_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
+    """The smallest tag that no boundary uses, nor any above it."""
+    return 2 * sum(map(len, boundaries))
+
+
 @dataclass(frozen=True, slots=True)
 class _Boundary:
     """The boundary before a stage, between two ranks; tags count from the chain's start."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.metadata import Metadata
 import torch.distributed
 
 from pipeplan import launch
@@ -121,7 +123,7 @@ def test_resume_refusals(
     stored |= {"task_digest": task_digest, "plan_digest": "any", **change}
     folder = plans / "old" / "checkpoint" / "step-00000005"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / ".metadata").touch()
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata({}, storage_data={})))
     (folder / "pipeplan.json").write_text(
         json.dumps({"format": "pipeplan-checkpoint/1", **stored})
     )

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.errors import InputError
+from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.saver import Saver
 from pipeplan.runtime.transport import LocalTransport, Transport
 from tests import pipelines
 
@@ -39,8 +40,7 @@ def save_alone(folder: Path, semantics: Semantics, optimizer: str, steps: int) -
     plan = pipelines.plan_of([4], [0, 0], semantics, microbatches=6)
     trained = worker(plan, optimizer, LocalTransport())
     trained.executor.run(0, steps)
-    stages = trained.stages.values()
-    checkpoint.save(folder, meta(steps), stages, rank=0, alone=True)
+    Saver(LocalTransport(), background=False).save(folder, meta(steps), trained.stages.values())
     return trained
 
 
@@ -60,7 +60,7 @@ def test_resume_under_another_plan_is_exact(
 
     def work(transport: Transport) -> dict[str, Tensor]:
         resumed = worker(plan, optimizer, transport)
-        checkpoint.load(tmp_path / "c", 2, resumed.stages.values())
+        checkpoint.load(tmp_path / "c", 2, resumed)
         resumed.executor.run(2, 2)
         return pipelines.weights_of(resumed)
 
@@ -84,13 +84,42 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
 
 
 def test_latest_skips_torn_checkpoints(tmp_path: Path) -> None:
-    """A folder without `.metadata` is no checkpoint, however new."""
+    """Without `.metadata`, or with a file shorter than `.metadata` says: no checkpoint."""
     for step in (3, 20):
         checkpoint.folder(tmp_path, step).mkdir(parents=True)
     with pytest.raises(InputError, match="no complete checkpoint"):
         checkpoint.latest(tmp_path)
-    (checkpoint.folder(tmp_path, 3) / ".metadata").touch()
+    for step in (3, 7):
+        save_alone(checkpoint.folder(tmp_path, step), "flush", "sgd", 1)
+    assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 7)
+    (torn,) = checkpoint.folder(tmp_path, 7).glob("*.distcp")
+    torn.write_bytes(torn.read_bytes()[:-1])
     assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 3)
+    metadata = checkpoint.folder(tmp_path, 3) / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:40])
+    with pytest.raises(InputError, match="no complete checkpoint"):
+        checkpoint.latest(tmp_path)
+
+
+def test_background_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:
+    """Steps made while the files are written do not show in them; a failure is raised later."""
+    plan = pipelines.plan_of([4], [0, 0], "2bw", microbatches=6)
+    trained = worker(plan, "adamw", LocalTransport())
+    trained.executor.run(0, 2)
+    saver = Saver(LocalTransport(), background=True)
+    saver.save(tmp_path / "c", meta(2), trained.stages.values())
+    trained.executor.run(2, 2)
+    saver.finish()
+    resumed = worker(plan, "adamw", LocalTransport())
+    checkpoint.load(tmp_path / "c", 2, resumed)
+    resumed.executor.run(2, 2)
+    expected = pipelines.weights_of(trained)
+    weights = pipelines.weights_of(resumed)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    (tmp_path / "file").touch()
+    saver.save(tmp_path / "file", meta(4), trained.stages.values())
+    with pytest.raises(RankError, match=r"rank 0: .*file could not be written: FileExistsError"):
+        saver.finish()
 
 
 def test_meta_round_trip_and_refusal(tmp_path: Path) -> None:
@@ -107,4 +136,4 @@ def test_flush_checkpoint_lacks_what_2bw_needs(tmp_path: Path) -> None:
     save_alone(tmp_path / "c", "flush", "sgd", 1)
     plan = pipelines.plan_of([], [0], "2bw", microbatches=6)
     with pytest.raises(InputError, match=r"has no 'previous\."):
-        checkpoint.load(tmp_path / "c", 1, worker(plan, "sgd", LocalTransport()).stages.values())
+        checkpoint.load(tmp_path / "c", 1, worker(plan, "sgd", LocalTransport()))

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeplan import lowering
-from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
-from pipeplan.runtime.build import refuse_split_ties
 from tests import pipelines, reference
 from tests.plans import random_plan
 
@@ -81,39 +79,6 @@ def test_2bw_differs_from_flush() -> None:
     """The two modes are different algorithms: the references must not agree by accident."""
     flush, delayed = (train_alone(mode, "sgd", 4, 6) for mode in ("flush", "2bw"))
     assert not equal(flush.weights, delayed.weights)
-
-
-def tied() -> tuple[nn.Module, ...]:
-    """Three layers, the first and the last of which share their weight."""
-    torch.manual_seed(1)
-    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
-    last.weight = first.weight
-    return first, nn.Tanh(), last
-
-
-def test_tied_weights_on_one_rank_under_flush() -> None:
-    """Stages of one rank that share a weight train it as one process, up to the order of sums."""
-    split, task = pipelines.split_by_hand(tied(), "sgd")
-    plan = pipelines.plan_of([1, 2], [0, 1, 0], "flush", microbatches=4, layers=3)
-    expected = reference.train_flush(split, task, 3, 4, seed=3)
-    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 3)
-    assert outcome.weights.keys() == expected.weights.keys()
-    for name, value in outcome.weights.items():
-        torch.testing.assert_close(value, expected.weights[name])
-
-
-@pytest.mark.parametrize(
-    ("gpus", "semantics", "word"),
-    [((0, 1, 1), "flush", "GPUs 0 and 1"), ((0, 1, 0), "2bw", "2bw")],
-)
-def test_ties_that_would_drift_are_refused(
-    gpus: Sequence[int], semantics: Semantics, word: str
-) -> None:
-    """A weight shared across ranks, or across stages under 2bw, is refused by name."""
-    split, _ = pipelines.split_by_hand(tied(), "sgd")
-    plan = pipelines.plan_of([1, 2], gpus, semantics, microbatches=4, layers=3)
-    with pytest.raises(InputError, match=f"layer0.*layer2.*{word}"):
-        refuse_split_ties(plan, split)
 
 
 def test_recurrent_layers_switch_versions() -> None:

@@ -19,6 +19,7 @@ from pipeplan.runtime.build import build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.ties import untie
 from pipeplan.runtime.transport import Transport
 from pipeplan.task import Task
 from tests import capture_tasks, pipelines, plans
@@ -65,7 +66,7 @@ def planned(chain: Chain, gpus: int, semantics: Semantics, k: int, seed: int) ->
 
 def measured(plan: Plan, task: Task) -> list[int]:
     """Peak live bytes of each rank over three steps."""
-    model = split(task)
+    model = untie(split(task), task.tied)
     pattern = lowering.lower(plan)
 
     def work(transport: Transport) -> int:
@@ -80,7 +81,7 @@ def measured(plan: Plan, task: Task) -> list[int]:
             pipelines.Listener(),
             seed=0,
         )
-        live.count(states(worker.stages.values()))
+        live.count(states(worker))
         with live:
             worker.executor.run(0, 3)
         return live.peak

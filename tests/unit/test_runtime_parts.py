@@ -13,6 +13,8 @@ from pipeplan.errors import DeadlockError, InputError, InternalError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.leaves import places_of
+from pipeplan.runtime.optimizing import Optimizing
 from pipeplan.runtime.recorder import PeriodMeter, Recorder
 from pipeplan.runtime.seeds import layer_seed
 from pipeplan.runtime.transport import Transport, wait_all
@@ -99,9 +101,8 @@ def slots(versions: int) -> tuple[nn.Linear, Weights]:
     """A 1x1 layer whose weight starts at 1 and falls by the mean gradient."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
-    return layer, Weights(
-        [layer], lambda p: torch.optim.SGD(p, lr=1.0), versions=versions, microbatches=2
-    )
+    optimizing = Optimizing(lambda p: torch.optim.SGD(p, lr=1.0))
+    return layer, Weights(places_of(layer), optimizing, versions=versions, microbatches=2)
 
 
 def one_step(layer: nn.Linear, weights: Weights, step: int) -> float:

@@ -1,0 +1,174 @@
+"""What an update needs to know of all stages: how long the gradient is, whether it is finite.
+
+The norm is the one of `torch.nn.utils.clip_grad_norm_` over the parameters in chain order: the
+norm of each parameter's gradient, then the norm of these norms. Each rank sends its own
+parameters' norms to every other rank, and all compute the same from the same numbers, so the
+result does not depend on the plan. A shared parameter counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeplan.plan import Stage as PlannedStage
+from pipeplan.runtime.transport import Pending, Transport, wait_all
+from pipeplan.task import LossScale, SplitModel
+
+_EPSILON = 1e-6
+"""What torch adds to the norm before it divides by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a step's update is made."""
+
+    skip: bool
+    factor: Tensor | None
+    """Of all gradients; None where nothing is clipped."""
+    norm: Tensor | None
+    """Of the gradient before clipping."""
+
+
+class Scaler:
+    """The loss scale of each step; equal on all ranks because what it is told is.
+
+    Under 2bw step t begins before the gradients of step t-1 are known, so its scale follows from
+    the steps up to t-2, as its weights do.
+    """
+
+    def __init__(self, rule: LossScale, lag: int) -> None:
+        """Steps 0..lag-1 begin before anything is known; `lag` is 1 (flush) or 2 (2bw)."""
+        self._rule = rule
+        self._lag = lag
+        self.restore(0, [rule.initial] * lag, 0)
+
+    def restore(self, step: int, scales: Sequence[float], good: int) -> None:
+        """Say that `step` steps are over: the scales of the next ones, good steps on end."""
+        self._scales = {step + ahead: scale for ahead, scale in enumerate(scales)}
+        self._good = good
+
+    def state(self, step: int) -> tuple[tuple[float, ...], int]:
+        """What `restore` takes after `step` steps."""
+        return tuple(self._scales[step + ahead] for ahead in range(self._lag)), self._good
+
+    def of(self, step: int) -> float:
+        """The scale of `step`."""
+        return self._scales[step]
+
+    def record(self, step: int, *, finite: bool) -> None:
+        """Say how `step` went; steps come in order."""
+        scale = self._scales[step + self._lag - 1]
+        self._good = self._good + 1 if finite else 0
+        if not finite:
+            scale *= self._rule.backoff
+        elif self._good == self._rule.interval:
+            scale *= self._rule.growth
+            self._good = 0
+        self._scales[step + self._lag] = scale
+        self._scales.pop(step - 1, None)
+
+
+class Layout:
+    """Where each parameter's norm has its place, and which rank knows it."""
+
+    def __init__(self, stages: Sequence[PlannedStage], split: SplitModel) -> None:
+        self.ranks: list[list[int]] = [[] for _ in range(1 + max(s.gpu for s in stages))]
+        """Places of each rank's parameters, ascending."""
+        self.dtypes: list[torch.dtype] = []
+        self.place: dict[str, int] = {}
+        self.hosts = sorted({stage.gpu for stage in stages})
+        """Ranks that host anything."""
+        for stage in stages:
+            for layer in range(stage.first, stage.last + 1):
+                for local, parameter in split.layers[layer].named_parameters():
+                    name = split.fqns[layer][local]
+                    if parameter.requires_grad and name not in self.place:
+                        self.place[name] = len(self.dtypes)
+                        self.ranks[stage.gpu].append(len(self.dtypes))
+                        self.dtypes.append(parameter.dtype)
+
+
+class Decisions:
+    """One rank's side of what all ranks tell each other once a step."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        transport: Transport,
+        clip_norm: float | None,
+        scaler: Scaler | None,
+        tag: int,
+    ) -> None:
+        """Messages have `tag`, which nothing else uses."""
+        self.scaler = scaler
+        self._layout = layout
+        self._transport = transport
+        self._clip = clip_norm
+        self._tag = tag
+        self._norms: dict[int, dict[int, Tensor]] = {}
+        self._finite: dict[int, bool] = {}
+        self._rows: dict[int, dict[int, Tensor]] = {}
+        self._pending: dict[int, list[Pending]] = {}
+        self._decided: dict[int, Decision] = {}
+
+    def add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Take the finished gradients of one stage by name; they are not kept."""
+        norms = self._norms.setdefault(step, {})
+        for name, gradient in gradients.items():
+            norms[self._layout.place[name]] = torch.linalg.vector_norm(gradient)
+        if self.scaler:
+            finite = all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+            self._finite[step] = self._finite.get(step, True) and finite
+
+    def send(self, step: int) -> None:
+        """Tell everybody; all stages of this rank have been added."""
+        here = self._transport.rank
+        norms = self._norms.pop(step)
+        known = [float(norms[place]) for place in self._layout.ranks[here]]
+        row = torch.tensor([self._finite.pop(step, True), *known], dtype=torch.float64)
+        rows = {rank: self._blank(rank) for rank in self._layout.hosts if rank != here}
+        pending = []
+        for rank, blank in rows.items():
+            pending.append(self._transport.receive(blank, rank, self._tag))
+            pending.append(self._transport.send(row, rank, self._tag))
+        self._rows[step] = rows | {here: row}
+        self._pending[step] = pending
+
+    def _blank(self, rank: int) -> Tensor:
+        return torch.empty(1 + len(self._layout.ranks[rank]), dtype=torch.float64)
+
+    def wait(self, step: int) -> Decision:
+        """The decision about `step`; steps come in order, each as often as wanted."""
+        if step not in self._decided:
+            wait_all(self._pending.pop(step))
+            self._decided[step] = self._decide(step, self._rows.pop(step))
+            self._decided.pop(step - 2, None)
+        return self._decided[step]
+
+    def _decide(self, step: int, rows: Mapping[int, Tensor]) -> Decision:
+        finite = all(bool(row[0]) for row in rows.values())
+        if self.scaler:
+            self.scaler.record(step, finite=finite)
+        if self._clip is None or not finite:
+            return Decision(not finite, None, None)
+        places = self._layout.ranks
+        values = {
+            place: value
+            for rank, row in rows.items()
+            for place, value in zip(places[rank], row[1:], strict=True)
+        }
+        norm = _total([values[i].to(dtype) for i, dtype in enumerate(self._layout.dtypes)])
+        factor = torch.clamp(self._clip / (norm + _EPSILON), max=1.0)
+        return Decision(False, factor, norm)
+
+
+def _total(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of norms; as torch does, those of one dtype side by side."""
+    kinds = list(dict.fromkeys(norm.dtype for norm in norms))
+    grouped = sorted(norms, key=lambda norm: kinds.index(norm.dtype))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(grouped))
+    return norm

@@ -1,0 +1,118 @@
+"""Who holds which parameter on one rank: its owner, a copy, or a layer that borrows it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from pipeplan.runtime.leaves import Borrowed, Leaves, Place, places_of
+from pipeplan.runtime.optimizing import Optimizing
+from pipeplan.runtime.ties import Tie, Use
+from pipeplan.runtime.weights import Weights
+
+_Places = dict[nn.Parameter, list[Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The parameters of one stage."""
+
+    weights: Weights
+    """What it owns."""
+    copies: Weights | None
+    """Its copies of what another stage owns."""
+    borrowed: tuple[Borrowed, ...]
+    """What it uses of others on this rank, or a second time; one entry per layer and owner."""
+
+    @property
+    def units(self) -> tuple[Weights, ...]:
+        """What is updated, each by an optimizer of its own."""
+        return (self.weights,) if self.copies is None else (self.weights, self.copies)
+
+    @property
+    def leaves(self) -> tuple[Leaves, ...]:
+        """Everything that graphs use."""
+        return (*self.units, *self.borrowed)
+
+
+class Holders:
+    """Makes what the stages of one rank hold, in chain order."""
+
+    def __init__(
+        self,
+        ties: Sequence[Tie],
+        optimizing: Optimizing,
+        *,
+        versions: int,
+        microbatches: int,
+        deferred: bool,
+    ) -> None:
+        """Remembers who owns what.
+
+        Args:
+            ties: shared parameters.
+            optimizing: the task's optimizer and schedule.
+            versions: 1 (flush) or 2 (2bw).
+            microbatches: per step.
+            deferred: whether every update waits for all stages.
+        """
+        self.deferred = deferred
+        self._optimizing = optimizing
+        self._versions = versions
+        self._microbatches = microbatches
+        self._owners: dict[nn.Parameter, Weights] = {}
+        self._by_layer: dict[tuple[int, nn.Parameter], Leaves] = {}
+        self._copies = {
+            use.parameter
+            for tie in ties
+            for use in tie.uses
+            if use.parameter is not tie.owner.parameter
+        }
+
+    def of(self, use: Use) -> Leaves:
+        """Who has the gradient of `use`, which is on this rank."""
+        return self._by_layer[use.layer, use.parameter]
+
+    def hold(self, layers: Sequence[nn.Module], first_layer: int) -> Held:
+        """What the stage of `layers`, the first of which has index `first_layer`, holds."""
+        own: _Places = {}
+        copies: _Places = {}
+        later: list[tuple[int, _Places]] = []
+        for layer, module in enumerate(layers, first_layer):
+            again: _Places = {}
+            for parameter, places in places_of(module).items():
+                known = parameter in self._owners or parameter in own
+                kind = again if known else copies if parameter in self._copies else own
+                kind[parameter] = places
+            later.append((layer, again))
+        weights = self._weights(own, deferred=self.deferred)
+        copied = self._weights(copies, deferred=True) if copies else None
+        for layer, module in enumerate(layers, first_layer):
+            for parameter in places_of(module):
+                holder = copied if copied and parameter in copies else weights
+                self._by_layer[layer, parameter] = holder
+        self._owners.update(dict.fromkeys(own, weights))
+        borrowed = tuple(lent for layer, again in later for lent in self._lend(layer, again))
+        return Held(weights, copied, borrowed)
+
+    def _weights(self, places: _Places, *, deferred: bool) -> Weights:
+        return Weights(
+            places,
+            self._optimizing,
+            versions=self._versions,
+            microbatches=self._microbatches,
+            deferred=deferred,
+        )
+
+    def _lend(self, layer: int, again: _Places) -> list[Borrowed]:
+        """One loan per owner."""
+        result = []
+        for owner in dict.fromkeys(self._owners[parameter] for parameter in again):
+            mine = {p: places for p, places in again.items() if self._owners[p] is owner}
+            loan = Borrowed(mine, owner)
+            owner.lend(loan)
+            self._by_layer.update({(layer, parameter): loan for parameter in mine})
+            result.append(loan)
+        return result

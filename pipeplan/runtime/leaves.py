@@ -1,0 +1,165 @@
+"""The leaves that graphs use in place of parameters, and the gradients that add up behind them.
+
+A layer finds its weights where it always does; `bind` puts the leaves of the wanted version there.
+A parameter that several layers share has leaves and gradients of its own for each layer, all on
+one storage: so the sum of its gradients has the same order under every plan (docs/runtime.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attribute of a module that holds a parameter."""
+
+    module: nn.Module
+    name: str
+
+    def set(self, leaf: nn.Parameter) -> None:
+        """Put `leaf` here, the fast way unless the module watches its attributes (RNNs do)."""
+        if type(self.module).__setattr__ is nn.Module.__setattr__:
+            self.module.register_parameter(self.name, leaf)
+        else:
+            setattr(self.module, self.name, leaf)
+
+
+def places_of(layer: nn.Module) -> dict[nn.Parameter, list[Place]]:
+    """Where `layer` holds each of its trainable parameters, in the order of its parameters."""
+    found: dict[nn.Parameter, list[Place]] = {}
+    for module in layer.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter.requires_grad:
+                found.setdefault(parameter, []).append(Place(module, name))
+    return found
+
+
+def merged(layers: Iterable[nn.Module]) -> dict[nn.Parameter, list[Place]]:
+    """`places_of` all of these layers together."""
+    found: dict[nn.Parameter, list[Place]] = {}
+    for module in dict.fromkeys(layers):
+        for parameter, places in places_of(module).items():
+            found.setdefault(parameter, []).extend(places)
+    return found
+
+
+class Leaves:
+    """Some parameters of one stage as its graphs see them."""
+
+    def __init__(
+        self,
+        places: Mapping[nn.Parameter, Sequence[Place]],
+        leaves: Sequence[Sequence[nn.Parameter]],
+        *,
+        banks: int,
+    ) -> None:
+        """Gives every leaf its gradient.
+
+        Args:
+            places: where each parameter is used.
+            leaves: per slot, one per parameter.
+            banks: gradients per parameter: 1, or as many as slots.
+        """
+        self.parameters = tuple(places)
+        self.leaves = leaves
+        self.versions = len(leaves)
+        self.users = [0] * self.versions
+        self._places = tuple(map(tuple, places.values()))
+        self._banks = [[torch.zeros_like(p) for p in self.parameters] for _ in range(banks)]
+        self._bound: int | None = None
+        for slot, row in enumerate(leaves):
+            for leaf, gradient in zip(row, self._banks[slot % banks], strict=True):
+                leaf.grad = gradient
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        raise NotImplementedError
+
+    def read_by(self, step: int) -> int:
+        """The slot that graphs of `step` use."""
+        return (step - (self.versions - 1)) % self.versions
+
+    def gradients(self, step: int) -> list[Tensor]:
+        """Where the gradients of `step` add up."""
+        return self._banks[self.read_by(step) % len(self._banks)]
+
+    def gradient(self, parameter: nn.Parameter, step: int) -> Tensor:
+        """Where the gradient of one parameter adds up."""
+        return self.gradients(step)[self.index(parameter)]
+
+    def index(self, parameter: nn.Parameter) -> int:
+        """Its place in `parameters`."""
+        (index,) = (i for i, known in enumerate(self.parameters) if known is parameter)
+        return index
+
+    def begin_graph(self, step: int) -> None:
+        """Bind the version that a forward of `step` reads.
+
+        Raises:
+            InternalError: if that version is not there any more or not yet.
+        """
+        oldest = self.version - (self.versions - 1)
+        wanted = step - (self.versions - 1)
+        if not oldest <= wanted <= self.version:
+            raise InternalError(
+                f"weights: a forward of step {step} reads version {wanted}, but the stage holds"
+                f" {oldest}..{self.version}. The program breaks rule `versions`."
+            )
+        self.bind(step)
+        self.users[self.read_by(step)] += 1
+
+    def end_graph(self, step: int) -> None:
+        """Say that a backward of `step` has ended and its graph is gone."""
+        self.users[self.read_by(step)] -= 1
+
+    def bind(self, step: int) -> None:
+        """Let the modules use the leaves that graphs of `step` use."""
+        self._bind(self.read_by(step))
+
+    def bind_newest(self) -> None:
+        """Let the modules use the newest version."""
+        self._bind(self.version % self.versions)
+
+    def _bind(self, slot: int) -> None:
+        if slot == self._bound:
+            return
+        for places, leaf in zip(self._places, self.leaves[slot], strict=True):
+            for place in places:
+                if getattr(place.module, place.name) is not leaf:
+                    place.set(leaf)
+        self._bound = slot
+
+    def tensors(self) -> list[Tensor]:
+        """The gradients."""
+        return [gradient for bank in self._banks for gradient in bank]
+
+
+class Borrowed(Leaves):
+    """Parameters that another layer of this rank owns and updates."""
+
+    def __init__(self, places: Mapping[nn.Parameter, Sequence[Place]], owner: Leaves) -> None:
+        """Makes leaves on the owner's storages.
+
+        Args:
+            places: where each parameter is used.
+            owner: who has and updates them all.
+        """
+        rows = [
+            [nn.Parameter(row[owner.index(parameter)].data) for parameter in places]
+            for row in owner.leaves
+        ]
+        super().__init__(places, rows, banks=len(rows))
+        self._owner = owner
+
+    @property
+    def version(self) -> int:
+        """Updates made by the owner."""
+        return self._owner.version

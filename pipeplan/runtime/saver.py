@@ -1,0 +1,99 @@
+"""Saving beside the training: at once, or in a thread of its own while the next steps run.
+
+In the background a rank first copies what it will write, so it holds its weights and optimizer
+state twice until the files are there. The ranks agree over a process group of their own: messages
+of two threads in one group would not come in one order. A failure is raised by the next `save` or
+by `finish`; at most one checkpoint is under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
+
+from pipeplan.errors import RankError
+from pipeplan.runtime import checkpoint
+from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.transport import GlooTransport, LocalTransport
+
+
+class Saver:
+    """Writes one checkpoint after the other."""
+
+    def __init__(self, transport: GlooTransport | LocalTransport, *, background: bool) -> None:
+        """Takes the ranks; all of them make their savers at the same time.
+
+        Args:
+            transport: between the ranks that save together.
+            background: whether `save` returns before the files are written.
+        """
+        self._rank, self._alone = transport.rank, transport.size == 1
+        self._background = background
+        self._group: ProcessGroup | None = None
+        if background and isinstance(transport, GlooTransport):
+            self._group = transport.another_group()
+        self._thread: threading.Thread | None = None
+        self._failure: RankError | None = None
+
+    def save(self, path: Path, meta: checkpoint.Meta, stages: Iterable[Stage]) -> None:
+        """Write a checkpoint of `stages` at `path`; all ranks call it, with an empty pipeline.
+
+        Raises:
+            RankError: if this or an earlier checkpoint could not be written.
+        """
+        self.finish()
+        state = checkpoint.state_of(stages)
+        if not self._background:
+            self._write(path, meta, state)
+            self.finish()
+            return
+        copied = {key: _copy(value) for key, value in state.items()}
+        self._thread = threading.Thread(target=self._write, args=(path, meta, copied))
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is complete.
+
+        Raises:
+            RankError: if it could not be written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _write(self, path: Path, meta: checkpoint.Meta, state: dict[str, Any]) -> None:
+        try:
+            checkpoint.write(
+                path, meta, state, rank=self._rank, alone=self._alone, group=self._group
+            )
+        except Exception as error:
+            self._failure = RankError(
+                f"rank {self._rank}: {path} could not be written: {_cause(error)}. Checkpoints"
+                " before it are untouched: make room and go on with --resume."
+            )
+            self._failure.__cause__ = error
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _cause(error: Exception) -> str:
+    """What went wrong, on the rank where it did."""
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    parts = [f"rank {rank}: {_line(each[0])}" for rank, each in sorted(failures.items())]
+    return "; ".join(parts) or _line(error)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split("\n")[0].split())[:300]
+    return f"{type(error).__name__}: {text.rpartition('] ')[2] or text}"

@@ -1,0 +1,128 @@
+"""When the stages of a rank update: at once, or when other stages have told what they must.
+
+An OPT ends a step of its stage: the gradients of the step are complete. Where nothing crosses
+stages the update follows at once. Clipping by global norm and loss scaling need the gradients of
+all stages, and a copy of a shared parameter needs its owner's: then the update follows just before
+the stage's first forward that reads its result, one step (flush) or two (2bw) later. Nothing waits
+in a circle: every stage ends step t, in the order of the plan, before any stage begins the step
+that reads version t+1 (docs/runtime.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from pipeplan.errors import RankError
+from pipeplan.runtime.decision import Decisions
+from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.tied import TiedGradients
+from pipeplan.runtime.transport import PeerLostError
+from pipeplan.runtime.weights import Weights
+
+
+class Told(Protocol):
+    """Who hears of updates."""
+
+    def updated(self, stage: int, step: int) -> None:
+        """`stage` made its weights of step `step`."""
+
+
+class Updates:
+    """The updates of one rank."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        tied: TiedGradients,
+        decisions: Decisions | None,
+        observer: Told,
+        rank: int,
+    ) -> None:
+        """Takes the hosted stages.
+
+        Args:
+            stages: by index.
+            tied: gradients of shared parameters.
+            decisions: None where nothing depends on all gradients.
+            observer: is told of each stage's update.
+            rank: this rank, for messages.
+        """
+        self._stages = stages
+        self._tied = tied
+        self._decisions = decisions
+        self._observer = observer
+        self._rank = rank
+        self._ended: dict[int, int] = {}
+
+    def begin(self, first: int) -> None:
+        """Say that a run starts from an empty pipeline at step `first`."""
+        self._ended = dict.fromkeys(self._stages, first)
+
+    def before_forward(self, stage: int, step: int) -> None:
+        """Make the version that a forward of `step` reads."""
+        with self._naming_peers(stage):
+            for weights in self._stages[stage].units:
+                while weights.version < step - (weights.versions - 1):
+                    self._settle(stage, weights)
+            self._tied.post(stage)
+
+    def end_step(self, stage: int) -> None:
+        """The gradients of the oldest open step of `stage` are complete."""
+        step = self._ended[stage]
+        self._ended[stage] = step + 1
+        with self._naming_peers(stage):
+            self._finish(stage, step)
+
+    def finish(self) -> None:
+        """Make all updates that are still to come; the pipeline is empty."""
+        for stage in sorted(self._stages, reverse=True):
+            with self._naming_peers(stage):
+                for weights in self._stages[stage].units:
+                    while weights.version < self._ended[stage]:
+                        self._settle(stage, weights)
+        with self._naming_peers(min(self._stages, default=0)):
+            self._tied.finish()
+
+    def _finish(self, stage: int, step: int) -> None:
+        weights = self._stages[stage].weights
+        self._tied.offer(stage, step)
+        self._tied.collect(stage, step)
+        if self._decisions is None:
+            weights.finish(step)
+            self._tied.share(stage, step)
+            weights.apply(step)
+            self._observer.updated(stage, step)
+            return
+        scaler = self._decisions.scaler
+        weights.finish(step, scaler.of(step) if scaler else 1.0)
+        self._tied.share(stage, step)
+        names = self._stages[stage].names
+        pairs = zip(weights.parameters, weights.gradients(step), strict=True)
+        self._decisions.add(step, {names[parameter]: gradient for parameter, gradient in pairs})
+        if all(ended > step for ended in self._ended.values()):
+            self._decisions.send(step)
+
+    def _settle(self, stage: int, weights: Weights) -> None:
+        step = weights.version
+        own = weights is self._stages[stage].weights
+        if not own:
+            self._tied.await_totals(stage, step)
+        if self._decisions is None:
+            weights.apply(step)
+        else:
+            decision = self._decisions.wait(step)
+            weights.apply(step, decision.factor, skip=decision.skip)
+        if own:
+            self._observer.updated(stage, step)
+
+    @contextmanager
+    def _naming_peers(self, stage: int) -> Iterator[None]:
+        try:
+            yield
+        except PeerLostError as error:
+            cause = str(error).partition(". ")[0]
+            raise RankError(
+                f"rank {self._rank}: the update of stage {stage} lost a peer: {cause}"
+            ) from error
