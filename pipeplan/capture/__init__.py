@@ -2,7 +2,17 @@
 
 from pipeplan.capture.estimated import estimate_task
 from pipeplan.capture.measured import profile_task
-from pipeplan.capture.profile import estimate, profile
+from pipeplan.capture.profile import estimate, profile, profile_stages
 from pipeplan.capture.split import split
+from pipeplan.capture.stages import fuse, measure_stages
 
-__all__ = ["estimate", "estimate_task", "profile", "profile_task", "split"]
+__all__ = [
+    "estimate",
+    "estimate_task",
+    "fuse",
+    "measure_stages",
+    "profile",
+    "profile_stages",
+    "profile_task",
+    "split",
+]

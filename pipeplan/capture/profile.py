@@ -12,9 +12,12 @@ from pipeplan.capture.companions import companions as running_companions
 from pipeplan.capture.estimated import estimate_task
 from pipeplan.capture.fake import weightless
 from pipeplan.capture.measured import profile_task
+from pipeplan.capture.stages import measure_stages
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
+from pipeplan.plan import Plan
+from pipeplan.stages import StageProfile
 from pipeplan.task import load
 
 Progress = Callable[[str], None]
@@ -76,6 +79,42 @@ def estimate(
     with weightless():
         task = load(reference, seed)
     return _named(estimate_task(task, device, progress), reference, seed=seed)
+
+
+def profile_stages(
+    reference: str | None,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    repeats: int = 20,
+    warmup: int = 3,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> StageProfile:
+    """What the fused stages of `plan` take, for `pipeplan.stages.refine`.
+
+    Args:
+        reference: the task; None for the one that the plan's chain names.
+        plan: gives the stages.
+        seed: as for `profile`, like what follows.
+        repeats: micro-batches timed.
+        warmup: micro-batches run before.
+        threads: of torch.
+        progress: told what happens, one line at a time.
+
+    Raises:
+        InputError: if there is no task, or it is not the plan's.
+    """
+    _check(repeats=(repeats, 1), warmup=(warmup, 0), threads=(threads, 1))
+    name = reference or plan.chain.task
+    if name is None:
+        raise InputError(
+            "profile: the plan names no task (its chain was not profiled). Give TASK beside it."
+        )
+    with _threads(threads):
+        torch.manual_seed(seed)
+        task = load(name, seed)
+        return measure_stages(task, plan, repeats=repeats, warmup=warmup, progress=progress)
 
 
 def _named(chain: Chain, reference: str, **facts: int) -> Chain:

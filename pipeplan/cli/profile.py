@@ -1,56 +1,179 @@
-"""`pipeplan profile`: the measured chain of a task."""
+"""`pipeplan profile`: a task's chain, measured or estimated; the stages of a plan, measured."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from pipeplan.cli import common
 
+if TYPE_CHECKING:
+    from pipeplan.chain import Chain
+    from pipeplan.devices import Device
+    from pipeplan.stages import StageProfile
+
 _EXAMPLE = """\
 pipeplan profile examples/gpt2_stdlib.py:task -o chain.json
-pipeplan profile my.training:task --repeats 50 --companions 1 -o chain.json"""
+pipeplan profile my.training:task --repeats 50 --companions 1 -o chain.json
+pipeplan profile "pipeplan.tasks:gpt2(size='medium')" --mode fake --device h100 -o chain.json
+pipeplan profile --stages plan.json -o stages.json"""
+
+_MEASURING = {"repeats": 20, "warmup": 3, "threads": 1, "companions": 0}
+"""What the flags of measuring mean where they are not given."""
+_DEVICE = "a100"
 
 
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
-    text = "measure time and bytes of each layer of a PyTorch task"
+    text = "measure or estimate time and bytes of each layer of a PyTorch task"
     verb = common.add_verb(verbs, "profile", run, text, _EXAMPLE)
-    verb.add_argument("task", metavar="TASK", help="package.module:function or file.py:function")
+    verb.add_argument(
+        "task",
+        metavar="TASK",
+        nargs="?",
+        help="package.module:function or file.py:function; with --stages the plan's, if left out",
+    )
+    verb.add_argument(
+        "--mode",
+        choices=("measured", "fake"),
+        default="measured",
+        help="fake: exact bytes and estimated times, without memory or computing (measured)",
+    )
+    verb.add_argument(
+        "--stages", metavar="PLAN", help="measure the fused stages of this plan, for plan --refine"
+    )
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
-    verb.add_argument(
-        "--repeats",
-        type=common.count(),
-        default=20,
-        metavar="N",
-        help="micro-batches timed; times are medians of the quietest five in a row (20)",
-    )
-    verb.add_argument("--warmup", type=common.count(0), default=3, metavar="N", help="before (3)")
-    verb.add_argument(
-        "--threads", type=common.count(), default=1, metavar="N", help="as each rank will use (1)"
-    )
-    verb.add_argument(
-        "--companions",
-        type=common.count(0, 1024),
-        default=0,
-        metavar="N",
-        help="processes that compute meanwhile, one per other rank on this machine (0)",
-    )
+    _add_measuring(verb.add_argument_group("measuring"))
+    _add_estimating(verb.add_argument_group("estimating (--mode fake)"))
     common.add_output(verb, "CHAIN")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Profile `args.task`."""
-    from pipeplan.capture import profile
-
-    common.check_output(args.output, args.force)
-    chain = profile(
-        args.task,
-        seed=args.seed,
-        repeats=args.repeats,
-        warmup=args.warmup,
-        threads=args.threads,
-        companions=args.companions,
-        progress=common.say,
+def _add_measuring(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--repeats",
+        type=common.count(),
+        metavar="N",
+        help="micro-batches timed; times are medians of the quietest five in a row (20)",
     )
+    group.add_argument("--warmup", type=common.count(0), metavar="N", help="before (3)")
+    group.add_argument(
+        "--threads", type=common.count(), metavar="N", help="as each rank will use (1)"
+    )
+    group.add_argument(
+        "--companions",
+        type=common.count(0, 1024),
+        metavar="N",
+        help="processes that compute meanwhile, one per other rank on this machine (0)",
+    )
+
+
+def _add_estimating(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        metavar="NAME",
+        help=f"v100, a100, h100, h200, cpu, or one of --device-table ({_DEVICE})",
+    )
+    group.add_argument(
+        "--device-table", metavar="FILE", help="figures of more devices (docs/profile.md)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile `args.task`, or the stages of `args.stages`."""
+    common.check_output(args.output, args.force)
+    _check(args)
+    if args.stages:
+        return _stages(args)
+    from pipeplan.capture import estimate, profile
+
+    if args.mode == "fake":
+        device = _device(args)
+        common.say(
+            f"times are estimates for {device.name}; bytes are those of torch's CPU kernels"
+        )
+        chain = estimate(args.task, device, seed=args.seed, progress=common.say)
+    else:
+        chain = profile(args.task, seed=args.seed, **_measuring(args), progress=common.say)
     common.save_chain(args, chain)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse flags that would mean nothing.
+
+    Raises:
+        InputError: names the flag.
+    """
+    from pipeplan.errors import InputError
+
+    fake = args.mode == "fake"
+    given = [name for name in _MEASURING if getattr(args, name) is not None]
+    if fake and given:
+        raise InputError(f"--{given[0]}: is for measuring, got --mode fake. Leave it out.")
+    for name in ("device", "device_table"):
+        if not fake and getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag}: is for estimating, need --mode fake.")
+    if args.stages and (fake or args.companions is not None):
+        raise InputError("--stages: stages are measured alone; leave out --mode and --companions.")
+    if not args.stages and args.task is None:
+        raise InputError("profile: got no TASK, need one, or --stages PLAN.")
+
+
+def _measuring(args: argparse.Namespace) -> dict[str, int]:
+    return {
+        name: usual if getattr(args, name) is None else getattr(args, name)
+        for name, usual in _MEASURING.items()
+    }
+
+
+def _device(args: argparse.Namespace) -> Device:
+    """The device of `--device`; the table's only one, or the usual one, where it is not given.
+
+    Raises:
+        InputError: if there is none of that name, or the table cannot be read.
+    """
+    from pipeplan.devices import DeviceTable, find
+
+    own = common.read(DeviceTable, args.device_table).devices if args.device_table else ()
+    only = own[0].name if len(own) == 1 else _DEVICE
+    return find(args.device or only, own)
+
+
+def _stages(args: argparse.Namespace) -> int:
+    from pipeplan.capture import profile_stages
+    from pipeplan.plan import Plan
+
+    plan = common.read(Plan, args.stages)
+    flags = _measuring(args)
+    del flags["companions"]
+    found = profile_stages(args.task, plan, seed=args.seed, **flags, progress=common.say)
+    common.write(args.output, found.to_json())
+    if args.output == "-":
+        return 0
+    if args.json:
+        common.emit({"stages": args.output, "task": found.task, "measured": len(found.stages)})
+    else:
+        _show(found, plan.chain)
+    common.then(f"pipeplan plan CHAIN --refine {args.output} --gpus ... -o refined.json")
+    return 0
+
+
+def _show(found: StageProfile, chain: Chain) -> None:
+    """What the chain says of each stage beside what was measured."""
+    from pipeplan.report.tables import Comparison, comparison_table
+
+    rows = []
+    for stage in found.stages:
+        name = f"layers {stage.layers[0]}-{stage.layers[1]}"
+        inside = chain.layers[stage.layers[0] : stage.layers[1] + 1]
+        forward = sum(layer.forward_ns for layer in inside)
+        backward = sum(layer.backward_ns for layer in inside)
+        predicted = stage.predicted_forward_peak_bytes, stage.predicted_backward_peak_bytes
+        rows += [
+            Comparison(f"{name}: forward", "ns", forward, stage.forward_ns),
+            Comparison(f"{name}: backward", "ns", backward, stage.backward_ns),
+            Comparison(f"{name}: forward peak", "bytes", predicted[0], stage.forward_peak_bytes),
+            Comparison(f"{name}: backward peak", "bytes", predicted[1], stage.backward_peak_bytes),
+        ]
+    common.screen().print(comparison_table(rows, "stages, fused"))

@@ -79,6 +79,7 @@ def figures(plan: Plan) -> dict[str, object]:
         "contiguous_ns": None if contiguous is None else float(tables.fraction(contiguous)),
         "step_ns": plan.step_ns,
         "samples_per_second": tables.samples_per_second(plan),
+        "times": plan.chain.mode,
         "stages": [stage.model_dump(mode="json") for stage in plan.stages],
         "memory": [row.model_dump(mode="json") for row in plan.memory],
     }

@@ -46,6 +46,7 @@ def describe(setup: Setup, ranks: list[RankResult], steps_done: int) -> dict[str
             "period_ns": plan.period_ns,
             "step_ns": plan.step_ns,
             "memory_model": plan.memory_model,
+            "times": plan.chain.mode,
             "peak_bytes": [row.peak_bytes for row in plan.memory],
         },
         "measured": _measured(ranks),

@@ -23,6 +23,8 @@ class Predicted(Record):
     period_ns: int
     step_ns: int
     peak_bytes: tuple[int, ...]
+    times: str = "measured"
+    """How the chain's times were obtained, as its `mode` says."""
 
 
 class Measured(Record):
@@ -75,11 +77,12 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 def _times(run: Run) -> Iterator[Comparison]:
     predicted, measured = run.predicted, run.measured
+    how = ", predicted by an estimate" if predicted.times == "estimated" else ""
     if measured.period_ns is not None:
-        name = f"{run.semantics}: period, best window"
+        name = f"{run.semantics}: period, best window{how}"
         yield Comparison(name, "ns", predicted.period_ns, measured.period_ns)
     if measured.step_ns is not None:
-        name = f"{run.semantics}: step, best"
+        name = f"{run.semantics}: step, best{how}"
         yield Comparison(name, "ns", predicted.step_ns, measured.step_ns)
 
 

@@ -69,6 +69,8 @@ def headline(plan: Plan) -> Table:
         table.add_row(
             "contiguous", f"{format_ns(best)} per micro-batch ({_percent(best / per - 1)})"
         )
+    if plan.chain.mode == "estimated":
+        table.add_row("times", f"estimates, nothing was measured: {plan.chain.source}")
     for note in plan.solver.notes:
         table.add_row("note", note)
     return table

@@ -49,6 +49,19 @@ def test_times_come_from_timed_runs_and_bytes_from_instrumented_ones(tmp_path: P
     ]
 
 
+def test_estimated_predictions_are_called_so(tmp_path: Path) -> None:
+    """A plan made of estimated times does not pass for one made of measured ones."""
+    folder = write_run(tmp_path / "timed", instrumented=False)
+    content = json.loads((folder / "run.json").read_text())
+    content["predicted"]["times"] = "estimated"
+    (folder / "run.json").write_text(json.dumps(content))
+    names = [row.name for row in comparisons([read(folder)])]
+    assert names == [
+        "flush: period, best window, predicted by an estimate",
+        "flush: step, best, predicted by an estimate",
+    ]
+
+
 def test_report_prints_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The verb prints predicted, measured and signed error, as text and as JSON."""
     folder = str(write_run(tmp_path / "timed", instrumented=False))

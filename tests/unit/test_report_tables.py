@@ -54,6 +54,15 @@ def test_headline_names_the_bound_and_what_it_holds_for() -> None:
     assert "10 ns per micro-batch (+25.0%)" in shown
 
 
+def test_headline_says_that_times_are_estimates() -> None:
+    """Estimated times are called so wherever a plan is shown; measured ones need no words."""
+    plan = two_stages()
+    chain = plan.chain.model_copy(update={"mode": "estimated", "source": "estimated for x"})
+    shown = text(tables.headline(plan.model_copy(update={"chain": chain})))
+    assert "estimates, nothing was measured: estimated for x" in shown
+    assert "estimates" not in text(tables.headline(plan))
+
+
 def test_headline_without_a_bound_says_so() -> None:
     """Nothing proven is said, not left out."""
     assert "none proven" in text(tables.headline(two_stages()))
