@@ -1,3 +1,22 @@
 """Plan and run pipeline-parallel training: the shortest period under exact memory."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeplan.pipeline import Pipeline
+    from pipeplan.task import Task
+
 __version__ = "0.1.0"
+__all__ = ["Pipeline", "Task"]
+
+_HOMES = {"Pipeline": "pipeplan.pipeline", "Task": "pipeplan.task"}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for only then: planning needs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pipeplan' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -20,7 +20,7 @@ from pipeplan.runtime.tied import TiedGradients
 from pipeplan.runtime.ties import find_ties
 from pipeplan.runtime.transport import Transport
 from pipeplan.runtime.updates import Updates
-from pipeplan.runtime.wiring import first_free_tag, wires
+from pipeplan.runtime.wiring import Wires, first_free_tag, wires
 from pipeplan.task import SplitModel, Task
 
 
@@ -30,6 +30,7 @@ class Worker:
 
     executor: Executor
     stages: dict[int, Stage]
+    wires: dict[int, Wires]
     scaler: Scaler | None
     tied: TiedGradients
 
@@ -89,7 +90,7 @@ def build(
     updates = Updates(stages, tied, decisions, observer, transport.rank)
     gate = Gate(transport, plan.semantics, wants_stop)
     executor = Executor(pattern, stages, links, feed, transport, observer, gate, updates=updates)
-    return Worker(executor, stages, scaler, tied)
+    return Worker(executor, stages, links, scaler, tied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import json
 import os
 import pickle
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -154,28 +154,67 @@ def load(path: Path, step: int, worker: Worker) -> None:
     metadata = FileSystemReader(path).read_metadata()
     if worker.scaler:
         meta = read_meta(path)
-        if not meta.scales:
-            raise InputError(f"{path}: has no loss scale: its task had no loss_scale")
-        worker.scaler.restore(step, meta.scales, meta.good_steps)
+        _restore_scaler(worker, step, meta.scales, meta.good_steps, str(path))
     for stage in worker.stages.values():
         _load_stage(path, metadata, step, stage)
 
 
-def _load_stage(path: Path, metadata: Metadata, step: int, stage: Stage) -> None:
-    """Stage by stage: two of them may hold copies of one parameter under one name."""
+def put(
+    worker: Worker,
+    step: int,
+    state: Mapping[str, Any],
+    scales: Sequence[float],
+    good_steps: int,
+) -> None:
+    """Put a state in memory, keyed as in a checkpoint, into `worker`, bit for bit.
+
+    Raises:
+        InputError: if it lacks something the stages need.
+    """
+    _restore_scaler(worker, step, scales, good_steps, "state_dict")
+    for stage in worker.stages.values():
+        wanted = _begin(stage, step, state.keys(), "state_dict")
+        with torch.no_grad():
+            for key, tensor in wanted.items():
+                tensor.copy_(state[key])
+        for unit in stage.units:
+            kept = {key: _copy(state[key]) for key in _optimizer_keys(state.keys(), stage, unit)}
+            _restore_optimizer(stage, unit, kept)
+
+
+def _restore_scaler(
+    worker: Worker, step: int, scales: Sequence[float], good_steps: int, where: str
+) -> None:
+    if worker.scaler:
+        if not scales:
+            raise InputError(f"{where}: has no loss scale: its task had no loss_scale")
+        worker.scaler.restore(step, scales, good_steps)
+
+
+def _begin(stage: Stage, step: int, known: Collection[str], where: str) -> dict[str, Tensor]:
+    """The weights of `stage`, to be filled in place."""
     for unit in stage.units:
         unit.restore(step)
-    state: dict[str, Any] = _weights(stage)
-    missing = sorted(state.keys() - metadata.state_dict_metadata.keys())
+    wanted = _weights(stage)
+    missing = sorted(wanted.keys() - known)
     if missing:
         raise InputError(
-            f"{path}: has no {missing[0]!r}: it was made by another task or semantics"
+            f"{where}: has no {missing[0]!r}: it was made by another task or semantics"
         )
+    return wanted
+
+
+def _load_stage(path: Path, metadata: Metadata, step: int, stage: Stage) -> None:
+    """Stage by stage: two of them may hold copies of one parameter under one name."""
+    known = metadata.state_dict_metadata.keys()
+    state: dict[str, Any] = _begin(stage, step, known, str(path))
     for unit in stage.units:
-        optimizer = {key: _blank(metadata, key) for key in _optimizer_keys(metadata, stage, unit)}
+        keys = _optimizer_keys(known, stage, unit)
+        optimizer = {key: _blank(metadata, key) for key in keys}
+        state |= optimizer
         with _quiet():
-            state_dict_loader.load(state | optimizer, checkpoint_id=path, no_dist=True)
-        _restore_optimizer(stage, unit, optimizer)
+            state_dict_loader.load(state, checkpoint_id=path, no_dist=True)
+        _restore_optimizer(stage, unit, {key: state[key] for key in keys})
 
 
 def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
@@ -217,9 +256,9 @@ def _optimizer(stage: Stage) -> dict[str, Any]:
     }
 
 
-def _optimizer_keys(metadata: Metadata, stage: Stage, unit: Weights) -> list[str]:
+def _optimizer_keys(known: Iterable[str], stage: Stage, unit: Weights) -> list[str]:
     wanted = {f"optimizer.{stage.names[parameter]}" for parameter in unit.parameters}
-    return [key for key in metadata.state_dict_metadata if key.rpartition(".")[0] in wanted]
+    return [key for key in known if key.rpartition(".")[0] in wanted]
 
 
 def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
@@ -234,6 +273,10 @@ def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) ->
         }
         if fields:
             unit.optimizer.state[parameter] = fields
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _blank(metadata: Metadata, key: str) -> Any:

@@ -128,14 +128,21 @@ class Leaves:
         """Let the modules use the newest version."""
         self._bind(self.version % self.versions)
 
+    def release(self) -> None:
+        """Give the modules the parameters themselves back, which hold the newest version."""
+        self._put(self.parameters)
+        self._bound = None
+
     def _bind(self, slot: int) -> None:
-        if slot == self._bound:
-            return
-        for places, leaf in zip(self._places, self.leaves[slot], strict=True):
+        if slot != self._bound:
+            self._put(self.leaves[slot])
+            self._bound = slot
+
+    def _put(self, leaves: Sequence[nn.Parameter]) -> None:
+        for places, leaf in zip(self._places, leaves, strict=True):
             for place in places:
                 if getattr(place.module, place.name) is not leaf:
                     place.set(leaf)
-        self._bound = slot
 
     def tensors(self) -> list[Tensor]:
         """The gradients."""

@@ -140,6 +140,17 @@ class Stage:
             return arrived
         return [empty(spec).zero_() for spec in gradient_specs(self.spec.inputs, self.spec.index)]
 
+    def evaluate(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """Outputs of the newest weights, without a graph; arguments as in `forward`."""
+        for leaves in self.leaves:
+            leaves.bind_newest()
+        boundary = tuple(inputs)
+        inputs.clear()
+        with torch.no_grad():
+            return list(self._run_layers(microbatch, boundary, target))
+
     def _enter(self, slot: Slot, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         flags = [spec.differentiable and self.spec.index > 0 for spec in self.spec.inputs]
         chosen = [tensor for tensor, flag in zip(inputs, flags, strict=True) if flag]

@@ -1,0 +1,271 @@
+"""`Pipeline`: a plan and a model as one object that trains, from Python.
+
+Habits of torch.distributed.pipelining: every rank runs the same script and makes the same calls;
+losses are known on the rank of the last stage and None elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pipeplan import lowering, verifier
+from pipeplan.capture import split
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan
+from pipeplan.program import Pattern
+from pipeplan.runtime import checkpoint
+from pipeplan.runtime.batches import Inputs, Numbered, Source
+from pipeplan.runtime.build import Worker, build
+from pipeplan.runtime.evaluation import evaluate
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.group import join
+from pipeplan.runtime.place import Place
+from pipeplan.runtime.ties import find_ties, untie
+from pipeplan.runtime.transport import GlooTransport, LocalTransport, Transport
+from pipeplan.task import SplitModel, Task
+from pipeplan.units import parse_time_ns
+
+
+def check_model(plan: Plan, model: SplitModel) -> None:
+    """Refuse a model that the plan was not made for.
+
+    A chain that was not profiled has no digest; then at least the layers must be as many.
+
+    Raises:
+        InputError: if the model is another one, or shared parameters cannot stay equal.
+    """
+    got, need = model.digest(), plan.task_digest
+    layers, planned = len(model.layers), len(plan.chain.layers)
+    if layers != planned or need not in (None, got):
+        raise InputError(
+            f"launch: the model is not the one the plan was made for: got {layers} layers and task"
+            f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
+            " plan again, or give the --task the chain was profiled from."
+        )
+    find_ties(plan.stages, model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    losses: dict[int, float]
+
+    def loss(self, microbatch: int, value: float) -> None:
+        self.losses[microbatch] = value
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """Not of interest here."""
+
+    def updated(self, stage: int, step: int) -> None:
+        """Not of interest here."""
+
+
+class Pipeline:
+    """One rank of a pipelined training."""
+
+    def __init__(
+        self,
+        model: Task | nn.Module | Sequence[nn.Module],
+        plan: Plan | str | Path,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+        sample: tuple[Tensor, Tensor] | None = None,
+        seed: int = 0,
+        timeout: str = "600s",
+        transport: Transport | None = None,
+        **options: Any,
+    ) -> None:
+        """Verifies and lowers the plan, splits the model, joins the other ranks.
+
+        The model must have the same initial weights on every rank: seed torch before making it.
+
+        Args:
+            model: a task, or a model as `Task` takes it.
+            plan: the plan or its file.
+            loss: (output, target) -> mean over the micro-batch; not with a task.
+            optimizer: parameters -> optimizer; called once per stage; not with a task.
+            sample: one micro-batch (input, target), for shapes; not with a task.
+            seed: of dropout and all else that layers draw.
+            timeout: longest wait for another rank.
+            transport: between the ranks; None joins those that torchrun started.
+            options: further fields of `Task`, such as `clip_norm` or `scheduler`.
+
+        Raises:
+            InputError: if anything does not fit: model, plan, number of ranks, data.
+            InvalidPlanError: if the plan breaks a rule.
+        """
+        self.task = _task(model, loss, optimizer, sample, options)
+        self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
+        verifier.check(self.plan)
+        self._pattern: Pattern = lowering.lower(self.plan)
+        lowering.check_deadlock(self._pattern)
+        self._own: GlooTransport | LocalTransport | None = None
+        if transport is None:
+            self._own = transport = _joined(self.plan, parse_time_ns(timeout))
+        self._transport = transport
+        self._split = untie(split(self.task), self.task.tied)
+        check_model(self.plan, self._split)
+        self._feed = TaskFeed(self.task, self._split.boundaries[0])
+        size, m = self._split.microbatch_size, self.plan.microbatches
+        self._source = Source(self._feed, self._split.boundaries[0], size, m)
+        self._heard = _Heard({})
+        self._worker: Worker = build(
+            self.plan,
+            self._pattern,
+            self._split,
+            self.task,
+            self._source,
+            self._transport,
+            self._heard,
+            seed=seed,
+        )
+        self.steps = 0
+        """Optimizer steps done."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank hosts the last stage, which knows the losses."""
+        return self.plan.stages[-1].gpu == self._transport.rank
+
+    def step(self, inputs: Inputs | None = None, target: Tensor | None = None) -> float | None:
+        """One optimizer step; returns the mean loss where it is known.
+
+        Args:
+            inputs: the batch of all micro-batches; ranks that host no layer fed with it may leave
+                it out. Without inputs and target the task's data is used.
+            target: what the loss compares with; needed on the rank of the last stage.
+
+        Raises:
+            InputError: if the batch does not divide into the plan's micro-batches.
+        """
+        if inputs is not None or target is not None:
+            batch = self._source.batch(inputs, target, self.plan.microbatches)
+            self._source.give(self.steps, batch)
+        losses = self.run(1)
+        return losses[0] if losses else None
+
+    def run(self, steps: int) -> list[float]:
+        """`steps` optimizer steps on the task's data; under 2bw they overlap, as planned.
+
+        Returns:
+            The mean loss of each step; empty where losses are not known.
+        """
+        done = self._worker.executor.run(self.steps, steps)
+        first, self.steps = self.steps, self.steps + done
+        m = self.plan.microbatches
+        heard = self._heard.losses
+        losses = [
+            sum(heard[number] for number in range(step * m, (step + 1) * m)) / m
+            for step in range(first, self.steps if heard else first)
+        ]
+        heard.clear()
+        return losses
+
+    def evaluate(
+        self,
+        inputs: Inputs | None = None,
+        target: Tensor | None = None,
+        *,
+        numbers: Sequence[int] = (),
+    ) -> float | None:
+        """The mean loss of the newest weights in eval mode; None where losses are not known.
+
+        Args:
+            inputs: any number of micro-batches of the planned shape, as one batch.
+            target: what the loss compares with.
+            numbers: instead of both, numbers of micro-batches of the task's data.
+
+        Raises:
+            InputError: if nothing is given, or the batch does not divide into micro-batches.
+        """
+        if numbers:
+            losses = self._evaluated(Numbered(self._feed, numbers), len(numbers))
+        else:
+            batch = self._source.batch(inputs, target, None)
+            losses = self._evaluated(batch, batch.count)
+        return sum(losses.values()) / len(losses) if losses else None
+
+    def _evaluated(self, feed: Any, count: int) -> dict[int, float]:
+        stages, wires = self._worker.stages, self._worker.wires
+        return evaluate(self._pattern, stages, wires, feed, self._transport, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part of the training state, flat, keyed by parameter name; not copied.
+
+        `model.NAME`, `previous.NAME` (2bw), `optimizer.NAME.FIELD`, and `step`, `scales`,
+        `good_steps`. Any rank of any plan of the same task can go on from the parts of all ranks.
+        """
+        scales, good = self._worker.scales(self.steps)
+        progress = {"step": self.steps, "scales": scales, "good_steps": good}
+        return checkpoint.state_of(self._worker.stages.values()) | progress
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`: what `state_dict` gave, parts of all ranks that are needed merged.
+
+        Raises:
+            InputError: if it lacks something this rank needs.
+        """
+        step = int(state["step"])
+        checkpoint.put(self._worker, step, state, state["scales"], state["good_steps"])
+        self.steps = step
+
+    def close(self) -> None:
+        """Give the modules their parameters back, newest weights inside, and leave the ranks."""
+        for stage in self._worker.stages.values():
+            for leaves in stage.leaves:
+                leaves.release()
+        if self._own:
+            self._own.close()
+
+
+def _task(
+    model: Task | nn.Module | Sequence[nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor] | None,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+    sample: tuple[Tensor, Tensor] | None,
+    options: Mapping[str, Any],
+) -> Task:
+    given = [loss, optimizer, sample]
+    if isinstance(model, Task):
+        if options or any(each is not None for each in given):
+            raise InputError(
+                "pipeline: got a task and further arguments, need one or the other:"
+                " the task says loss, optimizer and the rest"
+            )
+        return model
+    if loss is None or optimizer is None or sample is None:
+        raise InputError("pipeline: got a model alone, need loss, optimizer and sample with it")
+    try:
+        return Task(model=model, loss=loss, optimizer=optimizer, data=lambda _: sample, **options)
+    except TypeError as error:
+        raise InputError(f"pipeline: {error}, need fields of Task") from None
+
+
+def _joined(plan: Plan, timeout_ns: int) -> GlooTransport | LocalTransport:
+    place, need = Place.of(os.environ), len(plan.cluster.gpus)
+    if place.size != need:
+        raise InputError(
+            f"pipeline: got {place.size} ranks, need {need}, one per GPU of the plan."
+            f" Run torchrun --nproc-per-node {need} with this script."
+        )
+    return join(place, timeout_ns)

@@ -1,0 +1,121 @@
+"""Forward passes of the newest weights in eval mode, between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from pipeplan.program import ActionKind, Pattern
+from pipeplan.runtime.executor import Executor, Feed
+from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.transport import Transport
+from pipeplan.runtime.wiring import Wires
+
+_FORWARD = {ActionKind.F, ActionKind.RECV_F, ActionKind.SEND_F, ActionKind.FREE_F}
+
+
+def evaluate(
+    pattern: Pattern,
+    stages: Mapping[int, Stage],
+    wires: Mapping[int, Wires],
+    feed: Feed,
+    transport: Transport,
+    microbatches: int,
+) -> dict[int, float]:
+    """The loss of each micro-batch; known on the rank with the last stage, empty elsewhere.
+
+    All ranks call it at the same step, with an empty pipeline. The program is the pattern's
+    forward half: what waits there waits for what comes earlier, so it ends as well.
+
+    Args:
+        pattern: of the training.
+        stages: those this rank hosts.
+        wires: their messages.
+        feed: gives micro-batches 0..microbatches-1.
+        transport: to the other ranks.
+        microbatches: how many, at least 1.
+    """
+    ranks = tuple(tuple(a for a in rank if a.kind in _FORWARD) for rank in pattern.ranks)
+    half = replace(pattern, ranks=ranks, microbatches=microbatches, semantics="2bw")
+    observer = _Losses({})
+    hosted = {index: _Evaluated(stage) for index, stage in stages.items()}
+    gate = Gate(transport, half.semantics, lambda: False)
+    with _eval_mode(stages):
+        Executor(half, hosted, wires, feed, transport, observer, gate, updates=_NoUpdates()).run(
+            0, 1
+        )
+    return observer.losses
+
+
+@contextmanager
+def _eval_mode(stages: Mapping[int, Stage]) -> Iterator[None]:
+    modules = {m: m.training for s in stages.values() for x in s.spec.layers for m in x.modules()}
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modules.items():
+            module.training = training
+
+
+@dataclass(frozen=True, slots=True)
+class _Losses:
+    losses: dict[int, float]
+
+    def loss(self, microbatch: int, value: float) -> None:
+        self.losses[microbatch] = value
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """Never comes."""
+
+    def updated(self, stage: int, step: int) -> None:
+        """Never comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    """A stage whose forwards leave no graph."""
+
+    stage: Stage
+    in_flight = 0
+
+    @property
+    def weights(self) -> _NoUpdates:
+        """Nothing is updated."""
+        return _NoUpdates()
+
+    def forward(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """See `Stage`."""
+        return self.stage.evaluate(microbatch, inputs, target)
+
+    def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
+        """Never comes."""
+        raise NotImplementedError
+
+
+class _NoUpdates:
+    """There is no OPT in the program."""
+
+    version = 0
+
+    def update(self, step: int) -> None:
+        """Never comes."""
+
+    def begin(self, first: int) -> None:
+        """See `Updating`."""
+
+    def before_forward(self, stage: int, step: int) -> None:
+        """See `Updating`."""
+
+    def end_step(self, stage: int) -> None:
+        """Never comes."""
+
+    def finish(self) -> None:
+        """See `Updating`."""

@@ -1,0 +1,175 @@
+"""The Python API: the same bits as one process, whatever is called in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan import Pipeline
+from pipeplan.capture import split
+from pipeplan.errors import InputError
+from pipeplan.plan import Semantics
+from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.transport import Transport
+from pipeplan.task import LossScale, Task
+from tests import launch_task, pipelines, reference
+
+M = launch_task.MICROBATCHES
+Result = TypeVar("Result")
+
+
+def on(
+    ranks: int, semantics: Semantics, task: Task, work: Callable[[Pipeline], Result]
+) -> list[Result]:
+    """What `work` returns on each rank of a pipeline of `task`."""
+    plan = launch_task.plan(ranks, semantics)
+
+    def body(transport: Transport) -> Result:
+        with Pipeline(task, plan, seed=3, transport=transport) as pipeline:
+            return work(pipeline)
+
+    return run_ranks(ranks, body)
+
+
+def expected(semantics: Semantics, task: Task, steps: int, evaluate: int = 0) -> reference.Trained:
+    """The one-process run, of a model of its own."""
+    return reference.train(semantics, split(task), task, steps, M, 3, evaluate)
+
+
+def weights(parts: list[dict[str, object]]) -> dict[str, Tensor]:
+    """The newest weights out of the state dicts of all ranks."""
+    merged = {key: value for part in parts for key, value in part.items()}
+    return {k.removeprefix("model."): v for k, v in merged.items() if k.startswith("model.")}
+
+
+def equal(got: dict[str, Tensor], trained: reference.Trained) -> bool:
+    """Same names, same bits."""
+    return got.keys() == trained.weights.keys() and all(
+        torch.equal(got[name], trained.weights[name]) for name in got
+    )
+
+
+def means(losses: list[float]) -> list[float]:
+    """Mean loss of each step."""
+    return [sum(losses[i : i + M]) / M for i in range(0, len(losses), M)]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_steps_and_evaluation_equal_one_process(ranks: int, semantics: Semantics) -> None:
+    """Evaluation between steps sees the newest weights and running statistics, changes nothing."""
+    task = launch_task.task(0)
+    trained = expected(semantics, task, 4, evaluate=3)
+
+    def work(pipeline: Pipeline) -> tuple[list[float], float | None, float | None, dict]:
+        losses = [pipeline.step()]
+        early = pipeline.evaluate(numbers=[7])
+        losses += pipeline.run(3)
+        late = pipeline.evaluate(numbers=range(3))
+        return [each for each in losses if each is not None], early, late, pipeline.state_dict()
+
+    told = on(ranks, semantics, task, work)
+    last = told[launch_task.plan(ranks, semantics).stages[-1].gpu]
+    assert last[0] == means(trained.losses)
+    assert last[1] is not None
+    assert last[2] == sum(trained.evaluated) / 3
+    assert [each[2] is None for each in told].count(False) == 1
+    assert equal(weights([each[3] for each in told]), trained)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_batches_from_outside(semantics: Semantics) -> None:
+    """A batch handed to `step` is cut into the micro-batches that the task would have given."""
+    task = launch_task.task(0)
+    trained = expected(semantics, task, 2)
+
+    def work(pipeline: Pipeline) -> dict[str, object]:
+        for step in range(2):
+            pairs = [pipelines.data(n) for n in range(step * M, (step + 1) * M)]
+            inputs, target = (torch.cat(part) for part in zip(*pairs, strict=True))
+            pipeline.step(inputs, target if pipeline.has_loss else None)
+        return pipeline.state_dict()
+
+    assert equal(weights(on(2, semantics, task, work)), trained)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_state_dict_goes_on_elsewhere(semantics: Semantics) -> None:
+    """Two steps on four ranks, the state on two ranks, two more: schedule and scale go on too."""
+    options = {
+        "clip_norm": 0.5,
+        "loss_scale": LossScale(initial=8.0, interval=2),
+        "scheduler": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.7),
+    }
+    trained = expected(semantics, replace(launch_task.task(0), **options), 4)
+
+    def begin(pipeline: Pipeline) -> dict[str, object]:
+        pipeline.run(2)
+        state = pipeline.state_dict()
+        return {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+
+    parts = on(4, semantics, replace(launch_task.task(0), **options), begin)
+    state = {key: value for part in parts for key, value in part.items()}
+
+    def go_on(pipeline: Pipeline) -> dict[str, object]:
+        pipeline.run(1)  # to be forgotten
+        pipeline.load_state_dict(state)
+        assert pipeline.steps == 2
+        pipeline.run(2)
+        return pipeline.state_dict()
+
+    parts = on(2, semantics, replace(launch_task.task(0), **options), go_on)
+    assert equal(weights(parts), trained)
+    assert parts[0]["scales"] == (32.0,) if semantics == "flush" else (16.0, 32.0)
+
+
+def test_a_plain_model_gets_its_weights_back() -> None:
+    """No task at all: model, loss, optimizer, sample; after the block the model is trained."""
+    task = launch_task.task(0)
+    trained = expected("2bw", task, 1)
+    plan = launch_task.plan(1, "2bw")
+    pairs = [pipelines.data(n) for n in range(M)]
+    inputs, target = (torch.cat(part) for part in zip(*pairs, strict=True))
+    model = task.model
+    options = {"loss": task.loss, "optimizer": task.optimizer, "sample": pairs[0]}
+    with Pipeline(model, plan, seed=3, **options) as pipeline:
+        pipeline.step(inputs, target)
+    assert isinstance(model, nn.Module)
+    assert equal({k: v for k, v in model.state_dict().items()}, trained)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(M * 5 - 1, r"got \[29\] rows, need 6 micro-batches of 5"), (0, "need 6 micro-batches")],
+)
+def test_smaller_last_batch(rows: int, message: str) -> None:
+    """A batch that does not fill all micro-batches is refused before anything runs."""
+    with Pipeline(launch_task.task(0), launch_task.plan(1, "flush")) as pipeline:
+        with pytest.raises(InputError, match=message):
+            pipeline.step(torch.zeros(rows, 6))
+        with pytest.raises(InputError, match="need"):
+            pipeline.step(torch.zeros(M * 5, 7), torch.zeros(M * 5, dtype=torch.int64))
+        with pytest.raises(InputError, match="neither"):
+            pipeline.evaluate()
+
+
+def test_missing_parts_are_named() -> None:
+    """A batch without a target, a model without a loss, a state of another semantics."""
+    plan = launch_task.plan(1, "2bw")
+    with pytest.raises(InputError, match="need loss, optimizer and sample"):
+        Pipeline(nn.Linear(1, 1), plan)
+    with pytest.raises(InputError, match="one or the other"):
+        Pipeline(launch_task.task(0), plan, clip_norm=1.0)
+    with pytest.raises(InputError, match="got 1 ranks, need 2"):
+        Pipeline(launch_task.task(0), launch_task.plan(2, "flush"))
+    with Pipeline(launch_task.task(0), launch_task.plan(1, "flush")) as pipeline:
+        state = pipeline.state_dict()
+        with pytest.raises(InputError, match="no target"):
+            pipeline.evaluate(torch.zeros(5, 6))
+    with Pipeline(launch_task.task(0), plan) as pipeline, pytest.raises(InputError, match="prev"):
+        pipeline.load_state_dict(state)
