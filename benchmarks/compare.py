@@ -1,119 +1,127 @@
 """Figures 11 to 16 of Beaumont, Eyraud-Dubois, Shilova (2020) with our plans, bytes and bound.
 
-    PYTHONPATH=. python benchmarks/compare.py
+    python -m benchmarks.compare
 
-draws docs/img/compare-*.png and rewrites the measured part of docs/comparison.md: for ResNet-18
-(batch 8, image 1000), ResNet-34 (batch 32, image 224) and ResNet-50 (batch 8, image 224) on 4 and
-8 GPUs, at shares of the memory that the best contiguous plan needs when memory is no limit.
+measures ResNet-18 (batch 8, image 1000), ResNet-34 (batch 32, image 224) and ResNet-50 (batch 8,
+image 224) on 4 and 8 GPUs at ten memories each, other networks at three, writes
+benchmarks/results/compare.json, draws docs/img/compare-*.png and rewrites the measured part of
+docs/comparison.md. `--chains` and `--gpus` measure some again; the document shows all in the file.
+
+Memories are shares of a range: 0 is the least with which a contiguous 1F1B plan exists, 1 what the
+best such plan needs when memory is no limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
 import sys
 import time
 from pathlib import Path
 
-from benchmarks.chains import build
-from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster, uniform
-from pipeplan.compare import Comparison, Point, Request, Row, compare
-from pipeplan.compare.field import EXHAUSTIVE
+from benchmarks.compare_pages import BEGIN, END, QUARTERS, Case, page
+from benchmarks.planner_cases import ample_peak, chain_of, machines
+from pipeplan.compare import Comparison, Request, compare
 from pipeplan.compare.files import pictures
-from pipeplan.compare.points import CONTIGUOUS, OURS
+from pipeplan.compare.table import data
+from pipeplan.errors import InfeasibleError
 from pipeplan.planner import Config, solve
 from pipeplan.report.cloud import draw
-from pipeplan.units import format_bytes
 
-CHAINS = ("resnet18", "resnet34", "resnet50")
+RESULT = Path(__file__).parent / "results" / "compare.json"
+PICTURED = ("resnet18", "resnet34", "resnet50")
+OTHERS = ("resnet101", "densenet121", "gpt24", "llama24")
 GPUS = (4, 8)
-SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)
-BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+SHARES = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.3)
 
 
-def machines(gpus: int, memory: int) -> Cluster:
-    """Equal GPUs, 12 GB/s, one link per pair for both directions, as the source has them."""
-    return uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**9, duplex="half")
+def least_memory(name: str, gpus: int, ample: int) -> int:
+    """The smallest memory, to a thousandth of `ample`, that any contiguous 1F1B plan fits."""
+    low, high = 0, ample
+    while high - low > ample // 1000:
+        middle = (low + high) // 2
+        try:
+            solve(chain_of(name), machines(gpus, middle), Config(method="contiguous", k=1))
+            high = middle
+        except InfeasibleError:
+            low = middle
+    return high
 
 
-def ample_peak(chain: Chain, gpus: int) -> int:
-    """Bytes that the best contiguous plan needs when memory is no limit."""
-    plan = solve(chain, machines(gpus, 2**50), Config(method="contiguous"))
-    return max(row.peak_bytes for row in plan.memory)
+def measure(name: str, gpus: int, args: argparse.Namespace) -> tuple[Case, Comparison]:
+    """The comparison of one network on one number of GPUs, and what of it is kept."""
+    chain, ample = chain_of(name), ample_peak(name, gpus, "exact")
+    least = least_memory(name, gpus, ample)
+    shares = SHARES if name in PICTURED else QUARTERS
+    sizes = {share: int(least + share * (ample - least)) for share in shares}
+    clusters = tuple(machines(gpus, size) for size in sizes.values())
+    config = Config(time_limit_s=args.seconds, gap=0.005, workers=1)
+    begin, work = time.monotonic(), cpu_seconds()
+    comparison = compare(Request(chain, clusters, config, args.search, args.jobs), tell)
+    load = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
+    kept = data(comparison)
+    (cloud,) = comparison.clouds
+    case: Case = {
+        "chain": name,
+        "chain_digest": kept["chain_digest"],
+        "gpus": gpus,
+        "load_ns": load / gpus,
+        "shares": list(sizes),
+        "points": kept["points"],
+        "cloud_points": len(cloud.points),
+        "partitions_left_out": cloud.left_out,
+        "seconds": round(time.monotonic() - begin, 1),
+        "cpu_seconds": round(cpu_seconds() - work, 1),
+        "planner_seconds": args.seconds,
+    }
+    return case, comparison
 
 
-def measured(name: str, gpus: int, seconds: float, search: float) -> Comparison:
-    """The comparison of one network on one number of GPUs."""
-    chain = build(name)
-    peak = ample_peak(chain, gpus)
-    clusters = tuple(machines(gpus, int(peak * share)) for share in SHARES)
-    config = Config(time_limit_s=seconds, gap=0.005)
-    return compare(Request(chain, clusters, config, search))
+def cpu_seconds() -> float:
+    """Of this process and of those that have ended."""
+    uses = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
-def lines(comparison: Comparison) -> list[str]:
-    """A Markdown table: one line per memory."""
-    rows = [
-        "| memory | pipeplan | contiguous | PipeDream | ours / PipeDream | bound | gap |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return rows + [_line(point) for point in comparison.points]
-
-
-def _line(point: Point) -> str:
-    ours, contiguous, theirs = (point.row(name) for name in (OURS, CONTIGUOUS, EXHAUSTIVE))
-    ratio = gap = "-"
-    if ours is not None and theirs is not None:
-        ratio = f"{float(ours.period_ns / theirs.period_ns):.3f}"
-    if ours is not None and point.bound_ns:
-        gap = f"{float(ours.period_ns / point.bound_ns - 1):.1%}"
-    bound = "-" if point.bound_ns is None else f"{float(point.bound_ns) / 1e6:.2f}"
-    cells = (_ms(ours), _ms(contiguous), _ms(theirs), ratio, bound, gap)
-    memory = format_bytes(point.cluster.gpus[0].memory_bytes)
-    return f"| {memory} | " + " | ".join(cells) + " |"
-
-
-def _ms(row: Row | None) -> str:
-    return "none" if row is None else f"{float(row.period_ns) / 1e6:.2f}"
+def tell(share: float, what: str) -> None:
+    """A line of progress."""
+    print(f"  {share:4.0%} {what}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Compare, draw, rewrite the document; 1 if somebody beats us anywhere."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--chains", nargs="+", default=CHAINS)
-    parser.add_argument("--gpus", nargs="+", type=int, default=GPUS)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of the planner per point")
-    parser.add_argument("--search", type=float, default=120.0, help="of the exhaustive search")
+    """Measure, draw, write; 1 if somebody beats us anywhere."""
+    parser = argparse.ArgumentParser(description="Ours beside PipeDream, on known networks.")
+    parser.add_argument("--chains", nargs="+", default=PICTURED + OTHERS, metavar="NAME")
+    parser.add_argument("--gpus", nargs="+", type=int, default=GPUS, metavar="N")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of ours, per point (30)")
+    parser.add_argument("--search", type=float, default=120.0, help="of PipeDream's search (120)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (one per core)")
+    parser.add_argument("--results", type=Path, default=RESULT, help="%(default)s")
     parser.add_argument("--document", type=Path, default=Path("docs/comparison.md"))
+    parser.add_argument("--show", action="store_true", help="only write the document again")
     args = parser.parse_args()
-    parts: list[str] = []
-    lost = 0
-    for name in args.chains:
+    cases: dict[str, Case] = {}
+    if args.results.exists():
+        cases = json.loads(args.results.read_text(encoding="utf-8"))
+    for name in () if args.show else args.chains:
         for gpus in args.gpus:
-            begin = time.monotonic()
-            comparison = measured(name, gpus, args.seconds, args.search)
-            spent = time.monotonic() - begin
-            ((file, picture),) = pictures(comparison)
-            image = f"img/compare-{file}.png"
-            draw(picture, args.document.parent / image)
-            cloud = comparison.clouds[0]
-            parts += [
-                f"### {name}, {gpus} GPUs",
-                f"![memory and period of {name} on {gpus} GPUs]({image})",
-                "\n".join(lines(comparison)),
-                f"{len(cloud.points)} points of the exhaustive search"
-                f" ({cloud.left_out} partitions left out), {spent:.0f} s in all.",
-            ]
-            losses = [point for point in comparison.points if point.lost is not None]
-            lost += len(losses)
-            print(f"{name} {gpus}: {spent:.0f} s, lost {len(losses)}", file=sys.stderr)
-            print("\n".join(lines(comparison)), flush=True)
-    text = args.document.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
+            print(f"{name}, {gpus} GPUs", file=sys.stderr)
+            case, comparison = measure(name, gpus, args)
+            cases[f"{name} {gpus}"] = case
+            args.results.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
+            if name in PICTURED:
+                ((file, picture),) = pictures(comparison)
+                draw(picture, args.document.parent / f"img/compare-{file}.png")
+    head, _, rest = args.document.read_text(encoding="utf-8").partition(BEGIN)
     tail = rest.partition(END)[2]
-    body = "\n\n".join(parts)
-    args.document.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}", encoding="utf-8")
-    return int(lost > 0)
+    written = f"{head}{BEGIN}\n\n{page(cases, PICTURED)}\n\n{END}{tail}"
+    args.document.write_text(written, encoding="utf-8")
+    points = [(key, point) for key, case in cases.items() for point in case["points"]]
+    lost = [(key, point["memory_bytes"][0]) for key, point in points if point["lost_to"]]
+    print(f"{len(points)} points, lost: {lost}", file=sys.stderr)
+    return int(bool(lost))
 
 
 if __name__ == "__main__":

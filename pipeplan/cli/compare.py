@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,9 +41,9 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--time-limit",
         type=common.duration,
-        default=15 * 10**9,
+        default=30 * 10**9,
         metavar="TIME",
-        help="of the planner, per point (15s)",
+        help="of the planner, per point (30s)",
     )
     verb.add_argument(
         "--search-limit",
@@ -51,8 +52,16 @@ def add(verbs: common.Verbs) -> None:
         metavar="TIME",
         help="of PipeDream's exhaustive search, per number of GPUs (1min)",
     )
+    verb.add_argument(
+        "--jobs", type=common.count(1, 256), metavar="N", help="searches at once (one per core)"
+    )
+    verb.add_argument(
+        "--workers",
+        type=common.count(1, 256),
+        metavar="N",
+        help="threads of each search of ours (cores / jobs)",
+    )
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
-    verb.add_argument("--workers", type=common.count(1, 256), metavar="N", help="(one per core)")
     verb.add_argument("--out", metavar="DIR", help="folder for pictures, JSON and plans")
     verb.add_argument("--force", action="store_true", help="replace files in that folder")
 
@@ -92,17 +101,19 @@ def _request(args: argparse.Namespace) -> Request:
     from pipeplan.compare import Request
     from pipeplan.planner import Config
 
+    cores = os.cpu_count() or 1
+    jobs = args.jobs or cores
     config = Config(
         semantics=args.semantics,
         microbatches=args.microbatches,
         memory_model=args.memory_model,
         time_limit_s=args.time_limit / 1e9,
         seed=args.seed,
-        workers=args.workers,
+        workers=args.workers or max(1, cores // jobs),
     )
     clusters = tuple(_clusters(args))
     chain = common.read(Chain, args.chain)
-    return Request(chain, clusters, config, args.search_limit / 1e9)
+    return Request(chain, clusters, config, args.search_limit / 1e9, jobs)
 
 
 def _clusters(args: argparse.Namespace) -> Iterator[Cluster]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pipeplan.baselines.exhaustive import Cloud, partitions
 from pipeplan.baselines.timed import Setting
@@ -12,9 +12,6 @@ from pipeplan.compare.families import FAMILIES, pipedream
 from pipeplan.compare.rows import Absent, Row, best, row_of
 from pipeplan.errors import InputError
 from pipeplan.units import format_bytes
-
-Tell = Callable[[float, str], None]
-"""(share of the work done, what comes next)."""
 
 EXHAUSTIVE = "PipeDream, exhaustive"
 UNLIMITED = "PipeDream, no memory rule"
@@ -37,33 +34,30 @@ class Field:
         self._microbatches = microbatches
         self._ways: dict[str, list[Row] | str] = {}
 
-    def prepare(self, seconds: float, tell: Tell) -> None:
-        """Computes what all memories share.
+    @property
+    def gpus(self) -> int:
+        """How many GPUs there are."""
+        return self._setting.gpus
 
-        Args:
-            seconds: for the exhaustive search; `left_out` counts what it had no time for.
-            tell: hears about progress.
-        """
-        self.search(seconds, lambda share: tell(0.7 * share, EXHAUSTIVE))
-        for index, (name, ways) in enumerate(FAMILIES.items()):
-            tell(0.7 + 0.3 * index / len(FAMILIES), name)
-            try:
-                found = list(ways(self._setting, self._microbatches))
-                self._ways[name] = found or "the chain has too few layers or tied ones"
-            except InputError as error:
-                self._ways[name] = str(error)
-
-    def search(self, seconds: float, tell: Callable[[float], None] = lambda share: None) -> None:
-        """PipeDream's exhaustive search alone, into `cloud`; `tell` hears the share done."""
+    def search(self, seconds: float) -> None:
+        """PipeDream's exhaustive search, into `cloud`; `left_out` counts what had no time."""
         end = time.monotonic() + seconds
         asked = partitions(self._setting)
         for index, ends in enumerate(asked):
             if time.monotonic() > end:
                 self.left_out = len(asked) - index
                 break
-            tell(index / len(asked))
             self.cloud.explore(ends)
         self.cloud.finish()
+
+    def execute(self) -> None:
+        """Every way of all other baselines."""
+        for name, ways in FAMILIES.items():
+            try:
+                found = list(ways(self._setting, self._microbatches))
+                self._ways[name] = found or "the chain has too few layers or tied ones"
+            except InputError as error:
+                self._ways[name] = str(error)
 
     def rows(self, cluster: Cluster) -> Iterator[Row | Absent]:
         """Every baseline on one of the clusters: its fastest way that fits, or the nearest one."""
@@ -90,3 +84,11 @@ class Field:
             return Absent(EXHAUSTIVE, f"none of its plans fits{nearest}")
         detail = f"stages end at {', '.join(map(str, point.ends))}; caps {point.policy.caps}"
         return row_of(EXHAUSTIVE, point.plan(self._setting.on(cluster), EXHAUSTIVE), detail)
+
+
+def prepared(setting: Setting, microbatches: int, seconds: float) -> Field:
+    """All that the memories of one number of GPUs share; `seconds` are of the search."""
+    field = Field(setting, microbatches)
+    field.search(seconds)
+    field.execute()
+    return field

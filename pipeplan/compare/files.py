@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pipeplan.compare.points import CONTIGUOUS, OURS, Comparison, Point
+from pipeplan.compare.ours import CONTIGUOUS, OURS
+from pipeplan.compare.points import Comparison, Point
 from pipeplan.compare.rows import Row
 from pipeplan.plan import Plan
 from pipeplan.report.cloud import Picture
-from pipeplan.units import format_bytes
+from pipeplan.units import format_bytes, parse_bytes
 
 
 def pictures(comparison: Comparison) -> Iterator[tuple[str, Picture]]:
@@ -25,7 +26,7 @@ def pictures(comparison: Comparison) -> Iterator[tuple[str, Picture]]:
                 ours=_series(points, OURS),
                 contiguous=_series(points, CONTIGUOUS),
                 bound=[
-                    (_memory(point), float(point.bound_ns))
+                    (point.memory_bytes, float(point.bound_ns))
                     for point in points
                     if point.bound_ns is not None
                 ],
@@ -38,17 +39,19 @@ def plans(comparison: Comparison) -> Iterator[tuple[str, Plan]]:
     for point in comparison.points:
         for row in point.rows:
             if isinstance(row, Row) and row.plan is not None and row.fits:
-                memory = format_bytes(_memory(point)).replace(" ", "")
+                memory = _size(point.memory_bytes)
                 yield f"{_word(row.name)}-{len(row.peak_bytes)}gpus-{memory}.plan.json", row.plan
 
 
 def _series(points: list[Point], name: str) -> list[tuple[int, float]]:
     rows = [(point, point.row(name)) for point in points]
-    return [(_memory(point), float(row.period_ns)) for point, row in rows if row is not None]
+    return [(point.memory_bytes, float(row.period_ns)) for point, row in rows if row is not None]
 
 
-def _memory(point: Point) -> int:
-    return min(gpu.memory_bytes for gpu in point.cluster.gpus)
+def _size(memory: int) -> str:
+    """Short where that is exact, so that no two sizes share a file."""
+    short = format_bytes(memory).replace(" ", "")
+    return short if parse_bytes(short) == memory else f"{memory}B"
 
 
 def _word(name: str) -> str:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
 from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.compare.field import Field, Tell
-from pipeplan.compare.rows import Absent, Row, check, row_of
-from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
-from pipeplan.plan import Solver
-from pipeplan.planner import Config, solve
-
-OURS = "pipeplan"
-CONTIGUOUS = "pipeplan, contiguous"
-_FOR_LESS = "found for less memory"
+from pipeplan.compare import ours
+from pipeplan.compare.field import Field, prepared
+from pipeplan.compare.jobs import Job, Tell, run
+from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
+from pipeplan.compare.rows import Absent, Row, check
+from pipeplan.errors import InputError
+from pipeplan.planner import Config
+from pipeplan.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,15 @@ class Request:
         clusters: the points; those with the same number of GPUs may differ in memory only.
         config: of the planner, for every point; the contiguous plan has a quarter of its time.
         search_s: for PipeDream's exhaustive search, per number of GPUs.
+        jobs: how many searches run at once, each in a process of its own; with more than one,
+            a script that calls `compare` needs `if __name__ == "__main__"`.
     """
 
     chain: Chain
     clusters: tuple[Cluster, ...]
     config: Config
     search_s: float = 120.0
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,11 @@ class Point:
     bound_ns: Fraction | None
     """Proven for every plan, per micro-batch."""
     rows: tuple[Row | Absent, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the GPU that has least."""
+        return min(gpu.memory_bytes for gpu in self.cluster.gpus)
 
     def row(self, name: str) -> Row | None:
         """The row called `name`, if there is one."""
@@ -90,7 +98,7 @@ class Comparison:
 
 
 def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparison:
-    """Plans and executes everything, point by point.
+    """Plans and executes everything, then puts it side by side.
 
     Args:
         request: what is compared.
@@ -99,30 +107,25 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
     Raises:
         InputError: if clusters of the same size differ in more than memory.
         InternalError: if a voice refuses a plan.
+        PipeplanError: if a process was killed.
     """
     groups = _groups(request.clusters)
+    jobs = [_others(request, group) for group in groups]
+    jobs += [_ours(request, cluster) for group in groups for cluster in group]
+    results = run(jobs, request.jobs, lambda share, what: tell(0.95 * share, what))
+    fields = [each for each in results if isinstance(each, Field)]
     points: list[Point] = []
-    clouds: list[Cloud] = []
-    for index, group in enumerate(groups):
-
-        def inner(
-            share: float, what: str, index: int = index, gpus: int = len(group[0].gpus)
-        ) -> None:
-            tell((index + share) / len(groups), f"{gpus} GPUs: {what}")
-
-        field, found = _compare_group(request, group, inner)
-        points += found
-        clouds.append(
-            Cloud(
-                len(group[0].gpus),
-                tuple((point.peak, float(point.period_ns)) for point in field.cloud.points),
-                field.left_out,
-            )
-        )
+    for field, group in zip(fields, groups, strict=True):
+        tell(0.95, f"{field.gpus} GPUs: every voice on every plan")
+        found = [each for each in results if isinstance(each, Found) and each.cluster in group]
+        points += _points(field, found)
     tell(1.0, "done")
     most = max(len(cluster.gpus) for cluster in request.clusters)
     return Comparison(
-        request.chain, microbatches(request.config, most), tuple(points), tuple(clouds)
+        request.chain,
+        microbatches(request.config, most),
+        tuple(points),
+        tuple(_cloud(field) for field in fields),
     )
 
 
@@ -151,71 +154,45 @@ def _bare(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"gpus": gpus})
 
 
+def _roomiest(group: Sequence[Cluster]) -> Cluster:
+    """Each GPU with the most memory that it has in one of the clusters."""
+    alike = zip(*(cluster.gpus for cluster in group), strict=True)
+    gpus = tuple(max(same, key=lambda gpu: gpu.memory_bytes) for same in alike)
+    return group[0].model_copy(update={"gpus": gpus})
+
+
 def _least_memory(cluster: Cluster) -> int:
     return min(gpu.memory_bytes for gpu in cluster.gpus)
 
 
-def _compare_group(
-    request: Request, group: list[Cluster], tell: Tell
-) -> tuple[Field, list[Point]]:
-    """Half of the progress is the baselines, half our plans."""
-    count = microbatches(request.config, len(group[0].gpus))
-    setting = Setting(request.chain, group[-1], request.config.memory_model, count)
-    field = Field(setting, count)
-    field.prepare(request.search_s, lambda share, what: tell(share / 2, what))
+def _others(request: Request, group: list[Cluster]) -> Job[Field | Found]:
+    """Everyone else, with the most memory that any cluster of the group has."""
+    gpus = len(group[0].gpus)
+    count = microbatches(request.config, gpus)
+    setting = Setting(request.chain, _roomiest(group), request.config.memory_model, count)
+    return Job(f"{gpus} GPUs: everyone else", partial(prepared, setting, count, request.search_s))
+
+
+def _ours(request: Request, cluster: Cluster) -> Job[Field | Found]:
+    what = f"{len(cluster.gpus)} GPUs of {format_bytes(_least_memory(cluster))}: pipeplan"
+    return Job(what, partial(ours.find, request.chain, cluster, request.config))
+
+
+def _points(field: Field, found: list[Found]) -> list[Point]:
     points: list[Point] = []
     checked: set[tuple[str, str, Fraction]] = set()
-    for index, cluster in enumerate(group):
-        tell(0.5 + index / len(group) / 2, f"planning for memory {index + 1} of {len(group)}")
-        bound, ours = _ours(request, cluster)
-        if points:
-            ours = [carried(mine, points[-1].row(mine.name), cluster) for mine in ours]
-        rows = (*ours, *field.rows(cluster))
+    for here in found:
+        rows = (*ours.rows(here, found), *field.rows(here.cluster))
         for row in rows:
             # Memory changes the budget alone, so one check of a schedule holds for all.
             key = (row.name, row.detail, row.period_ns) if isinstance(row, Row) else None
             if isinstance(row, Row) and key not in checked:
                 check(row)
                 checked.add((row.name, row.detail, row.period_ns))
-        points.append(Point(cluster, bound, rows))
-    return field, points
+        points.append(Point(here.cluster, ours.bound(here, found), rows))
+    return points
 
 
-def carried(mine: Row | Absent, less: Row | None, cluster: Cluster) -> Row | Absent:
-    """Our row, or the one found for less memory if that is faster: it fits here too.
-
-    What is proven is taken from the plan made for this cluster: less memory proves nothing here.
-    """
-    if less is None or (isinstance(mine, Row) and mine.period_ns <= less.period_ns):
-        return mine
-    row = less.on(cluster)
-    assert row.plan is not None
-    solver = mine.plan.solver if isinstance(mine, Row) and mine.plan is not None else Solver()
-    value = getattr(solver.bounds, solver.gap_bound)
-    period = row.plan.period_per_microbatch
-    gap = None if value is None else float(period / Fraction(*value) - 1)
-    notes = (*solver.notes, _FOR_LESS)
-    found = solver.model_copy(
-        update={"gap": gap, "status": "optimal" if gap == 0 else "feasible", "notes": notes}
-    )
-    detail = f"{row.detail.removesuffix(f', {_FOR_LESS}')}, {_FOR_LESS}"
-    return replace(row, detail=detail, plan=row.plan.model_copy(update={"solver": found}))
-
-
-def _ours(request: Request, cluster: Cluster) -> tuple[Fraction | None, list[Row | Absent]]:
-    """Our plan and our contiguous one, and the bound for every plan."""
-    rows: list[Row | Absent] = []
-    bound = None
-    # Most of what a contiguous plan can be is found at once.
-    quarter = request.config.time_limit_s / 4
-    contiguous = replace(request.config, method="contiguous", time_limit_s=quarter)
-    for name, config in ((OURS, request.config), (CONTIGUOUS, contiguous)):
-        try:
-            plan = solve(request.chain, cluster, config)
-        except (InfeasibleError, TimeLimitError) as error:
-            rows.append(Absent(name, str(error)))
-            continue
-        if name == OURS and plan.solver.bounds.any is not None:
-            bound = Fraction(*plan.solver.bounds.any)
-        rows.append(row_of(name, plan, f"{len(plan.stages)} stages, k = {plan.k}"))
-    return bound, rows
+def _cloud(field: Field) -> Cloud:
+    points = tuple((point.peak, float(point.period_ns)) for point in field.cloud.points)
+    return Cloud(field.gpus, points, field.left_out)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.compare.points import OURS, Comparison, Point
+from pipeplan.compare.ours import OURS
+from pipeplan.compare.points import Comparison, Point
 from pipeplan.compare.rows import Absent, Row
 from pipeplan.units import format_bytes, format_ns
 
@@ -65,13 +66,9 @@ def loss(point: Point) -> str | None:
     beaten = "has no plan" if ours is None else f"takes {format_ns(ours.period_ns)}"
     return (
         f"LOST: {point.lost.name} takes {format_ns(point.lost.period_ns)} per micro-batch on"
-        f" {len(point.cluster.gpus)} GPUs of {_memory(point)} bytes, pipeplan {beaten}."
+        f" {len(point.cluster.gpus)} GPUs of {point.memory_bytes} bytes, pipeplan {beaten}."
         " Give the planner more time (--time-limit), and please report it with the chain."
     )
-
-
-def _memory(point: Point) -> int:
-    return min(gpu.memory_bytes for gpu in point.cluster.gpus)
 
 
 def data(comparison: Comparison) -> dict[str, object]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from math import isqrt
 from pathlib import Path
 
 import pytest
@@ -12,17 +15,18 @@ import pytest
 from pipeplan import verifier
 from pipeplan.baselines import flush, splits
 from pipeplan.baselines.eager import Policy, eager_plan
-from pipeplan.baselines.listed import listed_plan
+from pipeplan.baselines.listed import Lists, listed_plan
 from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare
+from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare, ours
 from pipeplan.compare.field import EXHAUSTIVE
-from pipeplan.compare.points import CONTIGUOUS, OURS, carried
+from pipeplan.compare.jobs import Job, run
+from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import best, check, row_of
 from pipeplan.compare.table import loss
-from pipeplan.errors import InputError
-from pipeplan.plan import Plan
+from pipeplan.errors import InputError, PipeplanError
+from pipeplan.plan import Bounds, OpKind, Plan
 from pipeplan.planner import Config
 from tests.baselines import chain, setting
 
@@ -147,9 +151,9 @@ def test_every_point_has_every_row_and_ours_is_never_slower(small: Comparison) -
         assert {row.name for row in point.rows} == names
         assert point.lost is None
         assert loss(point) is None
-        ours = point.row(OURS)
-        assert ours is not None
-        assert ours.fits
+        mine = point.row(OURS)
+        assert mine is not None
+        assert mine.fits
         assert point.bound_ns is not None
         for row in point.rows:
             if isinstance(row, Row):
@@ -166,30 +170,103 @@ def _work(row: Row) -> float:
     return float(total / (len(row.peak_bytes) * row.period_ns))
 
 
-def test_what_was_found_for_less_memory_counts_for_more() -> None:
-    """A slower plan for more memory gives way, keeps only what is proven there."""
-    fast, slow = eager_row("pipeplan", (3, 3), 500), eager_row("pipeplan", (1, 1), 1000)
-    row = carried(slow, fast, machines(1000))
-    assert isinstance(row, Row)
-    assert row.period_ns == fast.period_ns
-    assert row.budget_bytes == (1000, 1000)
-    assert "less memory" in row.detail
-    assert row.plan is not None
-    assert verifier.verify(row.plan) == ()
-    assert carried(fast, slow, machines(1000)) is fast
-    assert carried(Absent("pipeplan", "time"), None, machines(1)) == Absent("pipeplan", "time")
+def found(memory: int, free: Row | Absent, contiguous: Row | Absent) -> Found:
+    """What the planner might have said of two GPUs of `memory` bytes."""
+    return Found(machines(memory), free, contiguous)
+
+
+def test_what_was_found_for_other_memory_competes_where_it_fits() -> None:
+    """A faster plan from less or more memory is taken and sound, one that does not fit is not."""
+    slow, fast = eager_row(OURS, (1, 1), 1000), eager_row(OURS, (3, 3), 1000)
+    none = Absent(CONTIGUOUS, "time")
+    enough = max(fast.peak_bytes)
+    scarce = found(enough - 1, slow.on(machines(enough - 1)), none)
+    here = found(enough, Absent(OURS, "time"), none)
+    ample = found(1000, fast, none)
+    everywhere = [scarce, here, ample]
+    for row in ours.rows(here, everywhere):
+        assert isinstance(row, Row)
+        assert row.period_ns == fast.period_ns
+        assert row.budget_bytes == (enough, enough)
+        assert "other memory" in row.detail
+        assert row.plan is not None
+        assert verifier.verify(row.plan) == ()
+    assert [row.name for row in ours.rows(here, everywhere)] == [OURS, CONTIGUOUS]
+    assert ours.rows(scarce, everywhere)[0] is scarce.free
+    assert ours.rows(ample, everywhere)[0] is fast
+    assert ours.rows(here, [here]) == (here.free, none)
+
+
+def test_a_free_plan_is_no_contiguous_one() -> None:
+    """A plan with two stages on a GPU goes to our first row only."""
+    of = setting(chain([(1, 1)] * 4), 2, memory=1000)
+    stages = splits.to_stages((1, 2, 4), (0, 1, 0))
+    plan = listed_plan(of.outline(stages, "flush", "test"), two_turns(), 1)
+    row = replace(row_of(OURS, plan), period_ns=Fraction(1))
+    here = found(1000, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
+    free, contiguous = ours.rows(here, [found(2000, row, Absent(CONTIGUOUS, "time"))])
+    assert isinstance(free, Row)
+    assert contiguous == here.contiguous
+
+
+def two_turns() -> Lists:
+    """One micro-batch through stages 0, 1, 2 on GPUs 0, 1, 0 and back."""
+    there = [(OpKind.F, stage, 0) for stage in range(3)]
+    back = [(OpKind.B, stage, 0) for stage in range(3)]
+    return [[there[0], there[2], back[2], back[0]], [there[1], back[1]]]
+
+
+def test_bounds_hold_for_less_memory_only() -> None:
+    """More memory allows more plans: a bound proven there holds here, not the other way."""
+
+    def proven(memory: int, bound: int) -> Found:
+        row = eager_row(OURS, (1, 1), memory)
+        assert row.plan is not None
+        solver = row.plan.solver.model_copy(update={"bounds": Bounds(any=(bound, 1))})
+        plan = row.plan.model_copy(update={"solver": solver})
+        return found(memory, replace(row, plan=plan), Absent(CONTIGUOUS, "time"))
+
+    less, more = proven(500, 4), proven(1000, 6)
+    assert ours.bound(less, [less, more]) == 6
+    higher = proven(500, 9)
+    assert ours.bound(more, [higher, more]) == 6
+    nothing = found(9, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
+    assert ours.bound(nothing, [nothing]) is None
+
+
+def test_jobs_in_other_processes_give_what_they_give_here() -> None:
+    """Two at once: same results in order, progress to the end; a failure arrives as it is."""
+    jobs = [Job(f"{n} squared", partial(pow, n, 2)) for n in range(4)]
+    heard: list[float] = []
+    assert run(jobs, 2, lambda share, what: heard.append(share)) == [0, 1, 4, 9]
+    assert heard == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert run(jobs, 1, lambda share, what: None) == [0, 1, 4, 9]
+    with pytest.raises(ValueError, match="nonnegative"):
+        run(
+            [Job("bad", partial(isqrt, -1)), Job("good", partial(isqrt, 4))],
+            2,
+            lambda share, what: None,
+        )
+
+
+def test_a_killed_process_is_named_not_waited_for() -> None:
+    """Whoever kills it, the comparison ends and says so."""
+    dies: Job[object] = Job("dies", partial(os._exit, 9))
+    lives: Job[object] = Job("lives", partial(pow, 2, 2))
+    with pytest.raises(PipeplanError, match="killed"):
+        run([dies, lives], 2, lambda share, what: None)
 
 
 def test_a_loss_is_shouted() -> None:
     """A faster row of our semantics that fits is a loss, of another or without room it is none."""
-    ours, theirs = eager_row(OURS, (1, 1), 1000), eager_row("them", (3, 3), 1000)
-    lost = Point(machines(1000), None, (ours, theirs))
+    mine, theirs = eager_row(OURS, (1, 1), 1000), eager_row("them", (3, 3), 1000)
+    lost = Point(machines(1000), None, (mine, theirs))
     assert lost.lost is theirs
     shout = loss(lost)
     assert shout is not None
     assert "LOST: them" in shout
-    assert Point(machines(1000), None, (ours, replace(theirs, semantics="flush"))).lost is None
-    assert Point(machines(1), None, (ours, theirs.on(machines(1)))).lost is None
+    assert Point(machines(1000), None, (mine, replace(theirs, semantics="flush"))).lost is None
+    assert Point(machines(1), None, (mine, theirs.on(machines(1)))).lost is None
     assert Point(machines(9), None, (Absent(OURS, "time"), theirs)).lost is theirs
 
 
@@ -210,7 +287,7 @@ def chain_file(tmp_path: Path) -> Path:
 
 def verb(chain_file: Path, *more: str) -> int:
     """`pipeplan compare` with the flags that every test needs."""
-    flags = ("--bandwidth", "1GB/s", "--duplex", "half", "--time-limit", "2s", "--workers", "1")
+    flags = ("--bandwidth", "1GB/s", "--duplex", "half", "--time-limit", "2s", "--jobs", "1")
     return main(["compare", str(chain_file), *flags, *more])
 
 
@@ -247,9 +324,9 @@ def test_the_verb_speaks_json(chain_file: Path, capsys: pytest.CaptureFixture[st
     reasons = {row["name"]: row.get("absent", "") for row in impossible["rows"]}
     assert "no plan exists" in reasons[OURS]
     assert "none of its plans fits" in reasons[EXHAUSTIVE]
-    ours = next(row for row in ample["rows"] if row["name"] == OURS)
-    assert ours["fits"]
-    assert len(ours["peak_bytes"]) == 2
+    mine = next(row for row in ample["rows"] if row["name"] == OURS)
+    assert mine["fits"]
+    assert len(mine["peak_bytes"]) == 2
     assert ample["lost_to"] is None
     assert data["clouds"][0]["points"]
 

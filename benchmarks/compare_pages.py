@@ -1,0 +1,108 @@
+"""The measured part of docs/comparison.md, from what the benchmark has kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+from typing import Any
+
+from pipeplan.compare.field import EXHAUSTIVE
+from pipeplan.compare.ours import CONTIGUOUS, OURS
+from pipeplan.units import format_bytes
+
+Case = dict[str, Any]
+"""One network on one number of GPUs, see `benchmarks.compare.measure`."""
+Point = dict[str, Any]
+
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+QUARTERS = (0.25, 0.5, 0.75)
+_COMPARED = (OURS, CONTIGUOUS, EXHAUSTIVE)
+
+
+def page(cases: dict[str, Case], pictured: Sequence[str]) -> str:
+    """The means over all networks, then a picture and a table for each of `pictured`."""
+    parts = [means(list(cases.values()))]
+    for case in cases.values():
+        if case["chain"] in pictured:
+            parts += _section(case)
+    return "\n\n".join(parts)
+
+
+def means(cases: Sequence[Case]) -> str:
+    """Geometric means of period / load bound at the quarters of the memory range."""
+    names = dict.fromkeys(case["chain"] for case in cases)
+    seconds = max((case["planner_seconds"] for case in cases), default=0)
+    lines = [
+        f"Geometric means of period / load bound (all work over all GPUs) over {', '.join(names)};"
+        f" {seconds:g} s of our planner per point. Where PipeDream has no plan at all, the network"
+        " counts for nobody.",
+        "",
+        "| GPUs | memory | networks | bound | pipeplan | contiguous | PipeDream, exhaustive |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for gpus in sorted({case["gpus"] for case in cases}):
+        for share in QUARTERS:
+            here = [_ratios(case, share) for case in cases if case["gpus"] == gpus]
+            known = [ratios for ratios in here if ratios is not None]
+            if known:
+                columns = (_mean(column) for column in zip(*known, strict=True))
+                cells = " | ".join(f"{value:.3f}" for value in columns)
+                lines.append(f"| {gpus} | {share:.0%} | {len(known)} of {len(here)} | {cells} |")
+    return "\n".join(lines)
+
+
+def _ratios(case: Case, share: float) -> list[float] | None:
+    """Bound, ours, contiguous, PipeDream over the load bound; None if one is missing."""
+    if share not in case["shares"]:
+        return None
+    point = case["points"][case["shares"].index(share)]
+    values = [point["bound_ns"], *(_period(point, name) for name in _COMPARED)]
+    known = [value for value in values if value is not None]
+    return [value / case["load_ns"] for value in known] if len(known) == len(values) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
+
+
+def _period(point: Point, name: str) -> float | None:
+    """Of the row called `name`, if it has a plan that fits."""
+    periods = (
+        row["period_ns"] for row in point["rows"] if row["name"] == name and row.get("fits")
+    )
+    return next(periods, None)
+
+
+def _section(case: Case) -> list[str]:
+    name, gpus = case["chain"], case["gpus"]
+    image = f"img/compare-{name}-{gpus}gpus.png"
+    rows = [
+        "| memory | pipeplan | contiguous | PipeDream | ours / PipeDream | bound | gap |",
+        "|---|---|---|---|---|---|---|",
+        *map(_line, case["shares"], case["points"]),
+    ]
+    return [
+        f"### {name}, {gpus} GPUs",
+        f"![memory and period of {name} on {gpus} GPUs]({image})",
+        "\n".join(rows),
+        f"{case['cloud_points']} points of the exhaustive search"
+        f" ({case['partitions_left_out']} partitions left out);"
+        f" {case['seconds']:.0f} s in all, {case['cpu_seconds']:.0f} CPU seconds.",
+    ]
+
+
+def _line(share: float, point: Point) -> str:
+    ours, contiguous, theirs = (_period(point, name) for name in _COMPARED)
+    bound = point["bound_ns"]
+    cells = [
+        f"{share:.0%}: {format_bytes(point['memory_bytes'][0])}",
+        *map(_ms, (ours, contiguous, theirs)),
+        "-" if ours is None or theirs is None else f"{ours / theirs:.3f}",
+        _ms(bound),
+        "-" if ours is None or not bound else f"{ours / bound - 1:.1%}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _ms(value: float | None) -> str:
+    return "none" if value is None else f"{value / 1e6:.2f}"

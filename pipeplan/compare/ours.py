@@ -1,0 +1,117 @@
+"""Our own rows: every plan that the planner found competes wherever it fits.
+
+Plans are searched per memory, but what was found for one memory may fit another one, and a
+contiguous plan is a plan. Plans of others are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.compare.rows import Absent, Row, row_of
+from pipeplan.errors import InfeasibleError, TimeLimitError
+from pipeplan.plan import Plan, Solver
+from pipeplan.planner import Config, solve
+
+OURS = "pipeplan"
+CONTIGUOUS = "pipeplan, contiguous"
+ELSEWHERE = "found for other memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the planner found for one cluster."""
+
+    cluster: Cluster
+    free: Row | Absent
+    contiguous: Row | Absent
+
+    @property
+    def plans(self) -> list[Row]:
+        """The rows that have a plan."""
+        return [row for row in (self.free, self.contiguous) if isinstance(row, Row)]
+
+    @property
+    def bound_ns(self) -> Fraction | None:
+        """Proven for every plan on this cluster, per micro-batch."""
+        proven = [_solver(row).bounds.any for row in self.plans]
+        return max((Fraction(*bound) for bound in proven if bound is not None), default=None)
+
+
+def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
+    """Our best plan, and our best contiguous one, which is found in a quarter of the time."""
+    quarter = replace(config, method="contiguous", time_limit_s=config.time_limit_s / 4)
+    return Found(
+        cluster, _row(OURS, chain, cluster, config), _row(CONTIGUOUS, chain, cluster, quarter)
+    )
+
+
+def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Absent:
+    try:
+        plan = solve(chain, cluster, config)
+    except (InfeasibleError, TimeLimitError) as error:
+        return Absent(name, str(error))
+    return row_of(name, plan, f"{len(plan.stages)} stages, k = {plan.k}")
+
+
+def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, Row | Absent]:
+    """Our two rows on the cluster of `here`, best of what was found on any of `everywhere`.
+
+    Args:
+        here: what was found for this cluster.
+        everywhere: what was found for clusters that differ from it in memory only.
+    """
+    moved = [row.on(here.cluster) for found in everywhere for row in found.plans]
+    fitting = [row for row in moved if row.fits]
+    contiguous = [row for row in fitting if row.plan is not None and _is_contiguous(row.plan)]
+    return _fastest(here.free, fitting, OURS), _fastest(here.contiguous, contiguous, CONTIGUOUS)
+
+
+def bound(here: Found, everywhere: Sequence[Found]) -> Fraction | None:
+    """The largest bound that holds on the cluster of `here`: more memory allows more plans."""
+    proven = [found.bound_ns for found in everywhere if _has_no_less(found.cluster, here.cluster)]
+    return max((value for value in proven if value is not None), default=None)
+
+
+def _has_no_less(one: Cluster, other: Cluster) -> bool:
+    pairs = zip(one.gpus, other.gpus, strict=True)
+    return all(more.memory_bytes >= less.memory_bytes for more, less in pairs)
+
+
+def _is_contiguous(plan: Plan) -> bool:
+    used = [stage.gpu for stage in plan.stages]
+    return len(used) == len(set(used))
+
+
+def _fastest(mine: Row | Absent, fitting: Sequence[Row], name: str) -> Row | Absent:
+    """The row found here unless another one is faster."""
+    fastest = min(fitting, key=lambda row: row.period_ns, default=None)
+    if fastest is None or (isinstance(mine, Row) and mine.period_ns <= fastest.period_ns):
+        return mine
+    return _adopted(fastest, mine, name)
+
+
+def _adopted(row: Row, mine: Row | Absent, name: str) -> Row:
+    """`row` with what is proven on this cluster, of which the search elsewhere knows nothing."""
+    assert row.plan is not None
+    solver = _solver(mine) if isinstance(mine, Row) else Solver()
+    value = getattr(solver.bounds, solver.gap_bound)
+    gap = None if value is None else float(row.plan.period_per_microbatch / Fraction(*value) - 1)
+    found = solver.model_copy(
+        update={
+            "gap": gap,
+            "status": "optimal" if gap == 0 else "feasible",
+            "notes": (*solver.notes, ELSEWHERE),
+        }
+    )
+    plan = row.plan.model_copy(update={"solver": found})
+    return replace(row, name=name, detail=f"{row.detail}, {ELSEWHERE}", plan=plan)
+
+
+def _solver(row: Row) -> Solver:
+    assert row.plan is not None
+    return row.plan.solver
