@@ -59,6 +59,13 @@ class DeadlockError(PipeplanError):
 
 
 class RankError(PipeplanError):
-    """A rank failed, hung or disagrees with its peers during a run."""
+    """A rank failed, hung or disagrees with its peers during a run.
+
+    `peers` are the ranks whose fault it may be: those it waited for or lost.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, peers: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.peers = tuple(peers)

@@ -16,25 +16,25 @@ from pipeplan.errors import PipeplanError, RankError
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.recorder import Recorder
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
+from pipeplan.runtime.watch import Report, Watch
 
 
 def fail(
-    error: Exception,
+    error: BaseException,
     place: Place,
     recorder: Recorder | None,
     out: Path | None,
     transport: GlooTransport | LocalTransport | None = None,
+    watch: Watch | None = None,
 ) -> NoReturn:
     """One line on stderr, details in a file, and out without waiting for anyone.
 
     Closing the connections tells the other ranks within milliseconds; a clean shutdown would wait
-    for them instead. Ranks fail one after the other as they miss each other, so each also tells
-    what the first of them said: that one names the culprit.
+    for them instead. Before that the rank asks the others who is to blame (`Watch`).
     """
-    line = f"error: {_what(error, place, transport)}"
-    if transport is not None:
-        first = transport.first_failure(line.removeprefix("error: "))
-        line += "" if first in line else f"; the first rank to fail said: {first}"
+    line, peers = _what(error, place, transport)
+    blamed = watch.blame(Report(line, peers)) if watch is not None else ""
+    line = f"error: {line}" + (f"; {blamed}" if blamed else "")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         details = out / f"rank{place.rank}.error.txt"
@@ -45,15 +45,21 @@ def fail(
     os._exit(error.exit_code if isinstance(error, PipeplanError) else 1)
 
 
-def _what(error: Exception, place: Place, transport: GlooTransport | LocalTransport | None) -> str:
-    """The error with its rank, and the ranks that are gone if it does not name one."""
+def _what(
+    error: BaseException, place: Place, transport: GlooTransport | LocalTransport | None
+) -> tuple[str, tuple[int, ...]]:
+    """The error with its rank, and the ranks that may be to blame for it.
+
+    Outside the executor nobody says which peer was missed: then it is one that cannot be reached.
+    """
     if isinstance(error, PipeplanError) and not isinstance(error, RankError):
-        return str(error)
+        return str(error), ()
+    if isinstance(error, RankError) and error.peers:
+        return str(error), error.peers
     text = str(error)
     if not isinstance(error, RankError):
         text = f"rank {place.rank}: {type(error).__name__}: {error}"
-    lost = transport.lost_peers() if transport is not None and "peer rank" not in text else []
-    return text + (f" (no connection to peer rank {', '.join(map(str, lost))})" if lost else "")
+    return text, tuple(transport.lost_peers()) if transport is not None else ()
 
 
 class StopSignal:

@@ -6,6 +6,8 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from pipeplan.launch import ending, export, results
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import Progress, resident_bytes, trim
@@ -17,6 +19,7 @@ from pipeplan.runtime.group import join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.saver import Saver
+from pipeplan.runtime.watch import watching
 
 _STALE = "2bw: gradients are one step stale; --semantics flush trains exactly as one process would"
 _ADAM = (
@@ -33,10 +36,10 @@ def run(setup: Setup, place: Place) -> int:
         session.announce()
         done = session.train()
         session.finish(done)
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         recorder = session.worker.executor.recorder if session else None
-        transport = session.transport if session else None
-        ending.fail(error, place, recorder, setup.options.out, transport)
+        transport, watch = (session.transport, session.watch) if session else (None, None)
+        ending.fail(error, place, recorder, setup.options.out, transport, watch)
     return 128 + session.stop.number if session.stop.number else 0
 
 
@@ -56,6 +59,7 @@ class Session:
         self.worker = self._make_worker()
         if setup.checkpoint:
             checkpoint.load(setup.checkpoint, setup.first_step, self.worker)
+        self.watch = watching(self.transport, self.worker.executor.doing)
         export.forget_layers(setup.plan, setup.split, self.transport.rank)
 
     @property
@@ -107,6 +111,8 @@ class Session:
             results.write(self.out / "run.json", results.describe(self.setup, ranks, step))
             if step < self.setup.options.steps:
                 _say(f"stopped after step {step}; go on with --resume {self.out}")
+        if self.watch:
+            self.watch.close()
         self.transport.close()
 
     def _make_progress(self) -> Progress:

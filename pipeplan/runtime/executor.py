@@ -21,7 +21,9 @@ from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.recorder import Recorder
 from pipeplan.runtime.stage import empty
 from pipeplan.runtime.transport import PeerLostError, Pending, Transport, wait_all
+from pipeplan.runtime.watch import Report
 from pipeplan.runtime.wiring import Wire, Wires
+from pipeplan.units import format_ns
 
 
 class Feed(Protocol):
@@ -214,6 +216,7 @@ class Executor:
             stop = self._gate.first_refused(first + steps - 1)
         self._gate.finish()
         self._updates.finish()
+        self.recorder.current = None
         self._check_empty()
         return steps if stop is None else stop - first
 
@@ -241,7 +244,8 @@ class Executor:
         except PipeplanError:
             raise
         except Exception as error:
-            raise RankError(self._failure(action, error)) from error
+            peers = self._peers(action) if isinstance(error, PeerLostError) else ()
+            raise RankError(self._failure(action, error), peers) from error
         end = self.recorder.end(start)
         if action.kind is ActionKind.B and action.stage == self._last:
             assert action.microbatch is not None
@@ -318,8 +322,18 @@ class Executor:
     def _free_gradient(self, stage: int, microbatch: int) -> None:
         self._input_gradients.pop((stage, microbatch)).arrived()
 
-    def _failure(self, action: Action, error: Exception) -> str:
-        """One line: rank, action, micro-batch, peer, cause."""
+    def doing(self, waits: bool) -> Report:
+        """What this rank does now, for others to read; `waits`: for a message."""
+        action = self.recorder.current
+        if action is None:
+            others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
+            return Report("between the steps", tuple(others) if waits else ())
+        elapsed = format_ns(self.recorder.elapsed_ns())
+        peers = self._peers(action) if waits else ()
+        return Report(f"{self._place(action)} for {elapsed}", peers)
+
+    def _peers(self, action: Action) -> tuple[int, ...]:
+        """The rank at the other end of an action's message."""
         wires = self._wires[action.stage]
         wire = {
             ActionKind.F: wires.input,
@@ -331,13 +345,18 @@ class Executor:
             ActionKind.SEND_B: wires.input_gradient,
             ActionKind.FREE_B: wires.input_gradient,
         }.get(action.kind)
-        peer = f", peer rank {wire.peer}" if wire else ""
+        return (wire.peer,) if wire else ()
+
+    def _place(self, action: Action) -> str:
+        """Action, stage, micro-batch, peer."""
         number = "" if action.microbatch is None else f", micro-batch {action.microbatch}"
+        peer = "".join(f", peer rank {peer}" for peer in self._peers(action))
+        return f"action {action} (stage {action.stage}{number}{peer})"
+
+    def _failure(self, action: Action, error: Exception) -> str:
+        """One line: rank, action, micro-batch, peer, cause."""
         cause = " ".join(str(error).split("\n")[0].split())[:300]
         what = f"failed: {type(error).__name__}:"
         if isinstance(error, PeerLostError):
             what, cause = "lost its peer:", cause.partition(". ")[0]
-        return (
-            f"rank {self._transport.rank}: action {action}"
-            f" (stage {action.stage}{number}{peer}) {what} {cause}"
-        )
+        return f"rank {self._transport.rank}: {self._place(action)} {what} {cause}"

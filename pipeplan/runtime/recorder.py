@@ -28,11 +28,17 @@ class Recorder:
         self._ring: deque[tuple[Action, int, int]] = deque(maxlen=capacity)
         self.current: Action | None = None
         """The action that runs now."""
+        self._since = 0
 
     def begin(self, action: Action) -> int:
         """Say that `action` starts; returns the time."""
         self.current = action
-        return self._now()
+        self._since = self._now()
+        return self._since
+
+    def elapsed_ns(self) -> int:
+        """How long the current action has been running."""
+        return self._now() - self._since
 
     def end(self, start_ns: int) -> int:
         """Say that the current action has ended; returns the time."""

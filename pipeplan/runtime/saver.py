@@ -75,7 +75,7 @@ class Saver:
             checkpoint.write(
                 path, meta, state, rank=self._rank, alone=self._alone, group=self._group
             )
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             self._failure = RankError(
                 f"rank {self._rank}: {path} could not be written: {_cause(error)}. Checkpoints"
                 " before it are untouched: make room and go on with --resume."
@@ -87,7 +87,7 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """What went wrong, on the rank where it did."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     parts = [f"rank {rank}: {_line(each[0])}" for rank, each in sorted(failures.items())]

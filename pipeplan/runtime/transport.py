@@ -18,8 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-_FAREWELL = timedelta(seconds=1)
-"""How long a failing rank tries to tell the others."""
 _PROBE_TAG = (1 << 31) - 1
 
 
@@ -94,7 +92,8 @@ class GlooTransport:
             timeout: longest wait for one message before the run is given up.
         """
         self.rank, self.size = rank, size
-        self._store = store
+        self.store = store
+        """Where the ranks found each other."""
         self._probes: list[object] = []
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
@@ -122,18 +121,6 @@ class GlooTransport:
         """The same ranks with connections of their own, for another thread; everyone calls it."""
         group: ProcessGroup = dist.new_group(backend="gloo")
         return group
-
-    def first_failure(self, line: str) -> str:
-        """Say that this rank fails with `line`.
-
-        Returns:
-            The line of the rank that was the first to fail; this one if that cannot be asked.
-        """
-        try:
-            self._store.set_timeout(_FAREWELL)
-            return str(self._store.compare_set("failure", "", line).decode())
-        except RuntimeError:
-            return line
 
     def lost_peers(self) -> list[int]:
         """The ranks to which the connection is closed, as far as this one has noticed."""
@@ -173,10 +160,6 @@ class LocalTransport:
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         return [value]
-
-    def first_failure(self, line: str) -> str:
-        """Nobody else can fail."""
-        return line
 
     def lost_peers(self) -> list[int]:
         """There is no peer."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.metadata import Metadata
 import torch.distributed
+from torch.distributed.checkpoint.metadata import Metadata
 
 from pipeplan import launch
 from pipeplan.launch import __main__ as entry

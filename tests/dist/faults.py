@@ -1,0 +1,148 @@
+"""Ranks with a fault in one of them: forked, so that a case costs seconds.
+
+`python faults.py SPECS` runs `pipeplan.launch` on forked ranks that find each other as torchrun's
+ranks do, over a store that outlives them, but with no agent that would end a rank for them: what
+ends them is theirs. SPECS is a JSON list of runs, made one after the other: `ranks`, `words` (of
+launch), `fault` (or null), `attempt`, `folder`. Prints JSON: per run and rank the exit code, what
+it said, and how long after the faulty rank's end (or hang) it ended.
+
+Faults: {"rank", "does", "at": "0F3" or "save 2"}; it does `kill`, `hang`, the name of a signal, or
+`full`: the checkpoint's file may not grow beyond 1 KiB, as on a full disk.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch._dynamo  # noqa: F401  what every rank would import for itself, slowly
+from torch.distributed import TCPStore
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from pipeplan import capture  # noqa: F401
+from pipeplan.launch import train  # noqa: F401
+from pipeplan.launch.__main__ import main as launch
+from pipeplan.program import Action
+from pipeplan.runtime.recorder import Recorder
+from tests import launch_task  # noqa: F401
+
+
+def strike(fault: dict[str, Any], moment: Any) -> None:
+    """The fault itself."""
+    moment.value = time.monotonic()
+    if fault["does"] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault["does"] == "hang":
+        time.sleep(3600)
+    else:
+        os.kill(os.getpid(), getattr(signal, fault["does"]))
+
+
+def install(fault: dict[str, Any], moment: Any) -> None:
+    """Lets the fault happen at its place in this process."""
+    word, _, number = fault["at"].partition(" ")
+    if word == "save":
+        _in_save(fault, int(number), moment)
+        return
+    begin = Recorder.begin
+
+    def begin_or_strike(self: Recorder, action: Action) -> int:
+        if str(action) == fault["at"]:
+            strike(fault, moment)
+        return begin(self, action)
+
+    Recorder.begin = begin_or_strike  # type: ignore[method-assign]
+
+
+def _in_save(fault: dict[str, Any], number: int, moment: Any) -> None:
+    """In the middle of writing this rank's file of the `number`-th checkpoint, from 1."""
+    seen = 0
+    write = FileSystemWriter.write_data
+
+    def write_or_strike(self: FileSystemWriter, plan: Any, planner: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen != number:
+            return write(self, plan, planner)
+        if fault["does"] == "kill":
+            (Path(self.path) / f"__{fault['rank']}_0.distcp").write_bytes(b"torn")
+        if fault["does"] != "full":
+            strike(fault, moment)
+            return write(self, plan, planner)
+        moment.value = time.monotonic()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+        try:
+            return write(self, plan, planner)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    FileSystemWriter.write_data = write_or_strike
+
+
+def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: str) -> None:
+    """One rank."""
+    with open(f"{folder}/said{rank}", "w") as said:
+        os.dup2(said.fileno(), 2)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(spec["ranks"]),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(spec.get("attempt", 0)),
+    }
+    fault = spec["fault"]
+    if fault and fault["rank"] == rank:
+        install(fault, moment)
+    os._exit(launch(spec["words"]))
+
+
+def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """One launch."""
+    folder = spec["folder"]
+    context = multiprocessing.get_context("fork")
+    moment = context.Value("d", 0.0)
+    store = TCPStore(
+        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False
+    )
+    ranks = [
+        context.Process(target=rank_main, args=(rank, spec, store.port, moment, folder))
+        for rank in range(spec["ranks"])
+    ]
+    for process in ranks:
+        process.start()
+    ended: dict[int, float] = {}
+    hung = spec["fault"]["rank"] if spec["fault"] and spec["fault"]["does"] == "hang" else None
+    while len(ended) < len(ranks) - (hung is not None):
+        for rank, process in enumerate(ranks):
+            if rank != hung and rank not in ended and not process.is_alive():
+                ended[rank] = time.monotonic()
+        time.sleep(0.01)
+    if hung is not None:
+        ranks[hung].kill()
+    for process in ranks:
+        process.join()
+    return [
+        {
+            "code": process.exitcode,
+            "after_s": ended.get(rank, 0.0) - moment.value if moment.value else None,
+            "said": Path(f"{folder}/said{rank}").read_text(),
+        }
+        for rank, process in enumerate(ranks)
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps([run(spec) for spec in json.loads(sys.argv[1])]))

@@ -1,0 +1,204 @@
+"""The fault table: whatever happens to a rank, the others stop, say why, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeplan import lowering
+from pipeplan.plan import Plan, Semantics
+from pipeplan.program import Action, ActionKind
+from tests import launch_task
+
+STEPS = 6
+RANKS = 4
+PATIENCE_S = 5.0
+PHASES = ("warm-up", "steady", "drain", "save")
+_COMPUTES = (ActionKind.F, ActionKind.B)
+
+
+def place(plan: Plan, rank: int, phase: str) -> str:
+    """Where in the rank's list the phase is: its second compute, one amid step 3, its last."""
+    if phase == "save":
+        return "save 2"
+    pattern = lowering.lower(plan)
+    actions = list(pattern.actions(rank, STEPS * plan.microbatches))
+    computes: list[Action] = [action for action in actions if action.kind in _COMPUTES]
+    index = {"warm-up": 1, "steady": len(computes) // 2, "drain": len(computes) - 1}[phase]
+    return str(computes[index])
+
+
+Told = list[dict[str, Any]]
+"""What each rank did; see faults.py."""
+
+
+def spec(
+    folder: Path, plan: Plan, *words: str, fault: dict[str, Any] | None = None, attempt: int = 0
+) -> dict[str, Any]:
+    """One launch of `plan` into `folder`/run."""
+    ranks = len(plan.cluster.gpus)
+    file = folder / f"plan{ranks}.json"
+    file.write_text(plan.to_json())
+    given = ["--plan", str(file), "--steps", str(STEPS), "--timeout", "60s", *words]
+    given += ["--out", str(folder / "run")] if "--resume" not in words else []
+    return {
+        "ranks": ranks,
+        "words": given,
+        "fault": fault,
+        "attempt": attempt,
+        "folder": str(folder),
+    }
+
+
+def launched(*specs: dict[str, Any]) -> list[Told]:
+    """One launch after the other."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("faults.py")), json.dumps(specs)],
+        cwd=launch_task.ROOT,
+        env=launch_task.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: list[Told] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def trained(out: Path, semantics: Semantics, steps: int = STEPS) -> bool:
+    """Whether model.pt holds what one process makes of that many steps."""
+    state: dict[str, Tensor] = torch.load(out / "model.pt")
+    expected = launch_task.trained(semantics, steps).weights
+    return state.keys() == expected.keys() and all(
+        torch.equal(state[name], expected[name]) for name in state
+    )
+
+
+def check_stopped(told: Told, culprit: int, within_s: float, phase: str) -> None:
+    """All others ended in time with an error that names the culprit, where, and doing what."""
+    for rank, each in enumerate(told):
+        if rank == culprit:
+            continue
+        assert each["code"] == 1, each
+        assert each["after_s"] < within_s, each
+        lines = [line for line in each["said"].splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, each
+        assert lines[0].startswith(f"error: rank {rank}: "), lines
+        assert f"peer rank {culprit}" in lines[0], lines
+        if phase != "save":
+            assert "(stage " in lines[0], lines
+
+
+def check_resumed(folder: Path, again: Told, semantics: Semantics, first: int) -> None:
+    """The restarted run went on after `first` steps and ended as if nothing had happened."""
+    assert [each["code"] for each in again] == [0] * RANKS, again
+    assert trained(folder / "run", semantics)
+    run = json.loads((folder / "run" / "run.json").read_text())
+    assert run["first_step"] == first
+
+
+SAVED = {"warm-up": 0, "steady": 2, "drain": 4, "save": 2}
+"""Steps of the newest complete checkpoint when a rank fails in a phase, saving every 2."""
+
+
+def fail_and_resume(
+    folder: Path, semantics: Semantics, does: str, rank: int, phase: str, timeout_s: int = 60
+) -> None:
+    """One line of the table: a fault, the others stop, a restart; compared with no fault."""
+    plan = launch_task.plan(RANKS, semantics)
+    words = ("--save-every", "2", "--timeout", f"{timeout_s}s")
+    fault = {"rank": rank, "does": does, "at": place(plan, rank, phase)}
+    told, again = launched(
+        spec(folder, plan, *words, fault=fault), spec(folder, plan, *words, attempt=1)
+    )
+    assert told[rank]["code"] == -9
+    within = PATIENCE_S + (timeout_s if does == "hang" else 0)
+    check_stopped(told, rank, within, phase)
+    check_resumed(folder, again, semantics, SAVED[phase])
+
+
+@pytest.mark.parametrize(
+    ("semantics", "rank", "phase"), [("2bw", 1, "steady"), ("flush", 2, "save")]
+)
+def test_killed_rank(tmp_path: Path, semantics: Semantics, rank: int, phase: str) -> None:
+    """Two lines of the table; `test_every_kill` has the others."""
+    fail_and_resume(tmp_path, semantics, "kill", rank, phase)
+
+
+def test_hung_rank(tmp_path: Path) -> None:
+    """A hung rank is missed after the timeout, by name; `test_every_hang` has the others."""
+    fail_and_resume(tmp_path, "2bw", "hang", 2, "steady", timeout_s=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_every_kill(tmp_path: Path, semantics: Semantics, rank: int, phase: str) -> None:
+    """Each rank killed in each phase: others stop within 5 s; the restarted run is exact."""
+    fail_and_resume(tmp_path, semantics, "kill", rank, phase)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_every_hang(tmp_path: Path, rank: int, phase: str) -> None:
+    """Each rank hung in each phase: others stop within the timeout and 5 s."""
+    fail_and_resume(tmp_path, "2bw", "hang", rank, phase, timeout_s=3)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_full_disk_keeps_the_checkpoint_before(tmp_path: Path, background: bool) -> None:
+    """No room for the second checkpoint: a message with the cause; with room again it goes on."""
+    plan = launch_task.plan(2, "2bw")
+    words = ["--save-every", "2", *(["--save-in-background"] if background else [])]
+    fault = {"rank": 1, "does": "full", "at": "save 2"}
+    told, again = launched(
+        spec(tmp_path, plan, *words, fault=fault),
+        spec(tmp_path, plan, *words, "--resume", str(tmp_path / "run")),
+    )
+    assert [each["code"] for each in told] == [1, 1], told
+    for each in told:
+        assert "could not be written: rank 1: " in each["said"], each
+        assert "File too large" in each["said"]
+    assert [each["code"] for each in again] == [0, 0], again
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["first_step"] == 2
+    assert trained(tmp_path / "run", "2bw")
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_resume_on_fewer_and_fewer_ranks(tmp_path: Path, semantics: Semantics) -> None:
+    """2 steps on 4 ranks, 2 on 2, 2 on 1: bit for bit six steps of one process."""
+    out = tmp_path / "run"
+    told = launched(
+        spec(tmp_path, launch_task.plan(4, semantics), "--steps", "2"),
+        *(
+            spec(tmp_path, launch_task.plan(n, semantics), "--steps", m, "--resume", str(out))
+            for n, m in ((2, "4"), (1, "6"))
+        ),
+    )
+    assert [each["code"] for run in told for each in run] == [0] * 7, told
+    assert trained(out, semantics, 6)
+    assert json.loads((out / "run.json").read_text())["first_step"] == 4
+
+
+def test_sigusr1_to_one_rank_saves_and_leaves(tmp_path: Path) -> None:
+    """A scheduler's warning to one rank: all stop at one step, saved; resuming is exact."""
+    plan = launch_task.plan(RANKS, "2bw")
+    fault = {"rank": 1, "does": "SIGUSR1", "at": place(plan, 1, "warm-up")}
+    out = tmp_path / "run"
+    (told,) = launched(spec(tmp_path, plan, fault=fault))
+    assert told[1]["code"] == 128 + 10, told
+    steps = json.loads((out / "run.json").read_text())["steps"]
+    assert steps < STEPS
+    assert trained(out, "2bw", steps)
+    (again,) = launched(spec(tmp_path, plan, "--resume", str(out)))
+    check_resumed(tmp_path, again, "2bw", steps)
