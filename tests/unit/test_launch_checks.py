@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 
 import pytest
-from torch.distributed.checkpoint.metadata import Metadata
 import torch.distributed
 from torch.distributed.checkpoint.metadata import Metadata
 
