@@ -1,4 +1,4 @@
-"""Free allocations, several runs of layers a GPU: exact for few layers, guided for many."""
+"""Free allocations, several runs of layers a GPU: exact for few layers, else many ways in turn."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pipeplan.ilp.neighbours import Neighbourhoods
 from pipeplan.ilp.periods import scaled, shorten
 from pipeplan.ilp.units import coarsen
 from pipeplan.ilp.variables import Instance
+from pipeplan.ilp.walk import Walk
 from pipeplan.units import ceil_div
 
 JOINT_ITEMS: Final = 14
@@ -20,8 +21,12 @@ STEPS: Final = (1.0, 1.01, 1.03, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0)
 """Periods that the guide tries, as multiples of the bound."""
 JOINT_SHARE: Final = 0.4
 """Share of the time left for each k of the joint model."""
-GUIDE_SHARE: Final = 0.4
+GUIDE_SHARE: Final = 0.3
 """Share of the time left for the guide."""
+GLANCE_S: Final = 0.1
+"""Seconds that the walk has where the joint model decided all that it sees."""
+TURN_S: Final = 8.0
+"""Seconds that walk and neighbourhoods have in their first turn; the next is longer by half."""
 TRIES: Final = 3
 """Allocations tried at each period and size."""
 
@@ -29,23 +34,41 @@ Item = tuple[int, int]
 
 
 def search(state: Incumbent) -> None:
-    """Improve on the contiguous plan; raise the bound for k = 1 where layers are few."""
+    """Improve on the best plan; raise the bound for k = 1 where layers are few.
+
+    Where the joint model decided all, what follows is short; else it goes on while there is time.
+    """
     few = state.costs.layers <= JOINT_ITEMS
+    decided = few
     for k in state.options.ks if few else ():
         if not state.done:
-            joint(state, k, state.remaining * (1.0 if len(state.options.ks) == 1 else JOINT_SHARE))
+            decided &= joint(
+                state, k, state.remaining * (1.0 if len(state.options.ks) == 1 else JOINT_SHARE)
+            )
+    walk, around = Walk(state), Neighbourhoods(state)
+    if decided:
+        walk.run(GLANCE_S)
     if not state.done:
-        guided(state, state.remaining * GUIDE_SHARE)
-    if not state.done:
-        Neighbourhoods(state).run(state.remaining)
+        guided(state, GUIDE_SHARE * state.remaining)
+    turn = TURN_S
+    while state.best is not None and not state.done:
+        around.run(turn)
+        if decided:
+            return
+        walk.run(turn)
+        turn *= 1.5
 
 
-def joint(state: Incumbent, k: int, seconds: float) -> None:
-    """Allocation and schedule together, layer by layer: solutions and proofs from one model."""
+def joint(state: Incumbent, k: int, seconds: float) -> bool:
+    """Allocation and schedule together, layer by layer: solutions and proofs from one model.
+
+    Returns:
+        Whether nothing shorter is left for this k, as far as the model sees.
+    """
     state.enter(f"joint k={k}")
     items = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
-    shorten(state, instance, seconds, proof=True)
+    return shorten(state, instance, seconds, proof=True)
 
 
 def guided(state: Incumbent, seconds: float) -> None:

@@ -9,7 +9,10 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.master import raise_bound
 from pipeplan.ilp.retime import tighten
 from pipeplan.ilp.static import serial, spread
+from pipeplan.ilp.walk import Walk
 
+EARLY_SHARE = 0.08
+"""Share of the time that the walk has before the bound, which is sought below the best plan."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 
@@ -18,6 +21,8 @@ def search(state: Incumbent) -> None:
     """Find a plan where no contiguous one was found, or prove that none exists; improve it."""
     if state.best is None:
         _any_plan(state)
+    if state.infeasible is None and not state.done and state.costs.layers > free.JOINT_ITEMS:
+        Walk(state).run(EARLY_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         raise_bound(state, BOUND_SHARE * state.remaining)
     if state.infeasible is None and not state.done:

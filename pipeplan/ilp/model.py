@@ -27,6 +27,8 @@ class Answer(Enum):
     FOUND = "found"
     IMPOSSIBLE = "impossible"
     UNKNOWN = "unknown"
+    UNFIT = "unfit"
+    """Schedules were found, but their exact bytes exceed a memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ SHRINK: Final = (0.04, 0.02, 0.01, 0.005, 0.0025)
 MAX_TASKS: Final = 40
 """Largest number of forwards in a model: blocks times micro-batches per period."""
 STEP_S: Final = 4.0
-"""Time limit of one model."""
+"""Time limit of one model at first."""
 
 Blocks = list[tuple[int, int, tuple[int, ...]]]
 """(first layer, last layer, GPUs it may sit on)."""
@@ -37,18 +37,27 @@ class Neighbourhoods:
 
     state: Incumbent
     random: Random = field(init=False)
+    _polished: Schedule | None = None
+    """The plan whose allocation was scheduled exactly last."""
+    _step_s: float = STEP_S
 
     def __post_init__(self) -> None:
         """Repeatable for a seed."""
         self.random = Random(self.state.options.seed)
 
     def run(self, seconds: float) -> None:
-        """Polish the best allocation, then search around it until nothing helps or time ends."""
+        """Polish the best allocation, then search around it until nothing helps or time ends.
+
+        Called again, it gives each model more time than before.
+        """
         end = self.state.elapsed + min(seconds, self.state.remaining)
-        self._polish(end)
+        if self._polished is not self.state.best:
+            self._polish(end)
+            self._polished = self.state.best
         for shrink in SHRINK:
             while self._round(shrink, end):
                 pass
+        self._step_s *= 1.5
 
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.best is None or self.state.elapsed >= end
@@ -98,7 +107,7 @@ class Neighbourhoods:
         period = min(int(target), -(-best.per_microbatch * k // 1) - 1)
         if period < -(-state.bound * k // 1):
             return False
-        limit = min(STEP_S, max(0.1, end - state.elapsed))
+        limit = min(self._step_s, max(0.1, end - state.elapsed))
         result = attempt(state, instance, ceil_div(int(period), instance.tick), limit)
         return result.answer is Answer.FOUND and state.best is not best
 

@@ -52,7 +52,7 @@ def whole_way_ns(costs: Costs) -> int:
     return slowest + overhead + transfers
 
 
-def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool) -> None:
+def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool) -> bool:
     """Look for better schedules: at the bound itself, then by bisection, until the time limit.
 
     Args:
@@ -61,12 +61,15 @@ def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool
         seconds: Limit for all steps together.
         proof: Whether an impossible period is one for every plan of this k: layers are the items
             and the allocation is free. For k = 1 it then raises the bound.
+
+    Returns:
+        Whether every period that matters was decided within the time.
     """
     instance = scaled(instance)
     tick, k = instance.tick, instance.k
     end = state.elapsed + seconds
     low, high = _lowest(state, instance), _highest(state, instance)
-    first = True
+    first, decided = True, True
     while low <= high and not state.done and state.elapsed < end:
         middle = low if first else (low + high) // 2
         first = False
@@ -75,9 +78,11 @@ def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool
         if result.answer is Answer.FOUND:
             high = middle - 1
             continue
+        decided &= result.answer is not Answer.UNKNOWN
         if result.answer is Answer.IMPOSSIBLE and proof and k == 1:
             state.prove("k1", Fraction(middle * tick + 1))
         low = middle + 1
+    return decided and low > high
 
 
 def _lowest(state: Incumbent, instance: Instance) -> int:
@@ -101,13 +106,13 @@ def attempt(state: Incumbent, instance: Instance, period: int, seconds: float) -
     for repair in range(1 + REPAIRS):
         result = solve_at(instance, period, budgets, state.options, seconds, lowest)
         if result.answer is not Answer.FOUND:
-            return result if repair == 0 else Result(Answer.UNKNOWN)
+            return result if repair == 0 else Result(Answer.UNFIT)
         if any([state.offer(schedule) for schedule in result.schedules]):
             return result
         budgets = _less(instance.costs, budgets, result.schedules[0])
         if min(budgets) < 0:
             break
-    return Result(Answer.UNKNOWN)
+    return Result(Answer.UNFIT)
 
 
 def _less(costs: Costs, budgets: tuple[int, ...], schedule: Schedule) -> tuple[int, ...]:

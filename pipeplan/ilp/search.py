@@ -12,12 +12,13 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.kfkb import EagerSearch
 from pipeplan.ilp.place import place
 from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.walk import Walk
 
 EAGER_SHARE = 0.25
 """Share of the time that eager cycles of contiguous partitions may take."""
 
 NO_SOLVER = (
-    "ortools is not installed, so only contiguous plans were searched:"
+    "ortools is not installed, so plans with several stages on a GPU were only searched greedily:"
     " pip install 'pipeplan[plan]' searches all"
 )
 
@@ -45,6 +46,7 @@ def _beyond_contiguous(state: Incumbent) -> None:
     """Allocations with several stages on a GPU, where the solver for them is installed."""
     if find_spec("ortools") is None:
         state.notes.append(NO_SOLVER)
+        Walk(state).run(state.remaining)
         return
     from pipeplan.ilp import general  # only here: contiguous plans need no CP-SAT
 

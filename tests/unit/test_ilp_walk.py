@@ -1,0 +1,163 @@
+"""The greedy placement and the walk among allocations: rings, schedules that keep every rule."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan.cluster import uniform
+from pipeplan.ilp.contiguous import ContiguousSolver
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.glance import glance
+from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.outward import Outward, Run
+from pipeplan.ilp.retime import retime
+from pipeplan.ilp.ring import Ring
+from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.walk import Walk
+from pipeplan.plan import MemoryModel, OpKind
+from tests import handmade
+
+PERIOD = 12
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, PERIOD - 1), st.integers(0, 4)), max_size=6),
+    st.integers(-20, 20),
+    st.integers(1, 5),
+)
+def test_ring_finds_nearest(arcs: list[tuple[int, int]], time: int, length: int) -> None:
+    """`after` and `before` are the nearest free places, found again instant by instant."""
+    ring, busy = Ring(PERIOD), set[int]()
+    borders: set[int] = set()
+    for start, long in arcs:
+        inside = {(start + tick) % PERIOD for tick in range(long)}
+        covered = not long and start in busy and (start - 1) % PERIOD in busy
+        if not inside & busy and not covered and not _across(start, long, borders):
+            ring.add(start, long)
+            busy |= inside
+            borders |= {start} if not long else set()
+    free = [
+        start
+        for start in range(time - 2 * PERIOD, time + 2 * PERIOD)
+        if not {(start + tick) % PERIOD for tick in range(length)} & busy
+        and not _across(start, length, borders)
+    ]
+    assert ring.after(time, length) == min((x for x in free if x >= time), default=None)
+    assert ring.before(time, length) == max((x for x in free if x + length <= time), default=None)
+
+
+def _across(start: int, length: int, points: set[int]) -> bool:
+    """Whether an arc without length lies strictly inside."""
+    return any((start + tick) % PERIOD in points for tick in range(1, length))
+
+
+def random_costs(random: Random, model: MemoryModel, gpus: int) -> Costs:
+    """A chain of a few layers with messages on equal GPUs with half-duplex links."""
+    layers = random.randint(2, 8)
+    times = [(random.randint(1, 9), random.randint(1, 9)) for _ in range(layers)]
+    fields = [
+        {
+            "output_bytes": random.randint(0, 3),
+            "saved_bytes": random.randint(0, 4),
+            "weight_bytes": random.randint(0, 2),
+        }
+        for _ in range(layers)
+    ]
+    cluster = uniform(gpus, 10**6, bandwidth_bytes_per_s=10**9, duplex="half")
+    return Costs(handmade.chain(times, fields), cluster, "2bw", model)
+
+
+def random_runs(random: Random, costs: Costs) -> list[Run]:
+    """Stages on random GPUs, several on some."""
+    cuts = sorted(random.sample(range(1, costs.layers), random.randint(0, costs.layers - 1)))
+    edges = [0, *cuts, costs.layers]
+    return [(first, behind - 1, random.randrange(costs.gpus)) for first, behind in pairwise(edges)]
+
+
+def test_placements_keep_rules() -> None:
+    """Whatever is placed keeps its orders: retiming at the same period finds times for them."""
+    random, done = Random(5), 0
+    for _ in range(300):
+        costs = random_costs(random, "exact", 3)
+        runs, k = random_runs(random, costs), random.choice((1, 1, 2, 3))
+        period = k * costs.load_ns(0, costs.layers - 1, 0)
+        placed = Outward(costs, runs, period, [copy * period // k for copy in range(k)])
+        if placed.place():
+            done += 1
+            early = retime(costs, placed.schedule(), period)
+            assert early.times.keys() == placed.times.keys()
+    assert done > 200
+
+
+def test_one_stage_a_gpu_equals_the_dynamic_program() -> None:
+    """At its period the contiguous optimum's partition keeps as many micro-batches as it says."""
+    random = Random(6)
+    for _ in range(100):
+        costs = random_costs(random, "exact", 3)
+        period = random.randint(20, 120)
+        partition = ContiguousSolver(costs).solve(period)
+        if partition is None:
+            continue
+        runs = [(stage.first, stage.last, stage.gpu) for stage in partition.stages]
+        placed = Outward(costs, runs, period)
+        assert placed.place()
+        schedule = placed.schedule()
+        counts = [-(-span // period) for span in partition.spans]
+        for stage, count in enumerate(counts):
+            first, last, gpu = runs[stage]
+            times = schedule.times
+            span = times[OpKind.B, stage][0] + costs.backward_ns(first, last, gpu)
+            span -= times[OpKind.F, stage][0]
+            assert -(-span // period) == count
+
+
+def test_glance_is_near_the_exact_bytes() -> None:
+    """Bytes at a glance never exceed the exact peak, and mostly equal it."""
+    random = Random(7)
+    equal = total = 0
+    models: tuple[MemoryModel, ...] = ("exact", "paper")
+    for turn in range(300):
+        costs = random_costs(random, models[turn % 2], 3)
+        runs = random_runs(random, costs)
+        placed = Outward(costs, runs, costs.load_ns(0, costs.layers - 1, 0))
+        if not placed.place():
+            continue
+        rows = memory_rows(costs, placed.schedule())
+        near = glance(costs, placed)
+        for row, peak in zip(rows, near, strict=True):
+            assert peak <= row.peak_bytes
+            total += 1
+            equal += peak == row.peak_bytes
+    assert equal > 0.8 * total > 400
+
+
+def test_walk_leaves_contiguity_where_that_helps() -> None:
+    """Loads 1, 2, 1 on two GPUs: the walk finds the middle alone, the ends together."""
+    chain = handmade.chain([(1, 1), (2, 2), (1, 1)], [{}, {}, {}])
+    costs = Costs(chain, uniform(2, 100), "2bw", "exact")
+    options = Options(
+        microbatches=8,
+        limit_versions=False,
+        ks=(1,),
+        contiguous_only=False,
+        time_limit_s=20,
+        gap=0,
+        seed=0,
+        workers=1,
+        deterministic=False,
+    )
+    state = Incumbent(costs, options)
+    state.prove("any", Fraction(4))
+    contiguous(state)
+    assert state.contiguous == 6
+    Walk(state).run(10)
+    assert state.best is not None
+    assert state.best.per_microbatch == 4
+    assert {stage.gpu for stage in state.best.stages} == {0, 1}
