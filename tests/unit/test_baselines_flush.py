@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
 from pipeplan import lowering, simulator, verifier
@@ -10,7 +13,7 @@ from pipeplan.baselines.listed import Lists, listed_plan
 from pipeplan.baselines.timed import Setting
 from pipeplan.errors import DeadlockError, InputError
 from pipeplan.plan import OpKind, Plan
-from tests.baselines import chain, setting
+from tests.baselines import chain, runs, setting, splits_of
 
 SHAPES = [(2, 2), (2, 6), (3, 9), (4, 4), (4, 8), (8, 16)]
 """(GPUs, micro-batches)."""
@@ -139,6 +142,62 @@ def test_transfers_fill_and_drain_too() -> None:
     assert [starts[OpKind.B, 0, m] for m in range(2)] == [17, 21]
 
 
+def test_1f1b_with_a_flush_on_unequal_stages() -> None:
+    """Stages of (2, 3) and (1, 2), three micro-batches, worked by hand.
+
+    Stage 0: F 0-2 2-4, B 5-8, F 8-10, B 10-13 13-16. Stage 1: F 2-3, B 3-5, F 5-6, B 6-8, F 10-11,
+    B 11-13: it idles 8-10, when stage 0 has done a backward first.
+    """
+    of = setting(chain([(2, 3), (1, 2)]), 2)
+    plan = step(of, flush.one_f_one_b(2, 3), 3)
+    assert plan.step_ns == 16
+    assert starts_of(plan, 0) == ([0, 2, 8], [5, 10, 13])
+    assert starts_of(plan, 1) == ([2, 5, 10], [3, 6, 11])
+
+
+def test_a_loop_of_unequal_stages() -> None:
+    """Stages (1, 1) (2, 2) (1, 2) (1, 3) on GPUs 0, 1, 0, 1, two micro-batches, worked by hand.
+
+    GPU 0: F0 0-1 1-2, F2 3-4 5-6, B2 9-11 13-15, B0 15-16 17-18.
+    GPU 1: F1 1-3 3-5, F3 5-6, B3 6-9, F3 9-10, B3 10-13, B1 13-15 15-17.
+    """
+    of = setting(chain([(1, 1), (2, 2), (1, 2), (1, 3)]), 2)
+    plan = step(of, interleaved.looped(2, 2, 2), 2, interleaved.looped_gpus(2, 2))
+    assert plan.step_ns == 18
+    assert [starts_of(plan, stage) for stage in range(4)] == [
+        ([0, 1], [15, 17]),
+        ([1, 3], [13, 15]),
+        ([3, 5], [9, 13]),
+        ([5, 9], [6, 10]),
+    ]
+
+
+def test_a_v_with_one_round_in_flight() -> None:
+    """Stages of (1, 2) on GPUs 0, 1, 1, 0, two micro-batches at once, worked by hand.
+
+    GPU 0: F0 0-1 1-2, F3 3-4, B3 4-6, F3 6-7, B3 7-9, B0 10-12 14-16.
+    GPU 1: F1 1-2, F2 2-3, F1 3-4, F2 4-5, B2 6-8, B1 8-10, B2 10-12, B1 12-14.
+    """
+    of = setting(chain([(1, 2)] * 4), 2)
+    plan = step(of, interleaved.v_shaped(2, 2, 2), 2, interleaved.v_gpus(2))
+    assert plan.step_ns == 16
+    assert [starts_of(plan, stage) for stage in range(4)] == [
+        ([0, 1], [10, 14]),
+        ([1, 3], [8, 12]),
+        ([2, 4], [6, 10]),
+        ([3, 6], [4, 7]),
+    ]
+
+
+def starts_of(plan: Plan, stage: int) -> tuple[list[int], list[int]]:
+    """When the forwards and the backwards of a stage start, by micro-batch."""
+    of = {(op.kind, op.copy_): op.start_ns for op in plan.ops if op.stage == stage}
+    forwards, backwards = (
+        [of[kind, copy] for copy in range(plan.k)] for kind in (OpKind.F, OpKind.B)
+    )
+    return forwards, backwards
+
+
 def test_lists_that_wait_for_each_other_are_refused() -> None:
     """Backwards before forwards deadlock; lists that leave out an op or too many are refused."""
     of = setting(chain([(1, 1), (1, 1)]), 2)
@@ -172,3 +231,19 @@ def test_splits_are_balanced() -> None:
     assert sorted(set(ends)) == ends
     with pytest.raises(InputError, match="1 to 5"):
         splits.uniform(of, 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_split_is_more_balanced(seed: int) -> None:
+    """Of all splits into as many runs none has a smaller largest sum."""
+    source = random.Random(seed)
+    sizes = [source.choice((0, 1, 2, 5, 9)) for _ in range(8)]
+    for parts in range(1, 9):
+        ends = splits.balanced(sizes, parts)
+        assert ends in [list(every) for every in splits_of(8, parts)]
+        assert largest(sizes, ends) == min(largest(sizes, every) for every in splits_of(8, parts))
+
+
+def largest(sizes: Sequence[int], ends: Sequence[int]) -> int:
+    """The largest sum of a run."""
+    return max(sum(sizes[begin:end]) for begin, end in runs(ends))
