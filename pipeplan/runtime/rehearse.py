@@ -200,8 +200,14 @@ def _crossing(plan: Plan, kind: OpKind, stage: int) -> Crossing:
 
 
 def _update_ns(plan: Plan, index: int) -> int:
-    """The optimizer's part of (T5) for one stage."""
+    """The optimizer's part of (T5) for one stage; a run that is computed again is one layer."""
     stage = plan.stages[index]
     speed = Fraction(str(plan.cluster.gpus[stage.gpu].speed))
-    layers = plan.chain.layers[stage.first : stage.last + 1]
-    return sum(ceil(layer.optimizer_ns / speed) for layer in layers)
+    ends = dict(stage.remat.recompute) if stage.remat else {}
+    total, first = 0, stage.first
+    while first <= stage.last:
+        last = ends.get(first, first)
+        layers = plan.chain.layers[first : last + 1]
+        total += ceil(sum(layer.optimizer_ns for layer in layers) / speed)
+        first = last + 1
+    return total
