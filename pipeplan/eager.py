@@ -111,7 +111,7 @@ class _Execution:
         now = exits = 0
         self._start_all(now)
         while self._running and len(self._begun[0]) <= microbatches:
-            now = self._advance()
+            now = self._advance(microbatches)
             if self._done[last] == exits:
                 continue
             exits = self._done[last]
@@ -122,10 +122,13 @@ class _Execution:
             seen[state] = now, exits
         return None
 
-    def _advance(self) -> int:
-        """To the next instant at which something ends, and until nothing can start there."""
+    def _advance(self, microbatches: int) -> int:
+        """To the next instant at which something ends, and until nothing can start there.
+
+        Where all steps last no time that instant would never end: it ends with the micro-batches.
+        """
         now = self._running[0][0]
-        while self._running and self._running[0][0] == now:
+        while self._running and self._running[0][0] == now and len(self._begun[0]) <= microbatches:
             while self._running and self._running[0][0] == now:
                 self._end(heappop(self._running)[1])
             self._start_all(now)

@@ -24,7 +24,7 @@ from pipeplan.errors import (
     InvalidPlanError,
     TimeLimitError,
 )
-from pipeplan.ilp import feasibility, search
+from pipeplan.ilp import coarse, feasibility, search
 from pipeplan.ilp.clock import Clock, WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Options
@@ -53,6 +53,7 @@ class Config:
     gap: stop when (period - bound) / bound is at most this.
     workers: search threads; None uses one per core.
     deterministic: the same seed gives the same plan: limits count work instead of time.
+    coarsen: search on this many groups of layers; "auto" does so for chains of very many layers.
     resume: a plan of the same chain to start from; its proofs are kept where all else is equal.
     """
 
@@ -67,6 +68,7 @@ class Config:
     workers: int | None = None
     deterministic: bool = False
     resume: Plan | None = None
+    coarsen: int | Literal["auto", "off"] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what no search can honour."""
@@ -77,6 +79,7 @@ class Config:
         _need("time_limit_s", self.time_limit_s, self.time_limit_s > 0)
         _need("gap", self.gap, self.gap >= 0)
         _need("seed", self.seed, 0 <= self.seed < 2**31)
+        _need("coarsen", self.coarsen, isinstance(self.coarsen, str) or self.coarsen >= 1)
         _need("workers", self.workers, self.workers is None or 1 <= self.workers <= 256)
 
 
@@ -87,6 +90,7 @@ def _need(name: str, value: object, good: bool) -> None:
         "time_limit_s": "more than 0",
         "gap": "at least 0",
         "seed": "0..2**31-1",
+        "coarsen": "auto, off or at least 1",
         "workers": "1..256",
     }
     if not good:
@@ -137,9 +141,31 @@ def _search(state: Incumbent, config: Config) -> None:
     Raises:
         InputError: if the method's solver is missing, or the paper's ILP cannot say the problem.
     """
-    if config.method != "paper-ilp":
-        search.run(state)
+    if config.method == "paper-ilp":
+        _literal(state)
         return
+    groups = _groups(state.costs, config)
+    if groups is None:
+        search.run(state)
+    else:
+        coarse.run(state, groups)
+
+
+def _groups(costs: Costs, config: Config) -> int | None:
+    """How many groups of layers to search on; None for the layers themselves."""
+    if config.coarsen == "auto":
+        return coarse.automatic(costs)
+    if config.coarsen == "off" or config.coarsen >= costs.layers:
+        return None
+    if not costs.exact:
+        raise InputError(
+            f"config.coarsen: got {config.coarsen} with memory model 'paper', need 'exact' or off:"
+            " its working bytes do not add up over merged layers. Plan without --coarsen."
+        )
+    return config.coarsen
+
+
+def _literal(state: Incumbent) -> None:
     if find_spec("ortools") is None:
         raise InputError(
             "method paper-ilp: got no ortools, need it: pip install 'pipeplan[plan]',"

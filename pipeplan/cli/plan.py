@@ -24,6 +24,9 @@ def add(verbs: common.Verbs) -> None:
     text = "find a plan with the shortest period that memory allows, and a bound on any other"
     verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE)
     verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
+    verb.add_argument(
+        "--refine", metavar="STAGES", help="correct the chain by what profile --stages measured"
+    )
     add_machines(verb)
     _add_what(verb.add_argument_group("what to plan for"))
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
@@ -71,6 +74,13 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resume", metavar="PLAN", help="start from this plan of the same chain; - is stdin"
     )
+    group.add_argument(
+        "--coarsen",
+        type=_coarsen,
+        default="auto",
+        metavar="N",
+        help="search on N groups of layers; auto: only above 256 layers; off (auto)",
+    )
     group.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
     group.add_argument(
         "--workers", type=common.count(1, 256), metavar="N", help="threads (one per core)"
@@ -78,6 +88,10 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--deterministic", action="store_true", help="same seed, same plan: limits count work"
     )
+
+
+def _coarsen(text: str) -> int | str:
+    return text if text in ("auto", "off") else common.count(1, 100_000)(text)
 
 
 def _k(text: str) -> int | str:
@@ -91,10 +105,13 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.lowering import lower
     from pipeplan.planner import solve
     from pipeplan.simulator import check
+    from pipeplan.stages import StageProfile, refine
 
     common.check_output(args.output, args.force)
     cluster = machines(args)
     chain = common.read(Chain, args.chain)
+    if args.refine:
+        chain = refine(chain, common.read(StageProfile, args.refine))
     config = _config(args)
     with progress.search() as listener:
         plan = solve(chain, cluster, config, progress=listener)
@@ -126,5 +143,6 @@ def _config(args: argparse.Namespace) -> Config:
         seed=args.seed,
         workers=args.workers,
         deterministic=args.deterministic,
+        coarsen=args.coarsen,
         resume=common.read(Plan, args.resume) if args.resume else None,
     )

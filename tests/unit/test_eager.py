@@ -80,3 +80,8 @@ def test_strict_order_that_stops_is_no_cycle() -> None:
 def test_staircase_is_never_below_one() -> None:
     """1F1B's caps fall by one a stage and stay at least one."""
     assert staircase(4, 3) == (3, 2, 1, 1)
+
+
+def test_no_time_at_all_ends() -> None:
+    """Where every step lasts no time there is no period, and the execution still ends."""
+    assert eager_cycle(_line([0, 0]), (2, 1)) is None

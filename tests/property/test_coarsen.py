@@ -1,0 +1,185 @@
+"""Coarser chains: never cheaper than the layers they stand for, equal where they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeplan import planner, verifier
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster, Gpu, uniform
+from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
+from pipeplan.ilp.coarsen import Coarse, coarsen
+from pipeplan.ilp.costs import Costs
+from pipeplan.plan import Plan, Semantics
+from tests import handmade
+
+EXAMPLES = settings(max_examples=150, derandomize=True, deadline=None)
+FEW = settings(max_examples=8, derandomize=True, deadline=None)
+size = st.integers(0, 9)
+
+
+@st.composite
+def chains(
+    draw: st.DrawFn, least: int, most: int, *, plain: bool = False, shortest: int = 0
+) -> Chain:
+    """Layers of a few ns and bytes; `plain` ones save their whole input and equal gradients."""
+    count = draw(st.integers(least, most))
+    fields: list[Mapping[str, Any]] = []
+    for layer in range(count):
+        output = 5 if plain else draw(size)
+        before = fields[-1]["output_bytes"] if layer else 0
+        fields.append(
+            {
+                "output_bytes": output,
+                "output_gradient_bytes": None if plain else draw(st.none() | size),
+                "saved_output_bytes": draw(st.integers(0, output)),
+                "saved_input_bytes": before if plain else draw(st.integers(0, before)),
+                "saved_bytes": draw(size),
+                "weight_bytes": draw(size),
+                "gradient_bytes": draw(size),
+                "optimizer_bytes": draw(size),
+                "optimizer_ns": draw(size),
+                "forward_workspace_bytes": draw(size),
+                "backward_workspace_bytes": draw(size),
+                "optimizer_workspace_bytes": draw(size),
+                "parameters": draw(st.sampled_from([(), (), (), ("a",), ("b",)])),
+            }
+        )
+    times = st.integers(shortest, 9)
+    return handmade.chain([(draw(times), draw(times)) for _ in range(count)], fields)
+
+
+def both(chain: Chain, coarse: Coarse, cluster: Cluster) -> tuple[Costs, Costs]:
+    """Costs of the chain and of the coarser one."""
+    return (
+        Costs(chain, cluster, "2bw", "exact"),
+        Costs(coarse.chain, cluster, "2bw", "exact"),
+    )
+
+
+@EXAMPLES
+@given(chains(1, 12), st.integers(1, 12), st.sets(st.integers(0, 10)))
+def test_groups_cover_the_chain(chain: Chain, count: int, apart: set[int]) -> None:
+    """Groups are neighbours, all of it, as few as asked for, and `apart` is kept."""
+    coarse = coarsen(chain, count, apart=apart)
+    groups = coarse.groups
+    assert (groups[0][0], groups[-1][1]) == (0, len(chain.layers) - 1)
+    assert all(one[1] + 1 == two[0] for one, two in pairwise(groups))
+    kept = {layer for layer in apart if layer < len(chain.layers) - 1}
+    assert kept <= {last for _, last in groups}
+    assert len(groups) == max(min(count, len(chain.layers)), 1 + len(kept))
+
+
+@EXAMPLES
+@given(chains(2, 9), st.integers(1, 8), st.sampled_from([(1.0,), (0.3, 1.0), (0.7, 1.9)]))
+def test_never_cheaper(chain: Chain, count: int, speeds: tuple[float, ...]) -> None:
+    """Stages of groups: bytes and times at least those of their layers, most of them equal."""
+    coarse = coarsen(chain, count, speeds=speeds)
+    gpus = tuple(Gpu(name=str(speed), memory_bytes=1, speed=speed) for speed in speeds)
+    fine, rough = both(chain, coarse, Cluster(gpus=gpus))
+    for a in range(len(coarse.groups)):
+        for b in range(a, len(coarse.groups)):
+            first, last = coarse.layers(a, b)
+            for covered in (False, True):
+                true, got = fine.segment(first, last, covered), rough.segment(a, b, covered)
+                assert (got.saved, got.states) == (true.saved, true.states)
+                assert got.optimizer == true.optimizer
+                assert got.forward >= true.forward
+                assert got.backward >= true.backward
+            for gpu, speed in enumerate(speeds):
+                forward, backward = (
+                    fine.forward_ns(first, last, gpu),
+                    fine.backward_ns(first, last, gpu),
+                )
+                assert rough.forward_ns(a, b, gpu) >= forward
+                assert rough.backward_ns(a, b, gpu) >= backward
+                if speeds == (1.0,):
+                    assert rough.load_ns(a, b, gpu) == forward + backward, speed
+
+
+@EXAMPLES
+@given(chains(2, 9, plain=True), st.integers(1, 8))
+def test_equal_where_inputs_are_saved(chain: Chain, count: int) -> None:
+    """With whole inputs saved and gradients of one size not a byte is added."""
+    coarse = coarsen(chain, count)
+    fine, rough = both(chain, coarse, uniform(1, 1))
+    for a in range(1, len(coarse.groups)):
+        for b in range(a, len(coarse.groups)):
+            assert rough.segment(a, b) == fine.segment(*coarse.layers(a, b))
+
+
+@FEW
+@given(
+    chains(12, 16, shortest=1),
+    st.integers(6, 9),
+    st.sampled_from(["2bw", "flush"]),
+    st.integers(60, 400),
+)
+def test_plans_are_for_the_chain_itself(
+    chain: Chain, count: int, semantics: Semantics, memory: int
+) -> None:
+    """A plan found on groups is verified for the layers and no worse than contiguous groups."""
+    cluster = uniform(3, memory, bandwidth_bytes_per_s=2 * 10**9)
+    try:
+        plan = solve(chain, cluster, semantics, coarsen=count)
+    except (InfeasibleError, TimeLimitError):
+        return
+    assert plan.chain == chain
+    assert verifier.verify(plan) == ()
+    assert any("groups of" in note for note in plan.solver.notes)
+    try:
+        rival = solve(coarsen(chain, count).chain, cluster, semantics, method="contiguous", k=1)
+    except (InfeasibleError, TimeLimitError):
+        return
+    if semantics == "2bw":
+        assert plan.period_per_microbatch <= rival.period_per_microbatch
+    else:
+        assert plan.step_ns <= rival.step_ns
+
+
+def solve(chain: Chain, cluster: Cluster, semantics: Semantics, **options: Any) -> Plan:
+    """Within a second."""
+    config = planner.Config(semantics=semantics, time_limit_s=1, workers=1, **options)
+    return planner.solve(chain, cluster, config)
+
+
+def test_only_long_chains_are_coarsened_unasked() -> None:
+    """Up to 256 layers are searched as they are, more as 192 groups; `off` never merges."""
+    ample = uniform(2, 10**6)
+    for layers, options, merged in (
+        (256, {}, False),
+        (257, {}, True),
+        (257, {"coarsen": "off"}, False),
+        (20, {"coarsen": 5}, True),
+        (20, {"coarsen": 20}, False),
+    ):
+        chain = handmade.chain([(2, 3)] * layers)
+        plan = solve(chain, ample, "2bw", k=1, method="contiguous", **options)
+        assert any("groups of" in note for note in plan.solver.notes) == merged
+        assert plan.period_ns >= 5 * layers / 2
+
+
+def test_the_papers_bytes_do_not_add_up() -> None:
+    """Coarsening is refused under the paper's memory model."""
+    with pytest.raises(InputError, match="coarsen: got 3 with memory model 'paper'"):
+        solve(handmade.chain([(1, 1)] * 5), uniform(2, 9), "2bw", coarsen=3, memory_model="paper")
+
+
+def test_ctrl_c_keeps_the_plan() -> None:
+    """Ctrl-C in the inner search gives its best plan, for the layers, verified."""
+
+    def interrupt(*row: Any) -> None:
+        if row[1] is not None and row[4] not in ("interrupted", "done"):
+            raise KeyboardInterrupt
+
+    chain = handmade.chain([(1 + n % 3, 2) for n in range(30)], [{"saved_bytes": 3}] * 30)
+    config = planner.Config(coarsen=10, workers=1, time_limit_s=30)
+    plan = planner.solve(chain, uniform(3, 70), config, interrupt)
+    assert len(plan.chain.layers) == 30
+    assert verifier.verify(plan) == ()
