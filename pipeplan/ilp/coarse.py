@@ -113,7 +113,8 @@ def _forwarded(state: Incumbent) -> Report | None:
         known = [one for one in (best, state.best and state.best.per_microbatch) if one]
         period = min(known, default=None)
         gap = float(period / state.bound - 1) if period and state.bound else None
-        report(elapsed, period, state.bound, gap, f"coarse: {phase}")
+        name = phase if phase == "interrupted" else f"coarse: {phase}"
+        report(elapsed, period, state.bound, gap, name)
 
     return tell
 
