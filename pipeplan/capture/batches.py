@@ -1,4 +1,4 @@
-"""Micro-batches on the device of the model, all of one shape."""
+"""Micro-batches, all of one shape."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class Batches:
     A plan is made for one size: buffers, bytes and times are those of micro-batch 0.
     """
 
-    def __init__(self, task: Task, device: torch.device | None = None) -> None:
+    def __init__(self, task: Task) -> None:
         self._task = task
-        self._device = device or torch.device("cpu")
         self._first = tuple(map(_kind, task.microbatch(0)))
 
     def fetch(self, number: int) -> tuple[Tensor, Tensor]:
@@ -36,8 +35,7 @@ class Batches:
                     " data(0) gives: all micro-batches have one shape. Leave out what remains"
                     " of the samples, or choose a size of micro-batches that divides them."
                 )
-        source, target = pair
-        return source.to(self._device), target.to(self._device)
+        return pair
 
 
 Kind = tuple[tuple[int, ...], torch.dtype]

@@ -58,9 +58,10 @@ def main() -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     task = load(reference, seed)
+    place = place_of(task.model)
+    task = place.bring(task)
     model = split(task)
-    place = place_of(model)
-    sweep = Sweep(model, Batches(task, place.device), task.loss, place)
+    sweep = Sweep(model, Batches(task), task.loss, place)
     microbatch = 0
     with gradient_buffers(model.layers):
         while True:

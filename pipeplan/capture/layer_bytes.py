@@ -14,7 +14,7 @@ from pipeplan.livebytes import LiveBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Bytes of one layer and one micro-batch, named as in `pipeplan.chain.Layer`."""
+    """Bytes of one layer and one micro-batch, named as in `pipeplan.chain.Layer`; its peaks."""
 
     output: int
     output_gradient: int
@@ -23,6 +23,14 @@ class LayerBytes:
     saved_output: int
     forward_workspace: int
     backward_workspace: int
+    forward_peak: int
+    """Most that lived during the forward, beyond the states."""
+    backward_peak: int
+
+    @property
+    def kept(self) -> int:
+        """What lives between forward and backward."""
+        return self.saved_input + self.saved + self.saved_output
 
 
 def measure(run: LayerRun) -> LayerBytes:
@@ -60,6 +68,7 @@ def _run(run: LayerRun, live: LiveBytes) -> LayerBytes:
     incoming = one.receive_gradients()
     live.reset_peak()
     one.backward()
+    backward_peak = live.peak - base
     inputs = [value.nbytes for value in run.inputs]
     outgoing = sum(size for size, flag in zip(inputs, run.differentiable, strict=True) if flag)
     return LayerBytes(
@@ -69,5 +78,7 @@ def _run(run: LayerRun, live: LiveBytes) -> LayerBytes:
         saved=saved,
         saved_output=saved_output,
         forward_workspace=max(0, forward_peak - (sum(inputs) + saved + one.output_bytes)),
-        backward_workspace=max(0, live.peak - base - (kept + incoming + outgoing)),
+        backward_workspace=max(0, backward_peak - (kept + incoming + outgoing)),
+        forward_peak=forward_peak,
+        backward_peak=backward_peak,
     )

@@ -7,7 +7,7 @@ storages (bytes) or the operations (times) meanwhile sees what a rank will hold 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,27 @@ class LayerRun:
     """For the last layer: the loss function and its target."""
 
 
+class Row(nn.Module):
+    """Layers in a row that count as one, as the layers of a stage do."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(layers)
+
+    def forward(self, *boundary: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """What the last layer returns."""
+        value: Any = boundary
+        for part in self.parts:
+            value = part(*value) if isinstance(value, tuple) else part(value)
+        result: Tensor | tuple[Tensor, ...] = value
+        return result
+
+
+def _parts(layer: nn.Module) -> Sequence[nn.Module]:
+    """What is called one by one: no caller's frame keeps a row's inner tensors alive."""
+    return list(layer.parts) if isinstance(layer, Row) else [layer]
+
+
 class Storages:
     """Storages of some tensors, watched without keeping them alive."""
 
@@ -55,8 +76,8 @@ class Storages:
 class LayerPass:
     """Forward, then backward of one micro-batch; use once.
 
-    Before `forward` it holds copies of the run's inputs (and target), as if they had just arrived;
-    between `forward` and `backward` it holds nothing but the root of the graph.
+    Before `forward` it holds copies of the run's inputs, as if they had just arrived; between
+    `forward` and `backward` it holds nothing but the root of the graph.
     """
 
     def __init__(self, run: LayerRun) -> None:
@@ -65,7 +86,6 @@ class LayerPass:
         self._root: Tensor | None = None
         self._gradients: list[tuple[torch.Size, torch.dtype, torch.device]] = []
         self._arrived = [tensor.clone() for tensor in run.inputs]
-        self._target: Any = run.loss[1].clone() if run.loss else None
         self.inputs = Storages(self._arrived)
         self.outputs = Storages(())
         """Storages behind the outputs that are no input's; known after `forward`."""
@@ -79,10 +99,15 @@ class LayerPass:
             InputError: if the layer fails, or it or the loss returns the wrong kind of value.
         """
         value: Any = self._enter()
-        value = call(self._run.name, self._run.layer, value)
+        target: Any = None
+        parts = _parts(self._run.layer)
+        for index, part in enumerate(parts):
+            if self._run.loss and index == len(parts) - 1:
+                target = self._run.loss[1].clone()
+            value = call(self._run.name, part, value)
         if self._run.loss:
-            value = (check_loss(self._run.loss[0](value[0], self._target)),)
-        self._target = None
+            value = (check_loss(self._run.loss[0](value[0], target)),)
+        del target
         roots = [output for output in value if output.requires_grad]
         self._root = leave(self._exit, roots) if roots else None
         self.outputs = Storages(value, without=self.inputs)

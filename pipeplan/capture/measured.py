@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from pipeplan.capture.place import Place, place_of
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
 from pipeplan.capture.trace import call, unchanged_buffers
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.livebytes import LiveBytes
 from pipeplan.task import SplitModel, Task
 
@@ -26,8 +27,20 @@ Progress = Callable[[str], None]
 
 ROUND = 5
 """Consecutive micro-batches whose medians are taken together."""
+SOURCE = f"measured with torch {torch.__version__}"
 NOISY = 0.25
 """Share by which rounds may usually be slower than the quietest before it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All that was measured of a split model."""
+
+    costs: list[LayerCost]
+    layers: tuple[Layer, ...]
+    """The same as layers of a chain."""
+    input_bytes: int
+    device: dict[str, str | int | float | bool | None]
 
 
 def profile_task(
@@ -41,19 +54,32 @@ def profile_task(
         InputError: if the task cannot be split or run.
     """
     say = progress or _silent
+    task = place_of(task.model).bring(task)
     model = split(task)
     say(f"split into {len(model.layers)} layers")
-    return measure(model, task, repeats=repeats, warmup=warmup, say=say)
+    found = measure(model, task, repeats=repeats, warmup=warmup, say=say)
+    return Chain(
+        name=type(task.model).__name__,
+        source=SOURCE,
+        task_digest=model.digest(),
+        mode="measured",
+        microbatch_size=model.microbatch_size,
+        input_bytes=found.input_bytes,
+        device=found.device,
+        layers=found.layers,
+    )
 
 
-def measure(model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Progress) -> Chain:
-    """The measured chain of `model`, which is what `task` was split into.
+def measure(
+    model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Progress
+) -> Measured:
+    """Times and bytes of each layer of `model`, which is what `task` was split into.
 
     Raises:
         InputError: if its data, layers, loss or optimizer fail.
     """
-    place = place_of(model)
-    batches = Batches(task, place.device)
+    place = place_of(model.layers)
+    batches = Batches(task)
     sweep = Sweep(model, batches, task.loss, place)
     with (
         torch.random.fork_rng(devices=place.random_devices),
@@ -73,12 +99,9 @@ def measure(model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Pr
         rows = zip(forward_ns, backward_ns, sizes, steps, strict=True)
         costs = [LayerCost(forward_ns=f, backward_ns=b, size=s, step=o) for f, b, s, o in rows]
         layers = chain_layers(model, costs)
-    return Chain(
-        name=type(task.model).__name__,
-        source=f"measured with torch {torch.__version__}",
-        task_digest=model.digest(),
-        mode="measured",
-        microbatch_size=model.microbatch_size,
+    return Measured(
+        costs=costs,
+        layers=layers,
         input_bytes=batches.fetch(0)[0].nbytes,
         device={
             **place.facts(),
@@ -86,7 +109,6 @@ def measure(model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Pr
             "noise": round(noise, 3),
             **_told(overhead, say),
         },
-        layers=layers,
     )
 
 

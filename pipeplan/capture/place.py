@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from pipeplan.errors import InputError
-from pipeplan.task import SplitModel
+from pipeplan.task import Task
 
 
 class Clock(Protocol):
@@ -74,6 +76,17 @@ class Place:
         else:
             torch.default_generator.manual_seed(number)
 
+    def bring(self, task: Task) -> Task:
+        """`task` with its micro-batches on this device."""
+        if not self.is_cuda:
+            return task
+
+        def data(microbatch: int) -> tuple[Tensor, Tensor]:
+            source, target = task.data(microbatch)
+            return source.to(self.device), target.to(self.device)
+
+        return replace(task, data=data)
+
     def facts(self) -> dict[str, str | int]:
         """What a chain says about the machine it was measured on."""
         facts: dict[str, str | int] = {
@@ -88,28 +101,37 @@ class Place:
         return facts
 
 
-def place_of(model: SplitModel) -> Place:
-    """Where all tensors of `model` are; the processor for a model without any.
+def place_of(model: object) -> Place:
+    """Where all tensors of a task's `model` are; the processor for one without any.
 
     Raises:
         InputError: if they are on several devices, or on one that cannot be measured.
     """
     first: tuple[str, torch.device] | None = None
-    for name, layer in zip(model.names, model.layers, strict=True):
-        for tensor in [*layer.parameters(), *layer.buffers()]:
-            if tensor.device.type not in ("cpu", "cuda"):
-                raise InputError(
-                    f"profile: layer {name!r}: got a tensor on {tensor.device}, need cpu or cuda."
-                    " Other devices cannot be measured; --mode fake estimates."
-                )
-            first = first or (name, tensor.device)
-            if tensor.device != first[1]:
-                raise InputError(
-                    f"profile: got tensors on two devices, {first[1]} in layer {first[0]!r} and"
-                    f" {tensor.device} in layer {name!r}; need one. Move the whole model to one"
-                    " device: the plan decides which layer goes where."
-                )
+    for name, tensor in _named_tensors(model):
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise InputError(
+                f"profile: {name}: got a tensor on {tensor.device}, need cpu or cuda."
+                " Other devices cannot be measured; --mode fake estimates."
+            )
+        first = first or (name, tensor.device)
+        if tensor.device != first[1]:
+            raise InputError(
+                f"profile: got tensors on two devices, {first[0]} on {first[1]} and {name} on"
+                f" {tensor.device}; need one. Move the whole model to one device: the plan"
+                " decides which layer goes where."
+            )
     return Place(first[1] if first else torch.device("cpu"))
+
+
+def _named_tensors(model: object) -> Iterator[tuple[str, Tensor]]:
+    parts = {"": model} if isinstance(model, nn.Module) else {}
+    if isinstance(model, Sequence):
+        parts = {str(index): part for index, part in enumerate(model)}
+    for prefix, part in parts.items():
+        if isinstance(part, nn.Module):
+            yield from part.named_parameters(prefix)
+            yield from part.named_buffers(prefix)
 
 
 def _cores() -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from torch import Tensor, nn
-
-from pipeplan.capture.measured import measure
+from pipeplan.capture.assemble import LayerCost
+from pipeplan.capture.layer_run import Row
+from pipeplan.capture.measured import SOURCE, measure
+from pipeplan.capture.place import place_of
 from pipeplan.capture.split import split
-from pipeplan.chain import Chain, Layer
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.stages import StageMeasure, StageProfile
@@ -30,22 +29,23 @@ def measure_stages(
         InputError: if the plan is not for this task, or the task cannot be split or run.
     """
     say = progress or (lambda _: None)
+    task = place_of(task.model).bring(task)
     model = split(task)
     _check_digest(model, plan)
-    fused = measure(fuse(model, plan.stages), task, repeats=repeats, warmup=warmup, say=say)
+    found = measure(fuse(model, plan.stages), task, repeats=repeats, warmup=warmup, say=say)
     return StageProfile(
-        source=fused.source,
+        source=SOURCE,
         task=plan.chain.task,
         task_digest=model.digest(),
-        device=fused.device,
-        stages=tuple(_measured(plan, fused, index) for index in range(len(plan.stages))),
+        device=found.device,
+        stages=tuple(_measured(plan, index, cost) for index, cost in enumerate(found.costs)),
     )
 
 
 def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
     """`model` with one layer for each of `stages`."""
     return SplitModel(
-        layers=tuple(_Fused(model.layers[stage.first : stage.last + 1]) for stage in stages),
+        layers=tuple(Row(model.layers[stage.first : stage.last + 1]) for stage in stages),
         names=tuple(f"{stage.first}-{stage.last}" for stage in stages),
         fqns=tuple(
             {
@@ -60,22 +60,6 @@ def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
     )
 
 
-class _Fused(nn.Module):
-    """Layers in a row; each tensor dies when the next layer has taken it."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(layers)
-
-    def forward(self, *boundary: Tensor) -> Tensor | tuple[Tensor, ...]:
-        value: Any = boundary
-        del boundary
-        for part in self.parts:
-            value = part(*value) if isinstance(value, tuple) else part(value)
-        result: Tensor | tuple[Tensor, ...] = value
-        return result
-
-
 def _check_digest(model: SplitModel, plan: Plan) -> None:
     got, need = model.digest(), plan.task_digest
     if len(model.layers) != len(plan.chain.layers) or need not in (None, got):
@@ -86,27 +70,19 @@ def _check_digest(model: SplitModel, plan: Plan) -> None:
         )
 
 
-def _measured(plan: Plan, fused: Chain, index: int) -> StageMeasure:
-    layer = fused.layers[index]
+def _measured(plan: Plan, index: int, cost: LayerCost) -> StageMeasure:
     predicted = stage_bytes.exact(_apart(plan), index)
-    kept = layer.saved_input_bytes + layer.saved_bytes + layer.saved_output_bytes
-    gradients = layer.gradient_of_output_bytes + fused.gradient_of_input(index)
     return StageMeasure(
         layers=plan.stages[index].layers,
-        forward_ns=layer.forward_ns,
-        backward_ns=layer.backward_ns,
-        optimizer_ns=layer.optimizer_ns,
-        kept_bytes=kept,
-        forward_peak_bytes=_forward_peak(fused, index, layer),
-        backward_peak_bytes=kept + layer.backward_workspace_bytes + gradients,
+        forward_ns=cost.forward_ns,
+        backward_ns=cost.backward_ns,
+        optimizer_ns=cost.step.step_ns,
+        kept_bytes=cost.size.kept,
+        forward_peak_bytes=cost.size.forward_peak,
+        backward_peak_bytes=cost.size.backward_peak,
         predicted_forward_peak_bytes=predicted.forward,
         predicted_backward_peak_bytes=predicted.backward,
     )
-
-
-def _forward_peak(fused: Chain, index: int, layer: Layer) -> int:
-    running = layer.saved_bytes + layer.forward_workspace_bytes + layer.output_bytes
-    return fused.input_of(index) + running
 
 
 def _apart(plan: Plan) -> Plan:
