@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common
-from pipeplan.cli.machines import add_machines, machines
-from pipeplan.errors import InputError
+from pipeplan.cli.machines import add_machines, clusters
 
 if TYPE_CHECKING:
-    from pipeplan.cluster import Cluster
     from pipeplan.compare import Comparison, Request
 
 _EXAMPLE = """\
@@ -71,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.compare import compare
     from pipeplan.compare.table import absences, data, loss, table
 
-    folder = _folder(args)
     request = _request(args)
+    folder = None if args.out is None else common.folder(args.out, args.force)
     with _progress() as tell:
         comparison = compare(request, tell)
     if folder is not None:
@@ -101,8 +99,10 @@ def _request(args: argparse.Namespace) -> Request:
     from pipeplan.compare import Request
     from pipeplan.planner import Config
 
+    chain = common.read(Chain, args.chain)
+    points = tuple(clusters(args))
     cores = os.cpu_count() or 1
-    jobs = args.jobs or cores
+    jobs = args.jobs or min(cores, len(clusters))
     config = Config(
         semantics=args.semantics,
         microbatches=args.microbatches,
@@ -111,33 +111,7 @@ def _request(args: argparse.Namespace) -> Request:
         seed=args.seed,
         workers=args.workers or max(1, cores // jobs),
     )
-    clusters = tuple(_clusters(args))
-    chain = common.read(Chain, args.chain)
-    return Request(chain, clusters, config, args.search_limit / 1e9, jobs)
-
-
-def _clusters(args: argparse.Namespace) -> Iterator[Cluster]:
-    """One cluster per number of GPUs and memory, or the one in the file."""
-    given = vars(args)
-    for gpus in args.gpus or (None,):
-        for memory in args.memory or (None,):
-            yield machines(argparse.Namespace(**(given | {"gpus": gpus, "memory": memory})))
-
-
-def _folder(args: argparse.Namespace) -> Path | None:
-    """The folder for results, refused before the work begins if it cannot be used."""
-    if args.out is None:
-        return None
-    folder = Path(args.out)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"output {args.out}: is no folder. Choose another.")
-    if folder.is_dir() and any(folder.iterdir()) and not args.force:
-        raise InputError(f"output {args.out}: is not empty. Choose another or give --force.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output {args.out}: cannot be made: {error.strerror}.") from None
-    return folder
+    return Request(chain, points, config, args.search_limit / 1e9, jobs)
 
 
 def _save(comparison: Comparison, folder: Path) -> None:
