@@ -124,9 +124,7 @@ def load(reference: str, seed: int = 0) -> Task:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(
-            f"task {reference!r}: {name}() failed: {type(error).__name__}: {error}"
-        ) from error
+        raise InputError(f"task {reference!r}: {name}() failed: {_told(error)}") from error
     if not isinstance(task, Task):
         raise InputError(f"task {reference!r}: got a {type(task).__name__}, need a pipeplan Task")
     return task
@@ -179,8 +177,31 @@ def _module(place: str, reference: str) -> object:
         raise
     except Exception as error:
         raise InputError(
-            f"task {reference!r}: importing {place} failed: {type(error).__name__}: {error}"
+            f"task {reference!r}: importing {place} failed: {_told(error)}"
         ) from error
+
+
+def _told(error: Exception) -> str:
+    """`error` in one line, with a next step where it comes from a download that failed."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    chain: list[BaseException] = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+        chain.append(before)
+    if not any(map(_is_download, chain)):
+        return text
+    return (
+        f"{text.rstrip('.')}. It needs a download, which failed: fetch the files beforehand, or"
+        " build the model from a configuration, with random weights."
+    )
+
+
+def _is_download(error: BaseException) -> bool:
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, ConnectionError | URLError) or library in _DOWNLOADERS
+
+
+_DOWNLOADERS = {"huggingface_hub", "requests", "httpx", "urllib3", "aiohttp"}
+"""Libraries whose errors come from downloads."""
 
 
 @dataclass(frozen=True, slots=True)

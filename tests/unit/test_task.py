@@ -98,6 +98,39 @@ def test_refuses(reference: str, message: str, folder: Path) -> None:
         load(reference)
 
 
+DOWNLOADING = """
+import urllib.request
+
+import transformers
+
+def from_hub():
+    return transformers.GPT2LMHeadModel.from_pretrained("gpt2", local_files_only=True)
+
+def from_url():
+    return urllib.request.urlopen("http://127.0.0.1:9/weights.pt")
+
+def missing():
+    return open("/no/such/weights.pt")
+"""
+
+
+def test_a_model_that_needs_a_download_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed download is one line that says what to do; a missing file is no download."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    file = tmp_path / "downloading.py"
+    file.write_text(DOWNLOADING, encoding="utf-8")
+    for name in ("from_hub", "from_url"):
+        with pytest.raises(InputError, match=r"needs a download.*from a configuration") as caught:
+            load(f"{file}:{name}")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError) as caught:
+        load(f"{file}:missing")
+    assert "download" not in str(caught.value).replace("downloading.py", "")
+
+
 def test_micro_batches_own_their_memory() -> None:
     """Views of a larger tensor and parts of a data set come out as copies of their own."""
     window = torch.arange(20.0).reshape(2, 10)
