@@ -39,16 +39,16 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--time-limit",
         type=common.duration,
-        default=30 * 10**9,
+        default=25 * 10**9,
         metavar="TIME",
-        help="of the planner, per point (30s)",
+        help="of the planner, per point (25s)",
     )
     verb.add_argument(
         "--search-limit",
         type=common.duration,
         default=60 * 10**9,
         metavar="TIME",
-        help="of PipeDream's exhaustive search, per number of GPUs (1min)",
+        help="of work in PipeDream's exhaustive search, per number of GPUs (1min)",
     )
     verb.add_argument(
         "--jobs", type=common.count(1, 256), metavar="N", help="searches at once (one per core)"
@@ -102,7 +102,7 @@ def _request(args: argparse.Namespace) -> Request:
     chain = common.read(Chain, args.chain)
     points = tuple(clusters(args))
     cores = os.cpu_count() or 1
-    jobs = args.jobs or min(cores, len(clusters))
+    jobs = args.jobs or min(cores, len(points))
     config = Config(
         semantics=args.semantics,
         microbatches=args.microbatches,
