@@ -182,10 +182,14 @@ def _ks(config: Config) -> tuple[int, ...]:
     return (1,) if config.method == "paper-ilp" else AUTO_K
 
 
+def default_microbatches(semantics: Semantics, gpus: int) -> int:
+    """Micro-batches per optimizer step where none are asked for."""
+    return max(MIN_MICROBATCHES, (4 if semantics == "flush" else 2) * gpus)
+
+
 def _options(costs: Costs, config: Config) -> Options:
-    default = max(MIN_MICROBATCHES, (4 if config.semantics == "flush" else 2) * costs.gpus)
     return Options(
-        microbatches=config.microbatches or default,
+        microbatches=config.microbatches or default_microbatches(config.semantics, costs.gpus),
         limit_versions=config.semantics == "2bw" and config.microbatches is not None,
         ks=_ks(config),
         contiguous_only=config.method == "contiguous",

@@ -99,6 +99,32 @@ def several(parse: Callable[[str], _Value]) -> Callable[[str], list[_Value]]:
     return convert
 
 
+def ranges(parse: Callable[[str], int]) -> Callable[[str], list[int]]:
+    """An argparse type for a comma list of integers and ranges a..b, without repetitions.
+
+    A range doubles from a up to b, which is always its last value; where b is less than four times
+    a, it takes five equal steps.
+    """
+
+    def convert(text: str) -> list[int]:
+        found: list[int] = []
+        for part in text.split(","):
+            low, dots, high = part.partition("..")
+            found += _range(parse(low.strip()), parse(high.strip())) if dots else [parse(low)]
+        return list(dict.fromkeys(found))
+
+    return convert
+
+
+def _range(low: int, high: int) -> list[int]:
+    if not 0 < low <= high:
+        raise argparse.ArgumentTypeError(f"got {low}..{high}, need a range from less to more")
+    if high < 4 * low:
+        return [low + (high - low) * step // 4 for step in range(5)]
+    doubled = [low * 2**power for power in range((high // low).bit_length())]
+    return [*doubled, high]
+
+
 def read_text(path: str) -> str:
     """The text of `path`; `-` is stdin.
 
@@ -132,6 +158,24 @@ def check_output(path: str, force: bool) -> None:
         raise InputError(f"output {path}: need a file in an existing folder. Check the path.")
     if place.exists() and not force:
         raise InputError(f"output {path}: exists already. Choose another file or give --force.")
+
+
+def folder(path: str, force: bool) -> Path:
+    """The folder for results, made if needed; refused before the work if it cannot be used.
+
+    Raises:
+        InputError: if `path` is a file, holds files and `force` is not given, or cannot be made.
+    """
+    place = Path(path)
+    if path == "-" or (place.exists() and not place.is_dir()):
+        raise InputError(f"output {path}: is no folder. Choose another.")
+    if place.is_dir() and any(place.iterdir()) and not force:
+        raise InputError(f"output {path}: is not empty. Choose another or give --force.")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output {path}: cannot be made: {error.strerror}.") from None
+    return place
 
 
 def write(path: str, text: str) -> None:

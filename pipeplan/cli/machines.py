@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common
@@ -18,19 +19,20 @@ _OPTIONAL = ("latency", "duplex")
 def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
     """The machine flags. None has a default, so that one given beside --cluster is noticed.
 
-    `several` takes lists of numbers and sizes, for `machines` one by one.
+    `several` takes lists and ranges of numbers and sizes, for `clusters`.
     """
     number, size = common.count(), common.size
+    more = "; several: 2,4,8 or 2..8" if several else ""
     group = verb.add_argument_group("machines: equal GPUs by flags, or any by a cluster file")
     group.add_argument(
         "--gpus",
-        type=common.several(number) if several else number,
+        type=common.ranges(number) if several else number,
         metavar="N,.." if several else "N",
-        help="number of GPUs",
+        help=f"number of GPUs{more}",
     )
     group.add_argument(
         "--memory",
-        type=common.several(size) if several else size,
+        type=common.ranges(size) if several else size,
         metavar="SIZE,.." if several else "SIZE",
         help="per GPU: 16GiB, or plain bytes",
     )
@@ -44,6 +46,18 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
         "--duplex", choices=("full", "half"), help="half: both directions share a link (full)"
     )
     group.add_argument("--cluster", metavar="FILE", help="cluster.json, in place of these flags")
+
+
+def clusters(args: argparse.Namespace) -> Iterator[Cluster]:
+    """One cluster per number of GPUs and memory in `args`, or the one in the file.
+
+    Raises:
+        InputError: if flags are missing or repeat what the cluster file says.
+    """
+    given = vars(args)
+    for gpus in args.gpus or (None,):
+        for memory in args.memory or (None,):
+            yield machines(argparse.Namespace(**(given | {"gpus": gpus, "memory": memory})))
 
 
 def machines(args: argparse.Namespace) -> Cluster:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
-from pipeplan.cli.machines import add_machines, machines
+from pipeplan.cli import common, sweep
+from pipeplan.cli.machines import add_machines, clusters
 from pipeplan.cli.show import figures, present
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ _EXAMPLE = """\
 pipeplan plan chain.json --gpus 4 --memory 16GiB --bandwidth 12GB/s -o plan.json
 pipeplan plan chain.json --cluster cluster.json --semantics flush --microbatches 16 -o plan.json
 pipeplan plan chain.json --gpus 8 --memory 24GiB --bandwidth inf --k auto --time-limit 5min \
---gap 0.5% -o plan.json"""
+--gap 0.5% -o plan.json
+pipeplan plan chain.json --gpus 2,4,8 --memory 8GiB..32GiB --bandwidth 12GB/s -o sweep"""
 
 
 def add(verbs: common.Verbs) -> None:
@@ -27,10 +28,15 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--refine", metavar="STAGES", help="correct the chain by what profile --stages measured"
     )
-    add_machines(verb)
+    add_machines(verb, several=True)
     _add_what(verb.add_argument_group("what to plan for"))
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
     common.add_output(verb, "PLAN")
+    verb.epilog = (
+        f"{verb.epilog}\n\nseveral numbers of GPUs or memories are planned one by one, a plan for"
+        " less competing for\nmore; -o is then a folder. a..b doubles from a to b; if b is less"
+        " than four times a, five steps."
+    )
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
@@ -99,7 +105,7 @@ def _k(text: str) -> int | str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, save, show, replay."""
+    """Plan, save, show, replay; a folder of plans where several machines are named."""
     from pipeplan.chain import Chain
     from pipeplan.cli import progress
     from pipeplan.lowering import lower
@@ -107,14 +113,18 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.simulator import check
     from pipeplan.stages import StageProfile, refine
 
-    common.check_output(args.output, args.force)
-    cluster = machines(args)
+    points = list(clusters(args))
+    folder = common.folder(args.output, args.force) if len(points) > 1 else None
+    if folder is None:
+        common.check_output(args.output, args.force)
     chain = common.read(Chain, args.chain)
     if args.refine:
         chain = refine(chain, common.read(StageProfile, args.refine))
     config = _config(args)
+    if folder is not None:
+        return sweep.run(chain, points, config, folder, as_json=args.json)
     with progress.search() as listener:
-        plan = solve(chain, cluster, config, progress=listener)
+        plan = solve(chain, points[0], config, progress=listener)
     common.write(args.output, plan.to_json())
     check(plan, lower(plan))
     if args.output == "-":

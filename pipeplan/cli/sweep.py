@@ -1,0 +1,123 @@
+"""`pipeplan plan` for several numbers of GPUs and memories: one table, a plan per point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan.cli import common
+from pipeplan.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pipeplan.chain import Chain
+    from pipeplan.cluster import Cluster
+    from pipeplan.plan import Plan
+    from pipeplan.planner import Config
+    from pipeplan.sweep import Point
+
+
+def run(
+    chain: Chain, clusters: list[Cluster], config: Config, folder: Path, *, as_json: bool
+) -> int:
+    """Plan for every cluster, save, show; 3 if there is no plan for any of them."""
+    from pipeplan.cli import progress
+    from pipeplan.sweep import sweep
+
+    with progress.search() as listener:
+        points = sweep(chain, clusters, config, listener)
+    data: dict[str, object] = {"chain": chain.name, "points": [_data(point) for point in points]}
+    _save(folder, chain.name, points, data)
+    if as_json:
+        common.emit(data)
+    else:
+        common.screen().print(table(points))
+        for point in points:
+            if point.plan is None:
+                print(f"{point.gpus} GPUs, {format_bytes(point.memory_bytes)}: {point.reason}")
+        print("every plan is verified and replayed")
+    planned = [point for point in points if point.plan is not None]
+    if planned:
+        common.then(f"pipeplan show {folder / _name(planned[-1])}")
+    return 0 if planned else 3
+
+
+def table(points: tuple[Point, ...]) -> Table:
+    """One line per point; what a missing plan lacks is said below it."""
+    from rich.table import Table
+
+    made = Table(title="what if", title_justify="left")
+    columns = ("GPUs", "memory", "per micro-batch", "k", "stages", "bound", "gap", "status")
+    for name in (*columns, "step", "contiguous", "largest peak"):
+        made.add_column(name, justify="right")
+    for point in points:
+        made.add_row(str(point.gpus), format_bytes(point.memory_bytes), *_cells(point.plan))
+    return made
+
+
+def _cells(plan: Plan | None) -> Iterator[str]:
+    from pipeplan.report import tables
+
+    if plan is None:
+        yield from ("none", *["-"] * 8)
+        return
+    bound, gap = tables.bound(plan), plan.solver.gap
+    contiguous = plan.solver.contiguous_period_ns
+    yield format_ns(plan.period_per_microbatch)
+    yield str(plan.k)
+    yield str(len(plan.stages))
+    yield "-" if bound is None else format_ns(bound)
+    yield "-" if gap is None else f"{gap:.2%}"
+    yield plan.solver.status
+    yield format_ns(plan.step_ns)
+    yield "-" if contiguous is None else format_ns(tables.fraction(contiguous))
+    yield format_bytes(max(row.peak_bytes for row in plan.memory))
+
+
+def _name(point: Point) -> str:
+    return f"plan-{point.gpus}gpus-{point.memory_bytes}bytes.json"
+
+
+def _data(point: Point) -> dict[str, object]:
+    from pipeplan.cli.show import figures
+
+    where = {"gpus": point.gpus, "memory_bytes": point.memory_bytes}
+    if point.plan is None:
+        return {**where, "plan": None, "reason": point.reason}
+    return {**where, "plan": _name(point), **figures(point.plan)}
+
+
+def _save(folder: Path, name: str, points: tuple[Point, ...], data: dict[str, object]) -> None:
+    """The plans, sweep.json, and a picture of memory and period per number of GPUs."""
+    for point in points:
+        if point.plan is not None:
+            common.write(str(folder / _name(point)), point.plan.to_json())
+    common.write(str(folder / "sweep.json"), json.dumps(data, indent=1) + "\n")
+    if find_spec("matplotlib") is not None:
+        for gpus in sorted({point.gpus for point in points}):
+            _draw(folder, name, [point for point in points if point.gpus == gpus])
+    common.say(f"saved: {folder}/sweep.json, plans and pictures")
+
+
+def _draw(folder: Path, name: str, points: list[Point]) -> None:
+    from pipeplan.report import cloud, tables
+
+    ours, contiguous, bounds = [], [], []
+    for point in points:
+        if point.plan is None:
+            continue
+        memory, solver = point.memory_bytes, point.plan.solver
+        ours.append((memory, float(point.plan.period_per_microbatch)))
+        if solver.contiguous_period_ns is not None:
+            contiguous.append((memory, float(tables.fraction(solver.contiguous_period_ns))))
+        bound = tables.bound(point.plan)
+        if bound is not None:
+            bounds.append((memory, float(bound)))
+    gpus = points[0].gpus
+    picture = cloud.Picture(f"{name}, {gpus} GPUs", (), ours, contiguous, bounds)
+    for ending in ("png", "svg"):
+        cloud.draw(picture, folder / f"sweep-{gpus}gpus.{ending}")

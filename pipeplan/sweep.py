@@ -1,0 +1,158 @@
+"""What if: one chain planned for several numbers of GPUs and memories, each helping the next.
+
+A plan for fewer GPUs or less memory is a plan for more, so it competes there: more is never
+slower. A bound for more holds for less, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.errors import InfeasibleError, TimeLimitError
+from pipeplan.plan import Bounds, Plan, Rational
+from pipeplan.planner import Config, Progress, default_microbatches, solve
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One cluster and its plan, or why there is none."""
+
+    cluster: Cluster
+    plan: Plan | None
+    reason: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """How many there are."""
+        return len(self.cluster.gpus)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the smallest GPU."""
+        return min(gpu.memory_bytes for gpu in self.cluster.gpus)
+
+
+def sweep(
+    chain: Chain, clusters: Iterable[Cluster], config: Config, progress: Progress | None = None
+) -> tuple[Point, ...]:
+    """Plan for each cluster, fewest GPUs and least memory first.
+
+    Under flush every point has the same micro-batches per step, so that steps can be compared.
+
+    Args:
+        chain: What is trained.
+        clusters: They may differ in the number of GPUs and their memory only.
+        config: For each point; the time limit is one point's.
+        progress: As for `solve`; phases begin with the point.
+
+    Returns:
+        A point for each cluster. Ctrl-C ends the sweep with the points that have a plan.
+    """
+    ordered = sorted(clusters, key=_size)
+    if config.semantics == "flush" and config.microbatches is None:
+        most = max(len(cluster.gpus) for cluster in ordered)
+        config = replace(config, microbatches=default_microbatches("flush", most))
+    points: list[Point] = []
+    for number, cluster in enumerate(ordered):
+        heard = _Listener(progress, f"{number + 1} of {len(ordered)}, {len(cluster.gpus)} GPUs")
+        try:
+            points.append(_point(chain, cluster, config, points, heard))
+        except KeyboardInterrupt:
+            if not points:
+                raise
+            break
+        if heard.interrupted:
+            break
+    return tuple(_with_bounds(point, points, config) for point in points)
+
+
+def _size(cluster: Cluster) -> tuple[int, list[int]]:
+    return len(cluster.gpus), [gpu.memory_bytes for gpu in cluster.gpus]
+
+
+@dataclass
+class _Listener:
+    """Passes progress on with the point's name in front."""
+
+    progress: Progress | None
+    name: str
+    interrupted: bool = False
+
+    def __call__(
+        self,
+        elapsed: float,
+        best: Fraction | None,
+        bound: Fraction,
+        gap: float | None,
+        phase: str,
+    ) -> None:
+        self.interrupted |= phase == "interrupted"
+        if self.progress is not None:
+            self.progress(elapsed, best, bound, gap, f"{self.name}: {phase}")
+
+
+def _point(
+    chain: Chain, cluster: Cluster, config: Config, before: list[Point], listener: Progress
+) -> Point:
+    """The plan for one cluster, starting from the best of the smaller ones."""
+    fitting = [point.plan for point in before if _within(point.cluster, cluster)]
+    given = config.resume
+    if given is not None and max(stage.gpu for stage in given.stages) >= len(cluster.gpus):
+        given = None
+    known = [plan for plan in fitting if plan is not None]
+    resume = min(known, key=_cost) if known else given
+    try:
+        return Point(cluster, solve(chain, cluster, replace(config, resume=resume), listener))
+    except (InfeasibleError, TimeLimitError) as error:
+        return Point(cluster, None, str(error))
+
+
+def _within(small: Cluster, large: Cluster) -> bool:
+    """Whether every plan for `small` is one for `large`."""
+    pairs = zip(small.gpus, large.gpus, strict=False)
+    fits = all(one.memory_bytes <= other.memory_bytes for one, other in pairs)
+    return len(small.gpus) <= len(large.gpus) and fits
+
+
+def _cost(plan: Plan) -> Fraction:
+    """What the semantics minimize."""
+    flush = plan.semantics == "flush"
+    return Fraction(plan.step_ns) if flush else plan.period_per_microbatch
+
+
+def _with_bounds(point: Point, points: list[Point], config: Config) -> Point:
+    """The point with every bound that was proven for it or for a larger cluster."""
+    if point.plan is None:
+        return point
+    bounds = Bounds(**dict(_largest(point, points)))
+    valid = ["any"]
+    if config.k == 1 or config.method == "paper-ilp":
+        valid.append("k1")
+    if config.method == "contiguous":
+        valid.append("contiguous")
+    name = max(valid, key=lambda each: _value(getattr(bounds, each)))
+    bound, period = _value(getattr(bounds, name)), point.plan.period_per_microbatch
+    solver = point.plan.solver.model_copy(
+        update={
+            "bounds": bounds,
+            "gap_bound": name,
+            "gap": float((period - bound) / bound) if bound else None,
+            "status": "optimal" if bound == period else "feasible",
+        }
+    )
+    return replace(point, plan=point.plan.model_copy(update={"solver": solver}))
+
+
+def _largest(point: Point, points: list[Point]) -> Iterator[tuple[str, Rational | None]]:
+    plans = [other.plan for other in points if _within(point.cluster, other.cluster)]
+    for name in ("any", "k1", "contiguous"):
+        values = [getattr(plan.solver.bounds, name) for plan in plans if plan is not None]
+        yield name, max(values, key=_value, default=None)
+
+
+def _value(bound: Rational | None) -> Fraction:
+    return Fraction(*bound) if bound else Fraction(0)
