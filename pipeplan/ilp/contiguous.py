@@ -46,17 +46,17 @@ State = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Front:
+class Front:
     """For every first layer: the smallest V, the last layer of its stage, the state behind."""
 
     reach: Array
     choice: NDArray[np.intp]
     before: list[State | None]
 
-    def merge(self, other: _Front) -> _Front:
+    def merge(self, other: Front) -> Front:
         """The better of two for every first layer."""
         mine = self.reach <= other.reach
-        return _Front(
+        return Front(
             np.where(mine, self.reach, other.reach),
             np.where(mine, self.choice, other.choice),
             [
@@ -67,7 +67,7 @@ class _Front:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class Asked:
     """The period in question: an integer, or a real number just below it."""
 
     period: int
@@ -142,8 +142,8 @@ class ContiguousSolver:
             just_below: Whether to ask for a real period just below the integer instead (any_k):
                 loads must then stay under it, and V = n * period needs n + 1 micro-batches.
         """
-        asked = _Asked(period, just_below)
-        fronts: dict[State, _Front] = {}
+        asked = Asked(period, just_below)
+        fronts: dict[State, Front] = {}
         best: State | None = None
         for state in self._states:
             options = [before for before in self._predecessors(state) if before in fronts]
@@ -180,7 +180,7 @@ class ContiguousSolver:
         fewer = tuple(count - (other == kind) for other, count in enumerate(used))
         return ((fewer, other) for other in self._ids() if fewer[other])
 
-    def _extend(self, asked: _Asked, state: State, behind: dict[State, _Front]) -> _Front | None:
+    def _extend(self, asked: Asked, state: State, behind: dict[State, Front]) -> Front | None:
         """One more stage, on a GPU of the state's class, in front of each way to go on behind."""
         count, (used, kind) = self.costs.layers, state
         load = self._loads[kind]
@@ -189,7 +189,7 @@ class ContiguousSolver:
             start = np.full(count, INFINITE)
             start[-1] = 0
             return self._stage(asked, kind, start, allowed, None)
-        merged: _Front | None = None
+        merged: Front | None = None
         for before, front in behind.items():
             start = self._send(asked, kind, before[1], front.reach)
             step = self._stage(asked, kind, start, allowed, before)
@@ -198,12 +198,12 @@ class ContiguousSolver:
 
     def _stage(
         self,
-        asked: _Asked,
+        asked: Asked,
         kind: int,
         start: Array,
         allowed: NDArray[np.bool_],
         before: State | None,
-    ) -> _Front:
+    ) -> Front:
         """V of a stage i..j on class `kind` for all i, j at once, and the best j for each i."""
         load = self._loads[kind]
         spans = start[None, :] + load if self.any_k else push(start[None, :], load, asked.period)
@@ -219,9 +219,9 @@ class ContiguousSolver:
         spans = np.where(good, spans, INFINITE)
         choice = np.argmin(spans, axis=1)
         reach = spans[np.arange(len(choice)), choice]
-        return _Front(reach, choice, [before] * len(choice))
+        return Front(reach, choice, [before] * len(choice))
 
-    def _send(self, asked: _Asked, kind: int, other: int, reach: Array) -> Array:
+    def _send(self, asked: Asked, kind: int, other: int, reach: Array) -> Array:
         """V of the cut behind each layer, the stage behind it on class `other`."""
         behind = np.concatenate([reach[1:], [INFINITE]])
         forward, backward = self._cut_ns(kind, other)
@@ -247,7 +247,7 @@ class ContiguousSolver:
             self._sends[kind, other] = (np.array(forward), np.array(backward))
         return self._sends[kind, other]
 
-    def _trace(self, period: int, fronts: dict[State, _Front], state: State) -> Partition:
+    def _trace(self, period: int, fronts: dict[State, Front], state: State) -> Partition:
         """Follow the choices from the first layer on; GPUs of a class in the cluster's order."""
         stages: list[Stage] = []
         spans: list[int] = []

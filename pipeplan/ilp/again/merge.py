@@ -1,0 +1,115 @@
+"""A chain whose recomputed runs are single layers: (V1) to (V4) of docs/model.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.plan import Remat, Stage
+
+Run = tuple[int, int]
+"""First and last layer, 0-based, inclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A chain in which each of `runs` is one layer; `pieces[l]` is what merged layer l stands for.
+
+    Attributes:
+        chain: The merged chain; (T2) and all of section 4 hold for it as they stand.
+        pieces: First and last original layer of each merged one.
+        runs: Those that are computed again.
+    """
+
+    chain: Chain
+    pieces: tuple[Run, ...]
+    runs: frozenset[Run]
+
+    def original(self, stage: Stage) -> Stage:
+        """A stage of the merged chain as a stage of the original one."""
+        held = self.pieces[stage.first : stage.last + 1]
+        runs = tuple(piece for piece in held if piece in self.runs)
+        return Stage(
+            id=stage.id,
+            layers=(held[0][0], held[-1][1]),
+            gpu=stage.gpu,
+            remat=Remat(recompute=runs) if runs else None,
+        )
+
+
+def merged(chain: Chain, runs: Sequence[Run]) -> Merged:
+    """`chain` with `runs`, which are disjoint and in order, as single layers."""
+    pieces: list[Run] = []
+    for run in runs:
+        begin = pieces[-1][1] + 1 if pieces else 0
+        pieces += [(layer, layer) for layer in range(begin, run[0])]
+        pieces.append(run)
+    begin = pieces[-1][1] + 1 if pieces else 0
+    pieces += [(layer, layer) for layer in range(begin, len(chain.layers))]
+    chosen = frozenset(runs)
+    layers: list[Layer] = []
+    for piece in pieces:
+        held = layers[-1].saved_output_bytes if layers else 0
+        layers.append(as_layer(chain, piece, held) if piece in chosen else chain.layers[piece[0]])
+    update = {"layers": tuple(layers)}
+    return Merged(chain.model_copy(update=update), tuple(pieces), chosen)
+
+
+def as_layer(chain: Chain, run: Run, held: int) -> Layer:
+    """The run as one layer; `held` is what the layer before saves of the run's input."""
+    first, last = run
+    layers = chain.layers[first : last + 1]
+    forward = sum(layer.forward_ns for layer in layers)
+    source, output = chain.input_of(first), layers[-1].output_bytes
+    ends = source + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
+    return Layer(
+        name=f"{layers[0].name}..{layers[-1].name}",
+        forward_ns=forward,
+        backward_ns=forward + sum(layer.backward_ns for layer in layers),
+        optimizer_ns=sum(layer.optimizer_ns for layer in layers),
+        weight_bytes=sum(layer.weight_bytes for layer in layers),
+        gradient_bytes=sum(layer.gradient_bytes for layer in layers),
+        waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
+        optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
+        output_bytes=output,
+        output_gradient_bytes=layers[-1].output_gradient_bytes,
+        saved_input_bytes=source,
+        forward_workspace_bytes=forward_peak(chain, run) - source - output,
+        backward_workspace_bytes=max(0, again_peak(chain, run, held) - ends),
+        optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
+        parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
+    )
+
+
+def forward_peak(chain: Chain, run: Run) -> int:
+    """Bytes at once in the first forward, the run's input included: (V3) before subtraction."""
+    first, last = run
+    peaks = []
+    for index in range(first, last + 1):
+        layer = chain.layers[index]
+        inputs = chain.input_of(index) + (chain.input_of(first) if index > first else 0)
+        working = layer.forward_workspace_bytes + layer.saved_bytes
+        peaks.append(inputs + working + layer.output_bytes)
+    return max(peaks)
+
+
+def again_peak(chain: Chain, run: Run, held: int) -> int:
+    """Bytes at once in the second forward and the backward: (V4) before subtraction."""
+    first, last = run
+    waiting = chain.layers[last].gradient_of_output_bytes
+    behind = max(chain.layers[first].saved_input_bytes, held)
+    saved = peak = 0
+    for index in range(first, last + 1):
+        layer = chain.layers[index]
+        saved += layer.saved_bytes
+        going = layer.forward_workspace_bytes + layer.output_bytes + chain.input_of(index)
+        # What lies before the layer's own input: the storages behind the layers before it.
+        past = 0 if index == first else behind
+        if index > first:
+            before = chain.layers[index - 1]
+            behind += max(before.saved_output_bytes, layer.saved_input_bytes)
+        back = layer.saved_output_bytes + layer.backward_workspace_bytes
+        back += layer.gradient_of_output_bytes + chain.gradient_of_input(index)
+        peak = max(peak, waiting + past + saved + going, behind + saved + back)
+    return peak

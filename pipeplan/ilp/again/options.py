@@ -1,0 +1,171 @@
+"""What a stage may choose: which of its runs to compute again, for every segment of the chain.
+
+An option of layers i..j is (more ns, bytes kept per micro-batch, peak bytes of a running one). It
+is found from left to right: a stage's pieces are kept layers and runs, and with P bytes kept
+before a piece (what the last layer saves of its output, s, not counted)
+
+    kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,
+                   peak = max(P + x_l + r_l + fw_l + y_l,  P' + so_l + bw_l + gy_l + gx_l)   (M3)
+    run a..b:      P' = P + x_a,  s' = 0,  peak = P + `run_peaks`[a, b],  more = its forward.
+
+Only options that are best at some number of micro-batches in flight are kept, at most `MOST` a
+segment. Source: ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.chain import Chain
+from pipeplan.ilp.again.merge import Run
+from pipeplan.ilp.again.peaks import run_peaks
+from pipeplan.ilp.tables import Array
+
+MOST = 24
+"""Options of a segment that end with a run, and as many that end with a kept layer."""
+COUNTS = (1, 2, 3, 4, 6, 9, 14)
+"""Micro-batches in flight for which options are compared."""
+
+_FIELDS = 6
+_MORE, _KEPT, _PEAK, _SAVED, _PARENT, _BEGIN = range(_FIELDS)
+"""Rows of a label: more ns, P, peak, s, the label before, the first layer of the last piece."""
+
+
+NONE = 2**60
+"""`more` of an option that is not there."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Everything found for segments that begin at one layer; label 0 is the empty segment."""
+
+    rows: Array
+    is_run: NDArray[np.bool_]
+    """Whether the last piece is a run."""
+    ends: list[tuple[int, int]]
+    """By last layer: the first label and the one behind the last."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of all segments; `[i, j, n]`, unused ones have `more` = `NONE`."""
+
+    more: Array
+    saved: Array
+    peak: Array
+    ids: Array
+    """Which label of its first layer each option is."""
+    labels: list[Labels] = field(repr=False)
+    """Of the segments that begin at each layer."""
+
+    def runs(self, first: int, last: int, option: int) -> tuple[Run, ...]:
+        """The runs that an option of layers first..last computes again."""
+        labels = self.labels[first]
+        label, end = int(self.ids[first, last, option]), last
+        found: list[Run] = []
+        while label:
+            begin = int(labels.rows[_BEGIN, label])
+            if labels.is_run[label]:
+                found.append((begin, end))
+            label, end = int(labels.rows[_PARENT, label]), begin - 1
+        return tuple(reversed(found))
+
+
+def options(chain: Chain) -> Options:
+    """The options of every segment of `chain`."""
+    count, maker = len(chain.layers), _Maker(chain)
+    none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
+    more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
+    found = [maker.from_layer(first) for first in range(count)]
+    for first, labels in enumerate(found):
+        for last, numbers in enumerate(labels.ends, start=first):
+            here, used = labels.rows[:, slice(*numbers)], numbers[1] - numbers[0]
+            more[first, last, :used] = here[_MORE]
+            saved[first, last, :used] = here[_KEPT] + here[_SAVED]
+            peak[first, last, :used] = here[_PEAK]
+            ids[first, last, :used] = np.arange(*numbers)
+    return Options(more, saved, peak, ids, found)
+
+
+class _Maker:
+    """Finds the options of all segments that begin at one layer."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.peaks = [run_peaks(chain, held=held) for held in (False, True)]
+        times = [layer.forward_ns for layer in chain.layers]
+        self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
+        self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
+
+    def from_layer(self, first: int) -> Labels:
+        """All labels of the segments that begin at layer `first`."""
+        count = len(self.chain.layers)
+        size = 1 + 2 * MOST * (count - first)
+        rows, is_run = np.zeros((_FIELDS, size), dtype=np.int64), np.zeros(size, dtype=bool)
+        place = np.full(size, first, dtype=np.int64)
+        used, latest = 1, slice(0, 1)
+        ends: list[tuple[int, int]] = []
+        for last in range(first, count):
+            begin = used
+            kept = _best(self._keep(rows[:, latest], last, latest.start))
+            run = _best(self._run(rows[:, :begin], place[:begin], is_run[:begin], last))
+            for made in (kept, run):
+                new = slice(used, used + made.shape[1])
+                rows[:, new], is_run[new], place[new] = made, made is run, last + 1
+                used = new.stop
+            latest = slice(begin, used)
+            ends.append((begin, used))
+        return Labels(rows[:, :used], is_run[:used], ends)
+
+    def _keep(self, old: Array, layer: int, offset: int) -> Array:
+        """Labels behind `old`, the first of which is label `offset`, when `layer` is kept."""
+        one, size = self.chain.layers[layer], self.chain.input_of(layer)
+        new = np.empty_like(old)
+        running = size + one.saved_bytes + one.forward_workspace_bytes + one.output_bytes
+        gradients = one.gradient_of_output_bytes + self.chain.gradient_of_input(layer)
+        back = one.saved_output_bytes + one.backward_workspace_bytes + gradients
+        new[_MORE] = old[_MORE]
+        entry = np.maximum(old[_SAVED], one.saved_input_bytes)
+        new[_KEPT] = old[_KEPT] + entry + one.saved_bytes
+        new[_PEAK] = np.maximum(old[_PEAK], np.maximum(old[_KEPT] + running, new[_KEPT] + back))
+        new[_SAVED] = one.saved_output_bytes
+        new[_PARENT] = offset + np.arange(old.shape[1])
+        new[_BEGIN] = layer
+        return new
+
+    def _run(self, old: Array, place: Array, is_run: NDArray[np.bool_], last: int) -> Array:
+        """Labels behind `old`, which end before layers `place`, when all up to `last` is a run.
+
+        The layer before a stage may hold its output, on this GPU or another: assume it does.
+        """
+        new = np.empty_like(old)
+        peaks = np.where(is_run, self.peaks[0][place, last], self.peaks[1][place, last])
+        new[_MORE] = old[_MORE] + self.before[last + 1] - self.before[place]
+        new[_KEPT] = old[_KEPT] + self.source[place]
+        new[_PEAK] = np.maximum(old[_PEAK], old[_KEPT] + peaks)
+        new[_SAVED] = 0
+        new[_PARENT] = np.arange(old.shape[1])
+        new[_BEGIN] = place
+        return new
+
+
+def _best(labels: Array) -> Array:
+    """Those that are the cheapest of their memory for some count, at most `MOST` of them."""
+    order = np.lexsort((labels[_PEAK], labels[_KEPT], labels[_MORE]))
+    labels = labels[:, order]
+    good = np.zeros(labels.shape[1], dtype=bool)
+    for count in COUNTS:
+        need = (count - 1) * labels[_KEPT] + labels[_PEAK]
+        least = np.minimum.accumulate(need)
+        steps = np.flatnonzero(need < np.concatenate([[np.iinfo(np.int64).max], least[:-1]]))
+        if len(steps) > MOST // 2:
+            steps = steps[np.linspace(0, len(steps) - 1, MOST // 2).round().astype(np.int64)]
+        good[steps] = True
+    kept = np.flatnonzero(good)
+    if len(kept) > MOST:
+        kept = kept[np.linspace(0, len(kept) - 1, MOST).round().astype(np.int64)]
+    chosen: Array = labels[:, kept]
+    return chosen

@@ -1,0 +1,147 @@
+"""Choosing what to compute again: options are true, cuts and options together are optimal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import uniform
+from pipeplan.ilp.again import search as again
+from pipeplan.ilp.again.merge import Run, merged
+from pipeplan.ilp.again.options import NONE, options
+from pipeplan.ilp.again.partition import RunSolver
+from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.contiguous import ContiguousSolver
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Options as Limits
+from pipeplan.simulator.recompute import condensed
+from pipeplan.verifier.recompute import without_runs
+from tests.plans import random_plan
+
+
+def every_choice(first: int, last: int) -> Iterator[tuple[Run, ...]]:
+    """All sets of disjoint runs of layers first..last."""
+    if first > last:
+        yield ()
+        return
+    for rest in every_choice(first + 1, last):
+        yield rest
+    for end in range(first, last + 1):
+        for rest in every_choice(end + 1, last):
+            yield ((first, end), *rest)
+
+
+def some_chain(seed: int, layers: int) -> Chain:
+    """A random chain with small numbers; its layers share nothing."""
+    chain = random_plan(seed, layers=layers, memory_model="exact").chain
+    free = tuple(layer.model_copy(update={"parameters": ()}) for layer in chain.layers)
+    return chain.model_copy(update={"layers": free})
+
+
+def costs_of(chain: Chain, gpus: int, memory: int) -> Costs:
+    """Equal GPUs with slow links."""
+    return Costs(chain, uniform(gpus, memory, bandwidth_bytes_per_s=10**9), "2bw", "exact")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_three_counts_of_a_run_agree(seed: int) -> None:
+    """Solver, verifier and replay see the same layer in a run, by three computations."""
+    plan = random_plan(seed, memory_model="exact")
+    runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
+    mine = merged(plan.chain, runs)
+    for one, two, three in zip(
+        mine.chain.layers,
+        without_runs(plan).chain.layers,
+        condensed(plan).chain.layers,
+        strict=True,
+    ):
+        unnamed = one.model_dump(exclude={"name"})
+        assert unnamed == two.model_dump(exclude={"name"}) == three.model_dump(exclude={"name"})
+    assert [mine.original(stage) for stage in without_runs(plan).stages] == list(plan.stages)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_options_are_what_their_runs_cost(seed: int) -> None:
+    """Time, kept bytes and peak of an option are those of the merged chain with its runs."""
+    chain = some_chain(seed, 6)
+    offered, seen = options(chain), 0
+    for last in range(6):
+        for number in range(offered.more.shape[2]):
+            if offered.more[0, last, number] == NONE:
+                continue
+            runs = offered.runs(0, last, number)
+            mine = merged(chain, runs)
+            end = next(n for n, piece in enumerate(mine.pieces) if piece[1] == last)
+            size = costs_of(mine.chain, 1, 0).segment(0, end)
+            assert size.saved == offered.saved[0, last, number]
+            peak = max(size.forward, size.saved + size.backward)
+            assert peak == offered.peak[0, last, number]
+            layers = [layer for a, b in runs for layer in chain.layers[a : b + 1]]
+            assert sum(layer.forward_ns for layer in layers) == offered.more[0, last, number]
+            seen += 1
+    assert seen > 20
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_cuts_and_options_equal_brute_force(seed: int) -> None:
+    """Up to 6 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period."""
+    chain = some_chain(seed, 3 + seed % 4)
+    for memory in (25, 35, 50, 80):
+        costs = costs_of(chain, 3, memory)
+        found = RunSolver(costs, options=options(chain)).shortest(1)
+        choices = (merged(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        partitions = (ContiguousSolver(costs_of(one, 3, memory)).shortest(1) for one in choices)
+        periods = [partition.period for partition in partitions if partition is not None]
+        assert (None if found is None else found.period) == min(periods, default=None)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_the_runs_of_a_partition_give_its_period(seed: int) -> None:
+    """The merged chain of the runs that the solver names reaches the period it claims."""
+    chain = some_chain(seed, 7)
+    for memory in (30, 45, 70):
+        costs = costs_of(chain, 3, memory)
+        solver = RunSolver(costs, options=options(chain))
+        found = solver.shortest(1)
+        if found is not None:
+            again_costs = costs_of(merged(chain, solver.runs(found)).chain, 3, memory)
+            partition = ContiguousSolver(again_costs).solve(found.period)
+            assert partition is not None
+            assert partition.spans[0] <= found.spans[0]
+
+
+def test_where_nothing_fits_recomputation_does() -> None:
+    """A chain whose kept bytes exceed the memory is planned; without need nothing is run again."""
+    chain = some_chain(3, 6)
+    fat = chain.model_copy(
+        update={
+            "layers": tuple(
+                layer.model_copy(update={"saved_bytes": 40, "forward_ns": 5, "backward_ns": 9})
+                for layer in chain.layers
+            )
+        }
+    )
+    limits = Limits(
+        microbatches=8,
+        limit_versions=False,
+        ks=(1,),
+        contiguous_only=True,
+        time_limit_s=20,
+        gap=0,
+        seed=0,
+        workers=1,
+        deterministic=False,
+        clock=Clock(),
+    )
+    tight, ample = costs_of(fat, 2, 130), costs_of(fat, 2, 10**6)
+    assert ContiguousSolver(tight).shortest(1) is None
+    found = again.run(Incumbent(tight, limits))
+    assert found is not None
+    assert found.state.best is not None
+    assert found.merged.runs
+    unhindered = again.run(Incumbent(ample, limits))
+    assert unhindered is not None
+    assert not unhindered.merged.runs
