@@ -123,19 +123,10 @@ class Rehearsal:
         Raises:
             RankError: if an action failed, as in a training.
         """
-        hosted = self.pattern.hosted[transport.rank]
-        boundaries = [(_NOTHING,)] * len(self.plan.chain.layers)
-        links = [wires(self.plan.stages, boundaries, i) for i in range(len(self.plan.stages))]
+        links = _wires(self.plan)
         timed = self._on_links(transport, _tags(links))
-        Executor(
-            self.pattern,
-            {index: TimedStage(self.times, index, self.clock) for index in hosted},
-            {index: links[index] for index in hosted},
-            _NoData(),
-            timed,
-            self.observer,
-            Gate(timed, self.plan.semantics, lambda: False),
-            self.recorder,
+        _executor(
+            self.plan, self.pattern, timed, self.clock, self.times, self.observer, self.recorder
         ).run(0, self.steps)
 
     def _on_links(
@@ -177,6 +168,53 @@ def rehearse(
     """
     recorder = Recorder(memory, clock.now)
     return Rehearsal(plan, pattern, steps, observer, clock, times or Times.of(plan), recorder)
+
+
+class _Deaf:
+    """An observer that does nothing."""
+
+    def loss(self, microbatch: int, value: float) -> None:
+        """See `Observer`."""
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """See `Observer`."""
+
+    def updated(self, stage: int, step: int) -> None:
+        """See `Observer`."""
+
+
+def on_plain_links(
+    plan: Plan, pattern: Pattern, transport: Transport, clock: Clock, times: Times
+) -> Executor:
+    """The executor of one rank whose ops pass time and whose messages are just messages."""
+    return _executor(plan, pattern, transport, clock, times, _Deaf(), Recorder(256, clock.now))
+
+
+def _executor(
+    plan: Plan,
+    pattern: Pattern,
+    transport: Transport,
+    clock: Clock,
+    times: Times,
+    observer: Observer,
+    recorder: Recorder,
+) -> Executor:
+    hosted, links = pattern.hosted[transport.rank], _wires(plan)
+    return Executor(
+        pattern,
+        {index: TimedStage(times, index, clock) for index in hosted},
+        {index: links[index] for index in hosted},
+        _NoData(),
+        transport,
+        observer,
+        Gate(transport, plan.semantics, lambda: False),
+        recorder,
+    )
+
+
+def _wires(plan: Plan) -> list[Wires]:
+    boundaries = [(_NOTHING,)] * len(plan.chain.layers)
+    return [wires(plan.stages, boundaries, index) for index in range(len(plan.stages))]
 
 
 def _tags(links: list[Wires]) -> dict[int, tuple[OpKind, int]]:
