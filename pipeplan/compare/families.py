@@ -26,8 +26,8 @@ SPLITS: dict[str, Split] = {
 CHUNKS = (2, 3, 4)
 """Stages per GPU that the looped schedule tries."""
 
-Ways = Callable[[Setting, int], Iterator[Row]]
-"""(setting, micro-batches per flush step) -> every way of a baseline, judged."""
+Ways = Callable[[Setting, str, int], Iterator[Row]]
+"""(setting, name of the rows, micro-batches per flush step) -> every way of a baseline, judged."""
 
 
 def pipedream(setting: Setting, name: str, target_bytes: int | None) -> Iterator[Row]:
@@ -53,23 +53,23 @@ def _one_stage_each(
 
 
 def _split_1f1b(kind: str) -> Ways:
-    def ways(setting: Setting, _: int) -> Iterator[Row]:
+    def ways(setting: Setting, name: str, _: int) -> Iterator[Row]:
         depth = _depth(setting)
         ends = SPLITS[kind](setting.chain, depth)
-        yield from _one_stage_each(setting, f"{kind}, 1F1B", ends, depth, "")
+        yield from _one_stage_each(setting, name, ends, depth, "")
 
     return ways
 
 
-def _two_bw(setting: Setting, _: int) -> Iterator[Row]:
+def _two_bw(setting: Setting, name: str, _: int) -> Iterator[Row]:
     for plan in equal_blocks(setting):
-        yield row_of("PipeDream-2BW, equal blocks", plan, f"depth {len(plan.stages)}")
+        yield row_of(name, plan, f"depth {len(plan.stages)}")
 
 
-def _flush(name: str, lists: Callable[[int, int], Lists]) -> Ways:
+def _flush(lists: Callable[[int, int], Lists]) -> Ways:
     """One stage per GPU, executed in the order of `lists(stages, microbatches)`."""
 
-    def ways(setting: Setting, microbatches: int) -> Iterator[Row]:
+    def ways(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
         depth = _depth(setting)
         for kind, stages in _stages(setting, depth, list(range(depth))):
             outline = setting.outline(stages, "flush", name)
@@ -80,8 +80,8 @@ def _flush(name: str, lists: Callable[[int, int], Lists]) -> Ways:
     return ways
 
 
-def _looped(setting: Setting, microbatches: int) -> Iterator[Row]:
-    gpus, name = setting.gpus, "interleaved 1F1B, looped"
+def _looped(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
+    gpus = setting.gpus
     for chunks in CHUNKS:
         if gpus * chunks > len(setting.chain.layers):
             return
@@ -95,8 +95,8 @@ def _looped(setting: Setting, microbatches: int) -> Iterator[Row]:
             yield _step_row(name, outline, detail, lists, microbatches)
 
 
-def _v_shaped(setting: Setting, microbatches: int) -> Iterator[Row]:
-    gpus, name = setting.gpus, "interleaved 1F1B, V"
+def _v_shaped(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
+    gpus = setting.gpus
     if 2 * gpus > len(setting.chain.layers):
         return
     for kind, stages in _stages(setting, 2 * gpus, interleaved.v_gpus(gpus)):
@@ -109,22 +109,19 @@ def _v_shaped(setting: Setting, microbatches: int) -> Iterator[Row]:
             yield _step_row(name, outline, f"{kind}, {most} in flight", lists, microbatches)
 
 
-def _zero_bubble(setting: Setting, microbatches: int) -> Iterator[Row]:
+def _zero_bubble(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
     if not zerobubble.has_split(setting.chain):
         raise InputError("a layer of the chain has no backward_weight_ns")
-    for kind, stages in _stages(setting, _depth(setting), list(range(_depth(setting)))):
+    depth = _depth(setting)
+    for kind, stages in _stages(setting, depth, list(range(depth))):
         step = zerobubble.zb_h1(setting, stages, microbatches)
         more = zerobubble.zb_h1(setting, stages, 2 * microbatches)
+        added = 2 * more.per_microbatch - step.per_microbatch
         yield Row(
-            name="ZB-H1",
+            name=name,
             semantics="flush",
             period_ns=step.per_microbatch,
-            bubble=bubble_of(
-                step.works_ns,
-                step.busiest_ns,
-                step.per_microbatch,
-                2 * more.per_microbatch - step.per_microbatch,
-            ),
+            bubble=bubble_of(step.works_ns, step.busiest_ns, step.per_microbatch, added),
             update_ns=step.update_ns,
             peak_bytes=step.peak_bytes,
             budget_bytes=tuple(gpu.memory_bytes for gpu in setting.cluster.gpus),
@@ -170,8 +167,8 @@ def _padded(setting: Setting, lists: Lists) -> Lists:
 FAMILIES: dict[str, Ways] = {
     "PipeDream-2BW, equal blocks": _two_bw,
     **{f"{kind}, 1F1B": _split_1f1b(kind) for kind in SPLITS},
-    "GPipe": _flush("GPipe", flush.gpipe),
-    "1F1B with flush": _flush("1F1B with flush", flush.one_f_one_b),
+    "GPipe": _flush(flush.gpipe),
+    "1F1B with flush": _flush(flush.one_f_one_b),
     "interleaved 1F1B, looped": _looped,
     "interleaved 1F1B, V": _v_shaped,
     "ZB-H1": _zero_bubble,

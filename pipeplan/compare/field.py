@@ -57,7 +57,7 @@ class Field:
         """Every way of all other baselines."""
         for name, ways in FAMILIES.items():
             try:
-                found = list(ways(self._setting, self._microbatches))
+                found = list(ways(self._setting, name, self._microbatches))
                 self._ways[name] = found or "the chain has too few layers or tied ones"
             except InputError as error:
                 self._ways[name] = str(error)

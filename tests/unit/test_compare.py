@@ -20,6 +20,7 @@ from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare, ours
+from pipeplan.compare.families import FAMILIES
 from pipeplan.compare.field import EXHAUSTIVE
 from pipeplan.compare.jobs import Job, run
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
@@ -89,6 +90,16 @@ def test_fill_and_drain_of_a_flush_are_the_known_bubble() -> None:
         bubble = row_of("test", plan, lists=lists(4, 16)).bubble
         assert bubble.fill_drain == pytest.approx(3 / 11)
         assert bubble.imbalance == bubble.communication == bubble.waiting == 0
+
+
+def test_zb_h1_is_a_row_where_the_chain_tells_weight_gradients_apart() -> None:
+    """Four stages of f = 2, b + w = 4, w = 2, eight micro-batches: 8 * 6 + 3 * 2, all else work."""
+    of = setting(chain([(2, 4)] * 4, weight_ns=2), 4)
+    (row,) = FAMILIES["ZB-H1"](of, "ZB-H1", 8)
+    assert row.period_ns == Fraction(8 * 6 + 3 * 2, 8)
+    assert row.bubble.fill_drain == pytest.approx(6 / 54)
+    assert row.bubble.total == pytest.approx(6 / 54)
+    assert (row.semantics, row.plan, row.fits) == ("flush", None, True)
 
 
 def test_an_unused_gpu_is_imbalance() -> None:
