@@ -14,7 +14,10 @@ from pipeplan.document import Count, Document, Positive, Record
 
 
 class Layer(Record):
-    """The smallest unit that is assigned to a GPU; times in ns, bytes per micro-batch."""
+    """The smallest unit that is assigned to a GPU; times in ns, bytes per micro-batch.
+
+    Fields younger than the format are left out of files at their default, which keeps digests.
+    """
 
     name: str
     forward_ns: Count
@@ -22,6 +25,8 @@ class Layer(Record):
     optimizer_ns: Count = 0
     weight_bytes: Count = 0
     gradient_bytes: Count = 0
+    waiting_gradient_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """Gradients that wait under 2bw for other stages: the next step's need a place beside them."""
     optimizer_bytes: Count = 0
     output_bytes: Count
     """Size of the boundary behind this layer."""
@@ -80,6 +85,10 @@ class Chain(Document):
     microbatch_size: Positive = 1
     input_bytes: Count = 0
     device: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    tied: Literal["colocate", "synchronize"] = Field(
+        default="colocate", exclude_if=lambda how: how == "colocate"
+    )
+    """Layers that share a parameter name: on one GPU, or anywhere, each with a copy of its own."""
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=100_000)]
 
     def input_of(self, layer: int) -> int:

@@ -67,6 +67,7 @@ def chains(draw: st.DrawFn, *, most: int = 4) -> dict[str, Any]:
             "optimizer_ns": counts,
             "weight_bytes": counts,
             "gradient_bytes": counts,
+            "waiting_gradient_bytes": counts,
             "optimizer_bytes": counts,
             "output_gradient_bytes": st.none() | counts,
             "saved_bytes": counts,

@@ -181,6 +181,7 @@ class _Placing:
                     versions = 2 if self.fields["semantics"] == "2bw" else 1
                     spare[gpu] -= versions * layer.weight_bytes
                     spare[gpu] -= layer.gradient_bytes + layer.optimizer_bytes
+                    spare[gpu] -= (versions - 1) * layer.waiting_gradient_bytes
         if self.fields["memory_model"] == "paper":
             for (_, last, gpu), (_, _, other) in pairwise(self.stages):
                 if gpu != other:

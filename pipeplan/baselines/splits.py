@@ -25,9 +25,9 @@ def to_stages(ends: Sequence[int], gpus: Sequence[int] | None = None) -> tuple[S
 
 
 def keeps_ties(chain: Chain, stages: Sequence[Stage]) -> bool:
-    """Whether layers that share a parameter are on one GPU; only then can a plan be trained."""
+    """Whether layers that share a parameter are where the chain allows them to be."""
     homes: dict[str, int] = {}
-    return all(
+    return chain.tied == "synchronize" or all(
         homes.setdefault(name, stage.gpu) == stage.gpu
         for stage in stages
         for layer in chain.layers[stage.first : stage.last + 1]

@@ -146,7 +146,9 @@ class Costs:
 
     @cached_property
     def tied_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Layers that share a parameter name, as sorted groups of two or more."""
+        """Layers that share a parameter name and must share a GPU, as sorted groups."""
+        if self.chain.tied == "synchronize":
+            return ()
         owner: dict[str, int] = {}
         parent = list(range(self.layers))
 
@@ -212,7 +214,11 @@ def _exact_segment(
         forward=forward,
         backward=backward - saved,
         states=sum(
-            versions * x.weight_bytes + x.gradient_bytes + x.optimizer_bytes for x in hosted
+            versions * x.weight_bytes
+            + x.gradient_bytes
+            + (versions - 1) * x.waiting_gradient_bytes
+            + x.optimizer_bytes
+            for x in hosted
         ),
         optimizer=max(x.optimizer_workspace_bytes for x in hosted),
     )

@@ -99,6 +99,7 @@ def _exact(costs: Costs) -> SegmentTables:
     per_layer = (
         versions * _field(costs, "weight_bytes")
         + _field(costs, "gradient_bytes")
+        + (versions - 1) * _field(costs, "waiting_gradient_bytes")
         + _field(costs, "optimizer_bytes")
     )
     behind, front = y - so + gy, x + gx

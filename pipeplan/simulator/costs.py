@@ -125,8 +125,9 @@ def states_bytes(plan: Plan, gpu: int) -> int:
             if plan.memory_model == "paper":
                 total += 3 * layer.weight_bytes
                 continue
-            slots = 2 if plan.semantics == "2bw" else 1
-            total += slots * layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+            total += layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+            if plan.semantics == "2bw":
+                total += layer.weight_bytes + layer.waiting_gradient_bytes
     return total
 
 

@@ -39,7 +39,7 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
         name: sum(getattr(layer, name) for layer in layers)
         for name in (
             "forward_ns", "backward_ns", "optimizer_ns",
-            "weight_bytes", "gradient_bytes", "optimizer_bytes",
+            "weight_bytes", "gradient_bytes", "waiting_gradient_bytes", "optimizer_bytes",
         )
     }  # fmt: skip
     sums["backward_ns"] += sums["forward_ns"]

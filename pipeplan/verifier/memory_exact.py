@@ -90,7 +90,10 @@ def _peak(plan: Plan, gpu: int, ledger: Ledger) -> Terms:
     layers = [layer for s in hosted for layer in plan.chain.layers[s.first : s.last + 1]]
     states = Terms(
         states=sum(
-            versions * layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+            versions * layer.weight_bytes
+            + layer.gradient_bytes
+            + (versions - 1) * layer.waiting_gradient_bytes
+            + layer.optimizer_bytes
             for layer in layers
         )
     )

@@ -51,6 +51,7 @@ def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer 
         optimizer_ns=sum(layer.optimizer_ns for layer in layers),
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
+        waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
         output_bytes=layers[-1].output_bytes,
         output_gradient_bytes=layers[-1].output_gradient_bytes,

@@ -110,7 +110,12 @@ def _misplaced(plan: Plan, op: Op, where: str) -> Iterator[Violation]:
 
 
 def tied(plan: Plan) -> Iterator[Violation]:
-    """Layers that share a parameter name sit on one GPU. Needs sound stages."""
+    """Layers that share a parameter name sit on one GPU, unless their copies are synchronized.
+
+    Needs sound stages.
+    """
+    if plan.chain.tied == "synchronize":
+        return
     home: dict[str, tuple[int, int]] = {}
     for stage in plan.stages:
         for index in range(stage.first, stage.last + 1):
