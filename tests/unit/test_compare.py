@@ -93,7 +93,7 @@ def test_fill_and_drain_of_a_flush_are_the_known_bubble() -> None:
 
 
 def test_zb_h1_is_a_row_where_the_chain_tells_weight_gradients_apart() -> None:
-    """Four stages of f = 2, b + w = 4, w = 2, eight micro-batches: 8 * 6 + 3 * 2, all else work."""
+    """Four stages of f = b = w = 2, eight micro-batches: 8 * 6 of work and 3 * 2 of bubble."""
     of = setting(chain([(2, 4)] * 4, weight_ns=2), 4)
     (row,) = FAMILIES["ZB-H1"](of, "ZB-H1", 8)
     assert row.period_ns == Fraction(8 * 6 + 3 * 2, 8)
