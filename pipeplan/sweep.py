@@ -19,11 +19,12 @@ from pipeplan.planner import Config, Progress, default_microbatches, solve
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One cluster and its plan, or why there is none."""
+    """One cluster and its plan, or why there is none, which may be proven or not."""
 
     cluster: Cluster
     plan: Plan | None
     reason: str = ""
+    infeasible: bool = False
 
     @property
     def gpus(self) -> int:
@@ -108,7 +109,7 @@ def _point(
     try:
         return Point(cluster, solve(chain, cluster, replace(config, resume=resume), listener))
     except (InfeasibleError, TimeLimitError) as error:
-        return Point(cluster, None, str(error))
+        return Point(cluster, None, str(error), isinstance(error, InfeasibleError))
 
 
 def _within(small: Cluster, large: Cluster) -> bool:

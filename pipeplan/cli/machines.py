@@ -23,7 +23,12 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
     """
     number, size = common.count(), common.size
     more = "; several: 2,4,8 or 2..8" if several else ""
-    group = verb.add_argument_group("machines: equal GPUs by flags, or any by a cluster file")
+    group = verb.add_argument_group(
+        "machines: equal GPUs by flags, or any by a cluster file",
+        "a..b doubles from a to b, or takes five steps where b is less than four times a"
+        if several
+        else None,
+    )
     group.add_argument(
         "--gpus",
         type=common.ranges(number) if several else number,

@@ -22,7 +22,10 @@ pipeplan plan chain.json --gpus 2,4,8 --memory 8GiB..32GiB --bandwidth 12GB/s -o
 
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
-    text = "find a plan with the shortest period that memory allows, and a bound on any other"
+    text = (
+        "find a plan with the shortest period that memory allows, and a bound on any other; with"
+        " several numbers of GPUs or memories one for each, into a folder"
+    )
     verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE)
     verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
     verb.add_argument(
@@ -32,11 +35,6 @@ def add(verbs: common.Verbs) -> None:
     _add_what(verb.add_argument_group("what to plan for"))
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
     common.add_output(verb, "PLAN")
-    verb.epilog = (
-        f"{verb.epilog}\n\nseveral numbers of GPUs or memories are planned one by one, a plan for"
-        " less competing for\nmore; -o is then a folder. a..b doubles from a to b; if b is less"
-        " than four times a, five steps."
-    )
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common
+from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def run(
     chain: Chain, clusters: list[Cluster], config: Config, folder: Path, *, as_json: bool
 ) -> int:
-    """Plan for every cluster, save, show; 3 if there is no plan for any of them."""
+    """Plan for every cluster, save, show; without a single plan 3 if that is proven, else 5."""
     from pipeplan.cli import progress
     from pipeplan.sweep import sweep
 
@@ -43,7 +44,10 @@ def run(
     planned = [point for point in points if point.plan is not None]
     if planned:
         common.then(f"pipeplan show {folder / _name(planned[-1])}")
-    return 0 if planned else 3
+    if planned:
+        return 0
+    proven = all(point.infeasible for point in points)
+    return InfeasibleError.exit_code if proven else TimeLimitError.exit_code
 
 
 def table(points: tuple[Point, ...]) -> Table:

@@ -1,0 +1,147 @@
+"""What-if sweeps: more never slower, bounds that agree, a folder of verified plans."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeplan import planner, verifier
+from pipeplan.cli import main
+from pipeplan.cli.common import count, ranges, size
+from pipeplan.cluster import uniform
+from pipeplan.plan import Plan
+from pipeplan.sweep import Point, sweep
+from tests import handmade
+
+SIZES = (3, 2, 4, 1, 2)
+CHAIN = handmade.chain(
+    [(n, 2 * n) for n in SIZES], [{"saved_bytes": n, "output_bytes": 1} for n in SIZES]
+)
+GPUS, MEMORIES = (1, 2, 3), (5, 9, 14, 30)
+
+
+def points(**options: Any) -> tuple[Point, ...]:
+    """All of them, a fifth of a second each."""
+    config = planner.Config(**{"time_limit_s": 0.2, "workers": 1} | options)
+    clusters = [uniform(gpus, memory) for gpus, memory in product(GPUS, MEMORIES)]
+    return sweep(CHAIN, reversed(clusters), config)
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 1}, {"method": "contiguous"}])
+def test_more_is_never_slower(options: dict[str, Any]) -> None:
+    """Periods fall and bounds fall with memory and GPUs; every plan is valid at its point."""
+    found = points(**options)
+    assert [(point.gpus, point.memory_bytes) for point in found] == list(product(GPUS, MEMORIES))
+    for one, other in product(found, found):
+        if one.gpus <= other.gpus and one.memory_bytes <= other.memory_bytes and one.plan:
+            assert other.plan is not None
+            assert other.plan.period_per_microbatch <= one.plan.period_per_microbatch
+            assert bound(other.plan) <= bound(one.plan)
+    for point in found:
+        if point.plan is None:
+            assert "no plan exists" in point.reason or "no contiguous plan" in point.reason
+        else:
+            assert verifier.verify(point.plan) == ()
+            assert point.plan.cluster == point.cluster
+    assert found[0].plan is None
+    assert found[-1].plan is not None
+
+
+def bound(plan: Plan) -> Fraction:
+    """For every plan."""
+    assert plan.solver.bounds.any is not None
+    return Fraction(*plan.solver.bounds.any)
+
+
+def test_flush_compares_steps_of_one_size() -> None:
+    """Every point has the micro-batches of the largest number of GPUs; steps never grow."""
+    found = [point.plan for point in points(semantics="flush") if point.plan]
+    assert {plan.microbatches for plan in found} == {12}
+    largest = [plan.step_ns for plan in found if len(plan.cluster.gpus) == 3]
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_an_interrupt_keeps_what_is_there() -> None:
+    """Ctrl-C in the third point gives the points so far."""
+    clusters = [uniform(2, memory) for memory in (9, 14, 30)]
+
+    def interrupt(*row: Any) -> None:
+        if row[4].startswith("3 of 3") and "interrupted" not in row[4]:
+            raise KeyboardInterrupt
+
+    config = planner.Config(time_limit_s=0.2, workers=1)
+    found = sweep(CHAIN, clusters, config, interrupt)
+    assert 2 <= len(found) <= 3
+    assert all(point.plan for point in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("2,4,8", [2, 4, 8]),
+        ("2..8", [2, 4, 8]),
+        ("1..6", [1, 2, 4, 6]),
+        ("4..6", [4, 5, 6]),
+        ("3, 2..8,3", [3, 2, 4, 8]),
+        ("5..5", [5]),
+    ],
+)
+def test_ranges_of_numbers(text: str, values: list[int]) -> None:
+    """Lists as they are; ranges double, or take five steps, and end where they say."""
+    assert ranges(count())(text) == values
+
+
+def test_ranges_of_sizes() -> None:
+    """Units on both ends; 8 to 12 GiB in five equal steps."""
+    gib = 2**30
+    assert ranges(size)("8GiB..32GiB") == [8 * gib, 16 * gib, 32 * gib]
+    assert ranges(size)("8GiB..12GiB") == [8 * gib, 9 * gib, 10 * gib, 11 * gib, 12 * gib]
+
+
+@pytest.mark.parametrize("text", ["8..2", "0..4", "..4", "2..", "a..b", "1..2..3"])
+def test_what_is_no_range_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reversed, empty or endless ranges are usage errors that name the flag."""
+    flags = ["--gpus", text, "--memory", "1", "--bandwidth", "inf", "-o", "x"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "chain.json", *flags])
+    assert "--gpus" in capsys.readouterr().err
+
+
+def test_a_folder_of_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plans, JSON, pictures; points without a plan say what is missing; full folders are kept."""
+    chain, out = tmp_path / "chain.json", tmp_path / "out"
+    chain.write_text(CHAIN.to_json())
+    flags = ["plan", str(chain), "--gpus", "1,2", "--memory", "9,30", "--bandwidth", "inf"]
+    flags += ["--time-limit", "100ms", "-o", str(out)]
+    assert main(flags) == 0
+    shown = capsys.readouterr().out
+    assert "1 GPUs, 9 B: chain 'handmade': no plan exists" in shown
+    assert "every plan is verified and replayed" in shown
+    data = json.loads((out / "sweep.json").read_text())
+    assert [(point["gpus"], point["memory_bytes"]) for point in data["points"]] == list(
+        product((1, 2), (9, 30))
+    )
+    assert data["points"][0]["plan"] is None
+    for point in data["points"][1:]:
+        plan = Plan.read(out / point["plan"])
+        assert plan.cluster == uniform(point["gpus"], point["memory_bytes"])
+        assert float(plan.period_per_microbatch) == point["period_per_microbatch_ns"]
+    assert (out / "sweep-2gpus.png").stat().st_size > 1000
+    assert main(flags) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main([*flags, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["chain"] == "handmade"
+
+
+def test_nothing_fits_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep without a single plan ends as infeasible, with the reasons."""
+    chain = tmp_path / "chain.json"
+    chain.write_text(CHAIN.to_json())
+    flags = ["plan", str(chain), "--gpus", "1,2", "--memory", "1", "--bandwidth", "inf"]
+    assert main([*flags, "-o", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().out.count("no plan exists") == 2
