@@ -45,15 +45,8 @@ def coarsen(
     """
     groups = _groups(chain, count, frozenset(apart))
     layers = tuple(_merged(chain, first, last, speeds) for first, last in groups)
-    coarse = Chain(
-        name=chain.name,
-        source=f"{chain.source} ({len(groups)} groups of {len(chain.layers)} layers)".strip(),
-        mode=chain.mode,
-        microbatch_size=chain.microbatch_size,
-        input_bytes=chain.input_bytes,
-        layers=layers,
-    )
-    return Coarse(coarse, groups)
+    source = f"{chain.source} ({len(groups)} groups of {len(chain.layers)} layers)".strip()
+    return Coarse(chain.model_copy(update={"source": source, "layers": layers}), groups)
 
 
 def _groups(chain: Chain, count: int, apart: frozenset[int]) -> tuple[tuple[int, int], ...]:
@@ -89,6 +82,7 @@ def _sizes(chain: Chain) -> list[int]:
     held = [
         layer.weight_bytes
         + layer.gradient_bytes
+        + layer.waiting_gradient_bytes
         + layer.optimizer_bytes
         + layer.saved_bytes
         + layer.saved_output_bytes
@@ -115,6 +109,7 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
         optimizer_ns=_ns([layer.optimizer_ns for layer in layers], speeds),
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
+        waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
         output_bytes=tail.output_bytes,

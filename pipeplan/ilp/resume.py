@@ -38,6 +38,11 @@ def _check(costs: Costs, plan: Plan) -> None:
             f" digest {plan.chain.digest()[:12]}), need one for {costs.chain.name!r}"
             f" ({costs.layers} layers, digest {costs.chain.digest()[:12]}). Plan without --resume."
         )
+    if any(stage.remat is not None for stage in plan.stages):
+        raise InputError(
+            "resume: got a plan whose stages compute layers again, need one without: the search"
+            " keeps all that is saved. Plan without --resume."
+        )
     most = max(stage.gpu for stage in plan.stages)
     if most >= costs.gpus:
         raise InputError(

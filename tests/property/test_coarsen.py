@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan import planner, verifier
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.ilp.coarsen import Coarse, coarsen
@@ -22,6 +22,13 @@ from tests import handmade
 EXAMPLES = settings(max_examples=150, derandomize=True, deadline=None)
 FEW = settings(max_examples=8, derandomize=True, deadline=None)
 size = st.integers(0, 9)
+DRAWN = (
+    "output_bytes", "output_gradient_bytes", "saved_output_bytes", "saved_input_bytes",
+    "saved_bytes", "weight_bytes", "gradient_bytes", "waiting_gradient_bytes", "optimizer_bytes",
+    "optimizer_ns", "forward_workspace_bytes", "backward_workspace_bytes",
+    "optimizer_workspace_bytes", "parameters",
+)  # fmt: skip
+"""The fields that `chains` varies."""
 
 
 @st.composite
@@ -35,7 +42,7 @@ def chains(
         output = 5 if plain else draw(size)
         before = fields[-1]["output_bytes"] if layer else 0
         fields.append(
-            {
+            values := {
                 "output_bytes": output,
                 "output_gradient_bytes": None if plain else draw(st.none() | size),
                 "saved_output_bytes": draw(st.integers(0, output)),
@@ -43,6 +50,7 @@ def chains(
                 "saved_bytes": draw(size),
                 "weight_bytes": draw(size),
                 "gradient_bytes": draw(size),
+                "waiting_gradient_bytes": draw(size),
                 "optimizer_bytes": draw(size),
                 "optimizer_ns": draw(size),
                 "forward_workspace_bytes": draw(size),
@@ -51,8 +59,16 @@ def chains(
                 "parameters": draw(st.sampled_from([(), (), (), ("a",), ("b",)])),
             }
         )
+        assert set(values) == set(DRAWN)
     times = st.integers(shortest, 9)
     return handmade.chain([(draw(times), draw(times)) for _ in range(count)], fields)
+
+
+def test_no_field_is_forgotten() -> None:
+    """A field that layers get one day must be merged too: then add it there and here."""
+    zero_bubble = {"backward_weight_ns", "saved_for_weight_bytes"}  # of baselines, not of plans
+    drawn = {"name", "forward_ns", "backward_ns", *DRAWN}
+    assert set(Layer.model_fields) - zero_bubble == drawn
 
 
 def both(chain: Chain, coarse: Coarse, cluster: Cluster) -> tuple[Costs, Costs]:
