@@ -110,7 +110,6 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
         waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
-        waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
         output_bytes=tail.output_bytes,
         output_gradient_bytes=tail.output_gradient_bytes,
