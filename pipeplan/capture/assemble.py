@@ -11,7 +11,7 @@ from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.optimizer_cost import OptimizerCost
 from pipeplan.chain import Layer
 from pipeplan.livebytes import storage_bytes
-from pipeplan.task import SplitModel
+from pipeplan.task import SplitModel, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +24,28 @@ class LayerCost:
     step: OptimizerCost
 
 
-def owned(model: SplitModel) -> list[list[nn.Parameter]]:
-    """Per layer the parameters whose bytes it counts: a tied one counts in its first layer only.
+def owned(model: SplitModel, task: Task) -> list[list[nn.Parameter]]:
+    """Per layer the parameters whose bytes it counts.
 
-    Layers that share a parameter sit on one GPU, which holds it once.
+    Where layers that share a parameter sit on one GPU, it counts in the first of them only;
+    where they are synchronized, each has a copy.
     """
-    seen: set[int] = set()
+    if task.tied == "synchronize":
+        return [list(layer.parameters()) for layer in model.layers]
+    again = repeated(model)
+    return [
+        [parameter for parameter in layer.parameters() if parameter not in others]
+        for layer, others in zip(model.layers, again, strict=True)
+    ]
+
+
+def repeated(model: SplitModel) -> list[set[nn.Parameter]]:
+    """Per layer the parameters that an earlier layer has, too."""
+    seen: set[nn.Parameter] = set()
     result = []
     for layer in model.layers:
-        mine = [parameter for parameter in layer.parameters() if id(parameter) not in seen]
-        seen.update(map(id, mine))
-        result.append(mine)
+        result.append({parameter for parameter in layer.parameters() if parameter in seen})
+        seen.update(layer.parameters())
     return result
 
 
@@ -43,17 +54,48 @@ def trainable(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def chain_layers(model: SplitModel, costs: Sequence[LayerCost]) -> tuple[Layer, ...]:
+def chain_layers(model: SplitModel, costs: Sequence[LayerCost], task: Task) -> tuple[Layer, ...]:
     """The layers of the chain of `model`; `costs` has one entry per layer."""
-    mine = owned(model)
-    return tuple(_layer(model, index, mine[index], cost) for index, cost in enumerate(costs))
+    mine = owned(model, task)
+    gradients = _gradients(model, task, mine)
+    return tuple(
+        _layer(model, index, mine[index], gradients[index], cost)
+        for index, cost in enumerate(costs)
+    )
 
 
-def _layer(model: SplitModel, index: int, mine: Sequence[nn.Parameter], cost: LayerCost) -> Layer:
+def _gradients(
+    model: SplitModel, task: Task, mine: Sequence[Sequence[nn.Parameter]]
+) -> list[tuple[int, int]]:
+    """Per layer the bytes of all gradients, and of those that may wait for other stages.
+
+    Every layer that uses a shared parameter has a gradient of its own, which waits for the
+    first layer's; the first one of synchronized layers has room for those of all others.
+    Clipping and loss scaling make every gradient wait.
+    """
+    all_wait = task.clip_norm is not None or task.loss_scale is not None
+    first: dict[nn.Parameter, int] = {}
+    kept, waiting = [0] * len(mine), [0] * len(mine)
+    for index, (own, known) in enumerate(zip(mine, repeated(model), strict=True)):
+        for parameter in dict.fromkeys(trainable([*own, *known])):
+            size = parameter.grad.nbytes if parameter.grad is not None else 0
+            kept[index] += size
+            waiting[index] += size if all_wait or parameter in known else 0
+            if parameter in known and task.tied == "synchronize":
+                kept[first[parameter]] += size
+            first.setdefault(parameter, index)
+    return list(zip(kept, waiting, strict=True))
+
+
+def _layer(
+    model: SplitModel,
+    index: int,
+    mine: Sequence[nn.Parameter],
+    gradients: tuple[int, int],
+    cost: LayerCost,
+) -> Layer:
     layer, fqns, size = model.layers[index], model.fqns[index], cost.size
-    trained = trainable(mine)
-    weights = sum(parameter.nbytes for parameter in trained)
-    gradients = sum(p.grad.nbytes for p in trained if p.grad is not None)
+    weights = sum(parameter.nbytes for parameter in trainable(mine))
     frozen = sum(p.nbytes for p in mine if not p.requires_grad)
     constant = frozen + storage_bytes(layer.buffers())
     same = size.output_gradient == size.output
@@ -63,7 +105,8 @@ def _layer(model: SplitModel, index: int, mine: Sequence[nn.Parameter], cost: La
         backward_ns=cost.backward_ns,
         optimizer_ns=cost.step.step_ns,
         weight_bytes=weights,
-        gradient_bytes=gradients,
+        gradient_bytes=gradients[0],
+        waiting_gradient_bytes=gradients[1],
         optimizer_bytes=cost.step.state_bytes + constant,
         output_bytes=size.output,
         output_gradient_bytes=None if same else size.output_gradient,

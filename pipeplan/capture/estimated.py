@@ -17,7 +17,7 @@ from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.fake import ProcessorKernels, weightless_twin
 from pipeplan.capture.layer_bytes import LayerBytes
-from pipeplan.capture.layer_run import LayerRun
+from pipeplan.capture.layer_run import LayerRun, fed_tensors
 from pipeplan.capture.optimizer_cost import OptimizerCost
 from pipeplan.capture.signature import Signature, signature
 from pipeplan.capture.split import split
@@ -64,7 +64,7 @@ def estimate_task(task: Task, device: Device, progress: Progress | None = None) 
                 LayerCost(forward_ns=forward, backward_ns=backward, size=size, step=step)
                 for (size, (forward, backward)), step in zip(found, steps, strict=True)
             ]
-            layers = chain_layers(model, costs)
+            layers = chain_layers(model, costs, task)
     return Chain(
         name=type(task.model).__name__,
         source=f"estimated for {device.name} with torch {torch.__version__}",
@@ -78,6 +78,7 @@ def estimate_task(task: Task, device: Device, progress: Progress | None = None) 
             "torch": torch.__version__,
             **_inexact(kernels.inexact, say),
         },
+        tied=task.tied,
         layers=layers,
     )
 
@@ -96,6 +97,7 @@ def _walk(
             layer=layer,
             inputs=values,
             differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
+            fed=fed_tensors(model, index, pair[0]),
             loss=(task.loss, pair[1]) if index == last else None,
         )
         mark, outputs = signature(run)
@@ -117,7 +119,7 @@ def _steps(model: SplitModel, task: Task, device: Device) -> list[OptimizerCost]
     timer = optimizer_cost.roofline_of(device)
     known: dict[tuple[object, ...], OptimizerCost] = {}
     result = []
-    for mine in map(trainable, owned(model)):
+    for mine in map(trainable, owned(model, task)):
         shapes = tuple((tuple(p.shape), p.stride(), p.dtype) for p in mine)
         if shapes not in known:
             known[shapes] = optimizer_cost.cost(task.optimizer, mine, timer)

@@ -14,7 +14,7 @@ from pipeplan.capture.allocator import AllocatorWatch, Overhead
 from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.layer_bytes import LayerBytes
-from pipeplan.capture.layer_run import LayerPass, LayerRun
+from pipeplan.capture.layer_run import LayerPass, LayerRun, fed_tensors
 from pipeplan.capture.place import Place, place_of
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
@@ -66,6 +66,7 @@ def profile_task(
         microbatch_size=model.microbatch_size,
         input_bytes=found.input_bytes,
         device=found.device,
+        tied=task.tied,
         layers=found.layers,
     )
 
@@ -92,13 +93,14 @@ def measure(
         say("measuring optimizer steps")
         timer = optimizer_cost.median_of(repeats, place.clock)
         steps = [
-            optimizer_cost.cost(task.optimizer, trainable(mine), timer) for mine in owned(model)
+            optimizer_cost.cost(task.optimizer, trainable(mine), timer)
+            for mine in owned(model, task)
         ]
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)
         rows = zip(forward_ns, backward_ns, sizes, steps, strict=True)
         costs = [LayerCost(forward_ns=f, backward_ns=b, size=s, step=o) for f, b, s, o in rows]
-        layers = chain_layers(model, costs)
+        layers = chain_layers(model, costs, task)
     return Measured(
         costs=costs,
         layers=layers,
@@ -162,13 +164,14 @@ def _sizes(
             layer=layer,
             inputs=values,
             differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
+            fed=fed_tensors(model, index, source),
             loss=(task.loss, target) if index == last else None,
         )
         sizes.append(layer_bytes.measure(run))
         if overhead is not None:
             overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))
         with torch.no_grad():
-            outputs = call(name, layer, tuple(value.clone() for value in values))
+            outputs = call(name, layer, tuple(value.clone() for value in (*values, *run.fed)))
             values = tuple(value.contiguous().clone() for value in outputs)
     return sizes, overhead
 

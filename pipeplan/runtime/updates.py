@@ -2,10 +2,10 @@
 
 An OPT ends a step of its stage: the gradients of the step are complete. Where nothing crosses
 stages the update follows at once. Clipping by global norm and loss scaling need the gradients of
-all stages, and a copy of a shared parameter needs its owner's: then the update follows just before
-the stage's first forward that reads its result, one step (flush) or two (2bw) later. Nothing waits
-in a circle: every stage ends step t, in the order of the plan, before any stage begins the step
-that reads version t+1 (docs/runtime.md).
+all stages, and a copy of a shared parameter needs its owner's. Then under flush the update follows
+when all stages of the rank have ended the step; under 2bw just before the stage's first forward
+that reads its result, two steps later. Nothing waits in a circle: every stage ends step t, in
+the order of the plan, before any stage begins the step that reads version t+1 (docs/runtime.md).
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ class Updates:
         self._ended[stage] = step + 1
         with self._naming_peers(stage):
             self._finish(stage, step)
+        if self._drained(step):
+            self.finish()
+
+    def _drained(self, step: int) -> bool:
+        """Whether no stage of this rank has begun the next step: then waiting costs nothing."""
+        flush = all(stage.weights.versions == 1 for stage in self._stages.values())
+        return flush and all(ended > step for ended in self._ended.values())
 
     def finish(self) -> None:
         """Make all updates that are still to come; the pipeline is empty."""

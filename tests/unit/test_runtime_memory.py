@@ -8,6 +8,8 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+import torch
+from torch import nn
 
 from pipeplan import lowering
 from pipeplan.capture import profile_task, split
@@ -21,7 +23,7 @@ from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.ties import untie
 from pipeplan.runtime.transport import Transport
-from pipeplan.task import Task
+from pipeplan.task import Task, Tied
 from tests import capture_tasks, pipelines, plans
 
 TASKS = {
@@ -97,6 +99,31 @@ def test_peak_is_as_planned(name: str, gpus: int, k: int, seed: int, semantics: 
     make: Callable[[], Task] = TASKS[name]
     plan = planned(profiled(name), gpus, semantics, k, seed)
     assert measured(plan, make()) == [row.peak_bytes for row in plan.memory]
+
+
+def tied(how: Tied) -> Task:
+    """Five layers, the outer two of which share a weight; one square, so that it can be shared."""
+    layers = [nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)]
+    layers[4].weight = layers[0].weight
+    return Task(
+        model=layers,
+        loss=nn.functional.mse_loss,
+        optimizer=capture_tasks.adamw,
+        data=lambda _: (torch.randn(8, 32), torch.randn(8, 32)),
+        tied=how,
+    )
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize(("gpus", "how"), [(1, "colocate"), (2, "synchronize")])
+def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) -> None:
+    """Gradients per layer, the copy and its optimizer state, the owner's inbox: to the byte."""
+    chain = profile_task(tied(how), repeats=1, warmup=0)
+    layers = tuple(x.model_copy(update={"forward_ns": 3, "backward_ns": 7}) for x in chain.layers)
+    plan = planned(chain.model_copy(update={"layers": layers}), gpus, semantics, 1, 0)
+    homes = {gpu for gpu in range(gpus) for s in plan.hosted(gpu) if {s.first, s.last} & {0, 4}}
+    assert len(homes) == gpus
+    assert measured(plan, tied(how)) == [row.peak_bytes for row in plan.memory]
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
