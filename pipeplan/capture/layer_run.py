@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.capture.trace import call, check_loss
 from pipeplan.livebytes import key
+from pipeplan.task import SplitModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,29 +31,54 @@ class LayerRun:
     inputs: tuple[Tensor, ...]
     differentiable: tuple[bool, ...]
     """Per input: whether a gradient is sent back for it."""
+    fed: tuple[Tensor, ...] = ()
+    """Tensors of the model's input that it gets behind its own, from the data."""
     loss: tuple[Loss, Tensor] | None = None
     """For the last layer: the loss function and its target."""
+
+
+def fed_tensors(model: SplitModel, layer: int, source: Tensor) -> tuple[Tensor, ...]:
+    """What `layer` (0-based) gets of the model's input `source` behind its boundary."""
+    start = (source,)
+    return tuple(start[place] for place in model.fed_to(layer))
 
 
 class Row(nn.Module):
     """Layers in a row that count as one, as the layers of a stage do."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], width: int, fed: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Puts `layers` in a row.
+
+        Args:
+            layers: called one after the other.
+            width: number of tensors in the boundary before the first.
+            fed: per layer, which of the tensors behind that boundary it gets behind its own.
+        """
         super().__init__()
         self.parts = nn.ModuleList(layers)
+        self.width = width
+        self.fed = tuple(fed)
 
-    def forward(self, *boundary: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
         """What the last layer returns."""
-        value: Any = boundary
-        for part in self.parts:
-            value = part(*value) if isinstance(value, tuple) else part(value)
+        value: Any = values[: self.width]
+        for part, places in zip(self.parts, self.fed, strict=True):
+            value = value if isinstance(value, tuple) else (value,)
+            value = part(*value, *(values[self.width + place] for place in places))
         result: Tensor | tuple[Tensor, ...] = value
         return result
 
 
-def _parts(layer: nn.Module) -> Sequence[nn.Module]:
-    """What is called one by one: no caller's frame keeps a row's inner tensors alive."""
-    return list(layer.parts) if isinstance(layer, Row) else [layer]
+def _parts(run: LayerRun) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """What is called one by one, since no caller's frame may keep a row's inner tensors alive.
+
+    With each part come the places in `run.fed` of what it gets behind its own inputs.
+    """
+    if isinstance(run.layer, Row):
+        return list(zip(run.layer.parts, run.layer.fed, strict=True))
+    return [(run.layer, tuple(range(len(run.fed))))]
 
 
 class Storages:
@@ -100,10 +126,11 @@ class LayerPass:
         """
         value: Any = self._enter()
         target: Any = None
-        parts = _parts(self._run.layer)
-        for index, part in enumerate(parts):
+        parts = _parts(self._run)
+        for index, (part, places) in enumerate(parts):
             if self._run.loss and index == len(parts) - 1:
                 target = self._run.loss[1].clone()
+            value = (*value, *(self._run.fed[place].clone() for place in places))
             value = call(self._run.name, part, value)
         if self._run.loss:
             value = (check_loss(self._run.loss[0](value[0], target)),)

@@ -30,7 +30,8 @@ def signature(run: LayerRun) -> tuple[Signature, tuple[Tensor, ...]]:
     """
     pairs = zip(run.inputs, run.differentiable, strict=True)
     # Clones of leaves are no leaves, so the layer may work in place.
-    values = tuple(value.detach().requires_grad_(flag).clone() for value, flag in pairs)
+    inputs = (value.detach().requires_grad_(flag).clone() for value, flag in pairs)
+    values = (*inputs, *(value.clone() for value in run.fed))
     states = [*run.layer.parameters(), *run.layer.buffers()]
     live = LiveBytes([*states, *values])
     before = live.live

@@ -45,7 +45,7 @@ def measure_stages(
 def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
     """`model` with one layer for each of `stages`."""
     return SplitModel(
-        layers=tuple(Row(model.layers[stage.first : stage.last + 1]) for stage in stages),
+        layers=tuple(_row(model, stage) for stage in stages),
         names=tuple(f"{stage.first}-{stage.last}" for stage in stages),
         fqns=tuple(
             {
@@ -57,6 +57,25 @@ def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
         ),
         boundaries=tuple(model.boundaries[stage.first] for stage in stages),
         microbatch_size=model.microbatch_size,
+        fed=tuple(_fed(model, stage) for stage in stages),
+    )
+
+
+def _fed(model: SplitModel, stage: Stage) -> tuple[int, ...]:
+    """Which tensors of the model's input the stage's layers get, each once."""
+    layers = range(stage.first, stage.last + 1)
+    return tuple(sorted({place for layer in layers for place in model.fed_to(layer)}))
+
+
+def _row(model: SplitModel, stage: Stage) -> Row:
+    places = _fed(model, stage)
+    return Row(
+        model.layers[stage.first : stage.last + 1],
+        len(model.boundaries[stage.first]),
+        [
+            tuple(places.index(place) for place in model.fed_to(layer))
+            for layer in range(stage.first, stage.last + 1)
+        ],
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture.batches import Batches
+from pipeplan.capture.layer_run import fed_tensors
 from pipeplan.capture.place import Place
 from pipeplan.capture.trace import call, check_loss
 from pipeplan.task import SplitModel
@@ -56,8 +57,9 @@ class Sweep:
     def run(self, microbatch: int) -> tuple[list[int], list[int]]:
         """(forward, backward) nanoseconds of each layer for one micro-batch.
 
-        The first layer's forward includes fetching the micro-batch, and so does the last one's:
-        the ranks that hold them both fetch it. The loss belongs to the last layer.
+        The first layer's forward includes fetching the micro-batch, and so does that of the last
+        one and of those that are fed: the ranks that hold them all fetch it. The loss belongs to
+        the last layer.
 
         Raises:
             InputError: if data, a layer or the loss fails.
@@ -71,9 +73,10 @@ class Sweep:
             [self._place.clock.between(start, end) for start, end in marks]
             for marks in (there, back)
         )
-        forward[0] += fetch
-        if len(forward) > 1:
-            forward[-1] += fetch
+        last = len(forward) - 1
+        for index in range(len(forward)):
+            if index in (0, last) or self._model.fed_to(index):
+                forward[index] += fetch
         return forward, backward
 
     def _forward(self, source: Tensor, target: Tensor) -> tuple[Marks, list[Graph]]:
@@ -86,9 +89,10 @@ class Sweep:
             leaves = tuple(
                 value.detach().requires_grad_(spec.differentiable) for value, spec in pairs
             )
+            fed = fed_tensors(model, index, source)
             begin = mark()
             self._place.seed(index)
-            values = call(name, layer, leaves)
+            values = call(name, layer, (*leaves, *fed))
             if index == last:
                 values = (check_loss(self._loss(values[0], target)),)
             marks.append((begin, mark()))
