@@ -113,14 +113,21 @@ class _Maker:
             first_layer=planned.first,
             layers=split.layers[planned.first : planned.last + 1],
             fqns=split.fqns[planned.first : planned.last + 1],
-            inputs=split.boundaries[planned.first],
+            boundaries=split.boundaries[planned.first : planned.last + 1],
             outputs=() if last else split.boundaries[planned.last + 1],
             loss=self.task.loss if last else None,
             seed=self.seed,
             scale=self.scale,
             fed=_fed(split, planned, self.feed),
+            runs=_runs(planned),
         )
         return Stage(spec, self.plan.microbatches, self.holders.hold(spec.layers, planned.first))
+
+
+def _runs(planned: PlannedStage) -> tuple[tuple[int, int], ...]:
+    """What the plan lets the stage compute again, counted from the stage's first layer."""
+    runs = planned.remat.recompute if planned.remat else ()
+    return tuple((first - planned.first, last - planned.first) for first, last in runs)
 
 
 def _fed(

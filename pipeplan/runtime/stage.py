@@ -1,26 +1,19 @@
-"""One stage: forward and backward of its layers for one micro-batch, and what lives in between.
+"""One stage: forward and backward of its layers for one micro-batch, piece by piece.
 
-Between F and B a stage keeps a root of zero bytes and, behind it, what autograd saved; nothing
-else (docs/model.md, M2). The input is given up as soon as the first layer has run, each
-inner boundary as soon as the next layer has run, the output as soon as it is handed on.
+A stage is a row of pieces (`piece`): layers whose graph is kept from F to B, and runs of layers
+that keep only their input and are computed again in B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter, leave, run_backward
-from pipeplan.errors import InputError
 from pipeplan.runtime.holders import Held
-from pipeplan.runtime.seeds import seed_layer
+from pipeplan.runtime.piece import Again, Loss, Piece, PieceSpec
 from pipeplan.task import TensorSpec
-
-Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +26,8 @@ class StageSpec:
     layers: tuple[nn.Module, ...]
     fqns: tuple[dict[str, str], ...]
     """Per layer: name of a parameter or buffer in the layer -> its name in the user's model."""
-    inputs: tuple[TensorSpec, ...]
+    boundaries: tuple[tuple[TensorSpec, ...], ...]
+    """Before each layer."""
     outputs: tuple[TensorSpec, ...]
     """Empty for the last stage, whose output is the loss."""
     loss: Loss | None
@@ -42,15 +36,8 @@ class StageSpec:
     """Step -> loss scale; used by the last stage."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
-
-
-@dataclass(slots=True)
-class _Graph:
-    """What waits for the backward of one micro-batch."""
-
-    root: Tensor | None
-    entry: Slot
-    exit: Slot
+    runs: tuple[tuple[int, int], ...] = ()
+    """First and last index in `layers` of what is computed again."""
 
 
 class Stage:
@@ -69,7 +56,8 @@ class Stage:
         self.units = held.units
         self.leaves = held.leaves
         self._microbatches = microbatches
-        self._graphs: dict[int, _Graph] = {}
+        self._open: set[int] = set()
+        self._pieces = tuple(_pieces(spec))
         self.names: dict[nn.Parameter, str] = {
             parameter: fqns[local]
             for layer, fqns in zip(spec.layers, spec.fqns, strict=True)
@@ -80,7 +68,7 @@ class Stage:
     @property
     def in_flight(self) -> int:
         """Micro-batches between their forward and their backward."""
-        return len(self._graphs)
+        return len(self._open)
 
     def state(self) -> dict[str, Tensor]:
         """Newest parameters and all buffers, by name in the user's model; not copied."""
@@ -107,13 +95,10 @@ class Stage:
         """
         for leaves in self.leaves:
             leaves.begin_graph(microbatch // self._microbatches)
-        graph = _Graph(None, Slot(), Slot())
-        outputs = self._run_layers(microbatch, self._enter(graph.entry, inputs), target)
-        roots = [tensor for tensor in outputs if tensor.requires_grad]
-        if roots:
-            graph.root = leave(graph.exit, self._differentiable(outputs))
-        self._graphs[microbatch] = graph
-        return [tensor.detach() for tensor in outputs]
+        self._open.add(microbatch)
+        for piece in self._pieces:
+            inputs = piece.forward(microbatch, inputs, target)
+        return inputs
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients of the stage's differentiable inputs; parameters' gradients accumulate.
@@ -126,19 +111,12 @@ class Stage:
         step = microbatch // self._microbatches
         for leaves in self.leaves:
             leaves.bind(step)
-        graph = self._graphs.pop(microbatch)
-        if graph.root is not None:
-            if self.spec.loss:
-                gradients.append(graph.root.new_full((), self.spec.scale(step)))
-            graph.exit.put(gradients)
-            gradients.clear()
-            run_backward(graph.root)
+        self._open.remove(microbatch)
+        for piece in reversed(self._pieces):
+            gradients = piece.backward(microbatch, gradients, self.spec.scale(step))
         for leaves in self.leaves:
             leaves.end_graph(step)
-        arrived = graph.entry.take()
-        if arrived is not None:
-            return arrived
-        return [empty(spec).zero_() for spec in gradient_specs(self.spec.inputs, self.spec.index)]
+        return gradients
 
     def evaluate(
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
@@ -146,58 +124,40 @@ class Stage:
         """Outputs of the newest weights, without a graph; arguments as in `forward`."""
         for leaves in self.leaves:
             leaves.bind_newest()
-        boundary = tuple(inputs)
-        inputs.clear()
-        with torch.no_grad():
-            return list(self._run_layers(microbatch, boundary, target))
+        for piece in self._pieces:
+            inputs = piece.evaluate(microbatch, inputs, target)
+        return inputs
 
-    def _enter(self, slot: Slot, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        flags = [spec.differentiable and self.spec.index > 0 for spec in self.spec.inputs]
-        chosen = [tensor for tensor, flag in zip(inputs, flags, strict=True) if flag]
-        entered = iter(enter(slot, chosen) if chosen else ())
-        result = tuple(
-            next(entered) if flag else tensor for tensor, flag in zip(inputs, flags, strict=True)
-        )
-        inputs.clear()
-        return result
 
-    def _run_layers(
-        self, microbatch: int, boundary: tuple[Tensor, ...], target: Callable[[int], Tensor]
-    ) -> tuple[Tensor, ...]:
-        """`value` is the only name for what flows, so each tensor dies when it is replaced."""
-        value: Any = boundary
-        del boundary
-        last = len(self.spec.layers) - 1
-        for index, module in enumerate(self.spec.layers):
-            wanted = target(microbatch) if self.spec.loss and index == last else None
-            value = value if isinstance(value, tuple) else (value,)
-            if index in self.spec.fed:
-                value = (*value, *self.spec.fed[index](microbatch))
-            seed_layer(self.spec.seed, self.spec.first_layer + index, microbatch)
-            value = module(*value)
-        if self.spec.loss is None:
-            return value if isinstance(value, tuple) else (value,)
-        value = self.spec.loss(value, wanted)
-        if not isinstance(value, Tensor) or value.dim() != 0:
-            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
-            raise InputError(
-                f"task.loss: got {got} for micro-batch {microbatch}, need a scalar tensor,"
-                " the mean over the micro-batch"
-            )
-        return (value,)
+def _pieces(spec: StageSpec) -> Iterator[Piece]:
+    """The pieces of a stage: its runs, and what lies between them."""
+    begin = 0
+    for first, last in (*spec.runs, (len(spec.layers), len(spec.layers) - 1)):
+        if begin < first:
+            yield Piece(_piece(spec, begin, first))
+        if first <= last:
+            yield Again(_piece(spec, first, last + 1))
+        begin = last + 1
 
-    def _differentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
-        if self.spec.loss:
-            return list(outputs)
-        pairs = zip(outputs, self.spec.outputs, strict=True)
-        return [tensor for tensor, spec in pairs if spec.differentiable]
+
+def _piece(spec: StageSpec, begin: int, end: int) -> PieceSpec:
+    """Layers `begin` to `end`, exclusive, of the stage."""
+    last = end == len(spec.layers)
+    behind = spec.outputs if last else spec.boundaries[end]
+    enters = spec.index > 0 or begin > 0
+    fed = {index - begin: fetch for index, fetch in spec.fed.items() if begin <= index < end}
+    return PieceSpec(
+        first_layer=spec.first_layer + begin,
+        layers=spec.layers[begin:end],
+        inputs=spec.boundaries[begin],
+        entered=tuple(each.differentiable and enters for each in spec.boundaries[begin]),
+        left=(True,) if last and spec.loss else tuple(each.differentiable for each in behind),
+        loss=spec.loss if last else None,
+        seed=spec.seed,
+        fed=fed,
+    )
 
 
 def gradient_specs(specs: Sequence[TensorSpec], stage: int) -> tuple[TensorSpec, ...]:
     """What flows back through the boundary `specs` before `stage`: nothing before the first."""
     return tuple(spec for spec in specs if spec.differentiable and stage > 0)
-
-
-def empty(spec: TensorSpec) -> Tensor:
-    """An uninitialised tensor of this shape and dtype."""
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.removeprefix("torch.")))

@@ -116,7 +116,7 @@ def make_stage(
         first_layer=first,
         layers=model.layers[first : last + 1],
         fqns=model.fqns[first : last + 1],
-        inputs=model.boundaries[first],
+        boundaries=model.boundaries[first : last + 1],
         outputs=() if final else model.boundaries[last + 1],
         loss=task.loss if final else None,
         seed=0,

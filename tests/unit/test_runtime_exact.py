@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeplan import lowering
-from pipeplan.plan import Semantics
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan, Remat, Semantics
 from tests import pipelines, reference
 from tests.plans import random_plan
 
@@ -58,12 +59,58 @@ def test_equals_one_process(
 @pytest.mark.parametrize("seed", range(16))
 def test_random_lowered_plans_equal_one_process(seed: int) -> None:
     """Random valid plans, k up to 3, lowered by the real lowering, train exactly."""
-    plan = random_plan(seed, layers=8)
+    plan = without_first_in_place(random_plan(seed, layers=8))
     split, task = pipelines.toy()
     outcome = pipelines.train(plan, lowering.lower(plan), split, task, 3)
     expected = train_alone(plan.semantics, "sgd", 3, plan.microbatches)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
+
+
+def without_first_in_place(plan: Plan) -> Plan:
+    """`plan` with no run that begins at layer 1, which works in place on its input."""
+    stages = tuple(
+        stage.model_copy(update={"remat": None})
+        if stage.remat and any(first == 1 for first, _ in stage.remat.recompute)
+        else stage
+        for stage in plan.stages
+    )
+    return plan.model_copy(update={"stages": stages})
+
+
+RUNS = [((0, 0),), ((0, 7),), ((2, 3), (4, 6)), ((0, 2), (3, 4), (5, 7))]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("cuts", [[], [3], [4, 6]])
+@pytest.mark.parametrize("runs", RUNS)
+def test_computing_again_changes_nothing(
+    semantics: Semantics, cuts: list[int], runs: tuple[tuple[int, int], ...]
+) -> None:
+    """Losses, weights and running statistics equal those of one process that keeps everything."""
+    split, task = pipelines.toy()
+    plan = pipelines.plan_of(cuts, list(range(len(cuts) + 1)), semantics, microbatches=6)
+    stages = tuple(
+        stage.model_copy(update={"remat": Remat(recompute=mine)})
+        if (mine := tuple(run for run in runs if stage.first <= run[0] <= run[1] <= stage.last))
+        else stage
+        for stage in plan.stages
+    )
+    plan = plan.model_copy(update={"stages": stages})
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 4)
+    expected = train_alone(semantics, "sgd", 4, 6)
+    assert outcome.losses == expected.losses
+    assert equal(outcome.weights, expected.weights)
+
+
+def test_a_run_may_not_begin_in_place() -> None:
+    """What is kept to be computed from again must not change: the layer is named."""
+    split, task = pipelines.toy()
+    plan = pipelines.plan_of([], [0], "flush", microbatches=6)
+    stage = plan.stages[0].model_copy(update={"remat": Remat(recompute=((1, 2),))})
+    plan = plan.model_copy(update={"stages": (stage,)})
+    with pytest.raises(InputError, match="layer 1: works in place"):
+        pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 1)
 
 
 def test_fewest_micro_batches_of_2bw() -> None:

@@ -1,0 +1,211 @@
+"""A run of a stage's layers between two ends: kept for its backward, or computed again in it.
+
+Between forward and backward a kept piece holds a root of zero bytes and, behind it, what autograd
+saved; one that is computed again holds its input and nothing else (docs/model.md, M2 and V2).
+An input is given up as soon as the first layer has run on it for its backward, each boundary
+inside as soon as the next layer has run, the output as soon as it is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.boundary import Slot, enter, leave, run_backward
+from pipeplan.errors import InputError
+from pipeplan.runtime.seeds import seed_layer
+from pipeplan.task import TensorSpec
+
+Loss = Callable[[Any, Any], Tensor]
+Target = Callable[[int], Tensor]
+"""Micro-batch -> what the loss compares with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceSpec:
+    """What a piece is made of; `loss` only for the last one of the chain."""
+
+    first_layer: int
+    """0-based index in the chain: part of every random seed."""
+    layers: tuple[nn.Module, ...]
+    inputs: tuple[TensorSpec, ...]
+    """The boundary before it."""
+    entered: tuple[bool, ...]
+    """Which of its tensors get a gradient back."""
+    left: tuple[bool, ...]
+    """Of those behind it: which give a gradient; (True,) where there is a loss."""
+    loss: Loss | None
+    seed: int
+    fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
+    """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
+
+
+@dataclass(slots=True)
+class _Graph:
+    """What waits for the backward of one micro-batch."""
+
+    root: Tensor | None
+    entry: Slot
+    exit: Slot
+
+
+class Piece:
+    """Layers whose graph is kept; tensors pass through, none stays in a Python frame."""
+
+    def __init__(self, spec: PieceSpec) -> None:
+        self.spec = spec
+        self._graphs: dict[int, _Graph] = {}
+
+    def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
+        """Outputs for `microbatch`, cut off the graph; the last piece returns [loss].
+
+        Args:
+            microbatch: global number.
+            inputs: the boundary before it; emptied, so that the caller keeps nothing alive.
+            target: called by the last piece only, just before its last layer.
+
+        Raises:
+            InputError: if the loss is no scalar.
+        """
+        graph = _Graph(None, Slot(), Slot())
+        outputs = self._run_layers(microbatch, self._enter(graph.entry, inputs), target)
+        if any(tensor.requires_grad for tensor in outputs):
+            graph.root = leave(graph.exit, self._differentiable(outputs))
+        self._graphs[microbatch] = graph
+        return [tensor.detach() for tensor in outputs]
+
+    def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
+        """Gradients of the entered inputs, zeros where none arrives; parameters' accumulate.
+
+        Args:
+            microbatch: global number.
+            gradients: of the outputs left; emptied, so that the caller keeps nothing alive.
+            scale: what the loss counts, where the piece has one; `gradients` are ignored then.
+        """
+        graph = self._graphs.pop(microbatch)
+        if graph.root is not None:
+            if self.spec.loss:
+                gradients.append(graph.root.new_full((), scale))
+            graph.exit.put(gradients)
+            gradients.clear()
+            run_backward(graph.root)
+        arrived = graph.entry.take()
+        if arrived is not None:
+            return arrived
+        pairs = zip(self.spec.inputs, self.spec.entered, strict=True)
+        return [empty(spec).zero_() for spec, entered in pairs if entered]
+
+    def evaluate(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
+        """Outputs without a graph; arguments as in `forward`."""
+        boundary = tuple(inputs)
+        inputs.clear()
+        with torch.no_grad():
+            return list(self._run_layers(microbatch, boundary, target))
+
+    def _enter(self, slot: Slot, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        flags = self.spec.entered
+        chosen = [tensor for tensor, flag in zip(inputs, flags, strict=True) if flag]
+        entered = iter(enter(slot, chosen) if chosen else ())
+        result = tuple(
+            next(entered) if flag else tensor for tensor, flag in zip(inputs, flags, strict=True)
+        )
+        inputs.clear()
+        return result
+
+    def _run_layers(
+        self, microbatch: int, boundary: tuple[Tensor, ...], target: Target
+    ) -> tuple[Tensor, ...]:
+        """`value` is the only name for what flows, so each tensor dies when it is replaced."""
+        value: Any = boundary
+        del boundary
+        last = len(self.spec.layers) - 1
+        for index, module in enumerate(self.spec.layers):
+            wanted = target(microbatch) if self.spec.loss and index == last else None
+            value = value if isinstance(value, tuple) else (value,)
+            if index in self.spec.fed:
+                value = (*value, *self.spec.fed[index](microbatch))
+            seed_layer(self.spec.seed, self.spec.first_layer + index, microbatch)
+            value = module(*value)
+        if self.spec.loss is None:
+            return value if isinstance(value, tuple) else (value,)
+        value = self.spec.loss(value, wanted)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+            raise InputError(
+                f"task.loss: got {got} for micro-batch {microbatch}, need a scalar tensor,"
+                " the mean over the micro-batch"
+            )
+        return (value,)
+
+    def _differentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor for tensor, flag in zip(outputs, self.spec.left, strict=True) if flag]
+
+
+class Again(Piece):
+    """Layers that keep only their input and are computed again just before their backward."""
+
+    def __init__(self, spec: PieceSpec) -> None:
+        super().__init__(spec)
+        self._inputs: dict[int, tuple[list[Tensor], Target]] = {}
+
+    def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
+        """As `Piece.forward`, without a graph.
+
+        Raises:
+            InputError: if a layer works in place on the input that must stay as it is.
+        """
+        kept = list(inputs)
+        inputs.clear()
+        before = _versions(kept)
+        with torch.no_grad():
+            outputs = self._run_layers(microbatch, tuple(kept), target)
+        if before != _versions(kept):
+            raise InputError(
+                f"task: layer {self.spec.first_layer}: works in place on its input, which is kept"
+                " to compute the layer again. Make the operation out of place."
+            )
+        self._inputs[microbatch] = (kept, target)
+        return list(outputs)
+
+    def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
+        """As `Piece.backward`, after the forward with the same random numbers and statistics."""
+        inputs, target = self._inputs.pop(microbatch)
+        with _buffers_aside(self.spec.layers):
+            super().forward(microbatch, inputs, target)
+        return super().backward(microbatch, gradients, scale)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was written to; torch has no public name for it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001
+
+
+def empty(spec: TensorSpec) -> Tensor:
+    """An uninitialised tensor of this shape and dtype."""
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.removeprefix("torch.")))
+
+
+@contextmanager
+def _buffers_aside(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Lets a forward work on copies of the buffers: running statistics see each micro-batch once.
+
+    Not copied back afterwards: the graph may hold the copies, which must not change.
+    """
+    kept = [
+        (module, name, buffer)
+        for layer in layers
+        for module in layer.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    for module, name, buffer in kept:
+        setattr(module, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for module, name, buffer in kept:
+            setattr(module, name, buffer)
