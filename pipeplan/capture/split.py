@@ -9,67 +9,77 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pipeplan.capture.decoder import (
-    GPT2_FORM,
-    LLAMA_FORM,
-    check_equal,
-    decoder_layers,
-    is_decoder,
-)
+from pipeplan.capture.cuts import coarsened, natural
+from pipeplan.capture.export import export
+from pipeplan.capture.flow import Flow
+from pipeplan.capture.pieces import pieces
+from pipeplan.capture.rows import is_row, row_layers
 from pipeplan.capture.trace import Trace, has_fakes, trace
+from pipeplan.capture.whole import check_same
 from pipeplan.errors import InputError
 from pipeplan.task import SplitModel, Task
 
 
-def split(task: Task) -> SplitModel:
+def split(task: Task, max_layers: int | None = None) -> SplitModel:
     """The layers of `task.model` and the boundaries between them.
 
-    `nn.Sequential` and lists give one layer per module; a decoder-only Hugging Face model gives
-    the embedding, each block, and the final norm with the head, and is checked to compute exactly
-    what the whole model computes. A layer that only gives its input another shape, or works in
-    place, joins the layer before it: a cut there would save nothing.
+    `nn.Sequential` and lists give one layer per module. Any other model is exported into a graph
+    and cut where little passes; its layers are checked to compute exactly what it computes.
     Boundaries come from a pass over micro-batch 0 that computes nothing where the model allows.
     The random state of torch is left as it was.
 
+    Args:
+        task: model, loss and data are used.
+        max_layers: merges layers of an exported model until there are no more than these.
+
     Raises:
-        InputError: if the model is of no known kind, a layer fails or returns something other
+        InputError: if the model cannot be exported, a layer fails or returns something other
             than tensors, or the loss is no scalar.
     """
     model = _as_module(task.model)
-    pieces = decoder_layers(model) if is_decoder(model) else _children(model)
-    source, target = task.microbatch(0)
-    with torch.random.fork_rng(devices=[]):
-        traced = trace(pieces, task.loss, source, target)
-        joined = _join_aliases(pieces, traced)
-        if len(joined) < len(pieces):
-            pieces, traced = joined, trace(joined, task.loss, source, target)
-        if is_decoder(model) and not has_fakes(pieces.values()):
-            check_equal(model, tuple(pieces.values()), source)
+    device = _device(model)
+    source, target = (part.to(device) for part in task.microbatch(0))
+    with torch.random.fork_rng():
+        if is_row(model):
+            layers, traced = row_layers(model, task.loss, source, target)
+            return _made(model, layers, traced, source)
+        return _by_graph(task, model, source, target, max_layers)
+
+
+def _by_graph(
+    task: Task, model: nn.Module, source: Tensor, target: Tensor, max_layers: int | None
+) -> SplitModel:
+    flow = Flow(export(model, (source,)))
+    cuts = natural(flow)
+    if max_layers is not None:
+        cuts = coarsened(flow, cuts, max_layers)
+    made = pieces(flow, cuts)
+    layers = {piece.name: piece.module for piece in made}
+    fed = tuple(piece.fed for piece in made)
+    result = _made(model, layers, trace(layers, task.loss, source, target, fed), source, fed)
+    if not has_fakes([model]):
+        check_same(model, result, (source,))
+    return result
+
+
+def _made(
+    model: nn.Module,
+    layers: dict[str, nn.Module],
+    traced: Trace,
+    source: Tensor,
+    fed: tuple[tuple[int, ...], ...] = (),
+) -> SplitModel:
     names = _tensor_names(model)
     return SplitModel(
-        layers=tuple(pieces.values()),
-        names=tuple(pieces),
-        fqns=tuple(_fqns(layer, names) for layer in pieces.values()),
+        layers=tuple(layers.values()),
+        names=tuple(layers),
+        fqns=tuple(_fqns(layer, names) for layer in layers.values()),
         boundaries=traced.boundaries,
         microbatch_size=source.shape[0] if source.dim() else 1,
+        fed=fed if any(fed) else (),
     )
-
-
-class _Joined(nn.Module):
-    """Neighbouring modules that form one layer."""
-
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def forward(self, *boundary: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        values = boundary
-        for part in self.parts:
-            result = part(*values)
-            values = result if isinstance(result, tuple) else (result,)
-        return values if len(values) > 1 else values[0]
 
 
 def _as_module(model: object) -> nn.Module:
@@ -88,39 +98,10 @@ def _as_module(model: object) -> nn.Module:
     return nn.ModuleList(model)
 
 
-def _children(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a sequence by name, such as `0:Linear`; one that occurs twice comes twice."""
-    if not isinstance(model, nn.Sequential | nn.ModuleList):
-        raise InputError(
-            f"task: model: got a {type(model).__name__}, need an nn.Sequential, a list of modules,"
-            " or a decoder-only Hugging Face model with the attributes of GPT-2"
-            f" ({GPT2_FORM}) or Llama ({LLAMA_FORM})."
-            " Give the model's layers as a Python list."
-        )
-    layers = {
-        f"{name}:{type(layer).__name__}": layer
-        for name, layer in model.named_modules(remove_duplicate=False)
-        if name and "." not in name
-    }
-    if not layers:
-        raise InputError("task: model: got no layers, need at least one")
-    return layers
-
-
-def _join_aliases(pieces: dict[str, nn.Module], traced: Trace) -> dict[str, nn.Module]:
-    """The layers, where each whose output is its input's memory has joined the one before it.
-
-    The first of all joins the one after it.
-    """
-    starts = [index for index, alias in enumerate(traced.aliases) if index == 0 or not alias]
-    if traced.aliases[0] and len(starts) > 1:
-        del starts[1]
-    named = list(pieces.items())
-    result: dict[str, nn.Module] = {}
-    for first, end in zip(starts, [*starts[1:], len(named)], strict=True):
-        names, layers = zip(*named[first:end], strict=True)
-        result["+".join(names)] = _Joined(layers) if len(layers) > 1 else layers[0]
-    return result
+def _device(model: nn.Module) -> torch.device:
+    """Where the model is; a model without tensors is on the processor."""
+    state = next((tensor for tensor in [*model.parameters(), *model.buffers()]), None)
+    return torch.device("cpu") if state is None else state.device
 
 
 def _tensor_names(model: nn.Module) -> dict[int, str]:
@@ -130,6 +111,7 @@ def _tensor_names(model: nn.Module) -> dict[int, str]:
 
 
 def _fqns(layer: nn.Module, names: dict[int, str]) -> dict[str, str]:
+    """Constants of an exported model have no other name than the one in the layer."""
     parameters = layer.named_parameters(remove_duplicate=False)
     buffers = layer.named_buffers(remove_duplicate=False)
-    return {local: names[id(tensor)] for local, tensor in [*parameters, *buffers]}
+    return {local: names.get(id(tensor), local) for local, tensor in [*parameters, *buffers]}

@@ -7,7 +7,7 @@ where a layer needs real data (it looks at values), the whole pass runs for real
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +30,8 @@ class Trace:
     """The layer's input."""
     aliases: tuple[bool, ...]
     """Whether all of the layer's output lies in the memory of its input."""
+    writes: tuple[bool, ...]
+    """Whether the layer changes its input in place."""
 
 
 def trace(
@@ -37,8 +39,11 @@ def trace(
     loss: Callable[[Tensor, Tensor], Tensor],
     source: Tensor,
     target: Tensor,
+    fed: Sequence[tuple[int, ...]] = (),
 ) -> Trace:
     """The boundaries of `layers` for a micro-batch like `source`, `target`.
+
+    `fed` says per layer which tensors of boundary 0 it gets behind its own; empty: none.
 
     Raises:
         InputError: if a layer or the loss fails or returns the wrong kind of value.
@@ -46,10 +51,11 @@ def trace(
     with unchanged_buffers(layers.values()):
         try:
             with fake_mode(layers.values()) as fake:
-                return _walk(layers, loss, fake.from_tensor(source), fake.from_tensor(target))
+                fakes = fake.from_tensor(source), fake.from_tensor(target)
+                return _walk(layers, loss, *fakes, fed)
         except Exception as error:
             reason = str(error).split("\n")[0]
-        traced = _walk(layers, loss, source, target)
+        traced = _walk(layers, loss, source, target, fed)
     _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
     return traced
 
@@ -132,16 +138,21 @@ def _walk(
     loss: Callable[[Tensor, Tensor], Tensor],
     source: Tensor,
     target: Tensor,
+    fed: Sequence[tuple[int, ...]],
 ) -> Trace:
-    boundaries, aliases = [], []
+    boundaries, aliases, writes = [], [], []
     values: tuple[Tensor, ...] = (source,)
-    for name, layer in layers.items():
+    start = values
+    for index, (name, layer) in enumerate(layers.items()):
         # A clone is no leaf, so that a layer may work in place as it does inside the model.
         inputs = tuple(
             value.detach().requires_grad_(value.requires_grad).clone() for value in values
         )
         boundaries.append(tuple(map(_spec, inputs)))
-        values = call(name, layer, inputs)
+        versions = list(map(_version, inputs))
+        extra = tuple(start[place].clone() for place in fed[index]) if fed else ()
+        values = call(name, layer, (*inputs, *extra))
+        writes.append(list(map(_version, inputs)) != versions)
         held = {key(value) for value in inputs}
         aliases.append(all(key(value) in held for value in values))
     if len(values) != 1:
@@ -153,7 +164,12 @@ def _walk(
     except Exception as error:
         raise InputError(f"task: loss failed: {type(error).__name__}: {error}") from error
     check_loss(result)
-    return Trace(tuple(boundaries), tuple(aliases))
+    return Trace(tuple(boundaries), tuple(aliases), tuple(writes))
+
+
+def _version(value: Tensor) -> int:
+    """How often `value` has been written into, by torch's own count."""
+    return value._version  # noqa: SLF001
 
 
 def _spec(value: Tensor) -> TensorSpec:

@@ -1,0 +1,86 @@
+"""Modules in a row: an `nn.Sequential` or a list, whose members are the layers as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from pipeplan.capture.trace import Trace, trace
+from pipeplan.errors import InputError
+
+
+def is_row(model: nn.Module) -> bool:
+    """Whether the members of `model` are its layers."""
+    return type(model) in (nn.Sequential, nn.ModuleList)
+
+
+def row_layers(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], source: Tensor, target: Tensor
+) -> tuple[dict[str, nn.Module], Trace]:
+    """The layers by name, such as `0:Linear`, and the boundaries between them.
+
+    A layer that only gives its input another shape, or works in place, joins the layer before it:
+    a cut there would save nothing.
+
+    Raises:
+        InputError: if there are none, one fails, returns anything but tensors, or changes its
+            input and returns something else.
+    """
+    layers = _members(model)
+    traced = trace(layers, loss, source, target)
+    joined = _join_aliases(layers, traced)
+    if len(joined) < len(layers):
+        layers, traced = joined, trace(joined, loss, source, target)
+    for index, name in enumerate(layers):
+        if index and traced.writes[index]:
+            raise InputError(
+                f"task: layer {name!r}: changes its input in place, need an input that stays as"
+                " it is, since the layer before may keep it for its backward. Use the operation"
+                " that returns a new tensor, or give both layers as one."
+            )
+    return layers, traced
+
+
+class Joined(nn.Module):
+    """Neighbouring modules that form one layer."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *boundary: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """One part after the other."""
+        values = boundary
+        for part in self.parts:
+            result = part(*values)
+            values = result if isinstance(result, tuple) else (result,)
+        return values if len(values) > 1 else values[0]
+
+
+def _members(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a sequence by name; one that occurs twice comes twice."""
+    layers = {
+        f"{name}:{type(layer).__name__}": layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if name and "." not in name
+    }
+    if not layers:
+        raise InputError("task: model: got no layers, need at least one")
+    return layers
+
+
+def _join_aliases(layers: dict[str, nn.Module], traced: Trace) -> dict[str, nn.Module]:
+    """The layers, where each whose output is its input's memory has joined the one before it.
+
+    The first of all joins the one after it.
+    """
+    starts = [index for index, alias in enumerate(traced.aliases) if index == 0 or not alias]
+    if traced.aliases[0] and len(starts) > 1:
+        del starts[1]
+    named = list(layers.items())
+    result: dict[str, nn.Module] = {}
+    for first, end in zip(starts, [*starts[1:], len(named)], strict=True):
+        names, parts = zip(*named[first:end], strict=True)
+        result["+".join(names)] = Joined(parts) if len(parts) > 1 else parts[0]
+    return result
