@@ -32,6 +32,7 @@ def fail(
     Closing the connections tells the other ranks within milliseconds; a clean shutdown would wait
     for them instead. Before that the rank asks the others who is to blame (`Watch`).
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends its ranks: let this one speak
     line, peers = _what(error, place, transport)
     blamed = watch.blame(Report(line, peers)) if watch is not None else ""
     line = f"error: {line}" + (f"; {blamed}" if blamed else "")

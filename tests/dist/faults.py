@@ -4,7 +4,8 @@
 ranks do, over a store that outlives them, but with no agent that would end a rank for them: what
 ends them is theirs. SPECS is a JSON list of runs, made one after the other: `ranks`, `words` (of
 launch), `fault` (or null), `attempt`, `folder`. Prints JSON: per run and rank the exit code, what
-it said, and how long after the faulty rank's end (or hang) it ended.
+it said, how long after the faulty rank's end (or hang) it ended, and what it used each second:
+resident bytes, open files, threads.
 
 Faults: {"rank", "does", "at": "0F3" or "save 2"}; it does `kill`, `hang`, the name of a signal, or
 `full`: the checkpoint's file may not grow beyond 1 KiB, as on a full disk.
@@ -109,6 +110,17 @@ def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: s
     os._exit(launch(spec["words"]))
 
 
+def _sample(pid: int | None, used: list[tuple[int, int, int]]) -> None:
+    """Adds resident bytes, open files and threads of a process, if it still runs."""
+    place = Path(f"/proc/{pid}")
+    try:
+        pages = int((place / "statm").read_text().split()[1])
+        files, threads = (len(os.listdir(place / name)) for name in ("fd", "task"))
+    except (OSError, IndexError):
+        return
+    used.append((pages * resource.getpagesize(), files, threads))
+
+
 def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """One launch."""
     folder = spec["folder"]
@@ -125,7 +137,13 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
         process.start()
     ended: dict[int, float] = {}
     hung = spec["fault"]["rank"] if spec["fault"] and spec["fault"]["does"] == "hang" else None
+    used: list[list[tuple[int, int, int]]] = [[] for _ in ranks]
+    sampled = 0.0
     while len(ended) < len(ranks) - (hung is not None):
+        if time.monotonic() > sampled + 1:
+            sampled = time.monotonic()
+            for rank, process in enumerate(ranks):
+                _sample(process.pid, used[rank])
         for rank, process in enumerate(ranks):
             if rank != hung and rank not in ended and not process.is_alive():
                 ended[rank] = time.monotonic()
@@ -139,6 +157,7 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
             "code": process.exitcode,
             "after_s": ended.get(rank, 0.0) - moment.value if moment.value else None,
             "said": Path(f"{folder}/said{rank}").read_text(),
+            "used": used[rank],
         }
         for rank, process in enumerate(ranks)
     ]

@@ -57,7 +57,7 @@ def spec(
     }
 
 
-def launched(*specs: dict[str, Any]) -> list[Told]:
+def launched(*specs: dict[str, Any], timeout_s: float = 240) -> list[Told]:
     """One launch after the other."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("faults.py")), json.dumps(specs)],
@@ -65,7 +65,7 @@ def launched(*specs: dict[str, Any]) -> list[Told]:
         env=launch_task.environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -202,3 +202,28 @@ def test_sigusr1_to_one_rank_saves_and_leaves(tmp_path: Path) -> None:
     assert trained(out, "2bw", steps)
     (again,) = launched(spec(tmp_path, plan, "--resume", str(out)))
     check_resumed(tmp_path, again, "2bw", steps)
+
+
+SOAK_STEPS = 2000
+GROWTH_BYTES = 2**20
+"""Between the middle and the end: half a kilobyte per step would show."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_soak(tmp_path: Path, semantics: Semantics) -> None:
+    """2,000 steps on 4 ranks: from the middle on no more memory, open files or threads."""
+    plan = launch_task.plan(RANKS, semantics)
+    words = ("--steps", str(SOAK_STEPS), "--save-every", "200")
+    (told,) = launched(spec(tmp_path, plan, *words), timeout_s=1700)
+    assert [each["code"] for each in told] == [0] * RANKS, told
+    assert trained(tmp_path / "run", semantics, SOAK_STEPS)
+    for each in told:
+        steady = each["used"][len(each["used"]) // 2 : -3]
+        assert len(steady) >= 10
+        first, last = steady[:5], steady[-5:]
+        growth = min(bytes_ for bytes_, _, _ in last) - min(bytes_ for bytes_, _, _ in first)
+        assert growth < GROWTH_BYTES, [bytes_ for bytes_, _, _ in steady]
+        for resource in (1, 2):
+            assert max(e[resource] for e in last) <= max(e[resource] for e in steady[:-5]), steady

@@ -139,6 +139,34 @@ def test_killed_rank_is_named(tmp_path: Path) -> None:
     assert "now: " in (out / "rank0.error.txt").read_text()
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks in /proc")
+def test_torchrun_restarts_and_resumes(tmp_path: Path) -> None:
+    """`--max-restarts`: a killed rank costs the steps since the last save, and nothing else."""
+    out, steps = tmp_path / "run", 80
+    plan = tmp_path / "plan.json"
+    plan.write_text(launch_task.plan(2, "2bw").to_json())
+    words = ("--steps", str(steps), "--save-every", "5", "--out", str(out))
+    process = subprocess.Popen(
+        [
+            *(*TORCHRUN, "2", "--max-restarts", "1"),
+            *("-m", "pipeplan.launch", "--plan", str(plan), *words),
+        ],
+        cwd=ROOT,
+        env=launch_task.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_steps(out, 12, process)
+    os.kill(rank_pids(process.pid)[1], signal.SIGKILL)
+    code, _, err = finish(process)
+    assert code == 0, err[-3000:]
+    first = json.loads((out / "run.json").read_text())["first_step"]
+    assert first >= 10
+    assert first % 5 == 0
+    assert equal(out / "model.pt", launch_task.trained("2bw", steps).weights)
+
+
 def test_refusal_under_torchrun(tmp_path: Path) -> None:
     """A wrong world size: one message, every rank ends with 2, no traceback of ours."""
     plan = tmp_path / "plan.json"
