@@ -21,10 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.compare_pages import BEGIN, END, QUARTERS, Case, page
+from benchmarks.compare_pages import BEGIN, END, QUARTERS, Case, image, page, picture
 from benchmarks.planner_cases import ample_peak, chain_of, machines
-from pipeplan.compare import Comparison, Request, compare
-from pipeplan.compare.files import pictures
+from pipeplan.compare import Request, compare
 from pipeplan.compare.table import data
 from pipeplan.errors import InfeasibleError
 from pipeplan.planner import Config, solve
@@ -50,8 +49,8 @@ def least_memory(name: str, gpus: int, ample: int) -> int:
     return high
 
 
-def measure(name: str, gpus: int, args: argparse.Namespace) -> tuple[Case, Comparison]:
-    """The comparison of one network on one number of GPUs, and what of it is kept."""
+def measure(name: str, gpus: int, args: argparse.Namespace) -> Case:
+    """What is kept of the comparison of one network on one number of GPUs."""
     chain, ample = chain_of(name), ample_peak(name, gpus, "exact")
     least = least_memory(name, gpus, ample)
     shares = SHARES if name in PICTURED else QUARTERS
@@ -63,20 +62,19 @@ def measure(name: str, gpus: int, args: argparse.Namespace) -> tuple[Case, Compa
     load = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     kept = data(comparison)
     (cloud,) = comparison.clouds
-    case: Case = {
+    return {
         "chain": name,
         "chain_digest": kept["chain_digest"],
         "gpus": gpus,
         "load_ns": load / gpus,
         "shares": list(sizes),
         "points": kept["points"],
-        "cloud_points": len(cloud.points),
+        "cloud": [[size, round(time)] for size, time in cloud.points],
         "partitions_left_out": cloud.left_out,
         "seconds": round(time.monotonic() - begin, 1),
         "cpu_seconds": round(cpu_seconds() - work, 1),
         "planner_seconds": args.seconds,
     }
-    return case, comparison
 
 
 def cpu_seconds() -> float:
@@ -90,6 +88,14 @@ def tell(share: float, what: str) -> None:
     print(f"  {share:4.0%} {what}", file=sys.stderr, flush=True)
 
 
+def save(cases: dict[str, Case], path: Path) -> None:
+    """One case a line, whole at every instant."""
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(case)}" for key, case in cases.items())
+    partial = path.with_suffix(".partial")
+    partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
 def main() -> int:
     """Measure, draw, write; 1 if somebody beats us anywhere."""
     parser = argparse.ArgumentParser(description="Ours beside PipeDream, on known networks.")
@@ -100,7 +106,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (one per core)")
     parser.add_argument("--results", type=Path, default=RESULT, help="%(default)s")
     parser.add_argument("--document", type=Path, default=Path("docs/comparison.md"))
-    parser.add_argument("--show", action="store_true", help="only write the document again")
+    parser.add_argument(
+        "--show", action="store_true", help="only draw and write the document again"
+    )
     args = parser.parse_args()
     cases: dict[str, Case] = {}
     if args.results.exists():
@@ -108,12 +116,11 @@ def main() -> int:
     for name in () if args.show else args.chains:
         for gpus in args.gpus:
             print(f"{name}, {gpus} GPUs", file=sys.stderr)
-            case, comparison = measure(name, gpus, args)
-            cases[f"{name} {gpus}"] = case
-            args.results.write_text(json.dumps(cases, indent=1) + "\n", encoding="utf-8")
-            if name in PICTURED:
-                ((file, picture),) = pictures(comparison)
-                draw(picture, args.document.parent / f"img/compare-{file}.png")
+            cases[f"{name} {gpus}"] = measure(name, gpus, args)
+            save(cases, args.results)
+    for case in cases.values():
+        if case["chain"] in PICTURED:
+            draw(picture(case), args.document.parent / image(case))
     head, _, rest = args.document.read_text(encoding="utf-8").partition(BEGIN)
     tail = rest.partition(END)[2]
     written = f"{head}{BEGIN}\n\n{page(cases, PICTURED)}\n\n{END}{tail}"

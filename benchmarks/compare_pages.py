@@ -1,4 +1,4 @@
-"""The measured part of docs/comparison.md, from what the benchmark has kept."""
+"""The measured part of docs/comparison.md and its pictures, from what the benchmark has kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeplan.compare.field import EXHAUSTIVE
 from pipeplan.compare.ours import CONTIGUOUS, OURS
+from pipeplan.report.cloud import Picture
 from pipeplan.units import format_bytes
 
 Case = dict[str, Any]
@@ -73,19 +74,45 @@ def _period(point: Point, name: str) -> float | None:
     return next(periods, None)
 
 
+def image(case: Case) -> str:
+    """Where the picture is, from docs/."""
+    return f"img/compare-{case['chain']}-{case['gpus']}gpus.png"
+
+
+def picture(case: Case) -> Picture:
+    """Memory and period of everyone."""
+    points = case["points"]
+    return Picture(
+        title=f"{case['chain']}, {case['gpus']} GPUs",
+        cloud=[(size, time) for size, time in case["cloud"]],
+        ours=_series(points, OURS),
+        contiguous=_series(points, CONTIGUOUS),
+        bound=[(_memory(point), point["bound_ns"]) for point in points if point["bound_ns"]],
+    )
+
+
+def _series(points: Sequence[Point], name: str) -> list[tuple[int, float]]:
+    rows = [(_memory(point), _period(point, name)) for point in points]
+    return [(memory, period) for memory, period in rows if period is not None]
+
+
+def _memory(point: Point) -> int:
+    memory: int = min(point["memory_bytes"])
+    return memory
+
+
 def _section(case: Case) -> list[str]:
-    name, gpus = case["chain"], case["gpus"]
-    image = f"img/compare-{name}-{gpus}gpus.png"
+    title = f"{case['chain']}, {case['gpus']} GPUs"
     rows = [
         "| memory | pipeplan | contiguous | PipeDream | ours / PipeDream | bound | gap |",
         "|---|---|---|---|---|---|---|",
         *map(_line, case["shares"], case["points"]),
     ]
     return [
-        f"### {name}, {gpus} GPUs",
-        f"![memory and period of {name} on {gpus} GPUs]({image})",
+        f"### {title}",
+        f"![memory and period of {title}]({image(case)})",
         "\n".join(rows),
-        f"{case['cloud_points']} points of the exhaustive search"
+        f"{len(case['cloud'])} points of the exhaustive search"
         f" ({case['partitions_left_out']} partitions left out);"
         f" {case['seconds']:.0f} s in all, {case['cpu_seconds']:.0f} CPU seconds.",
     ]
@@ -95,7 +122,7 @@ def _line(share: float, point: Point) -> str:
     ours, contiguous, theirs = (_period(point, name) for name in _COMPARED)
     bound = point["bound_ns"]
     cells = [
-        f"{share:.0%}: {format_bytes(point['memory_bytes'][0])}",
+        f"{share:.0%}: {format_bytes(_memory(point))}",
         *map(_ms, (ours, contiguous, theirs)),
         "-" if ours is None or theirs is None else f"{ours / theirs:.3f}",
         _ms(bound),

@@ -1,7 +1,8 @@
 """The memory-period picture: everyone's points, our plans, the bound under all of them.
 
 The form is that of Figures 11 to 16 of Beaumont, Eyraud-Dubois, Shilova (2020): memory of a GPU
-to the right, time per micro-batch upwards, blue what PipeDream's search found, red our plans.
+to the right, time per micro-batch upwards (logarithmic here), blue what PipeDream's search found,
+red our plans.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Picture:
     ours: Points
     contiguous: Points
     bound: Points
-    """Proven for every plan."""
+    """Proven for every plan of as much memory or less, so that it is drawn as steps."""
 
 
 def draw(picture: Picture, path: str | Path) -> None:
@@ -54,7 +55,7 @@ def draw(picture: Picture, path: str | Path) -> None:
 def figure(picture: Picture) -> Figure:
     """The picture as a matplotlib figure, made without any global state."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = drawn.subplots()
@@ -63,7 +64,10 @@ def figure(picture: Picture) -> Figure:
     axes.set_xlabel("memory per GPU")
     axes.set_ylabel("period per micro-batch")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda time, _: format_ns(time)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", rotation=20)
     _limit(axes, picture)
     axes.grid(alpha=0.3)
@@ -84,7 +88,7 @@ def _scatter(axes: Axes, picture: Picture) -> None:
             axes.scatter(sizes, times, s=size, c=colour, marker=marker, label=label)
     if picture.bound:
         sizes, times = zip(*sorted(picture.bound), strict=True)
-        axes.plot(sizes, times, color="black", linestyle="--", linewidth=1, label="proven bound")
+        axes.step(sizes, times, "k--", where="pre", linewidth=1, label="proven bound")
 
 
 def _limit(axes: Axes, picture: Picture) -> None:
