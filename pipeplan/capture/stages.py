@@ -31,7 +31,7 @@ def measure_stages(
     say = progress or (lambda _: None)
     task = place_of(task.model).bring(task)
     model = split(task)
-    _check_digest(model, plan)
+    _check(model, plan)
     found = measure(fuse(model, plan.stages), task, repeats=repeats, warmup=warmup, say=say)
     return StageProfile(
         source=SOURCE,
@@ -79,13 +79,20 @@ def _row(model: SplitModel, stage: Stage) -> Row:
     )
 
 
-def _check_digest(model: SplitModel, plan: Plan) -> None:
+def _check(model: SplitModel, plan: Plan) -> None:
     got, need = model.digest(), plan.task_digest
-    if len(model.layers) != len(plan.chain.layers) or need not in (None, got):
+    layers = len(plan.chain.layers)
+    if len(model.layers) != layers or need not in (None, got):
         raise InputError(
             f"profile: the plan is not for this task: got {len(model.layers)} layers and task"
-            f" digest {got[:12]}.., need {len(plan.chain.layers)} layers and"
-            f" {(need or 'any')[:12]}.. Profile and plan again."
+            f" digest {got[:12]}.., need {layers} layers and {(need or 'any')[:12]}.. Profile and"
+            " plan again."
+        )
+    covered = [layer for stage in plan.stages for layer in range(stage.first, stage.last + 1)]
+    if covered != list(range(layers)):
+        raise InputError(
+            f"profile: the plan's stages are not its {layers} layers in order."
+            " Run pipeplan verify on it."
         )
 
 

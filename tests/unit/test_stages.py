@@ -161,7 +161,8 @@ def test_a_tied_stage_is_seen_to_hold_more() -> None:
     """Both ends of a tied weight in one stage hold a second gradient; refine adds it."""
     task = gpt2(tied=True)
     chain = profile_task(task, repeats=1, warmup=0)
-    found = measure_stages(task, planned(chain, 0, 5), repeats=1, warmup=0)
+    plan = planned(chain, 0, len(chain.layers))
+    found = measure_stages(task, plan, repeats=1, warmup=0)
     (whole,) = found.stages
     missed = whole.backward_peak_bytes - whole.predicted_backward_peak_bytes
     refined = refine(chain, found)
@@ -190,6 +191,8 @@ def test_stages_of_another_task_are_not_measured() -> None:
     other = replace(mlp(), data=lambda _: (torch.randn(16, 64), torch.randn(16, 64)))
     with pytest.raises(InputError, match="task digest"):
         measure_stages(other, plan)
+    with pytest.raises(InputError, match="not its 10 layers in order"):
+        measure_stages(mlp(), planned(plan.chain, 0, 9))
 
 
 def test_profile_of_stages_survives_its_file(tmp_path: Path) -> None:
