@@ -5,7 +5,8 @@ scarce a cycle of k > 1 can beat every 1F1B plan (Beaumont, Eyraud-Dubois, Shilo
 candidate is a partition with one cap per stage, the most micro-batches that its GPU can hold.
 Eager execution settles into a cycle, which is offered as a plan.
 
-Partitions are visited best first by what each needs at least, whatever the order of its ops:
+Partitions are visited best first (all of them where there are few) by what each needs at least,
+whatever the order of its ops:
 
     floor = max over stages s of ( load(s), load of a link, V(s) / cap(s) ),
 
@@ -19,9 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heappop, heappush
-from itertools import count, pairwise
+from itertools import combinations, count, pairwise
+from math import comb
 
-from pipeplan.eager import Order, Step, eager_cycle
+from pipeplan.eager import Order, Step, eager_cycle, staircase
 from pipeplan.ilp.contiguous import ContiguousSolver, gpu_classes
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
@@ -30,6 +32,8 @@ from pipeplan.plan import OpKind, Stage
 
 PERIODS = 24
 """How many values of T each dynamic program is asked for a partition to start from."""
+FEW = 6000
+"""Partitions up to which all are looked at."""
 MAX_K = 64
 """Longest cycle offered, in micro-batches."""
 ORDERS: tuple[Order, ...] = ("alternate", "backward")
@@ -53,6 +57,9 @@ class EagerSearch:
         alike = len(gpu_classes(self.state.costs)) == 1
         for stages in self._starts():
             self._add(stages)
+        if alike:
+            for stages in _all_partitions(self.state.costs):
+                self._add(stages)
         while self._heap and self.state.elapsed < end and not self.state.done:
             floor, _, stages, caps = heappop(self._heap)
             if not self._promises(floor):
@@ -94,7 +101,9 @@ class EagerSearch:
         """Offer what eager execution of the partition settles into, for several caps."""
         ops = chain_ops(stages)
         steps = _steps(self.state.costs, stages)
-        for fewer in _variants(caps):
+        for fewer in dict.fromkeys(_variants(caps)):
+            if not self._promises(_floor(self.state.costs, stages, fewer)):
+                continue
             for order in ORDERS:
                 cycle = eager_cycle(steps, fewer, order, microbatches=4 * MAX_K)
                 if cycle is None or not self._allows(cycle.k):
@@ -119,19 +128,27 @@ def _steps(costs: Costs, stages: Stages) -> list[Step]:
 def _caps(costs: Costs, stages: Stages, most: int | None) -> tuple[int, ...] | None:
     """Per stage, how many micro-batches its GPU can hold; None if not one.
 
-    A stage never has more use for than two per stage from itself to the end, nor for more
-    than the stage in front of it has.
+    A stage gets no more than two per stage of the pipeline, nor more than the one before it.
     """
     caps: list[int] = []
     for stage in stages:
         size = costs.segment(stage.first, stage.last)
         own = max(size.forward, size.saved + size.backward)
-        room = costs.budgets[stage.gpu] - size.states - own
+        room = costs.budgets[stage.gpu] - size.states - own - _slots(costs, stage)
         if room < 0:
             return None
-        useful = min([2 * (len(stages) - stage.id), *caps[-1:], *([most] if most else [])])
+        useful = min([2 * len(stages), *caps[-1:], *([most] if most else [])])
         caps.append(min(useful, 1 + room // size.saved) if size.saved else useful)
     return tuple(caps)
+
+
+def _slots(costs: Costs, stage: Stage) -> int:
+    """Bytes of the permanent buffers of both ends (P5); the exact model's messages come and go."""
+    if costs.exact:
+        return 0
+    ends = [stage.first - 1, stage.last]
+    inner = [layer for layer in ends if 0 <= layer < costs.layers - 1]
+    return sum(2 * costs.tensor_bytes(layer, backward=False) for layer in inner)
 
 
 def _floor(costs: Costs, stages: Stages, caps: tuple[int, ...]) -> Fraction:
@@ -154,9 +171,16 @@ def _floor(costs: Costs, stages: Stages, caps: tuple[int, ...]) -> Fraction:
 
 
 def _variants(caps: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The caps; one less everywhere; one less in each stage alone: messages need room as well."""
+    """The caps; one less in each stage alone; a limit for the input: messages need room as well.
+
+    With a limit for the input and nothing else, or one less in each stage, what fits in memory at
+    all is among these: no stage then holds more than its cap.
+    """
     yield caps
     yield tuple(max(1, cap - 1) for cap in caps)
+    for most in range(caps[0], 0, -1):
+        yield tuple(min(cap, most) for cap in caps)
+        yield tuple(map(min, caps, staircase(len(caps), most)))
     for index, cap in enumerate(caps):
         if cap > 1:
             yield (*caps[:index], cap - 1, *caps[index + 1 :])
@@ -184,6 +208,16 @@ def _neighbours(stages: Stages, gpus: int) -> Iterator[Stages]:
         for stage in stages:
             for cut in range(stage.first + 1, stage.last + 1):
                 yield _stages(sorted([*cuts, cut]), end)
+
+
+def _all_partitions(costs: Costs) -> Iterator[Stages]:
+    """Every partition into at most one stage a GPU, if there are few of them."""
+    most = min(costs.gpus, costs.layers)
+    if sum(comb(costs.layers - 1, cuts) for cuts in range(most)) > FEW:
+        return
+    for number in range(most):
+        for cuts in combinations(range(1, costs.layers), number):
+            yield _stages(list(cuts), costs.layers)
 
 
 def _stages(cuts: list[int], end: int, like: Stages | None = None) -> Stages:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations, pairwise
+from random import Random
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
+from pipeplan.eager import Order, Step, eager_cycle, staircase
 from pipeplan.ilp.bounds import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Options
 from pipeplan.ilp.kfkb import EagerSearch
+from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.schedule import Schedule, chain_ops, duration, resource
 from pipeplan.ilp.search import contiguous
-from pipeplan.plan import Stage
+from pipeplan.plan import MemoryModel, Stage
+from tests import handmade
 
 
 def _chain() -> Chain:
@@ -102,3 +108,53 @@ def _partitions(layers: int, gpus: int) -> list[tuple[Stage, ...]]:
                 )
             )
     return found
+
+
+def test_never_worse_than_an_input_limit() -> None:
+    """No partition run eagerly under a limit for the input or a staircase beats the search."""
+    random, met = Random(3), 0
+    for _ in range(25):
+        costs = _random_costs(random)
+        state = _searched(costs)
+        for stages in _partitions(costs.layers, costs.gpus):
+            for schedule in _limited(costs, stages):
+                if fits(memory_rows(costs, schedule)):
+                    met += 1
+                    assert state.best is not None
+                    assert state.best.per_microbatch <= schedule.per_microbatch
+    assert met > 300
+
+
+def _random_costs(random: Random) -> Costs:
+    """Up to five layers with messages on three GPUs with little memory."""
+    layers = random.randint(3, 5)
+    times = [(random.randint(1, 5), random.randint(1, 9)) for _ in range(layers)]
+    fields = [
+        {"output_bytes": random.randint(0, 3), "saved_bytes": random.randint(1, 6)}
+        for _ in range(layers)
+    ]
+    cluster = uniform(3, random.randint(15, 35), bandwidth_bytes_per_s=10**9, duplex="half")
+    model: MemoryModel = random.choice(("exact", "paper"))
+    return Costs(handmade.chain(times, fields), cluster, "2bw", model)
+
+
+def _searched(costs: Costs) -> Incumbent:
+    state = Incumbent(costs, _state(4).options)
+    state.prove("any", any_bound(costs))
+    contiguous(state)
+    EagerSearch(state).run(20.0)
+    return state
+
+
+def _limited(costs: Costs, stages: tuple[Stage, ...]) -> Iterator[Schedule]:
+    """What eager execution of a partition settles into, for every limit and order."""
+    ops = chain_ops(stages)
+    steps = [Step(*op, resource(costs, stages, op), duration(costs, stages, op)) for op in ops]
+    orders: tuple[Order, ...] = ("alternate", "backward")
+    for most in range(1, 2 * len(stages) + 1):
+        for caps in ((most,) * len(stages), staircase(len(stages), most)):
+            for order in orders:
+                cycle = eager_cycle(steps, caps, order)
+                if cycle is not None:
+                    times = dict(zip(ops, cycle.times, strict=True))
+                    yield Schedule(stages, cycle.period, cycle.k, times)
