@@ -86,19 +86,25 @@ def toy(optimizer: str = "sgd") -> tuple[SplitModel, Task]:
     return split_by_hand(layers_of(6), optimizer)
 
 
-def split_by_hand(layers: Sequence[nn.Module], optimizer: str) -> tuple[SplitModel, Task]:
-    """A split of `layers` whose boundaries are found by running a copy of them once."""
-    task = Task(
-        model=list(layers),
-        loss=nn.functional.cross_entropy,
-        optimizer=OPTIMIZERS[optimizer],
-        data=data,
-    )
-    boundary: tuple[Tensor, ...] = (data(0)[0],)
+def split_by_hand(
+    layers: Sequence[nn.Module],
+    optimizer: str,
+    *,
+    data: Callable[[int], tuple[Tensor, Tensor]] = data,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+    fed: Sequence[int] = (),
+) -> tuple[SplitModel, Task]:
+    """A split of `layers` whose boundaries are found by running a copy of them once.
+
+    Layers `fed` get the model's input behind their boundary.
+    """
+    task = Task(model=list(layers), loss=loss, optimizer=OPTIMIZERS[optimizer], data=data)
+    source = data(0)[0]
+    boundary: tuple[Tensor, ...] = (source,)
     boundaries = []
     for index, layer in enumerate(copy.deepcopy(list(layers))):
         boundaries.append(tuple(_spec(tensor, index > 0) for tensor in boundary))
-        result = layer(*boundary)
+        result = layer(*boundary, *([source] if index in fed else []))
         boundary = result if isinstance(result, tuple) else (result,)
     owners: dict[Tensor, str] = {}
     fqns = []
@@ -111,7 +117,8 @@ def split_by_hand(layers: Sequence[nn.Module], optimizer: str) -> tuple[SplitMod
         names=names,
         fqns=tuple(fqns),
         boundaries=tuple(boundaries),
-        microbatch_size=5,
+        microbatch_size=len(source),
+        fed=tuple((0,) if index in fed else () for index in range(len(layers))),
     ), task
 
 
