@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from math import isqrt
 from pathlib import Path
 
 import pytest
@@ -15,46 +12,30 @@ import pytest
 from pipeplan import verifier
 from pipeplan.baselines import flush, splits
 from pipeplan.baselines.eager import Policy, eager_plan
-from pipeplan.baselines.listed import Lists, listed_plan
+from pipeplan.baselines.listed import listed_plan
 from pipeplan.chain import Chain
 from pipeplan.cli import main
-from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare, ours
+from pipeplan.cluster import Cluster, Gpu
+from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare
 from pipeplan.compare.families import FAMILIES
 from pipeplan.compare.field import EXHAUSTIVE
-from pipeplan.compare.jobs import Job, run
-from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
+from pipeplan.compare.ours import CONTIGUOUS, OURS
 from pipeplan.compare.rows import best, check, row_of
 from pipeplan.compare.table import loss
-from pipeplan.errors import InputError, PipeplanError
-from pipeplan.plan import Bounds, OpKind, Plan
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan
 from pipeplan.planner import Config
 from tests.baselines import chain, setting
+from tests.compared import GBYTES, eager_row, machines
 
-GBYTES = 10**9
 QUICK = Config(time_limit_s=2.0, gap=0.05, workers=1)
 SIX = chain([(1, 2), (2, 3), (1, 1), (2, 2), (3, 4), (1, 1)], sizes=[2, 1, 3, 1, 2, 0], saved=5)
-
-
-def machines(memory: int) -> Cluster:
-    """Two GPUs on a half-duplex link of 1 byte per ns."""
-    return uniform(2, memory, bandwidth_bytes_per_s=GBYTES, duplex="half")
 
 
 @pytest.fixture(scope="module")
 def small() -> Comparison:
     """Two memories: scarce and ample."""
     return compare(Request(SIX, (machines(60), machines(1000)), QUICK))
-
-
-def eager_row(name: str, caps: tuple[int, ...], memory: int) -> Row:
-    """Loads 5 and 6 with a cut of 3 ns each way, at most `caps` in flight."""
-    of = setting(
-        chain([(2, 3), (2, 4)], sizes=[3, 0], saved=10), 2, bandwidth=GBYTES, memory=memory
-    )
-    plan = eager_plan(of.outline(splits.to_stages((1, 2)), "2bw", name), Policy(caps))
-    assert plan is not None
-    return row_of(name, plan)
 
 
 def test_idle_time_is_told_apart_by_cause() -> None:
@@ -179,93 +160,6 @@ def _work(row: Row) -> float:
     """The share of all GPUs' time that is work, from the chain alone."""
     total = sum(layer.forward_ns + layer.backward_ns for layer in SIX.layers)
     return float(total / (len(row.peak_bytes) * row.period_ns))
-
-
-def found(memory: int, free: Row | Absent, contiguous: Row | Absent) -> Found:
-    """What the planner might have said of two GPUs of `memory` bytes."""
-    return Found(machines(memory), free, contiguous)
-
-
-def test_what_was_found_for_other_memory_competes_where_it_fits() -> None:
-    """A faster plan from less or more memory is taken and sound, one that does not fit is not."""
-    slow, fast = eager_row(OURS, (1, 1), 1000), eager_row(OURS, (3, 3), 1000)
-    none = Absent(CONTIGUOUS, "time")
-    enough = max(fast.peak_bytes)
-    scarce = found(enough - 1, slow.on(machines(enough - 1)), none)
-    here = found(enough, Absent(OURS, "time"), none)
-    ample = found(1000, fast, none)
-    everywhere = [scarce, here, ample]
-    for row in ours.rows(here, everywhere):
-        assert isinstance(row, Row)
-        assert row.period_ns == fast.period_ns
-        assert row.budget_bytes == (enough, enough)
-        assert "other memory" in row.detail
-        assert row.plan is not None
-        assert verifier.verify(row.plan) == ()
-    assert [row.name for row in ours.rows(here, everywhere)] == [OURS, CONTIGUOUS]
-    assert ours.rows(scarce, everywhere)[0] is scarce.free
-    assert ours.rows(ample, everywhere)[0] is fast
-    assert ours.rows(here, [here]) == (here.free, none)
-
-
-def test_a_free_plan_is_no_contiguous_one() -> None:
-    """A plan with two stages on a GPU goes to our first row only."""
-    of = setting(chain([(1, 1)] * 4), 2, memory=1000)
-    stages = splits.to_stages((1, 2, 4), (0, 1, 0))
-    plan = listed_plan(of.outline(stages, "flush", "test"), two_turns(), 1)
-    row = replace(row_of(OURS, plan), period_ns=Fraction(1))
-    here = found(1000, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
-    free, contiguous = ours.rows(here, [found(2000, row, Absent(CONTIGUOUS, "time"))])
-    assert isinstance(free, Row)
-    assert contiguous == here.contiguous
-
-
-def two_turns() -> Lists:
-    """One micro-batch through stages 0, 1, 2 on GPUs 0, 1, 0 and back."""
-    there = [(OpKind.F, stage, 0) for stage in range(3)]
-    back = [(OpKind.B, stage, 0) for stage in range(3)]
-    return [[there[0], there[2], back[2], back[0]], [there[1], back[1]]]
-
-
-def test_bounds_hold_for_less_memory_only() -> None:
-    """More memory allows more plans: a bound proven there holds here, not the other way."""
-
-    def proven(memory: int, bound: int) -> Found:
-        row = eager_row(OURS, (1, 1), memory)
-        assert row.plan is not None
-        solver = row.plan.solver.model_copy(update={"bounds": Bounds(any=(bound, 1))})
-        plan = row.plan.model_copy(update={"solver": solver})
-        return found(memory, replace(row, plan=plan), Absent(CONTIGUOUS, "time"))
-
-    less, more = proven(500, 4), proven(1000, 6)
-    assert ours.bound(less, [less, more]) == 6
-    higher = proven(500, 9)
-    assert ours.bound(more, [higher, more]) == 6
-    nothing = found(9, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
-    assert ours.bound(nothing, [nothing]) is None
-
-
-def test_jobs_in_other_processes_give_what_they_give_here() -> None:
-    """Two at once: same results in order, progress to the end; a failure arrives as it is."""
-    jobs = [Job(f"{n} squared", partial(pow, n, 2)) for n in range(4)]
-    heard: list[float] = []
-    assert run(jobs, 2, lambda share, what: heard.append(share)) == [0, 1, 4, 9]
-    assert heard == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert run(jobs, 1, lambda share, what: None) == [0, 1, 4, 9]
-    with pytest.raises(ValueError, match="nonnegative"):
-        run(
-            [Job("bad", partial(isqrt, -1)), Job("good", partial(isqrt, 4))],
-            2,
-            lambda share, what: None,
-        )
-
-
-def test_a_killed_process_is_named_not_waited_for() -> None:
-    """Whoever kills it, the comparison ends and says so."""
-    dies: Job[object] = Job("dies", partial(os._exit, 9))
-    lives: Job[object] = Job("lives", partial(pow, 2, 2))
-    with pytest.raises(PipeplanError, match="killed"):
-        run([dies, lives], 2, lambda share, what: None)
 
 
 def test_a_loss_is_shouted() -> None:
