@@ -14,7 +14,10 @@ _EXAMPLE = """\
 pipeplan remat chain.json --budget 8GiB
 pipeplan remat chain.json --budget 8GiB --method rotor --slots 1000 -o schedule.txt"""
 
-METHODS = ("auto", "rotor", "revolve", "periodic", "keep-all")
+METHODS = (
+    "auto", "rotor", "revolve", "periodic", "keep-all", "pofo", "swap", "dynprog", "greedy",
+    "vdnn", "autoswap", "tflms", "exact",
+)  # fmt: skip
 """What `--method` takes; written out so that help needs no numpy."""
 
 

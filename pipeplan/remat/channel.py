@@ -62,18 +62,18 @@ class Queue:
     def _follows(self, later: Transfer, earlier: Transfer) -> bool:
         return not self.duplex or later.out == earlier.out or later.unit == earlier.unit
 
-    def most(self, size: Callable[[int], int]) -> int:
+    def most(self, size: Callable[[int], int], used: int | None = None) -> int:
         """The most bytes that queued units can hold on the device, however far the queue is (R4).
 
-        A unit on its way out holds its bytes until its copy has ended, one on its way back from
-        the begin of its copy. In one direction at a time, what comes takes the place of what left
-        before it; with independent directions nothing is known.
+        A unit on its way out holds its bytes until its copy has ended (and while it is `used`),
+        one on its way back from the begin of its copy. In one direction at a time, what comes
+        takes the place of what left before it; with independent directions nothing is known.
         """
         if self.duplex:
             return sum(size(unit) for unit in {each.unit for each in self.pending})
-        now = sum(size(each.unit) for each in self.pending if each.out)
-        most = now
+        now = most = sum(size(each.unit) for each in self.pending if each.out)
         for each in self.pending:
-            now += -size(each.unit) if each.out else size(each.unit)
-            most = max(most, now)
+            if each.unit != used:
+                now += -size(each.unit) if each.out else size(each.unit)
+                most = max(most, now)
         return most

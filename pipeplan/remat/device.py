@@ -66,11 +66,6 @@ class Device:
             return own + c.boundary[unit]
         return own + c.kept(unit, before=unit - 1 in self.tapes, behind=unit in self.tapes)
 
-    @property
-    def total(self) -> int:
-        """The most bytes on the device now, however far the transfers are (R4)."""
-        return self.settled + self.queue.most(self.size)
-
     def _recount(self, unit: int) -> None:
         now = self.size(unit) if self.place(unit) is Place.DEVICE else 0
         self.settled += now - self.unit_bytes[unit]
@@ -132,17 +127,18 @@ class Device:
     def during(self, op: Op) -> int:
         """Bytes on the device while `op` runs (R3)."""
         c, layer = self.costs, op.index
+        if op.kind is OpKind.PREFETCH:
+            coming = Queue(self.duplex, [*self.queue.pending, Transfer(layer, out=False)])
+            return self.settled + coming.most(self.size)
+        held = self.settled + self.queue.most(self.size, used=layer if op.computes else None)
         if op.kind is OpKind.KEEP_ALL:
-            return self.total + c.saved[layer] + c.forward_work[layer] + c.boundary[layer + 1]
+            return held + c.saved[layer] + c.forward_work[layer] + c.boundary[layer + 1]
         if op.kind in FORWARDS:
-            return self.total + c.light_work[layer] + c.boundary[layer + 1]
+            return held + c.light_work[layer] + c.boundary[layer + 1]
         if op.kind is OpKind.BACKWARD:
             own = c.gradient[layer] - c.incoming(layer)
-            return self.total + own + c.backward_work[layer] + c.gradient_in(layer)
-        if op.kind is OpKind.PREFETCH:
-            coming = Queue(self.duplex, [*self.queue.pending, Transfer(op.index, out=False)])
-            return self.settled + coming.most(self.size)
-        return self.total
+            return held + own + c.backward_work[layer] + c.gradient_in(layer)
+        return held
 
     def apply(self, op: Op) -> None:
         """The state after `op`, which `refusal` allows."""

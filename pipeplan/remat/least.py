@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.persistent import KEEP, Ints, Needs, unroll
-from pipeplan.remat.schedule import Schedule
+from pipeplan.remat.schedule import Op, Schedule
 
 
 def least_memory(costs: Costs) -> Schedule:
@@ -14,32 +14,41 @@ def least_memory(costs: Costs) -> Schedule:
 
     Its peak, as the judge counts it, is the smallest feasible budget without offloading.
     """
-    needs, size = Needs(costs), costs.layers
-    table = np.zeros((2, size, size), dtype=np.int64)
-    sweeps = [needs.sweep(s) for s in range(size)]
+    return Schedule(costs.layers, tuple(Least(costs).ops(0, costs.layers - 1, 0)))
 
-    def splits(s: int, t: int, v: int) -> Ints:
+
+class Least:
+    """at[v, s, t]: (C7) for every run of layers, with the operations that need no more."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs, self.needs, size = costs, Needs(costs), costs.layers
+        self.at = np.zeros((2, size, size), dtype=np.int64)
+        self._sweeps = [self.needs.sweep(s) for s in range(size)]
+        for s in range(size - 1, -1, -1):
+            for t in range(s, size):
+                for v in (0, 1):
+                    best = self._keep(s, t, v)
+                    if t > s:
+                        best = min(best, int(self._splits(s, t, v).min()))
+                    self.at[v, s, t] = best
+
+    def _keep(self, s: int, t: int, v: int) -> int:
+        own = self.needs.keep(s, t, v)
+        return max(own, self.needs.taken(s, v) + int(self.at[1, s + 1, t])) if t > s else own
+
+    def _splits(self, s: int, t: int, v: int) -> Ints:
         """Least memory for each next kept boundary s+1..t."""
-        run = sweeps[s][: t - s] + costs.incoming(t)
-        right = table[0, s + 1 : t + 1, t] + costs.boundary[s]
-        result: Ints = np.maximum(np.maximum(run, right), table[v, s, s:t])
+        run = self._sweeps[s][: t - s] + self.costs.incoming(t)
+        right = self.at[0, s + 1 : t + 1, t] + self.costs.boundary[s]
+        result: Ints = np.maximum(np.maximum(run, right), self.at[v, s, s:t])
         return result
 
-    def keep(s: int, t: int, v: int) -> int:
-        own = needs.keep(s, t, v)
-        return max(own, needs.taken(s, v) + int(table[1, s + 1, t])) if t > s else own
-
-    for s in range(size - 1, -1, -1):
-        for t in range(s, size):
-            for v in (0, 1):
-                best = keep(s, t, v)
-                if t > s:
-                    best = min(best, int(splits(s, t, v).min()))
-                table[v, s, t] = best
-
-    def decide(s: int, t: int, v: int, _: int) -> int:
-        if table[v, s, t] == keep(s, t, v):
+    def _decide(self, s: int, t: int, v: int, _: int) -> int:
+        if self.at[v, s, t] == self._keep(s, t, v):
             return KEEP
-        return s + 1 + int(splits(s, t, v).argmin())
+        return s + 1 + int(self._splits(s, t, v).argmin())
 
-    return unroll(costs, decide, 0, lambda _s, _v: 0, [0] * (size + 1))
+    def ops(self, s: int, t: int, v: int) -> list[Op]:
+        """The operations of layers s..t from the full boundary s."""
+        none = [0] * (self.costs.layers + 1)
+        return unroll(self._decide, (s, t, v, 0), lambda _s, _v: 0, none)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeplan.errors import InfeasibleError, InputError, InternalError
+from pipeplan.remat.channel import Channel
+from pipeplan.remat.choices import Units, autoswap, fastest, greedy, tflms, vdnn
 from pipeplan.remat.costs import Costs
-from pipeplan.remat.judge import Outcome, judge
+from pipeplan.remat.dynprog import dynprog
+from pipeplan.remat.exact import exact
+from pipeplan.remat.improve import improve
+from pipeplan.remat.judge import INSTANT, Outcome, judge
 from pipeplan.remat.least import least_memory
+from pipeplan.remat.least_away import least_with_host
+from pipeplan.remat.line import Line, line_of
+from pipeplan.remat.nowait import no_wait
 from pipeplan.remat.periodic import keep_all, periodic_within
+from pipeplan.remat.pofo import pofo
 from pipeplan.remat.revolve import revolve_within
 from pipeplan.remat.rotor import rotor
 from pipeplan.remat.schedule import OpKind, Schedule
@@ -29,30 +39,150 @@ class Rematerialization:
 _MAX_LAYERS = 500
 _MAX_ENTRIES = 2**28
 """Of a dynamic program's table: two tables of 8 bytes each stay below 4 GiB."""
+POFO_SLOTS = 50
+"""Slots of POFO at most: its tables grow with their square."""
+FINER = 10
+"""How many times more slots our offloading takes for DYNPROG's program."""
+EXACT_S = 10.0
 
-Planner = Callable[[Costs, int, int], tuple[Schedule, ...]]
-"""(costs, budget, slots) -> candidates; the best is taken, or the smallest names the minimum."""
+
+@dataclass(frozen=True)
+class Problem:
+    """What a planner is asked; `channel` is None where nothing may be offloaded."""
+
+    costs: Costs
+    budget: int
+    slots: int
+    channel: Channel | None
+
+    @property
+    def host(self) -> Channel:
+        """The channel of a method that offloads."""
+        return self.channel or INSTANT
+
+    @cached_property
+    def line(self) -> Line:
+        """The order that keeps everything, for methods that only offload."""
+        return line_of(self.costs, keep_all(self.costs))
 
 
-def _rotor(costs: Costs, budget: int, slots: int) -> tuple[Schedule, ...]:
+Planner = Callable[[Problem], tuple[Schedule, ...]]
+"""Candidates; the best is taken, or the smallest names the minimum."""
+
+
+def _rotor(problem: Problem) -> tuple[Schedule, ...]:
     # Rounding to slots may lose the last bytes; the two ends of the curve need no rounding.
+    costs, budget = problem.costs, problem.budget
     smallest = least_memory(costs)
     if judge(costs, smallest).peak_bytes > budget:
         return (smallest,)
-    found = rotor(costs, budget, slots)
+    found = rotor(costs, budget, problem.slots)
     return tuple(each for each in (found, smallest, keep_all(costs)) if each is not None)
+
+
+def _offload(problem: Problem, sets: Iterable[Units | None]) -> tuple[Schedule, ...]:
+    """The best of `sets`, and what needs least memory: everything away that may be."""
+    line, channel = problem.line, problem.host
+    known = (each for each in sets if each is not None)
+    found = fastest(line, known, problem.budget, channel)
+    if found is not None:
+        return (found[1].schedule,)
+    everything = frozenset(unit.index for unit in line.units)
+    smallest = no_wait(line, everything, max(problem.budget, line.least), channel)
+    return () if smallest is None else (smallest.schedule,)
+
+
+def _greedy(problem: Problem) -> tuple[Schedule, ...]:
+    return _offload(problem, [greedy(problem.line, problem.budget)])
+
+
+def _dynprog(problem: Problem) -> tuple[Schedule, ...]:
+    # At the very minimum rounding leaves no room; GREEDY's choice needs no rounding.
+    chosen = dynprog(problem.line, problem.budget, problem.host, problem.slots)
+    return _offload(problem, [chosen]) if chosen is not None else _greedy(problem)
+
+
+def _vdnn(problem: Problem) -> tuple[Schedule, ...]:
+    return _offload(problem, vdnn(problem.line))
+
+
+def _autoswap(problem: Problem) -> tuple[Schedule, ...]:
+    return _offload(problem, autoswap(problem.line, problem.budget, problem.host))
+
+
+def _tflms(problem: Problem) -> tuple[Schedule, ...]:
+    found = tflms(problem.line, problem.budget, problem.host)
+    return () if found is None else (found.schedule,)
+
+
+def _sets(problem: Problem) -> list[Units]:
+    """What the methods choose, distinct; our search begins with the best of them."""
+    line, budget, channel, slots = problem.line, problem.budget, problem.host, problem.slots
+    programs = (dynprog(line, budget, channel, count) for count in (slots, FINER * slots))
+    found = [greedy(line, budget), *(each for each in programs if each is not None)]
+    return [*found, *vdnn(line), *autoswap(line, budget, channel)]
+
+
+def _swap(problem: Problem) -> tuple[Schedule, ...]:
+    line, budget, channel = problem.line, problem.budget, problem.host
+    start = fastest(line, _sets(problem), budget, channel)
+    if start is None:
+        return _offload(problem, [])
+    found = improve(line, start[0], budget, channel)
+    best = (start[1].schedule,) if found is None else (found.schedule,)
+    return (*best, *_tflms(problem))
+
+
+def _exact(problem: Problem) -> tuple[Schedule, ...]:
+    line, budget, channel = problem.line, problem.budget, problem.host
+    start = fastest(line, _sets(problem), budget, channel)
+    if start is None:
+        return _offload(problem, [])
+    found = exact(line, budget, channel, EXACT_S, start[0]).found
+    return (start[1].schedule,) if found is None else (start[1].schedule, found.schedule)
+
+
+def _pofo(problem: Problem) -> tuple[Schedule, ...]:
+    """POFO's own schedule, and both of its parts alone: sizes are rounded differently there."""
+    costs, budget, channel = problem.costs, problem.budget, problem.host
+    slots = min(problem.slots, POFO_SLOTS)
+    alone = Problem(costs, budget, slots, channel)
+    found = [*_rotor(alone), *_dynprog(alone), *_greedy(alone)]
+    smallest = least_with_host(costs, channel)
+    found += [] if smallest is None else [smallest]
+    both = pofo(costs, budget, channel, slots)
+    if both is not None:
+        timed = no_wait(line_of(costs, both.base), both.units, budget, channel)
+        found += [] if timed is None else [timed.schedule]
+    return tuple(found)
 
 
 METHODS: dict[str, Planner] = {
     "rotor": _rotor,
-    "revolve": lambda costs, budget, _: (revolve_within(costs, budget),),
-    "periodic": lambda costs, budget, _: (periodic_within(costs, budget),),
-    "keep-all": lambda costs, budget, _: (keep_all(costs),),
+    "revolve": lambda problem: (revolve_within(problem.costs, problem.budget),),
+    "periodic": lambda problem: (periodic_within(problem.costs, problem.budget),),
+    "keep-all": lambda problem: (keep_all(problem.costs),),
+    "pofo": _pofo,
+    "swap": _swap,
+    "dynprog": _dynprog,
+    "greedy": _greedy,
+    "vdnn": _vdnn,
+    "autoswap": _autoswap,
+    "tflms": _tflms,
+    "exact": _exact,
 }
+OFFLOADING = ("pofo", "swap", "dynprog", "greedy", "vdnn", "autoswap", "tflms", "exact")
+"""The methods that need a channel to the host."""
+_AUTO = ("rotor", "revolve", "periodic", "keep-all", "pofo", "swap")
+"""What `auto` tries; swap begins with what all other offloading methods find."""
 
 
 def rematerialize_chain(
-    costs: Costs, budget: int, method: str = "auto", slots: int = 500
+    costs: Costs,
+    budget: int,
+    method: str = "auto",
+    slots: int = 500,
+    channel: Channel | None = None,
 ) -> Rematerialization:
     """The fastest schedule of `method` within `budget` bytes, static bytes included.
 
@@ -60,10 +190,11 @@ def rematerialize_chain(
         costs: the chain.
         budget: bytes of the device.
         method: a name in `METHODS`, or `auto` for the best of all.
-        slots: memory units of the dynamic programs.
+        slots: memory units of the dynamic programs; POFO takes at most `POFO_SLOTS`.
+        channel: the way to the host; None where nothing may be offloaded.
 
     Raises:
-        InputError: if the chain is too long for the tables.
+        InputError: if the chain is too long for the tables, or the method needs a channel.
         InfeasibleError: if the method has no schedule that small; names layer and bytes.
     """
     if costs.layers > _MAX_LAYERS or costs.layers**2 * slots > _MAX_ENTRIES:
@@ -72,11 +203,21 @@ def rematerialize_chain(
             f" layers and layers * layers * slots at most {_MAX_ENTRIES}."
             " Give fewer --slots, or join layers of the chain."
         )
-    names = tuple(METHODS) if method == "auto" else (method,)
+    if method in OFFLOADING and channel is None:
+        raise InputError(
+            f"method {method}: got no way to the host, need one. Give --host-bandwidth."
+        )
+    return _best(Problem(costs, budget, slots, channel), method)
+
+
+def _best(problem: Problem, method: str) -> Rematerialization:
+    tried = tuple(each for each in _AUTO if problem.channel or each not in OFFLOADING)
     found = [
-        Rematerialization(name, schedule, judge(costs, schedule), budget)
-        for name in names
-        for schedule in METHODS[name](costs, budget, slots)
+        Rematerialization(
+            name, schedule, judge(problem.costs, schedule, None, problem.host), problem.budget
+        )
+        for name in (tried if method == "auto" else (method,))
+        for schedule in METHODS[name](problem)
     ]
     for each in found:
         if each.outcome.violations:
@@ -84,20 +225,27 @@ def rematerialize_chain(
                 f"{each.method}: its schedule breaks a rule: {each.outcome.violations[0]}."
                 " This is a bug of pipeplan; please report it with the chain."
             )
-    fitting = [each for each in found if each.outcome.peak_bytes <= budget]
+    if not found:
+        raise InfeasibleError(
+            f"budget, method {method}: got {problem.budget} bytes, need room for transfers that"
+            f" nothing waits for; {problem.line.peak} keep all on the device."
+            " Give more, or --method swap, which waits."
+        )
+    fitting = [each for each in found if each.outcome.peak_bytes <= problem.budget]
     if not fitting:
         smallest = min(found, key=lambda each: each.outcome.peak_bytes)
-        raise InfeasibleError(_refusal(costs, smallest, method))
+        raise InfeasibleError(_refusal(problem.costs, smallest, method))
     return min(fitting, key=lambda each: (each.outcome.makespan_ns, each.outcome.peak_bytes))
 
 
 def _refusal(costs: Costs, smallest: Rematerialization, method: str) -> str:
     step, least = smallest.outcome.peak_step, smallest.outcome.peak_bytes
     layer = min(step.op.index, costs.layers - 1)
+    kept = f"{step.bytes} bytes, {costs.static} of them"
     what = "backward" if step.op.kind is OpKind.BACKWARD else "forward"
     return (
         f"budget, method {method}: got {smallest.budget} bytes, need at least {least}"
         f" ({format_bytes(least)}): the {what} of layer {layer} ({costs.names[layer]!r}) holds"
-        f" {step.bytes} bytes, {costs.static} of them weights, gradients and optimizer states."
+        f" {kept} weights, gradients and optimizer states."
         f" Give --budget {least}, a smaller micro-batch, or split that layer."
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeplan.remat.costs import Costs
-from pipeplan.remat.schedule import Op, OpKind, Schedule
+from pipeplan.remat.schedule import Op, OpKind
 
 Ints = npt.NDArray[np.int64]
 KEEP = -1
@@ -59,12 +59,16 @@ Decide = Callable[[int, int, int, int], int]
 """(s, t, v, m) -> KEEP or the boundary s' to keep next, m being the solver's own memory units."""
 
 
+Sub = tuple[int, int, int, int]
+"""(s, t, v, memory)."""
+
+
 def unroll(
-    costs: Costs, decide: Decide, memory: int, taken: Callable[[int, int], int], full: list[int]
-) -> Schedule:
-    """The schedule of the decisions; `taken(s, v)` and `full[s]` are sizes in `memory`'s unit."""
+    decide: Decide, whole: Sub, taken: Callable[[int, int], int], full: list[int]
+) -> list[Op]:
+    """The operations of `whole`; `taken(s, v)` and `full[s]` are sizes in the memory's unit."""
     ops: list[Op] = []
-    todo: list[Op | tuple[int, int, int, int]] = [(0, costs.layers - 1, 0, memory)]
+    todo: list[Op | Sub] = [whole]
     while todo:
         item = todo.pop()
         if isinstance(item, Op):
@@ -82,4 +86,4 @@ def unroll(
             ops.extend(Op(OpKind.KEEP_NOTHING, k) for k in range(s + 1, cut))
             todo.append((s, cut - 1, v, m))
             todo.append((cut, t, 0, m - full[s]))
-    return Schedule(costs.layers, tuple(ops))
+    return ops

@@ -46,7 +46,9 @@ def revolve(costs: Costs, slots: int) -> Schedule:
         steps = np.arange(1, t - s + 1)
         return s + 1 + int((steps + table[t - s - steps, c - 1] + table[steps - 1, c]).argmin())
 
-    return unroll(costs, decide, slots, lambda _s, _v: 0, [1] * (costs.layers + 1))
+    whole = (0, costs.layers - 1, 0, slots)
+    ops = unroll(decide, whole, lambda _s, _v: 0, [1] * (costs.layers + 1))
+    return Schedule(costs.layers, tuple(ops))
 
 
 def revolve_within(costs: Costs, budget: int) -> Schedule:

@@ -37,7 +37,8 @@ def rotor(costs: Costs, budget: int, slots: int = 500) -> Schedule | None:
     table.fill()
     if np.isinf(table.at[0][0, costs.layers - 1, -1]):
         return None
-    return unroll(costs, table.decide, table.top, table.taken, table.full)
+    whole = (0, costs.layers - 1, 0, table.top)
+    return Schedule(costs.layers, tuple(unroll(table.decide, whole, table.taken, table.full)))
 
 
 class _Table:

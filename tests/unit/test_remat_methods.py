@@ -14,11 +14,21 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cli import main
 from pipeplan.cli import remat as verb
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.remat import METHODS, Costs, Schedule, from_chain, judge, rematerialize_chain
+from pipeplan.remat import (
+    METHODS,
+    Channel,
+    Costs,
+    Schedule,
+    from_chain,
+    judge,
+    rematerialize_chain,
+)
 from pipeplan.remat.periodic import keep_all, periodic, periodic_within
 from pipeplan.remat.revolve import opt_0, revolve, revolve_within
 from pipeplan.remat.rotor import rotor
 from tests.remat_brute import random_costs
+
+HOST = Channel(10**9)
 
 
 def equal_layers(layers: int) -> Costs:
@@ -98,7 +108,7 @@ def test_no_comparator_beats_rotor(seed: int) -> None:
         assert auto.outcome.makespan_ns == best.outcome.makespan_ns
 
 
-@pytest.mark.parametrize("method", ["auto", *METHODS])
+@pytest.mark.parametrize("method", ["auto", *(name for name in METHODS if name != "tflms")])
 @pytest.mark.parametrize("seed", range(10))
 def test_refusals_name_the_smallest_budget(method: str, seed: int) -> None:
     """The budget that a refusal names is enough, one byte less is not, and a layer is named."""
@@ -106,11 +116,25 @@ def test_refusals_name_the_smallest_budget(method: str, seed: int) -> None:
     with pytest.raises(
         InfeasibleError, match=r"layer [0-6] \('[a-g]'\) holds [0-9]+ bytes"
     ) as error:
-        rematerialize_chain(costs, 1, method)
+        rematerialize_chain(costs, 1, method, channel=HOST)
     least = int(str(error.value).split("need at least ")[1].split()[0])
-    assert rematerialize_chain(costs, least, method).outcome.peak_bytes == least
+    assert rematerialize_chain(costs, least, method, channel=HOST).outcome.peak_bytes == least
     with pytest.raises(InfeasibleError):
-        rematerialize_chain(costs, least - 1, method)
+        rematerialize_chain(costs, least - 1, method, channel=HOST)
+
+
+def test_what_never_waits_says_so() -> None:
+    """TFLMS finds nothing where a forward would have to wait, and names no least budget."""
+    with pytest.raises(InfeasibleError, match=r"nothing waits for; [0-9]+ keep all"):
+        rematerialize_chain(random_costs(random.Random(0), 7), 1, "tflms", channel=HOST)
+
+
+def test_offloading_needs_a_way_to_the_host() -> None:
+    """A method that offloads is refused without a channel; auto then only recomputes."""
+    costs = random_costs(random.Random(0), 5)
+    with pytest.raises(InputError, match="--host-bandwidth"):
+        rematerialize_chain(costs, 1000, "greedy")
+    assert rematerialize_chain(costs, 1000).method == "rotor"
 
 
 def test_chains_too_long_for_the_tables_are_refused() -> None:

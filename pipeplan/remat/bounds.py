@@ -1,0 +1,97 @@
+"""Lower bounds on the time of any offloading of a line: (B1)-(B3) of docs/remat.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.remat.channel import Channel
+from pipeplan.remat.line import Line
+from pipeplan.remat.turn import gap, phases
+
+_SECOND = 10**9
+
+
+def paper_bound(line: Line, budget: int, channel: Channel) -> int:
+    """(B1): all computation, or what must leave at the peak, moved out and back (Proposition 3).
+
+    With independent directions, too: what leaves for the peak is back only behind it.
+    """
+    return max(line.compute, 2 * _moved_ns(max(0, line.peak - budget), channel))
+
+
+def phase_bound(line: Line, budget: int, channel: Channel) -> int:
+    """(B2): what each operation lacks must have left before it, and comes back behind it."""
+    ends = np.cumsum(line.time)
+    best = line.compute
+    for need, time, end in zip(line.need, line.time, ends, strict=True):
+        moved = _moved_ns(max(0, int(need) - budget), channel)
+        before, after = int(end - time), line.compute - int(end)
+        best = max(best, max(before, moved) + int(time) + max(after, moved))
+    return best
+
+
+def _moved_ns(size: int, channel: Channel) -> int:
+    """Time to move `size` bytes, rounded down: a bound must not."""
+    return 0 if channel.bandwidth is None else size * _SECOND // channel.bandwidth
+
+
+@dataclass
+class _Phase:
+    """Offloads of a phase while its operations run: amounts in bytes, times in bytes, too."""
+
+    total: float
+    ready: float = 0.0
+    out: float = 0.0
+    idle: float = 0.0
+    slack: float = 0.0
+
+    def run(self, time: float, lacking: float, also: float = 0.0) -> bool:
+        """One operation that needs `lacking` bytes away; `also` may leave from its start on."""
+        wait = max(0.0, lacking - self.out)
+        if wait > self.ready - self.out:
+            return False
+        self.idle += wait
+        self.out += wait
+        self.ready = min(self.total, self.ready + also)
+        moved = min(time, self.ready - self.out)
+        self.out += moved
+        self.slack = time - moved + (0.0 if wait or moved else self.slack)
+        return True
+
+    @property
+    def left(self) -> float:
+        """What is still to move at the end; below zero the time since the last transfer ended."""
+        return self.total - self.out if self.out < self.total else -self.slack
+
+
+def fluid_bound(line: Line, budget: int, channel: Channel) -> float | None:
+    """(B3): the time of GREEDY where parts of units may be moved, which no offloading beats.
+
+    For one transfer at a time. None where the budget is below `line.least`.
+    """
+    if line.least > budget:
+        return None
+    if channel.bandwidth is None:
+        return float(line.compute)
+    time = line.time * (channel.bandwidth / _SECOND)
+    lacking = np.maximum(line.need - budget, 0).astype(np.float64)
+    total = float(lacking.max())
+    forward, backward = _Phase(total), _Phase(total)
+    early = {unit.ready: unit.size for unit in line.units if unit.ready < unit.away}
+    late = {unit.ready: unit.size for unit in line.units if unit.ready == unit.away}
+    due = {unit.due: unit.size for unit in line.units}
+    for at in range(line.turn):
+        forward.ready = min(total, forward.ready + late.get(at, 0))
+        forward.run(time[at], lacking[at], early.get(at, 0))
+    forward.ready = total
+    for at in range(len(line.ops) - 1, line.turn - 1, -1):
+        backward.run(time[at], lacking[at])
+        backward.ready = min(total, backward.ready + due.get(at, 0))
+    room = total - lacking
+    ahead, behind = phases(time, room, line.turn)
+    one = np.zeros(1)
+    between = gap(one, one + forward.left, one + backward.left, ahead, behind)
+    moved = float(time.sum()) + forward.idle + backward.idle + float(between[0])
+    return moved * _SECOND / channel.bandwidth

@@ -1,0 +1,84 @@
+"""Exhaustive search over transfers among given operations, by the device's rules alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from pipeplan.remat.channel import Channel
+from pipeplan.remat.costs import Costs
+from pipeplan.remat.device import Device
+from pipeplan.remat.schedule import FORWARDS, Op, OpKind, Schedule
+
+
+@dataclass
+class _Search:
+    costs: Costs
+    base: Schedule
+    budget: int
+    channel: Channel
+    best: int | None = None
+    seen: dict[object, list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def visit(self, at: int, device: Device, clocks: list[int], done: dict[int, int]) -> None:
+        """All ways on from operation `at`; `clocks` are those of compute, out and back."""
+        rest = sum(self._time(op) for op in self.base.ops[at:])
+        late = self.best is not None and clocks[0] + rest >= self.best
+        if late or self._beaten(at, device, clocks, done):
+            return
+        if at == len(self.base.ops):
+            self.best = max(clocks) if self.best is None else min(self.best, max(clocks))
+            return
+        op = self.base.ops[at]
+        if device.refusal(op) is None and device.during(op) <= self.budget:
+            after = copy.deepcopy(device)
+            after.apply(op)
+            self.visit(at + 1, after, [clocks[0] + self._time(op), *clocks[1:]], done)
+        else:
+            for unit in {each.unit for each in device.queue.pending}:
+                after = copy.deepcopy(device)
+                after.apply(Op(OpKind.WAIT, unit))
+                self.visit(at, after, [max(clocks[0], done[unit]), *clocks[1:]], done)
+        for unit in range(self.costs.layers):
+            for kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
+                self._issue(at, device, clocks, done, Op(kind, unit))
+
+    def _issue(
+        self, at: int, device: Device, clocks: list[int], done: dict[int, int], op: Op
+    ) -> None:
+        out = op.kind is OpKind.OFFLOAD
+        if (
+            device.refusal(op) is not None
+            or device.during(op) > self.budget
+            or (out and (op.index in done or op.index > device.pending))
+        ):
+            return
+        way = 2 if self.channel.duplex and not out else 1
+        after, times = copy.deepcopy(device), list(clocks)
+        start = max(clocks[0], clocks[way], done.get(op.index, 0))
+        times[way] = start + self.channel.time_ns(device.size(op.index))
+        after.apply(op)
+        self.visit(at, after, times, {**done, op.index: times[way]})
+
+    def _beaten(self, at: int, device: Device, clocks: list[int], done: dict[int, int]) -> bool:
+        places = tuple(device.place(unit) for unit in range(self.costs.layers + 1))
+        moved = tuple(sorted(done))
+        key = (at, places, tuple(device.queue.pending), moved)
+        mine = (*clocks, *(done[unit] for unit in moved))
+        known = self.seen.setdefault(key, [])
+        if any(all(a <= b for a, b in zip(each, mine, strict=True)) for each in known):
+            return True
+        known.append(mine)
+        return False
+
+    def _time(self, op: Op) -> int:
+        if op.kind in FORWARDS:
+            return self.costs.forward[op.index]
+        return self.costs.backward[op.index] if op.kind is OpKind.BACKWARD else 0
+
+
+def fastest_offloading(costs: Costs, base: Schedule, budget: int, channel: Channel) -> int | None:
+    """Least makespan of `base` with any transfers that keep the budget; each unit leaves once."""
+    search = _Search(costs, base, budget, channel)
+    search.visit(0, Device(costs, channel.duplex), [0, 0, 0], {})
+    return search.best
