@@ -1,4 +1,4 @@
-"""`pipeplan remat`: which layers of a chain to run twice so that one device's budget holds."""
+"""`pipeplan remat`: what to recompute and to offload so that one device's budget holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from pipeplan.cli import common
 
 if TYPE_CHECKING:
-    from pipeplan.remat import Costs, Rematerialization
+    from pipeplan.remat import Channel, Costs, Rematerialization
 
 _EXAMPLE = """\
 pipeplan remat chain.json --budget 8GiB
-pipeplan remat chain.json --budget 8GiB --method rotor --slots 1000 -o schedule.txt"""
+pipeplan remat chain.json --budget 8GiB --method rotor --slots 1000 -o schedule.txt
+pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --picture memory.png
+pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --curve 9 --json"""
 
 METHODS = (
     "auto", "rotor", "revolve", "periodic", "keep-all", "pofo", "swap", "dynprog", "greedy",
@@ -24,7 +26,11 @@ METHODS = (
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
     verb = common.add_verb(
-        verbs, "remat", run, "plan what one device recomputes to keep its memory budget", _EXAMPLE
+        verbs,
+        "remat",
+        run,
+        "plan what one device recomputes and offloads to keep a budget",
+        _EXAMPLE,
     )
     verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
     verb.add_argument(
@@ -42,7 +48,31 @@ def add(verbs: common.Verbs) -> None:
         type=common.count(2, 10_000),
         default=500,
         metavar="N",
-        help="memory units of the dynamic program: more is finer and slower (500)",
+        help="memory units of the dynamic programs: more is finer, slower (500; pofo: 50)",
+    )
+    verb.add_argument(
+        "--host-bandwidth",
+        type=common.bandwidth,
+        metavar="RATE",
+        help="of the way to the host, such as 12GB/s or inf; without it nothing is offloaded",
+    )
+    verb.add_argument(
+        "--host-duplex",
+        choices=("half", "full"),
+        default="half",
+        help="half: one transfer at a time; full: one each way (half)",
+    )
+    verb.add_argument("--picture", metavar="FILE", help="draw memory over time (.png, .svg)")
+    verb.add_argument(
+        "--curve",
+        type=common.count(2, 100),
+        metavar="N",
+        help="also run every method at N budgets from the smallest to all that is kept",
+    )
+    verb.add_argument(
+        "--curve-picture",
+        metavar="FILE",
+        help="draw that curve (.png, .svg), of 9 budgets by default",
     )
     verb.add_argument("-o", "--output", metavar="FILE", help="write the schedule; - is stdout")
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
@@ -53,19 +83,81 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.chain import Chain
     from pipeplan.remat import from_chain, rematerialize_chain
 
-    if args.output:
-        common.check_output(args.output, args.force)
+    for path in (args.output, args.picture, args.curve_picture):
+        if path:
+            common.check_output(path, args.force)
     costs = from_chain(common.read(Chain, args.chain))
-    found = rematerialize_chain(costs, args.budget, args.method, args.slots)
+    channel = _channel(args)
+    found = rematerialize_chain(costs, args.budget, args.method, args.slots, channel)
     if args.output:
         common.write(args.output, found.schedule.to_text())
+    points = _curve(args, costs, channel)
+    if args.picture:
+        from pipeplan.report.budget import draw_memory
+
+        draw_memory(found, args.chain, args.picture)
     if args.output == "-":
         return 0
     if args.json:
-        common.emit(_figures(costs, found))
+        common.emit(_figures(costs, found) | ({"curve": points} if points else {}))
     else:
         _present(costs, found)
+        _list(points)
     return 0
+
+
+def _channel(args: argparse.Namespace) -> Channel | None:
+    from pipeplan.remat import Channel
+
+    if args.host_bandwidth is None:
+        return None
+    return Channel(args.host_bandwidth.bytes_per_s, args.host_duplex == "full")
+
+
+def _curve(
+    args: argparse.Namespace, costs: Costs, channel: Channel | None
+) -> list[dict[str, int | None]]:
+    """One entry per budget: bytes, and ns by method; drawn where asked for."""
+    if not args.curve and not args.curve_picture:
+        return []
+    from pipeplan.remat import CURVE, OFFLOADING, budgets, curve
+
+    limits = budgets(costs, channel, args.curve or 9)
+    points: list[dict[str, int | None]] = [{"budget_bytes": limit} for limit in limits]
+    for method in CURVE:
+        if channel is None and method in OFFLOADING:
+            continue
+        common.say(f"curve: {method}")
+        found = curve(costs, limits, args.slots, channel, (method,))[method]
+        for point, each in zip(points, found, strict=True):
+            point[method] = None if each is None else each.outcome.makespan_ns
+    if args.curve_picture:
+        _draw(args, points)
+    return points
+
+
+def _draw(args: argparse.Namespace, points: list[dict[str, int | None]]) -> None:
+    from pipeplan.report.budget import Curves, draw_curves
+
+    def line(method: str) -> list[tuple[float, float | None]]:
+        pairs = [(point["budget_bytes"] or 0, point[method]) for point in points]
+        return [(size / 2**30, None if time is None else time / 1e6) for size, time in pairs]
+
+    lines = {method: line(method) for method in points[0] if method != "budget_bytes"}
+    picture = Curves(args.chain, "budget, GiB", "time of a micro-batch, ms", lines)
+    draw_curves([picture], args.curve_picture)
+
+
+def _list(points: list[dict[str, int | None]]) -> None:
+    from pipeplan.units import format_bytes, format_ns
+
+    for point in points:
+        times = [
+            f"{name} {'-' if time is None else format_ns(time)}"
+            for name, time in point.items()
+            if name != "budget_bytes"
+        ]
+        print(f"{format_bytes(point['budget_bytes'] or 0)}: {', '.join(times)}")
 
 
 def _figures(costs: Costs, found: Rematerialization) -> dict[str, object]:
@@ -76,12 +168,16 @@ def _figures(costs: Costs, found: Rematerialization) -> dict[str, object]:
         "static_bytes": costs.static,
         "makespan_ns": found.outcome.makespan_ns,
         "compute_ns": costs.compute,
+        "idle_ns": found.outcome.idle_ns,
+        "host_peak_bytes": found.outcome.host_peak_bytes,
         "steps": [
             {
                 "op": str(step.op),
                 "start_ns": step.start_ns,
                 "end_ns": step.end_ns,
                 "bytes": step.bytes,
+                "moved_bytes": step.moved,
+                "host_bytes": step.host_bytes,
             }
             for step in found.outcome.steps
         ],

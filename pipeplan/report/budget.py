@@ -1,0 +1,101 @@
+"""Pictures of rematerialization: memory over time, and time over budget.
+
+Their form is that of Figures 5 and 13 to 18 of O. Beaumont, L. Eyraud-Dubois, A. Shilova, *Optimal
+GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan.errors import InputError
+from pipeplan.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pipeplan.remat import Rematerialization
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Lines of one diagram: (x, y) by name; a None breaks a line."""
+
+    title: str
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[float, float | None]]]
+
+
+def draw_curves(groups: Sequence[Curves], path: str | Path, columns: int = 1) -> None:
+    """One diagram per entry of `groups`, `columns` side by side, in one picture."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.6 * rows), layout="constrained")
+    every = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, group in zip(every, groups, strict=False):
+        _curves(axes, group)
+    for axes in list(every)[len(groups) :]:
+        axes.set_axis_off()
+    _save(figure, path)
+
+
+def _curves(axes: Axes, group: Curves) -> None:
+    for name, points in group.lines.items():
+        xs = [x for x, _ in points]
+        ys = [float("nan") if y is None else y for _, y in points]
+        axes.plot(xs, ys, label=name, marker=".", markersize=4, linewidth=1)
+    axes.set_title(group.title, fontsize=9)
+    axes.set_xlabel(group.x)
+    axes.set_ylabel(group.y)
+    axes.grid(linewidth=0.3)
+    if group.lines:
+        axes.legend(fontsize=7)
+
+
+def draw_memory(found: Rematerialization, title: str, path: str | Path) -> None:
+    """Bytes of device and host while the schedule runs, under the budget."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+    axes = figure.subplots()
+    steps = [
+        step for step in found.outcome.steps if step.op.computes or step.end_ns > step.start_ns
+    ]
+    runs = [step for step in steps if not step.moved]
+    times = [at for step in runs for at in (step.start_ns, step.end_ns)]
+    axes.fill_between(
+        times, [step.bytes for step in runs for _ in "ab"], alpha=0.35, label="device"
+    )
+    axes.plot(times, [step.host_bytes for step in runs for _ in "ab"], linewidth=1, label="host")
+    axes.axhline(found.budget, linestyle="--", linewidth=1, color="black", label="budget")
+    for step in found.outcome.steps:
+        if step.moved:
+            axes.axvspan(step.start_ns, step.end_ns, ymax=0.02, alpha=0.6, color="tab:red")
+    axes.set_title(f"{title}: {found.method}, {format_ns(found.outcome.makespan_ns)}", fontsize=9)
+    axes.xaxis.set_major_formatter(FuncFormatter(_rounded(format_ns)))
+    axes.yaxis.set_major_formatter(FuncFormatter(_rounded(format_bytes)))
+    axes.set_xlabel("time; red below: the channel moves")
+    axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+def _rounded(text: Callable[[int], str]) -> Callable[[float, object], str]:
+    return lambda value, _: text(max(0, round(value)))
+
+
+def _save(figure: Figure, path: str | Path) -> None:
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "pipeplan"}):
+        metadata = {"Date": None} if str(path).endswith(".svg") else None
+        try:
+            figure.savefig(str(path), dpi=110, metadata=metadata)
+        except (OSError, ValueError) as error:
+            raise InputError(f"picture {path}: cannot be written: {error}") from None
