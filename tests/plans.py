@@ -42,7 +42,7 @@ def random_plan(
     stages = _stages(rng, len(chain.layers), len(cluster.gpus))
     memory_model = memory_model or rng.choice(["exact", "exact", "exact", "paper"])
     if memory_model == "exact" and rng.random() < 0.4:
-        stages = tuple(_recomputing(rng, stage) for stage in stages)
+        stages = tuple(recomputing(rng, stage) for stage in stages)
     plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
     semantics = semantics or rng.choice(["2bw", "flush"])
     plan = _with(plan, semantics=semantics, memory_model=memory_model)
@@ -144,7 +144,7 @@ def _stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:
     )
 
 
-def _recomputing(rng: Random, stage: Stage) -> Stage:
+def recomputing(rng: Random, stage: Stage) -> Stage:
     """The stage with random runs of its layers, or none, computed again."""
     runs: list[tuple[int, int]] = []
     position = stage.first

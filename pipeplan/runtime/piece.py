@@ -175,7 +175,7 @@ class Again(Piece):
     def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
         """As `Piece.backward`, after the forward with the same random numbers and statistics."""
         inputs, target = self._inputs.pop(microbatch)
-        with _buffers_aside(self.spec.layers):
+        with _same_buffers(self.spec.layers):
             super().forward(microbatch, inputs, target)
         return super().backward(microbatch, gradients, scale)
 
@@ -191,21 +191,16 @@ def empty(spec: TensorSpec) -> Tensor:
 
 
 @contextmanager
-def _buffers_aside(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Lets a forward work on copies of the buffers: running statistics see each micro-batch once.
+def _same_buffers(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Gives buffers their values back: running statistics see each micro-batch once.
 
-    Not copied back afterwards: the graph may hold the copies, which must not change.
+    Written through `data`, of which autograd takes no notice: a graph that saved a running
+    statistic does not use its value.
     """
-    kept = [
-        (module, name, buffer)
-        for layer in layers
-        for module in layer.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    for module, name, buffer in kept:
-        setattr(module, name, buffer.clone())
+    buffers = [buffer for layer in layers for buffer in layer.buffers()]
+    kept = [buffer.clone() for buffer in buffers]
     try:
         yield
     finally:
-        for module, name, buffer in kept:
-            setattr(module, name, buffer)
+        for buffer, value in zip(buffers, kept, strict=True):
+            buffer.data.copy_(value)
