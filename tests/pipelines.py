@@ -160,6 +160,17 @@ def plan_of(
     )
 
 
+def without_first_in_place(plan: Plan) -> Plan:
+    """`plan` with no run that begins at layer 1 of the toy, which works in place on its input."""
+    stages = tuple(
+        stage.model_copy(update={"remat": None})
+        if stage.remat and any(first == 1 for first, _ in stage.remat.recompute)
+        else stage
+        for stage in plan.stages
+    )
+    return plan.model_copy(update={"stages": stages})
+
+
 def pattern_of(plan: Plan, period: int) -> Pattern:
     """A pattern in which the ops of a micro-batch start one time unit apart, every `period` units.
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,8 +22,10 @@ from pipeplan.runtime.build import build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.group import join
 from pipeplan.runtime.place import Place
+from pipeplan.runtime.ties import untie
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
-from tests import pipelines, reference
+from pipeplan.task import LossScale, SplitModel, Task
+from tests import models, pipelines, reference
 from tests.plans import random_plan
 
 STEPS = 3
@@ -30,20 +35,38 @@ MAPS = {
 }
 
 
-def cases(ranks: int) -> list[tuple[Plan, str]]:
-    """Hand-made maps in both modes with both optimizers, and random lowered plans."""
+Make = Callable[[], tuple[SplitModel, Task]]
+
+
+def scaled() -> tuple[SplitModel, Task]:
+    """The toy model with a loss scale that grows every other step."""
+    split, task = pipelines.toy("adamw")
+    return split, replace(task, loss_scale=LossScale(initial=4.0, interval=2), clip_norm=0.5)
+
+
+def cases(ranks: int) -> list[tuple[Plan, Make]]:
+    """Hand-made maps in both modes with both optimizers; random lowered plans; model families."""
     found = [
-        (pipelines.plan_of(*shape, semantics, microbatches=6), optimizer)
+        (pipelines.plan_of(*shape, semantics, microbatches=6), partial(pipelines.toy, optimizer))
         for shape in MAPS[ranks]
         for semantics, optimizer in (("flush", "sgd"), ("2bw", "sgd"), ("2bw", "adamw"))
     ]
     made = (random_plan(seed, layers=8, gpus=ranks) for seed in range(4))
-    return [*found, *((plan, "adamw") for plan in made)]
+    toy = partial(pipelines.toy, "adamw")
+    random = [(pipelines.without_first_in_place(plan), toy) for plan in made]
+    exchanging = [
+        (pipelines.plan_of(*shape, semantics, microbatches=6), make)
+        for shape in MAPS[ranks][:2]
+        for semantics in ("flush", "2bw")
+        for make in (partial(models.make, "GPT-2, tied"), partial(models.make, "T5"), scaled)
+    ]
+    return [*found, *random, *exchanging]
 
 
-def same(plan: Plan, optimizer: str, transport: GlooTransport | LocalTransport) -> bool:
+def same(plan: Plan, make: Make, transport: GlooTransport | LocalTransport) -> bool:
     """Whether one training equals the reference; only rank 0 knows."""
-    split, task = pipelines.toy(optimizer)
+    split, task = make()
+    split = untie(split, task.tied)
     pattern = lowering.lower(plan) if plan.ops else pipelines.pattern_of(plan, period=3)
     listener = pipelines.Listener()
     feed = TaskFeed(task, split.boundaries[0])
@@ -52,7 +75,7 @@ def same(plan: Plan, optimizer: str, transport: GlooTransport | LocalTransport) 
     told = transport.gather((pipelines.weights_of(worker), listener.losses))
     if transport.rank:
         return True
-    split, task = pipelines.toy(optimizer)
+    split, task = make()
     trainer = reference.train_2bw if plan.semantics == "2bw" else reference.train_flush
     expected = trainer(split, task, STEPS, plan.microbatches, seed=3)
     weights = {name: value for part, _ in told for name, value in part.items()}

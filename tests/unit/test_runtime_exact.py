@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeplan import lowering
 from pipeplan.errors import InputError
-from pipeplan.plan import Plan, Remat, Semantics
+from pipeplan.plan import Remat, Semantics
 from tests import pipelines, reference
 from tests.plans import random_plan
 
@@ -59,23 +59,12 @@ def test_equals_one_process(
 @pytest.mark.parametrize("seed", range(16))
 def test_random_lowered_plans_equal_one_process(seed: int) -> None:
     """Random valid plans, k up to 3, lowered by the real lowering, train exactly."""
-    plan = without_first_in_place(random_plan(seed, layers=8))
+    plan = pipelines.without_first_in_place(random_plan(seed, layers=8))
     split, task = pipelines.toy()
     outcome = pipelines.train(plan, lowering.lower(plan), split, task, 3)
     expected = train_alone(plan.semantics, "sgd", 3, plan.microbatches)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
-
-
-def without_first_in_place(plan: Plan) -> Plan:
-    """`plan` with no run that begins at layer 1, which works in place on its input."""
-    stages = tuple(
-        stage.model_copy(update={"remat": None})
-        if stage.remat and any(first == 1 for first, _ in stage.remat.recompute)
-        else stage
-        for stage in plan.stages
-    )
-    return plan.model_copy(update={"stages": stages})
 
 
 RUNS = [((0, 0),), ((0, 7),), ((2, 3), (4, 6)), ((0, 2), (3, 4), (5, 7))]
