@@ -43,10 +43,11 @@ class Store:
 
 
 def measure(store: Store, case: Case, limits: Limits, again: Sequence[str]) -> None:
-    """The parts of a row that the store has not yet, or that are wanted again."""
-    for name, part in parts(case, limits).items():
-        if name in again or name not in store.rows.get(case.key, {}):
-            store.put(case.key, name, part())
+    """The parts of a row that the store has not yet as asked, or that are wanted again."""
+    for name, (asked, part) in parts(case, limits).items():
+        known = store.rows.get(case.key, {}).get(name, {}).get("asked")
+        if name in again or known != asked:
+            store.put(case.key, name, part() | {"asked": asked})
 
 
 def arguments() -> argparse.Namespace:

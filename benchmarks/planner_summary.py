@@ -93,6 +93,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     failed = [_name(row) for row in rows if judged(row["planner"]) == REFUSED]
     plans = sum("period_ns" in row["planner"] for row in rows)
     yield f"verifier and replay accept {plans - len(failed)} of {plans} plans{_list(failed)}"
+    yield _first(rows)
     ilp = [row for row in rows if row["facts"]["group"] == TINY.name and "ilp" in row]
     if ilp:
         yield _literal(ilp)
@@ -131,6 +132,14 @@ def _never_worse(rows: Sequence[Row]) -> str:
         if any(ours is None or ours > rival * (1 + _TOLERANCE) for rival in known):
             worse.append(_name(row))
     return f"never worse than contiguous or PipeDream: {held} comparisons{_list(worse)}"
+
+
+def _first(rows: Sequence[Row]) -> str:
+    """How soon there is any plan, where there is one; the wall's seconds."""
+    known = [(row["planner"].get("first_plan_s"), row) for row in rows]
+    timed = [(seconds, row) for seconds, row in known if seconds is not None]
+    late = [f"{_name(row)} {seconds:.1f} s" for seconds, row in timed if seconds > 1]
+    return f"first plan within 1 s on {len(timed) - len(late)} of {len(timed)}{_list(late)}"
 
 
 def _better(scarce: Sequence[Row]) -> Iterator[str]:

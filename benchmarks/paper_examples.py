@@ -1,0 +1,51 @@
+"""How long the planner takes to find and prove the examples of paper 002, section 4.
+
+Each is the golden test of the same name, which asserts the periods, their proofs and those of the
+contiguous plans beside them; some plan twice or more. CPU seconds, of all threads: other work on
+the machine hardly stretches them.
+
+    python -m benchmarks.paper_examples
+
+prints a table and writes benchmarks/results/paper_examples.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.golden import test_paper_examples_planner as golden
+
+RESULT = Path(__file__).parent / "results" / "paper_examples.json"
+EXAMPLES: dict[str, Callable[[], None]] = {
+    "section 4.2.1, (1, 2, 1)": golden.test_chain_121,
+    **{f"theorem 1, k = {k}": partial(golden.test_theorem_1, k) for k in (2, 3, 4, 5)},
+    "lemma 2": golden.test_lemma_2,
+    **{f"lemma 3, {gpus} GPUs": partial(golden.test_lemma_3, gpus) for gpus in (3, 4)},
+    "figure 4": golden.test_figure_4,
+    "figure 5": golden.test_figure_5,
+}
+
+
+def main() -> int:
+    """Time each once, after one that loads the solver; 1 if one takes a second or more."""
+    golden.test_chain_121()
+    seconds: dict[str, float] = {}
+    for name, example in EXAMPLES.items():
+        begin = time.process_time()
+        example()
+        seconds[name] = round(time.process_time() - begin, 4)
+        print(f"{name:24} {seconds[name]:8.4f} CPU s")
+    machine = {"python": platform.python_version(), "cores": os.cpu_count()}
+    RESULT.write_text(json.dumps({"machine": machine, "cpu_seconds": seconds}, indent=1) + "\n")
+    return int(max(seconds.values()) >= 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
