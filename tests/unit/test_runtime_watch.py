@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from torch.distributed import HashStore
 
@@ -40,6 +42,18 @@ def test_the_one_that_says_nothing() -> None:
     """0 waits for 1, which waits for 2, which is dead."""
     said = blamed({1: Report("action 1F3", (2,))}, Report("lost", (1,)))
     assert said == "to blame: peer rank 2, which is gone or says nothing"
+
+
+def test_later_failures_read_the_verdict() -> None:
+    """A rank that fails behind another one is told the same, without waiting for the dead."""
+    store = HashStore()
+    first, second = (watch(store, rank, Report("waits", (2,))) for rank in (0, 1))
+    said = first.blame(Report("lost", (2,)))
+    begin = time.monotonic()
+    assert second.blame(Report("lost", (0,))) == said
+    assert time.monotonic() - begin < 0.5
+    first.close()
+    second.close()
 
 
 def test_waiting_in_a_circle_blames_nobody() -> None:
