@@ -13,9 +13,13 @@ from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.schedule import Schedule, unrolled
+from pipeplan.units import MAX_INT
 
 Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]
 """(elapsed s, best period per micro-batch in ns, bound, gap, phase)."""
+
+FINEST = 1024
+"""Parts of a nanosecond that a bound is rounded down to where its own fraction is too long."""
 
 BoundName = Literal["any", "k1", "contiguous"]
 
@@ -107,7 +111,12 @@ class Incumbent:
             self.report(self.options.clock.wall_s, period, self.bound, self.gap, self.phase)
 
     def prove(self, name: BoundName, value: Fraction) -> None:
-        """Raise a bound; one for all plans holds for every kind, rounded up where k is 1."""
+        """Raise a bound; one for all plans holds for every kind, rounded up where k is 1.
+
+        Fractions that a plan file could not hold are rounded down, by less than a picosecond.
+        """
+        if max(value.numerator, value.denominator) > MAX_INT:
+            value = Fraction(int(value * FINEST), FINEST)
         raised: dict[BoundName, Fraction] = {name: value}
         if name == "any":
             raised |= {"contiguous": value, "k1": Fraction(ceil(value))}

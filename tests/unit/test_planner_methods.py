@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from pipeplan import planner, simulator, verifier
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.ilp import paper_ilp
+from pipeplan.ilp.bounds import any_bound
 from pipeplan.ilp.clock import Clock, WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.paper_ilp import PaperResult
@@ -112,6 +114,27 @@ class TestPaperIlp:
             plan = None
         assert time.monotonic() - began < 60
         assert plan is None or plan.solver.status == "feasible"
+
+
+def test_long_fractions_fit_into_a_plan() -> None:
+    """A bound of more digits than a plan file holds is rounded down, and by next to nothing."""
+    rng = random.Random(0)
+    times = [(rng.randint(10**9, 2 * 10**9), rng.randint(10**9, 3 * 10**9)) for _ in range(6)]
+    sizes = [
+        {"saved_bytes": rng.randint(10**9, 3 * 10**9), "weight_bytes": rng.randint(10**8, 10**9)}
+        for _ in range(6)
+    ]
+    chain = handmade.chain(times, sizes)
+    memories = [8 * 10**9 + rng.randint(0, 10**9) for _ in range(3)]
+    cluster = Cluster(
+        gpus=tuple(Gpu(name=str(memory), memory_bytes=memory) for memory in memories)
+    )
+    true = any_bound(Costs(chain, cluster, "2bw", "exact"))
+    assert true.numerator > 2**62
+    config = planner.Config(method="contiguous", workers=1, time_limit_s=5)
+    bound = planner.solve(chain, cluster, config).solver.bounds.any
+    assert bound is not None
+    assert true - Fraction(1, 1000) < Fraction(*bound) <= true
 
 
 class TestDeterministic:
