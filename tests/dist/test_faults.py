@@ -155,7 +155,7 @@ def test_every_hang(tmp_path: Path, rank: int, phase: str) -> None:
     fail_and_resume(tmp_path, "2bw", "hang", rank, phase, timeout_s=3)
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", [pytest.param(False, marks=pytest.mark.long), True])
 def test_full_disk_keeps_the_checkpoint_before(tmp_path: Path, background: bool) -> None:
     """No room for the second checkpoint: a message with the cause; with room again it goes on."""
     plan = launch_task.plan(2, "2bw")
@@ -174,7 +174,7 @@ def test_full_disk_keeps_the_checkpoint_before(tmp_path: Path, background: bool)
     assert trained(tmp_path / "run", "2bw")
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("semantics", [pytest.param("flush", marks=pytest.mark.long), "2bw"])
 def test_resume_on_fewer_and_fewer_ranks(tmp_path: Path, semantics: Semantics) -> None:
     """2 steps on 4 ranks, 2 on 2, 2 on 1: bit for bit six steps of one process."""
     out = tmp_path / "run"
