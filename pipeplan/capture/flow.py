@@ -8,6 +8,8 @@ it again from constants, weights and the model's inputs, so that it is never sen
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -91,6 +93,33 @@ class Flow:
         place = self.position[step]
         free = [source for source in step.all_input_nodes if source not in self.index]
         return set().union(*(self.rebuilt(source, place) for source in free))
+
+    def between(self, known: set[Node], wanted: Sequence[Node]) -> set[Node]:
+        """All nodes that lead from `known` to `wanted`, with what writes into what they make.
+
+        What is only written into buffers is left out.
+        """
+        found: set[Node] = set()
+        waiting = list(wanted)
+        while waiting:
+            node = waiting.pop()
+            if node in found or node in known:
+                continue
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+            if node in self._effects:
+                waiting.extend(w for s in storages(node) for w in self.writers.get(s, ()))
+        return found
+
+    def places(self) -> dict[Node, Hashable]:
+        """What identifies each operation: the call of a module, the kind, how many before it."""
+        counts: Counter[Hashable] = Counter()
+        found: dict[Node, Hashable] = {}
+        for node in self._effects:
+            place = (tuple(call.key for call in self.module_path(node)), node.target)
+            found[node] = (*place, counts[place])
+            counts[place] += 1
+        return found
 
     def module_path(self, step: Node) -> tuple[Call, ...]:
         """The calls of modules that the step runs in, outermost first."""

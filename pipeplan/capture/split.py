@@ -52,16 +52,30 @@ def _by_graph(
     task: Task, model: nn.Module, source: Tensor, target: Tensor, max_layers: int | None
 ) -> SplitModel:
     flow = Flow(export(model, (source,)))
+    evaluation = _in_eval_mode(model, source)
     cuts = natural(flow)
     if max_layers is not None:
         cuts = coarsened(flow, cuts, max_layers)
-    made = pieces(flow, cuts)
-    layers = {piece.name: piece.module for piece in made}
+    made = pieces(flow, cuts, evaluation)
+    layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
     fed = tuple(piece.fed for piece in made)
     result = _made(model, layers, trace(layers, task.loss, source, target, fed), source, fed)
     if not has_fakes([model]):
         check_same(model, result, (source,))
     return result
+
+
+def _in_eval_mode(model: nn.Module, source: Tensor) -> Flow | None:
+    """The flow of `model` when it is evaluated; None if that has no graph."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        return Flow(export(model, (source,)))
+    except InputError:
+        return None
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def _made(

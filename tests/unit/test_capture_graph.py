@@ -76,6 +76,25 @@ def test_layers_equal_the_model_in_training(make: Callable[[], Task]) -> None:
     for layer, fqns in zip(model.layers, model.fqns, strict=True):
         for local, parameter in layer.named_parameters():
             assert users[fqns[local]] is parameter
-            assert local == fqns[local]
+            assert local.endswith(fqns[local])
     assert list(task.model.state_dict()) == names
     assert len(model.layers) >= 4
+
+
+@pytest.mark.parametrize("make", TASKS.values(), ids=TASKS)
+def test_layers_equal_the_model_in_evaluation(make: Callable[[], Task]) -> None:
+    """In eval mode the layers give what the model gives: no dropout, batch norm as learnt."""
+    torch.manual_seed(0)
+    task = make()
+    assert isinstance(task.model, nn.Module)
+    model = split(task)
+    assert task.model.training
+    source, target = task.microbatch(3)
+    in_a_row(task, model, source, target)
+    task.model.eval()
+    for layer in model.layers:
+        layer.eval()
+    with torch.no_grad():
+        result = task.model(source)
+        output = result if isinstance(result, Tensor) else result.logits
+        assert torch.equal(run(model, (source,)), output)
