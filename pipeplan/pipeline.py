@@ -34,14 +34,15 @@ from pipeplan.task import SplitModel, Task
 from pipeplan.units import parse_time_ns
 
 
-def check_model(plan: Plan, model: SplitModel) -> None:
-    """Refuse a model that the plan was not made for.
+def split_for(plan: Plan, task: Task) -> SplitModel:
+    """The task's layers, checked to be those that the plan was made for, and ready to train.
 
     A chain that was not profiled has no digest; then at least the layers must be as many.
 
     Raises:
         InputError: if the model is another one, or shared parameters cannot stay equal.
     """
+    model = untie(split(task), task.tied)
     got, need = model.digest(), plan.task_digest
     layers, planned = len(model.layers), len(plan.chain.layers)
     if layers != planned or need not in (None, got):
@@ -50,7 +51,12 @@ def check_model(plan: Plan, model: SplitModel) -> None:
             f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
             " plan again, or give the --task the chain was profiled from."
         )
-    find_ties(plan.stages, model)
+    if find_ties(plan.stages, model) and need and plan.chain.tied != task.tied:
+        raise InputError(
+            f"launch: the task says tied={task.tied!r}, the plan's chain {plan.chain.tied!r},"
+            " which counts other bytes. Profile and plan again."
+        )
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +117,7 @@ class Pipeline:
         if transport is None:
             self._own = transport = _joined(self.plan, parse_time_ns(timeout))
         self._transport = transport
-        self._split = untie(split(self.task), self.task.tied)
-        check_model(self.plan, self._split)
+        self._split = split_for(self.plan, self.task)
         self._feed = TaskFeed(self.task, self._split.boundaries[0])
         size, m = self._split.microbatch_size, self.plan.microbatches
         self._source = Source(self._feed, self._split.boundaries[0], size, m)

@@ -49,7 +49,6 @@ def prepare(options: Options, place: Place) -> Setup:
     checkpoint, meta = _checkpoint(options)
     seed = options.seed or 0 if meta is None else meta.seed
     task, split = _load(plan, options, seed)
-    _check_model(plan, split)
     _check_resume(plan, options, meta, split.digest())
     return Setup(
         options=options,
@@ -150,28 +149,12 @@ def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
         )
     import torch
 
-    from pipeplan.capture import split
-    from pipeplan.runtime.ties import untie
+    from pipeplan.pipeline import split_for
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     task = load(reference, seed)
-    return task, untie(split(task), task.tied)
-
-
-def _check_model(plan: Plan, split: SplitModel) -> None:
-    """A chain that was not profiled has no digest; then at least the layers must be as many."""
-    got, need = split.digest(), plan.task_digest
-    layers, planned = len(split.layers), len(plan.chain.layers)
-    if layers != planned or need not in (None, got):
-        raise InputError(
-            f"launch: the model is not the one the plan was made for: got {layers} layers and task"
-            f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
-            " plan again, or give the --task the chain was profiled from."
-        )
-    from pipeplan.runtime.ties import find_ties
-
-    find_ties(plan.stages, split)
+    return task, split_for(plan, task)
 
 
 def _check_resume(plan: Plan, options: Options, meta: Meta | None, task_digest: str) -> None:

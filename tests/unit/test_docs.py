@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -44,10 +45,12 @@ def test_commands_in_the_documents_parse(document: str, line: str) -> None:
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), line
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file(), line
-    elif words[0] == "torchrun":
+    elif words[0] == "torchrun" and "pipeplan.launch" in words:
         parse(words[words.index("pipeplan.launch") + 1 :])
     else:
-        assert words[0] in ("pip", "git", "cd"), f"{document}: {line}: check it here too"
+        assert words[0] in ("pip", "git", "cd", "torchrun"), (
+            f"{document}: {line}: check it here too"
+        )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
@@ -76,3 +79,24 @@ def test_quickstart_is_short_and_runs_without_torch() -> None:
     assert done.returncode == 0, done.stderr
     assert "broken rules: []" in done.stdout
     assert "replayed: True" in done.stdout
+
+
+def test_python_example_of_the_runtime(tmp_path: Path) -> None:
+    """The script in docs/runtime.md does what its three commands say: profile, plan, train."""
+    text = (ROOT / "docs" / "runtime.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(code)
+    block = next(found for found in _BLOCK.findall(text) if "train.py" in found)
+    runs = {"pipeplan": ["-m", "pipeplan"], "torchrun": ["-m", "torch.distributed.run"]}
+    for line in block.splitlines():
+        name, *words = shlex.split(line)
+        done = subprocess.run(
+            [sys.executable, *runs[name], *words],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"loss \d.*, evaluated \d.* after 11 steps\n", done.stdout)
