@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import Pipeline
-from pipeplan.capture import split
+from pipeplan.capture import profile_task, split
 from pipeplan.errors import InputError
+from pipeplan.pipeline import split_for
 from pipeplan.plan import Semantics
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.transport import Transport
@@ -156,6 +157,23 @@ def test_smaller_last_batch(rows: int, message: str) -> None:
             pipeline.step(torch.zeros(M * 5, 7), torch.zeros(M * 5, dtype=torch.int64))
         with pytest.raises(InputError, match="neither"):
             pipeline.evaluate()
+
+
+def test_ties_kept_otherwise_than_planned() -> None:
+    """Bytes were counted for one way of keeping ties: a task that says the other is refused."""
+
+    def tied() -> Task:
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)]
+        layers[2].weight = layers[0].weight
+        return replace(launch_task.task(0), model=nn.Sequential(*layers))
+
+    chain = profile_task(tied(), repeats=1, warmup=0)
+    plan = pipelines.plan_of([], [0], "flush", M, layers=3)
+    plan = plan.model_copy(update={"chain": chain, "task_digest": chain.task_digest})
+    assert split_for(plan, tied()).layers
+    with pytest.raises(InputError, match="tied='synchronize', the plan's chain 'colocate'"):
+        split_for(plan, replace(tied(), tied="synchronize"))
 
 
 def test_missing_parts_are_named() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.saver import Saver
+from pipeplan.runtime.ties import untie
 from pipeplan.runtime.transport import LocalTransport, Transport
-from tests import pipelines
+from pipeplan.task import LossScale
+from tests import models, pipelines
 
 
 def worker(plan: Plan, optimizer: str, transport: Transport) -> Worker:
@@ -69,6 +73,43 @@ def test_resume_under_another_plan_is_exact(
     expected = pipelines.weights_of(trained)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def exchanging(plan: Plan, transport: Transport) -> Worker:
+    """One rank of a model whose updates need other stages, and whose schedule moves."""
+    split, task = models.make("GPT-2, tied")
+    rule = LossScale(initial=4.0, interval=2)
+    decay = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7)
+    task = replace(task, loss_scale=rule, scheduler=decay)
+    split = untie(split, task.tied)
+    pattern = pipelines.pattern_of(plan, period=3)
+    feed = TaskFeed(task, split.boundaries[0])
+    return build(plan, pattern, split, task, feed, transport, pipelines.Listener(), seed=3)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_copies_schedule_and_scale_are_resumed(tmp_path: Path, semantics: Semantics) -> None:
+    """Copies of a tied weight on one rank, resumed on three: as if never interrupted."""
+    plan = pipelines.plan_of([2, 5], [0, 0, 0], semantics, microbatches=6)
+    trained = exchanging(plan, LocalTransport())
+    trained.executor.run(0, 3)
+    scales, good = trained.scales(3)
+    saved = replace(meta(3), scales=scales, good_steps=good)
+    Saver(LocalTransport(), background=False).save(tmp_path / "c", saved, trained.stages.values())
+    trained.executor.run(3, 3)
+    far = pipelines.plan_of([2, 5], [2, 0, 1], semantics, microbatches=6)
+
+    def work(transport: Transport) -> tuple[dict[str, Tensor], object]:
+        resumed = exchanging(far, transport)
+        checkpoint.load(tmp_path / "c", 3, resumed)
+        resumed.executor.run(3, 3)
+        return pipelines.weights_of(resumed), resumed.scales(6)
+
+    parts = run_ranks(3, work)
+    expected = pipelines.weights_of(trained)
+    assert all(scale == trained.scales(6) for _, scale in parts)
+    assert {name for part, _ in parts for name in part} == expected.keys()
+    assert all(torch.equal(value, expected[n]) for part, _ in parts for n, value in part.items())
 
 
 def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
