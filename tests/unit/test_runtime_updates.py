@@ -243,3 +243,46 @@ def test_shared_statistics_cannot_be_synchronized() -> None:
     split, _ = pipelines.split_by_hand([norm, nn.Linear(6, 6), norm], "sgd")
     with pytest.raises(InputError, match="shares buffers"):
         untie(split, "synchronize")
+
+
+class Half(nn.Module):
+    """A layer under autocast: its weights stay in 32 bits, its sums are made in 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.linear(value)
+
+
+class Widen(nn.Module):
+    """From 16 bits to 32, for the loss."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.float()
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype, semantics: Semantics) -> None:
+    """Weights, boundaries and gradients of 16 bits, scaled and clipped; layers under autocast."""
+    torch.manual_seed(5)
+    narrow = [nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Dropout(0.1)]
+    layers = [Half(), Half(), Narrow(dtype), *(layer.to(dtype) for layer in narrow), Widen()]
+    split, task = pipelines.split_by_hand(layers, "sgd")
+    assert {spec.dtype for row in split.boundaries for spec in row} >= {str(dtype)}
+    task = replace(task, clip_norm=0.2, loss_scale=LossScale(initial=256.0, interval=2))
+    check(MAPS["there and back"], semantics, split, task)
+
+
+class Narrow(nn.Module):
+    """To 16 bits."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype)
