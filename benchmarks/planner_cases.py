@@ -43,7 +43,7 @@ SPLIT = Group("ample, two alternating sizes", 60, 0.03)
 MIDDLE = Group("in between", 60, None)
 SCARCE_18 = Group("scarce, up to 18 layers", 120, 0.05)
 SCARCE_21 = Group("scarce, up to 21 layers", 120, 0.10)
-SCARCE_50 = Group("scarce, 34..50 layers", 120, 0.20)
+SCARCE_50 = Group("scarce, 22..50 layers", 120, 0.20)
 SCARCE = Group("scarce, more layers", 120, None)
 GROUPS = (
     TINY, AMPLE_50, AMPLE_152, TRANSFORMERS, SPLIT,
