@@ -32,7 +32,13 @@ Found = tuple[LayerBytes, tuple[int, int]]
 """Bytes of a layer, and its forward and backward nanoseconds."""
 
 
-def estimate_task(task: Task, device: Device, progress: Progress | None = None) -> Chain:
+def estimate_task(
+    task: Task,
+    device: Device,
+    progress: Progress | None = None,
+    *,
+    max_layers: int | None = None,
+) -> Chain:
     """The chain of `task` as `device` would run it; nothing of the model's size is allocated.
 
     Bytes are those that `profile_task` measures on the processor, to the byte. Times are
@@ -42,6 +48,7 @@ def estimate_task(task: Task, device: Device, progress: Progress | None = None) 
         task: its model may have parameters without memory (`fake.weightless`); it is not touched.
         device: what the times are for.
         progress: told what happens.
+        max_layers: as for `split`.
 
     Raises:
         InputError: if the task cannot be split, or looks at values.
@@ -51,7 +58,7 @@ def estimate_task(task: Task, device: Device, progress: Progress | None = None) 
     batches.fetch(1)
     with torch.random.fork_rng(devices=[]), _values_unknown():
         twin, mode = weightless_twin(task)
-        model = split(twin)
+        model = split(twin, max_layers)
         say(f"split into {len(model.layers)} layers")
         with gradient_buffers(model.layers):
             source, target = batches.fetch(0)

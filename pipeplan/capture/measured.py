@@ -44,18 +44,24 @@ class Measured:
 
 
 def profile_task(
-    task: Task, *, repeats: int = 20, warmup: int = 3, progress: Progress | None = None
+    task: Task,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    max_layers: int | None = None,
+    progress: Progress | None = None,
 ) -> Chain:
     """The measured chain of `task`, without a reference to find it again.
 
     The model is left as it was: values, buffers, random state; gradients are removed.
+    Layers are merged where there are more than `max_layers`.
 
     Raises:
         InputError: if the task cannot be split or run.
     """
     say = progress or _silent
     task = place_of(task.model).bring(task)
-    model = split(task)
+    model = split(task, max_layers)
     say(f"split into {len(model.layers)} layers")
     found = measure(model, task, repeats=repeats, warmup=warmup, say=say)
     return Chain(

@@ -20,6 +20,8 @@ from pipeplan.task import Task
 class Clock(Protocol):
     """Marks instants in the stream of work and tells afterwards what lies between two."""
 
+    name: str
+
     def mark(self) -> Any:
         """This instant."""
 
@@ -27,8 +29,28 @@ class Clock(Protocol):
         """Nanoseconds of work from one mark to a later one."""
 
 
+class ThreadClock:
+    """For one thread of the processor: its own time, which nobody can take by taking the core.
+
+    On an idle machine that is the time that passes. On a busy one others still slow it down
+    through caches and memory, but a wait for the core does not count.
+    """
+
+    name = "thread"
+
+    def mark(self) -> int:
+        """Processor time of this thread."""
+        return time.thread_time_ns()
+
+    def between(self, start: int, end: int) -> int:
+        """The difference."""
+        return end - start
+
+
 class WallClock:
-    """For devices that work while the caller waits."""
+    """For several threads, which work while the caller waits."""
+
+    name = "wall"
 
     def mark(self) -> int:
         """Now."""
@@ -45,6 +67,8 @@ class StreamClock:
     An operation that waits for its launch lasts longer here, as it does in a run.
     """
 
+    name = "stream"
+
     def mark(self) -> torch.cuda.Event:
         """An event behind all work that has been handed over."""
         event = torch.cuda.Event(enable_timing=True)
@@ -58,13 +82,19 @@ class StreamClock:
         return round(milliseconds * 1e6)
 
 
+def _clock(is_cuda: bool) -> Clock:
+    if is_cuda:
+        return StreamClock()
+    return ThreadClock() if torch.get_num_threads() == 1 else WallClock()
+
+
 class Place:
     """The one device of a model."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_cuda = device.type == "cuda"
-        self.clock: Clock = StreamClock() if self.is_cuda else WallClock()
+        self.clock = _clock(self.is_cuda)
         self.random_devices: Sequence[torch.device] = [device] if self.is_cuda else []
         """What `torch.random.fork_rng` must keep beside the processor's generator."""
 
@@ -95,6 +125,7 @@ class Place:
             "cores": _cores(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
+            "clock": self.clock.name,
         }
         if self.is_cuda:
             facts["gpu"] = torch.cuda.get_device_name(self.device)

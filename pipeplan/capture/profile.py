@@ -31,6 +31,7 @@ def profile(
     warmup: int = 3,
     threads: int = 1,
     companions: int = 0,
+    max_layers: int | None = None,
     progress: Progress | None = None,
 ) -> Chain:
     """The measured chain of the task that `reference` names.
@@ -43,6 +44,7 @@ def profile(
         threads: of torch, as many as a rank will have.
         companions: processes that run the same layers meanwhile, one for each other rank that
             will share the machine.
+        max_layers: merges layers until there are no more than these (`split`).
         progress: told what happens, one line at a time.
 
     Raises:
@@ -58,12 +60,19 @@ def profile(
         if companions:
             say(f"starting {companions} companion process{'es' if companions > 1 else ''}")
             stack.enter_context(running_companions(companions, reference, seed, threads))
-        chain = profile_task(task, repeats=repeats, warmup=warmup, progress=say)
+        chain = profile_task(
+            task, repeats=repeats, warmup=warmup, max_layers=max_layers, progress=say
+        )
     return _named(chain, reference, companions=companions, seed=seed)
 
 
 def estimate(
-    reference: str, device: Device, *, seed: int = 0, progress: Progress | None = None
+    reference: str,
+    device: Device,
+    *,
+    seed: int = 0,
+    max_layers: int | None = None,
+    progress: Progress | None = None,
 ) -> Chain:
     """The estimated chain of the task that `reference` names; its weights are never allocated.
 
@@ -71,6 +80,7 @@ def estimate(
         reference: as for `profile`.
         device: what the times are for (`pipeplan.devices.find`).
         seed: given to the task.
+        max_layers: merges layers until there are no more than these (`split`).
         progress: told what happens, one line at a time.
 
     Raises:
@@ -78,7 +88,8 @@ def estimate(
     """
     with weightless():
         task = load(reference, seed)
-    return _named(estimate_task(task, device, progress), reference, seed=seed)
+    chain = estimate_task(task, device, progress, max_layers=max_layers)
+    return _named(chain, reference, seed=seed)
 
 
 def profile_stages(

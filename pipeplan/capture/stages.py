@@ -30,7 +30,7 @@ def measure_stages(
     """
     say = progress or (lambda _: None)
     task = place_of(task.model).bring(task)
-    model = split(task)
+    model = split(task, len(plan.chain.layers) if plan.task_digest else None)
     _check(model, plan)
     found = measure(fuse(model, plan.stages), task, repeats=repeats, warmup=warmup, say=say)
     return StageProfile(

@@ -43,6 +43,12 @@ def add(verbs: common.Verbs) -> None:
         "--stages", metavar="PLAN", help="measure the fused stages of this plan, for plan --refine"
     )
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
+    verb.add_argument(
+        "--max-layers",
+        type=common.count(),
+        metavar="N",
+        help="merge layers until there are no more than these, the cheapest to lose first",
+    )
     _add_measuring(verb.add_argument_group("measuring"))
     _add_estimating(verb.add_argument_group("estimating (--mode fake)"))
     common.add_output(verb, "CHAIN")
@@ -91,9 +97,17 @@ def run(args: argparse.Namespace) -> int:
         common.say(
             f"times are estimates for {device.name}; bytes are those of torch's CPU kernels"
         )
-        chain = estimate(args.task, device, seed=args.seed, progress=common.say)
+        chain = estimate(
+            args.task, device, seed=args.seed, max_layers=args.max_layers, progress=common.say
+        )
     else:
-        chain = profile(args.task, seed=args.seed, **_measuring(args), progress=common.say)
+        chain = profile(
+            args.task,
+            seed=args.seed,
+            max_layers=args.max_layers,
+            **_measuring(args),
+            progress=common.say,
+        )
     common.save_chain(args, chain)
     return 0
 
@@ -114,6 +128,8 @@ def _check(args: argparse.Namespace) -> None:
         if not fake and getattr(args, name) is not None:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag}: is for estimating, need --mode fake.")
+    if args.stages and args.max_layers is not None:
+        raise InputError("--max-layers: the plan has its layers, got --stages. Leave it out.")
     if args.stages and (fake or args.companions is not None):
         raise InputError("--stages: stages are measured alone; leave out --mode and --companions.")
     if not args.stages and args.task is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pipeplan.capture import estimate_task, profile_task
 from pipeplan.capture.allocator import AllocatorWatch, Overhead
 from pipeplan.capture.batches import Batches
-from pipeplan.capture.place import WallClock, place_of
+from pipeplan.capture.place import ThreadClock, WallClock, place_of
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from tests.capture_tasks import mlp
@@ -61,11 +62,16 @@ def test_micro_batches_are_brought_to_the_model() -> None:
     assert target.is_meta
 
 
-def test_wall_clock_measures_what_passes() -> None:
-    """Marks are taken where they are asked for."""
-    clock = WallClock()
-    first, second = clock.mark(), clock.mark()
-    assert clock.between(first, second) == second - first >= 0
+def test_one_thread_is_timed_by_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for something else is no time of one thread; several threads need the wall's."""
+    thread, wall = ThreadClock(), WallClock()
+    marks = [(clock, clock.mark()) for clock in (thread, wall)]
+    time.sleep(0.05)
+    own, passed = (clock.between(begin, clock.mark()) for clock, begin in marks)
+    assert own < 20_000_000 < 45_000_000 < passed
+    for threads, clock in ((1, "thread"), (2, "wall")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        assert place_of([]).facts()["clock"] == clock
 
 
 def test_a_remainder_of_samples_is_refused() -> None:
