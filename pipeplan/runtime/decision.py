@@ -109,7 +109,7 @@ class Decisions:
         self._transport = transport
         self._clip = clip_norm
         self._tag = tag
-        self._norms: dict[int, dict[int, Tensor]] = {}
+        self._norms: dict[int, dict[int, float]] = {}
         self._finite: dict[int, bool] = {}
         self._rows: dict[int, dict[int, Tensor]] = {}
         self._pending: dict[int, list[Pending]] = {}
@@ -119,7 +119,7 @@ class Decisions:
         """Take the finished gradients of one stage by name; they are not kept."""
         norms = self._norms.setdefault(step, {})
         for name, gradient in gradients.items():
-            norms[self._layout.place[name]] = torch.linalg.vector_norm(gradient)
+            norms[self._layout.place[name]] = torch.linalg.vector_norm(gradient).item()
         if self.scaler:
             finite = all(bool(gradient.isfinite().all()) for gradient in gradients.values())
             self._finite[step] = self._finite.get(step, True) and finite
@@ -128,7 +128,7 @@ class Decisions:
         """Tell everybody; all stages of this rank have been added."""
         here = self._transport.rank
         norms = self._norms.pop(step)
-        known = [float(norms[place]) for place in self._layout.ranks[here]]
+        known = [norms[place] for place in self._layout.ranks[here]]
         row = torch.tensor([self._finite.pop(step, True), *known], dtype=torch.float64)
         rows = {rank: self._blank(rank) for rank in self._layout.hosts if rank != here}
         pending = []
