@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,19 @@ def test_two_devices_of_one_name_are_refused() -> None:
     data["devices"] *= 2
     with pytest.raises(InputError, match="got the name 'slow' twice"):
         DeviceTable.from_data(data)
+
+
+def test_documented_table_and_figures_are_true() -> None:
+    """The example of docs/profile.md is read as it stands; its figures are the built-in ones."""
+    text = (Path(__file__).parents[2] / "docs" / "profile.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```json\n(.*?)^```", text, re.M | re.S)
+    assert (
+        find("mine", DeviceTable.from_json(example).devices).peak_flops("bfloat16") == 16 * 10**13
+    )
+    rows = re.findall(r"^\| `(\w+)` .*?\| ([\d.]+) \|.*?\| (\d+) \| (\d+) us \|$", text, re.M)
+    assert [row[0] for row in rows] == [device.name for device in BUILT_IN]
+    for name, tera, giga, launch in rows:
+        device = find(name)
+        assert device.peak_flops("float32") == round(float(tera) * 10**12)
+        assert device.bandwidth_bytes_per_s == int(giga) * 10**9
+        assert device.launch_ns == int(launch) * 1000
