@@ -12,10 +12,18 @@ from typing import Any
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
+from pipeplan.devices import DeviceTable
 from pipeplan.document import Document
 from pipeplan.plan import Plan
+from pipeplan.stages import StageProfile
 
-FORMATS: dict[str, type[Document]] = {"chain": Chain, "cluster": Cluster, "plan": Plan}
+FORMATS: dict[str, type[Document]] = {
+    "chain": Chain,
+    "cluster": Cluster,
+    "plan": Plan,
+    "devices": DeviceTable,
+    "stages": StageProfile,
+}
 """Each shipped schema's name and the document it describes."""
 
 FOLDER = Path(__file__).parent

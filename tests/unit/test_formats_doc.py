@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeplan import cluster as clusters
-from pipeplan import importers, plan
+from pipeplan import devices, importers, plan, stages
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan
@@ -34,6 +34,10 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("plan.json", "memory[].", plan.MemoryRow),
     ("plan.json", "solver.", plan.Solver),
     ("plan.json", "solver.bounds.", plan.Bounds),
+    ("Device table", "", devices.DeviceTable),
+    ("Device table", "devices[].", devices.Device),
+    ("stages.json", "", stages.StageProfile),
+    ("stages.json", "stages[].", stages.StageMeasure),
 ]
 
 
@@ -49,7 +53,7 @@ def test_every_field_is_documented(section: str, prefix: str, model: type[BaseMo
 
 def test_no_other_fields_are_documented() -> None:
     """Each name in a table of fields is a field."""
-    for section in ("chain.json", "Cluster file", "plan.json"):
+    for section in dict.fromkeys(where for where, _, _ in FIELDS):
         known = {
             f"{prefix}{field.alias or key}"
             for where, prefix, model in FIELDS
