@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeplan.remat.channel import Channel
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.device import Device
 from pipeplan.remat.schedule import FORWARDS, Op, OpKind, Schedule
+
+
+def _copy(device: Device) -> Device:
+    copied = replace(
+        device,
+        full=set(device.full),
+        tapes=set(device.tapes),
+        places=dict(device.places),
+        host=dict(device.host),
+    )
+    copied.pending, copied.settled = device.pending, device.settled
+    copied.unit_bytes = list(device.unit_bytes)
+    copied.queue.pending = list(device.queue.pending)
+    return copied
 
 
 @dataclass
@@ -31,12 +44,12 @@ class _Search:
             return
         op = self.base.ops[at]
         if device.refusal(op) is None and device.during(op) <= self.budget:
-            after = copy.deepcopy(device)
+            after = _copy(device)
             after.apply(op)
             self.visit(at + 1, after, [clocks[0] + self._time(op), *clocks[1:]], done)
         else:
             for unit in {each.unit for each in device.queue.pending}:
-                after = copy.deepcopy(device)
+                after = _copy(device)
                 after.apply(Op(OpKind.WAIT, unit))
                 self.visit(at, after, [max(clocks[0], done[unit]), *clocks[1:]], done)
         for unit in range(self.costs.layers):
@@ -54,7 +67,7 @@ class _Search:
         ):
             return
         way = 2 if self.channel.duplex and not out else 1
-        after, times = copy.deepcopy(device), list(clocks)
+        after, times = _copy(device), list(clocks)
         start = max(clocks[0], clocks[way], done.get(op.index, 0))
         times[way] = start + self.channel.time_ns(device.size(op.index))
         after.apply(op)

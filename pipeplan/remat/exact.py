@@ -125,6 +125,7 @@ class _Model:
         back = self.cp.new_optional_fixed_size_interval_var(self.back[unit], time, moves, "back")
         self.cp.add(self.out[unit] >= self._end(unit.ready - 1))
         self.cp.add(self.back[unit] >= self.out[unit] + time).only_enforce_if(moves)
+        self.cp.add(self.back[unit] >= self._end(unit.away - 1)).only_enforce_if(moves)
         self.cp.add(self.back[unit] + time <= self.start[unit.due]).only_enforce_if(moves)
         return out, back
 
@@ -152,8 +153,8 @@ class _Model:
         issues: dict[int, list[Op]] = {}
         at = 0
         for start, _, op in sorted(found):
-            ready = next(u for u in self.line.units if u.index == op.index).ready
-            at = max(at, ready if op.kind is OpKind.OFFLOAD else 0)
+            unit = next(u for u in self.line.units if u.index == op.index)
+            at = max(at, unit.ready if op.kind is OpKind.OFFLOAD else unit.away)
             while at < len(ends) and ends[at] <= start:
                 at += 1
             issues.setdefault(at, []).append(op)

@@ -14,7 +14,7 @@ _NEAR = 8
 
 
 def improve(
-    line: Line, start: Units, budget: int, channel: Channel, most: int = 1500
+    line: Line, start: Units, budget: int, channel: Channel, most: int = 400
 ) -> Timed | None:
     """The no-wait schedule of a set that no flip and no swap of near units makes faster.
 

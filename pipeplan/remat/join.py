@@ -78,8 +78,12 @@ class Join:
     @property
     def time(self) -> float:
         """The least time of the whole join."""
+        return self.time_of(self.lengths, self.slots)
+
+    def time_of(self, lengths: Sequence[int], slots: int) -> float:
+        """The least time of a join no longer, with no more slots; infinite where none fits."""
         kept = (0,) * len(self.lengths)
-        return float(self._table[kept + self.lengths][self.slots])
+        return float(self._table[kept + tuple(lengths)][slots])
 
     def _solve(self, rest: tuple[int, ...], kept: tuple[int, ...]) -> Floats:
         best: Floats = np.full(self.slots + 1, np.inf)

@@ -135,10 +135,12 @@ def complete(
         if any(each.unit == due.get(at) for each in run.queue.pending):
             run.wait(due[at])
         while run.held(at) > budget:
+            # A unit that was called back already can only be waited for until it is back.
             leaving = [each.unit for each in run.queue.pending if each.out]
-            if not leaving or not (late or run.done[leaving[0]] <= run.now):
+            soonest = min(leaving, key=run.done.__getitem__, default=None)
+            if soonest is None or not (late or run.done[soonest] <= run.now):
                 return None
-            run.wait(leaving[0])
+            run.wait(soonest)
         run.now += int(line.time[at])
         run.ops.append(op)
     return Timed(Schedule(line.layers, tuple(run.ops)), max(run.now, *run.free))

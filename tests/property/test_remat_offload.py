@@ -1,0 +1,68 @@
+"""Offloading planners against linear programs and exhaustive search."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pipeplan.remat.bounds import fluid_bound
+from pipeplan.remat.channel import Channel
+from pipeplan.remat.costs import Costs
+from pipeplan.remat.dynprog import choose
+from pipeplan.remat.exact import exact
+from pipeplan.remat.judge import judge
+from pipeplan.remat.line import Line, line_of
+from pipeplan.remat.periodic import keep_all
+from pipeplan.remat.slots import discretize
+from tests.offload_brute import fastest_offloading
+from tests.offload_lp import fractional, interruptible
+from tests.remat_brute import random_costs
+
+ONE = Channel(10**9)
+
+
+def _case(seed: int, sizes: tuple[int, ...]) -> tuple[Costs, Line, int]:
+    rng = random.Random(seed)
+    costs = random_costs(rng, rng.choice(sizes))
+    line = line_of(costs, keep_all(costs))
+    return costs, line, rng.randint(line.least, max(line.least, line.peak))
+
+
+@pytest.mark.parametrize("first", range(0, 300, 30))
+def test_fractional_greedy_is_optimal(first: int) -> None:
+    """(B3) is the linear program's optimum where parts of units may be moved (Theorem 2)."""
+    for seed in range(first, first + 30):
+        _, line, budget = _case(seed, (1, 2, 3, 4, 5, 6, 7, 8))
+        assert fluid_bound(line, budget, ONE) == pytest.approx(fractional(line, budget))
+        assert fluid_bound(line, line.least - 1, ONE) is None
+
+
+@pytest.mark.parametrize("first", range(0, 220, 20))
+def test_dynprog_equals_all_subsets(first: int) -> None:
+    """With slots of one byte no set of units idles less where transfers may be interrupted."""
+    for seed in range(first, first + 20):
+        _, line, budget = _case(seed, (1, 2, 3, 3, 3))
+        if budget == line.static:
+            continue
+        none = np.zeros(len(line.units), dtype=np.int64)
+        choice = choose(discretize(line, budget, ONE, budget - line.static, none))
+        assert choice is not None
+        assert choice.exact
+        assert choice.idle + line.compute == pytest.approx(interruptible(line, budget))
+
+
+@pytest.mark.parametrize("first", range(0, 220, 20))
+def test_exact_equals_exhaustive_search(first: int) -> None:
+    """CP-SAT finds and proves the fastest placement of transfers that the device's rules allow."""
+    for seed in range(first, first + 20):
+        rng = random.Random(seed)
+        channel = Channel(rng.choice([10**9, 4 * 10**8]), duplex=False)
+        costs, line, budget = _case(seed, (2, 3))
+        proof = exact(line, budget, channel, 60)
+        assert proof.found is not None
+        outcome = judge(costs, proof.found.schedule, budget, channel)
+        assert outcome.violations == ()
+        best = fastest_offloading(costs, keep_all(costs), budget, channel)
+        assert outcome.makespan_ns == best == proof.bound_ns

@@ -1,0 +1,140 @@
+"""Transfers of chosen units, bounds, comparators and the search around them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pipeplan.remat.bounds import fluid_bound, paper_bound, phase_bound
+from pipeplan.remat.channel import Channel
+from pipeplan.remat.choices import autoswap, fastest, greedy, tflms, vdnn
+from pipeplan.remat.costs import Costs
+from pipeplan.remat.dynprog import dynprog
+from pipeplan.remat.exact import exact
+from pipeplan.remat.improve import improve
+from pipeplan.remat.judge import judge
+from pipeplan.remat.line import Line, line_of
+from pipeplan.remat.nowait import no_wait
+from pipeplan.remat.periodic import keep_all
+from pipeplan.remat.schedule import OpKind
+from tests.remat_brute import random_costs
+
+ONE = Channel(10**9)
+
+
+def case(seed: int, most: int = 9) -> tuple[random.Random, Costs, Line, int]:
+    """A random chain, everything kept, and a budget between the least and the peak."""
+    rng = random.Random(seed)
+    costs = random_costs(rng, rng.randint(1, most))
+    line = line_of(costs, keep_all(costs))
+    return rng, costs, line, rng.randint(line.least, max(line.least, line.peak))
+
+
+@pytest.mark.parametrize("duplex", [False, True])
+def test_no_wait_schedules_keep_rules_budget_and_time(duplex: bool) -> None:
+    """The judge finds no fault, and the makespan that the builder expects."""
+    built = 0
+    for seed in range(250):
+        rng, costs, line, budget = case(seed)
+        channel = Channel(rng.choice([None, 10**9, 3 * 10**8]), duplex)
+        chosen = [unit.index for unit in line.units if rng.random() < 0.7]
+        timed = no_wait(line, chosen, budget, channel)
+        if timed is not None:
+            outcome = judge(costs, timed.schedule, budget, channel)
+            assert outcome.violations == ()
+            assert outcome.makespan_ns == timed.makespan_ns
+            built += 1
+    assert built > 150
+
+
+def test_a_line_needs_what_the_judge_counts() -> None:
+    """Peak and least budget: all away at the least one, and nothing fits below it."""
+    for seed in range(100):
+        _, costs, line, _ = case(seed)
+        assert line.peak == judge(costs, keep_all(costs)).peak_bytes
+        every = {unit.index for unit in line.units}
+        timed = no_wait(line, every, line.least, ONE)
+        assert timed is not None
+        assert judge(costs, timed.schedule, None, ONE).peak_bytes == line.least
+        assert no_wait(line, every, line.least - 1, ONE) is None
+
+
+def test_no_method_is_faster_than_a_bound() -> None:
+    """Bounds rise from the paper's to ours; all methods lie above; our search is below them."""
+    for seed in range(120):
+        _, _, line, budget = case(seed, 7)
+        fluid = fluid_bound(line, budget, ONE)
+        assert fluid is not None
+        bound = phase_bound(line, budget, ONE)
+        assert paper_bound(line, budget, ONE) <= bound <= fluid + 1e-6
+        program = dynprog(line, budget, ONE, max(1, budget - line.static))
+        sets = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, ONE)]
+        sets += [] if program is None else [program]
+        best = fastest(line, sets, budget, ONE)
+        assert best is not None
+        found = improve(line, best[0], budget, ONE)
+        assert found is not None
+        assert fluid - 1e-6 <= found.makespan_ns <= best[1].makespan_ns
+
+
+def test_greedy_takes_the_first_units_that_cover_the_peak() -> None:
+    """As many as needed and no more; none where everything fits."""
+    for seed in range(100):
+        _, _, line, budget = case(seed)
+        chosen = greedy(line, budget)
+        first = line.units[: len(chosen)]
+        assert chosen == {unit.index for unit in first}
+        assert sum(unit.size for unit in first) >= line.peak - budget
+        assert not first or sum(unit.size for unit in first[:-1]) < line.peak - budget
+        assert no_wait(line, chosen, budget, ONE) is not None
+
+
+def test_tflms_never_waits_for_room() -> None:
+    """Its waits are for what comes back; where a forward would have to wait it finds nothing."""
+    found = 0
+    for seed in range(150):
+        _, costs, line, budget = case(seed)
+        timed = tflms(line, budget, ONE)
+        if timed is None:
+            continue
+        found += 1
+        assert judge(costs, timed.schedule, budget, ONE).violations == ()
+        coming: set[int] = set()
+        now = 0
+        for step in judge(costs, timed.schedule, budget, ONE).steps:
+            if step.op.kind is OpKind.PREFETCH:
+                coming.add(step.op.index)
+            if step.op.kind is OpKind.WAIT and step.op.index not in coming:
+                assert step.end_ns == now
+            now = step.end_ns if not step.moved else now
+    assert found > 20
+
+
+def test_rounding_never_breaks_the_budget() -> None:
+    """With few slots DYNPROG's choice fits in bytes, too, or there is none."""
+    for seed in range(15):
+        rng = random.Random(seed)
+        costs = random_costs(rng, 12, most=1000)
+        line = line_of(costs, keep_all(costs))
+        for share in (0.1, 0.4, 0.8):
+            budget = int(line.least + share * (line.peak - line.least))
+            for slots in (13, 50, 200):
+                chosen = dynprog(line, budget, ONE, slots)
+                if chosen is not None:
+                    assert no_wait(line, chosen, budget, ONE) is not None
+
+
+def test_exact_bounds_and_beats_the_rest_in_time() -> None:
+    """On chains of six layers the search proves its answer, no worse than any set in order."""
+    for seed in range(4):
+        rng = random.Random(seed)
+        costs = random_costs(rng, 6)
+        line = line_of(costs, keep_all(costs))
+        budget = (line.least + line.peak) // 2
+        start = fastest(line, [greedy(line, budget)], budget, ONE)
+        assert start is not None
+        proof = exact(line, budget, ONE, 20, start[0])
+        assert proof.found is not None
+        assert judge(costs, proof.found.schedule, budget, ONE).violations == ()
+        assert proof.bound_ns == proof.found.makespan_ns <= start[1].makespan_ns
