@@ -8,9 +8,14 @@ there contains the stay at l. So on the GPU p of l at that start, whatever k is,
 
     states(p) + c * sum of A(r) over r <= l on p + working(l) <= M(p),
 
-and on average  states(p) + sum of A(r) R(r) / T over r on p <= M(p). Counts, loads and the cuts
-that do not fit into T only fall with growing T: infeasible at T proves that no period up to T
-exists. Source: ours; it extends the count argument for one stage per GPU (Little's law).
+and on average, with w(r) and d(r) what F and B of r need beyond A and their lengths,
+
+    states(p) + sum over r on p of ( A(r) R(r) + w(r) d(r) ) / T
+            + sum over cuts at p of ( bytes of their messages * length of transfer ) / T <= M(p).
+
+Counts, loads, averages and the cuts that do not fit into T only fall with growing T: infeasible at
+T proves that no period up to T exists. Source: ours; it extends the count argument for one stage
+per GPU (Little's law).
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
@@ -25,6 +31,7 @@ from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds import cheapest_cuts
 from pipeplan.ilp.constraints import B, F, add_tied
+from pipeplan.ilp.costs import SegmentBytes
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.model import configured, run
 from pipeplan.ilp.periods import scaled
@@ -34,36 +41,41 @@ LEVELS: Final = 4
 """How many counts above the least one are told apart."""
 MAX_PLACES: Final = 1200
 """Layers times GPUs up to which the bound is tried."""
-STEPS: Final = 14
-"""Bisection steps: a precision of 1 : 16000 between the bound and the best plan."""
+PRECISION: Final = 20_000
+"""The bound is sought to one part in this many."""
+FIRST: Final = 32
+"""The first step is the range between bound and best plan divided by this."""
 
 
 def raise_bound(state: Incumbent, seconds: float) -> None:
-    """Raise the bound for all plans by bisection between it and the best plan."""
+    """Raise the bound for all plans, in steps that grow while they succeed and shrink after.
+
+    Just above the bound contradictions are found soonest; a bisection would start where they are
+    rare and spend its time there.
+    """
     if state.best is None or state.costs.layers * state.costs.gpus > MAX_PLACES:
         return
     state.enter("bound: counts")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = int(state.bounds["any"]), int(-(-state.best.per_microbatch // 1))
-    for _ in range(STEPS):
-        if high - low <= 1 or state.done or state.elapsed >= end:
-            return
-        middle = (low + high) // 2
+    step = max(1, (high - low) // FIRST)
+    while high - low > max(1, high // PRECISION) and not state.done and state.elapsed < end:
+        middle = min(low + step, (low + high) // 2)
         tick = scaled(Instance(state.costs, ((0, 0),))).tick
         period = middle // tick
         if period and _impossible(state, period, tick, end - state.elapsed):
-            low = period * tick
-            state.prove("any", Fraction(low))
-            state.prove("k1", Fraction(low + 1))
+            low, step = max(middle, period * tick), 2 * step
+            state.prove("any", Fraction(period * tick))
+            state.prove("k1", Fraction(period * tick + 1))
         else:
-            high = middle
+            high, step = middle, max(1, step // 4)
 
 
 def _impossible(state: Incumbent, period: int, tick: int, seconds: float) -> bool:
     """Whether no plan of at most `period` ticks per micro-batch is left."""
     layers = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = replace(scaled(Instance(state.costs, layers)), tick=tick)
-    solver = configured(state.options, seconds / 2)
+    solver = configured(state.options, seconds / 4)
     return run(solver, Master(instance, period).model) == cp_model.INFEASIBLE
 
 
@@ -99,6 +111,11 @@ class Master:
 
     def _trips(self) -> list[int]:
         """Ticks of both transfers of each cut on the fastest pair of links."""
+        return [forward + backward for forward, backward in self._trip_ticks]
+
+    @cached_property
+    def _trip_ticks(self) -> list[tuple[int, int]]:
+        """Ticks of the forward and the backward transfer of each cut, each on its fastest link."""
         costs = self.instance.costs
         ends = [(p, q) for p in self.instance.gpus for q in self.instance.gpus if p != q]
         pairs = list({costs.link(*pair): pair for pair in ends}.values())
@@ -107,7 +124,7 @@ class Master:
             return min((send(layer, p, q) for p, q in pairs), default=0) // self.instance.tick
 
         return [
-            fastest(costs.send_forward_ns, layer) + fastest(costs.send_backward_ns, layer)
+            (fastest(costs.send_forward_ns, layer), fastest(costs.send_backward_ns, layer))
             for layer in range(costs.layers - 1)
         ]
 
@@ -138,11 +155,7 @@ class Master:
         states = sum(size.states // unit * v.on[n][gpu] for n, size in enumerate(sizes))
         states += sum(self._buffers(gpu))
         budget = costs.budgets[gpu] // unit
-        average = sum(
-            (size.saved * self._kept_ticks(n, least[n]) // self.period) // unit * v.on[n][gpu]
-            for n, size in enumerate(sizes)
-        )
-        self.model.add(states + average <= budget)
+        self.model.add(states + self._average(gpu, sizes, least) <= budget)
         kept: Linear = 0
         for n in range(count):
             size, here = sizes[n], v.on[n][gpu]
@@ -152,6 +165,51 @@ class Master:
             for copies in range(max(1, least_count), least_count + LEVELS):
                 held = states + copies * kept + working <= budget
                 v.require(held, here, self._at_least(n, spans[n], copies))
+
+    def _average(self, gpu: int, sizes: list[SegmentBytes], least: list[int]) -> Linear:
+        """Memory units that a GPU holds on average beside its states."""
+        v, unit = self.v, self.instance.unit * self.period
+        total: Linear = 0
+        for n, size in enumerate(sizes):
+            kept = size.saved * self._kept_ticks(n, least[n]) + self._working(n, gpu, size)
+            total = total + kept // unit * v.on[n][gpu]
+        for n, trip in enumerate(self._trips()):
+            while_sent = [size.saved * trip // unit for size in sizes[: n + 1]]
+            if any(while_sent):
+                held = sum(size * v.on[m][gpu] for m, size in enumerate(while_sent))
+                waiting = self.model.new_int_var(0, sum(while_sent), f"average_{n}_{gpu}")
+                v.require(waiting >= held, v.cut(n))
+                total = total + waiting
+            total = total + self._messages(n, gpu)
+        return total
+
+    def _working(self, item: int, gpu: int, size: SegmentBytes) -> int:
+        """Bytes that F and B need beside what is saved, each times its ticks."""
+        forward, backward = (
+            self.instance.ticks(kind, item, gpu, begins=item == 0) for kind in (F, B)
+        )
+        beside = size.forward - size.saved if self.instance.costs.exact else size.forward
+        return max(0, beside) * forward + max(0, size.backward) * backward
+
+    def _messages(self, boundary: int, gpu: int) -> Linear:
+        """Exact model: what a cut adds on average at either end while its tensors are sent."""
+        costs, v = self.instance.costs, self.v
+        if not costs.exact:
+            return 0
+        unit = self.instance.unit * self.period
+        forward, backward = self._trip_ticks[boundary]
+        ends = (
+            (boundary, costs.unsaved_bytes(boundary, backward=False), forward,
+             costs.tensor_bytes(boundary, backward=True), backward),
+            (boundary + 1, costs.unsaved_bytes(boundary, backward=True), backward,
+             costs.tensor_bytes(boundary, backward=False), forward),
+        )  # fmt: skip
+        total: Linear = 0
+        for item, sent, leaving, received, coming in ends:
+            size = (sent * leaving + received * coming) // unit
+            if size:
+                total = total + size * v.both(v.on[item][gpu], v.cut(boundary))
+        return total
 
     def _kept_ticks(self, item: int, least: int) -> int:
         """How long a micro-batch is kept: from the start (exact) or the end (paper) of F."""
