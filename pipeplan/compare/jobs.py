@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -41,7 +43,7 @@ def run(jobs: Sequence[Job[Result]], processes: int, tell: Tell) -> list[Result]
     # Not forked: a solver or progress bar may have threads here.
     context = multiprocessing.get_context("spawn")
     count = min(processes, len(jobs))
-    with ProcessPoolExecutor(count, context, initializer=_end_at_interrupt) as pool:
+    with ProcessPoolExecutor(count, context, initializer=_end_with_parent) as pool:
         futures = {pool.submit(job.call): job for job in jobs}
         tell(0.0, jobs[0].what)
         try:
@@ -65,6 +67,14 @@ def _one_by_one(jobs: Sequence[Job[Result]], tell: Tell) -> Iterator[Result]:
         yield job.call()
 
 
-def _end_at_interrupt() -> None:
-    """Ctrl-C reaches the whole group of processes; here it ends the work without a word."""
+def _end_with_parent() -> None:
+    """No work is left behind: Ctrl-C ends a process without a word, so does its parent's end."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

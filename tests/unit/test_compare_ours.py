@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -108,3 +110,19 @@ def test_a_killed_process_is_named_not_waited_for() -> None:
     lives: Job[object] = Job("lives", partial(pow, 2, 2))
     with pytest.raises(PipeplanError, match="killed"):
         run([dies, lives], 2, lambda share, what: None)
+
+
+def test_no_process_outlives_its_parent() -> None:
+    """Whoever kills the comparison kills its searches: the pipe they all hold is closed."""
+    program = """
+import time
+from functools import partial
+from pipeplan.compare.jobs import Job, run
+run([Job("sleep", partial(time.sleep, 300))] * 2, 2, lambda share, what: print(what, flush=True))
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "sleep\n"
+        parent.kill()
+        assert parent.communicate(timeout=60)[0] == ""
