@@ -32,7 +32,9 @@ def add(verbs: common.Verbs) -> None:
         "--refine", metavar="STAGES", help="correct the chain by what profile --stages measured"
     )
     add_machines(verb, several=True)
-    _add_what(verb.add_argument_group("what to plan for"))
+    what = verb.add_argument_group("what to plan for")
+    _add_what(what)
+    _add_remat(what)
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
     common.add_output(verb, "PLAN")
 
@@ -65,6 +67,15 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         default="auto",
         help="contiguous: one run of layers per GPU; paper-ilp: the source's ILP, for small chains"
         " under --memory-model paper --duplex half (auto)",
+    )
+
+
+def _add_remat(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--recompute",
+        choices=("off", "auto"),
+        default="off",
+        help="auto: stages may compute layers again in their backward to need less memory (off)",
     )
 
 
@@ -152,5 +163,6 @@ def _config(args: argparse.Namespace) -> Config:
         workers=args.workers,
         deterministic=args.deterministic,
         coarsen=args.coarsen,
+        recompute=args.recompute,
         resume=common.read(Plan, args.resume) if args.resume else None,
     )

@@ -45,6 +45,11 @@ def layer_need(costs: Costs, layer: int) -> int:
 
 def simple_reason(costs: Costs) -> str | None:
     """A layer that fits no GPU, or a total that exceeds all memory; None if neither is so."""
+    return layer_reason(costs) or _total_reason(costs)
+
+
+def layer_reason(costs: Costs) -> str | None:
+    """A layer that fits no GPU, even if it is computed again; None if there is none."""
     largest = max(costs.budgets)
     for layer in range(costs.layers):
         need = layer_need(costs, layer)
@@ -53,10 +58,10 @@ def simple_reason(costs: Costs) -> str | None:
             return (
                 f"chain {costs.chain.name!r}: no plan exists: layer {layer} ({name!r}) needs"
                 f" {need} bytes ({format_bytes(need)}) for its states and one micro-batch, the"
-                f" largest GPU has {largest}: {need - largest} bytes over. A smaller micro-batch,"
-                " recomputation or a GPU with more memory would help."
+                f" largest GPU has {largest}: {need - largest} bytes over. A smaller micro-batch"
+                " or a GPU with more memory would help."
             )
-    return _total_reason(costs)
+    return None
 
 
 def _total_reason(costs: Costs) -> str | None:

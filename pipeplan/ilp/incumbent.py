@@ -125,7 +125,14 @@ class Incumbent:
         self.tell()
 
     def accepts(self, schedule: Schedule) -> bool:
-        """Whether a schedule fits every memory and (R6)."""
+        """Whether a schedule keeps tied layers together and fits every memory and (R6)."""
+        homes = {
+            layer: stage.gpu
+            for stage in schedule.stages
+            for layer in range(stage.first, stage.last + 1)
+        }
+        if any(len({homes[layer] for layer in group}) > 1 for group in self.costs.tied_groups):
+            return False
         most = self.most_in_flight
         if most is not None and max(in_flight(self.costs, schedule)) > most:
             return False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Remat, Stage
+from pipeplan.plan import Plan, Remat, Stage
 
 Run = tuple[int, int]
 """First and last layer, 0-based, inclusive."""
@@ -17,11 +17,13 @@ class Merged:
     """A chain in which each of `runs` is one layer; `pieces[l]` is what merged layer l stands for.
 
     Attributes:
+        source: The chain that was merged.
         chain: The merged chain; (T2) and all of section 4 hold for it as they stand.
         pieces: First and last original layer of each merged one.
         runs: Those that are computed again.
     """
 
+    source: Chain
     chain: Chain
     pieces: tuple[Run, ...]
     runs: frozenset[Run]
@@ -36,6 +38,24 @@ class Merged:
             gpu=stage.gpu,
             remat=Remat(recompute=runs) if runs else None,
         )
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether a stage of the plan computes layers again."""
+    return any(stage.remat is not None for stage in plan.stages)
+
+
+def without_runs(plan: Plan) -> tuple[Merged, Plan]:
+    """The merged chain of a valid plan's runs, and the plan as one for that chain."""
+    runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
+    result = merged(plan.chain, runs)
+    first = {piece[0]: number for number, piece in enumerate(result.pieces)}
+    last = {piece[1]: number for number, piece in enumerate(result.pieces)}
+    stages = tuple(
+        Stage(id=stage.id, layers=(first[stage.first], last[stage.last]), gpu=stage.gpu)
+        for stage in plan.stages
+    )
+    return result, plan.model_copy(update={"chain": result.chain, "stages": stages})
 
 
 def merged(chain: Chain, runs: Sequence[Run]) -> Merged:
@@ -53,7 +73,7 @@ def merged(chain: Chain, runs: Sequence[Run]) -> Merged:
         held = layers[-1].saved_output_bytes if layers else 0
         layers.append(as_layer(chain, piece, held) if piece in chosen else chain.layers[piece[0]])
     update = {"layers": tuple(layers)}
-    return Merged(chain.model_copy(update=update), tuple(pieces), chosen)
+    return Merged(chain, chain.model_copy(update=update), tuple(pieces), chosen)
 
 
 def as_layer(chain: Chain, run: Run, held: int) -> Layer:

@@ -1,0 +1,112 @@
+"""What the planner is asked: the user's choices, checked, and the search's limits from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeplan.errors import InputError
+from pipeplan.ilp.clock import Clock, WorkClock
+from pipeplan.ilp.incumbent import Options
+from pipeplan.plan import MemoryModel, Plan, Semantics
+
+Method = Literal["auto", "contiguous", "paper-ilp"]
+
+AUTO_K = (1, 2, 3)
+MIN_MICROBATCHES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What to plan for and how long to search.
+
+    microbatches: per optimizer step; None takes enough for the plan (2bw), four per GPU (flush).
+    k: micro-batches per period, or "auto" to try several where memory binds.
+    method: "contiguous" keeps one stage per GPU; "paper-ilp" is the source's literal ILP (k = 1).
+    gap: stop when (period - bound) / bound is at most this.
+    workers: search threads; None uses one per core.
+    deterministic: the same seed gives the same plan: limits count work instead of time.
+    coarsen: search on this many groups of layers; "auto" does so for chains of very many layers.
+    recompute: "auto" also decides which layers each stage computes again in its backward.
+    resume: a plan of the same chain to start from; its proofs are kept where all else is equal.
+    """
+
+    semantics: Semantics = "2bw"
+    microbatches: int | None = None
+    memory_model: MemoryModel = "exact"
+    k: int | Literal["auto"] = "auto"
+    method: Method = "auto"
+    time_limit_s: float = 60.0
+    gap: float = 0.0
+    seed: int = 0
+    workers: int | None = None
+    deterministic: bool = False
+    resume: Plan | None = None
+    coarsen: int | Literal["auto", "off"] = "auto"
+    recompute: Literal["off", "auto"] = "off"
+
+    def __post_init__(self) -> None:
+        """Refuse what no search can honour."""
+        _need(
+            "microbatches", self.microbatches, self.microbatches is None or self.microbatches >= 1
+        )
+        _need("k", self.k, self.k == "auto" or 1 <= self.k <= 16)
+        _need("time_limit_s", self.time_limit_s, self.time_limit_s > 0)
+        _need("gap", self.gap, self.gap >= 0)
+        _need("seed", self.seed, 0 <= self.seed < 2**31)
+        _need("coarsen", self.coarsen, isinstance(self.coarsen, str) or self.coarsen >= 1)
+        _need("recompute", self.recompute, self.recompute in ("off", "auto"))
+        if self.recompute == "auto" and self.memory_model != "exact":
+            raise InputError(
+                f"config.recompute: got auto with memory model {self.memory_model!r}, need"
+                " 'exact': the paper's model has no recomputation."
+            )
+        if self.recompute == "auto" and self.method == "paper-ilp":
+            raise InputError(
+                "config.recompute: got auto with method paper-ilp, need method auto or contiguous:"
+                " the paper's ILP has no recomputation."
+            )
+        _need("workers", self.workers, self.workers is None or 1 <= self.workers <= 256)
+
+
+def _need(name: str, value: object, good: bool) -> None:
+    ranges = {
+        "microbatches": "at least 1",
+        "k": "auto or 1..16",
+        "time_limit_s": "more than 0",
+        "gap": "at least 0",
+        "seed": "0..2**31-1",
+        "coarsen": "auto, off or at least 1",
+        "recompute": "off or auto",
+        "workers": "1..256",
+    }
+    if not good:
+        raise InputError(f"config.{name}: got {value}, need {ranges[name]}")
+
+
+def _ks(config: Config) -> tuple[int, ...]:
+    if config.k != "auto":
+        return (config.k,)
+    return (1,) if config.method == "paper-ilp" else AUTO_K
+
+
+def default_microbatches(semantics: Semantics, gpus: int) -> int:
+    """Micro-batches per optimizer step where none are asked for."""
+    return max(MIN_MICROBATCHES, (4 if semantics == "flush" else 2) * gpus)
+
+
+def limits(config: Config, gpus: int) -> Options:
+    """What the search may do on `gpus` GPUs."""
+    return Options(
+        microbatches=config.microbatches or default_microbatches(config.semantics, gpus),
+        limit_versions=config.semantics == "2bw" and config.microbatches is not None,
+        ks=_ks(config),
+        contiguous_only=config.method == "contiguous",
+        time_limit_s=config.time_limit_s,
+        gap=config.gap,
+        seed=config.seed,
+        workers=config.workers or min(16, os.cpu_count() or 1),
+        deterministic=config.deterministic,
+        clock=WorkClock() if config.deterministic else Clock(),
+    )

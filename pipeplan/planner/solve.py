@@ -1,0 +1,124 @@
+"""Chain and cluster in, verified plan out.
+
+The solver (`ilp`) claims a schedule, its bytes and bounds; the verifier and the simulator judge
+the plan with formulas of their own. A disagreement between the voices is our bug, never a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from importlib.util import find_spec
+
+from pipeplan import verifier
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
+from pipeplan.ilp import coarse, feasibility, search
+from pipeplan.ilp.again import search as again
+from pipeplan.ilp.again.merge import recomputes
+from pipeplan.ilp.again.search import Solved
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.resume import warm
+from pipeplan.plan import Plan
+from pipeplan.planner.assemble import assemble, cross_check
+from pipeplan.planner.config import Config, limits
+
+Progress = Callable[[float, Fraction | None, Fraction, float | None, str], None]
+"""(elapsed s, best period per micro-batch in ns or None, bound in ns, gap or None, phase)."""
+
+
+def solve(
+    chain: Chain, cluster: Cluster, config: Config | None = None, progress: Progress | None = None
+) -> Plan:
+    """The best plan found, verified by every voice, with proven bounds beside it.
+
+    Args:
+        chain: What is trained.
+        cluster: GPUs and links.
+        config: What to plan for and how long to search.
+        progress: Called whenever the plan, the bound or the phase changes.
+
+    Returns:
+        A plan that keeps every rule of docs/model.md. Ctrl-C during the search returns the best so
+        far.
+
+    Raises:
+        InfeasibleError: if it is proven that no plan exists.
+        TimeLimitError: if the time ended before a plan was found.
+        InputError: if the configuration or the sizes are out of range.
+        InvalidPlanError: if the plan to resume from breaks a rule.
+        InternalError: if our own voices disagree about a plan.
+    """
+    config = config or Config()
+    costs = Costs(chain, cluster, config.semantics, config.memory_model)
+    feasibility.check_sums(costs)
+    state = Incumbent(costs, limits(config, costs.gpus), progress)
+    if config.resume is not None:
+        verifier.check(config.resume)
+        if config.recompute == "off" or not recomputes(config.resume):
+            warm(state, config.resume)
+    solved = _search(state, config)
+    if solved.state.best is None:
+        raise _failure(state)
+    plan = assemble(solved, config)
+    cross_check(plan, solved)
+    solved.state.enter("done")
+    return plan
+
+
+def _search(state: Incumbent, config: Config) -> Solved:
+    """What the method says.
+
+    Raises:
+        InputError: if the method's solver is missing, or the paper's ILP cannot say the problem.
+    """
+    if config.method == "paper-ilp":
+        _literal(state)
+        return Solved(state)
+    groups = _groups(state.costs, config)
+    if config.recompute == "auto":
+        return again.run(state, config.resume)
+    if groups is None:
+        search.run(state)
+    else:
+        coarse.run(state, groups)
+    return Solved(state)
+
+
+def _groups(costs: Costs, config: Config) -> int | None:
+    """How many groups of layers to search on; None for the layers themselves."""
+    if config.coarsen == "auto":
+        return coarse.automatic(costs)
+    if config.coarsen == "off" or config.coarsen >= costs.layers:
+        return None
+    if not costs.exact:
+        raise InputError(
+            f"config.coarsen: got {config.coarsen} with memory model 'paper', need 'exact' or off:"
+            " its working bytes do not add up over merged layers. Plan without --coarsen."
+        )
+    return config.coarsen
+
+
+def _literal(state: Incumbent) -> None:
+    if find_spec("ortools") is None:
+        raise InputError(
+            "method paper-ilp: got no ortools, need it: pip install 'pipeplan[plan]',"
+            " or use --method contiguous."
+        )
+    from pipeplan.ilp import literal  # only here: contiguous plans need no solver
+
+    literal.search(state)
+
+
+def _failure(state: Incumbent) -> Exception:
+    """The proof that no plan exists, or the admission that time ran out."""
+    costs = state.costs
+    if state.infeasible is not None:
+        return InfeasibleError(state.infeasible)
+    return TimeLimitError(
+        f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: no plan within"
+        f" {state.options.time_limit_s:g} s, and none is ruled out."
+        f" Give it more time, memory or GPUs.{''.join(f' ({note}.)' for note in state.notes)}"
+    )

@@ -1,0 +1,99 @@
+"""Plans that compute layers again: verified like all, never worse, resumed, refused clearly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from benchmarks.chains import build
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster, uniform
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan import Plan
+from pipeplan.planner import Config, solve
+from pipeplan.verifier import verify
+
+GIB = 2**30
+LITTLE = 8 * GIB // 5
+
+
+def chain() -> Chain:
+    """ResNet-18 at the paper's setting."""
+    return build("resnet18", 8, 1000)
+
+
+def machines(memory: int) -> Cluster:
+    """Two GPUs, 12 GB/s."""
+    return uniform(2, memory, bandwidth_bytes_per_s=12 * 10**9)
+
+
+def planned(memory: int, **options: Any) -> Plan:
+    """A short search, one thread."""
+    limits = {"time_limit_s": 4, "workers": 1, "gap": 0.02}
+    return solve(chain(), machines(memory), Config(**limits | options))
+
+
+def per_microbatch(plan: Plan) -> Fraction:
+    """Ns."""
+    return Fraction(plan.period_ns, plan.k)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_a_plan_where_there_was_none(semantics: str) -> None:
+    """Where no plan exists that keeps everything, one exists that does not; every voice agrees."""
+    with pytest.raises(InfeasibleError):
+        planned(LITTLE, semantics=semantics)
+    plan = planned(LITTLE, semantics=semantics, recompute="auto")
+    assert verify(plan) == ()
+    assert any(stage.remat for stage in plan.stages)
+    assert plan.chain == chain()
+
+
+def test_a_layer_that_fits_nowhere_is_named() -> None:
+    """What no recomputation can help is proven at once, and the advice does not name it."""
+    with pytest.raises(InfeasibleError, match=r"layer 0 .*A smaller micro-batch or a GPU with"):
+        planned(GIB, recompute="auto")
+
+
+def test_recomputing_is_never_worse() -> None:
+    """The search with recomputation offers what the one without it finds."""
+    plain = planned(6 * GIB, method="contiguous")
+    joint = planned(6 * GIB, method="contiguous", recompute="auto")
+    assert per_microbatch(joint) < per_microbatch(plain)
+    ample = planned(60 * GIB, recompute="auto")
+    assert not any(stage.remat for stage in ample.stages)
+
+
+def test_the_bound_holds_with_recomputation() -> None:
+    """No bound that follows from kept bytes is claimed: it would exceed what is possible."""
+    plain = planned(4 * GIB, method="contiguous")
+    joint = planned(4 * GIB, method="contiguous", recompute="auto")
+    bounds = joint.solver.bounds
+    claims = [Fraction(*bound) for bound in (bounds.any, bounds.k1, bounds.contiguous) if bound]
+    assert claims
+    assert max(claims) <= per_microbatch(joint) < Fraction(*(plain.solver.bounds.contiguous or ()))
+
+
+def test_resumes_from_a_plan_that_recomputes() -> None:
+    """With --recompute auto it competes; without, it is refused with the way out."""
+    first = planned(LITTLE, recompute="auto")
+    second = planned(LITTLE, recompute="auto", resume=first, time_limit_s=0.5)
+    assert per_microbatch(second) <= per_microbatch(first)
+    with pytest.raises(InputError, match="compute layers again"):
+        planned(16 * GIB, resume=first)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recompute": "some"}, "config.recompute: got some, need off or auto"),
+        ({"recompute": "auto", "memory_model": "paper"}, "paper's model has no recomputation"),
+        ({"recompute": "auto", "method": "paper-ilp"}, "ILP has no recomputation"),
+    ],
+)
+def test_refuses_what_cannot_be(options: dict[str, Any], message: str) -> None:
+    """Choices that exclude each other are named."""
+    with pytest.raises(InputError, match=message):
+        Config(**options)
