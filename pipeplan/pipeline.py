@@ -42,7 +42,8 @@ def split_for(plan: Plan, task: Task) -> SplitModel:
     Raises:
         InputError: if the model is another one, or shared parameters cannot stay equal.
     """
-    model = untie(split(task), task.tied)
+    limit = len(plan.chain.layers) if plan.task_digest else None
+    model = untie(split(task, limit), task.tied)
     got, need = model.digest(), plan.task_digest
     layers, planned = len(model.layers), len(plan.chain.layers)
     if layers != planned or need not in (None, got):

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from pipeplan.capture.coarsen import kept
 from pipeplan.capture.flow import Call, Flow, Node
 from pipeplan.capture.operations import is_dense, storages, tensors
 from pipeplan.livebytes import key
@@ -56,24 +57,10 @@ def natural(flow: Flow) -> list[Cut]:
 
 
 def coarsened(flow: Flow, cuts: Sequence[Cut], layers: int) -> list[Cut]:
-    """At most `layers - 1` of `cuts`, given up one by one in the order of least loss.
-
-    The loss of a cut is the work of the layer that it leaves behind, since no stage can be
-    smaller than a layer. It counts less, in proportion, where a neighbouring cut carries fewer
-    bytes and would be chosen instead.
-    """
-    kept = list(cuts)
-    work = [flow.work(step) for step in flow.steps]
-    while len(kept) >= max(1, layers) and kept:
-        edges = [0, *(cut.after for cut in kept), len(work)]
-        sums = [sum(work[a:b]) for a, b in pairwise(edges)]
-        losses = []
-        for index, cut in enumerate(kept):
-            beside = [c.size for c in kept[max(0, index - 1) : index + 2] if c is not cut]
-            share = min(1.0, min(beside, default=cut.size) / max(1, cut.size))
-            losses.append(((sums[index] + sums[index + 1]) * share, index))
-        del kept[min(losses)[1]]
-    return kept
+    """At most `layers - 1` of `cuts`."""
+    edges = [0, *(cut.after for cut in cuts), len(flow.steps)]
+    work = [sum(map(flow.work, flow.steps[begin:end])) for begin, end in pairwise(edges)]
+    return [cuts[index] for index in kept(work, [cut.size for cut in cuts], layers)]
 
 
 def possible(flow: Flow) -> list[Cut]:
@@ -129,16 +116,16 @@ def _barred(flow: Flow) -> set[int]:
         for storage in storages(step):
             first.setdefault(storage, index)
     shared = _tied_storages(flow)
-    kept = {s for node in states for s in storages(node)}
+    held = {s for node in states for s in storages(node)}
     for index, step in enumerate(flow.steps):
         for source in step.all_input_nodes:
             for storage in storages(source):
-                if storage in kept and storage in flow.writers and storage not in shared:
+                if storage in held and storage in flow.writers and storage not in shared:
                     begin = first.setdefault(storage, index)
                     barred.update(range(begin + 1, index + 1))
     for storage, writers in flow.writers.items():
         for writer in writers:
-            if storage not in kept and writer in flow.index and storage in first:
+            if storage not in held and writer in flow.index and storage in first:
                 barred.update(range(first[storage] + 1, flow.index[writer] + 1))
     return barred
 

@@ -110,11 +110,11 @@ def _output(model: nn.Module, program: torch.export.ExportedProgram) -> fx.Node:
     found = [leaf for leaf in tree_leaves(output.args[0]) if isinstance(leaf, fx.Node)]
     if len(found) == 1:
         return found[0]
-    form = tree_unflatten(list(range(spec.num_leaves)), spec)
+    form = type(tree_unflatten(list(range(spec.num_leaves)), spec)).__name__
+    got = f"{len(found)} tensors in a {form}" if found else "no tensor"
     raise InputError(
-        f"task: model {type(model).__name__}: returned {len(found)} tensors in a"
-        f" {type(form).__name__}, need one for the loss. Wrap it in a module that returns the"
-        " tensor that the loss compares with the target."
+        f"task: model {type(model).__name__}: returned {got}, need one for the loss."
+        " Wrap it in a module that returns the tensor that the loss compares with the target."
     )
 
 

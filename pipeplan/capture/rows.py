@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from pipeplan.capture.trace import Trace, trace
+from pipeplan.capture.coarsen import kept
+from pipeplan.capture.trace import Trace, call, fake_mode, trace, unchanged_buffers
 from pipeplan.errors import InputError
+from pipeplan.task import TensorSpec
 
 
 def is_row(model: nn.Module) -> bool:
@@ -16,7 +22,11 @@ def is_row(model: nn.Module) -> bool:
 
 
 def row_layers(
-    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], source: Tensor, target: Tensor
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    source: Tensor,
+    target: Tensor,
+    max_layers: int | None = None,
 ) -> tuple[dict[str, nn.Module], Trace]:
     """The layers by name, such as `0:Linear`, and the boundaries between them.
 
@@ -29,9 +39,14 @@ def row_layers(
     """
     layers = _members(model)
     traced = trace(layers, loss, source, target)
-    joined = _join_aliases(layers, traced)
+    joined = _joined(layers, _starts(traced))
     if len(joined) < len(layers):
         layers, traced = joined, trace(joined, loss, source, target)
+    if max_layers is not None and len(layers) > max_layers:
+        sizes = [sum(map(_size, boundary)) for boundary in traced.boundaries[1:]]
+        cuts = kept(_work(layers, traced), sizes, max_layers)
+        layers = _joined(layers, [0, *(cut + 1 for cut in cuts)])
+        traced = trace(layers, loss, source, target)
     for index, name in enumerate(layers):
         if index and traced.writes[index]:
             raise InputError(
@@ -70,17 +85,44 @@ def _members(model: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def _join_aliases(layers: dict[str, nn.Module], traced: Trace) -> dict[str, nn.Module]:
-    """The layers, where each whose output is its input's memory has joined the one before it.
+def _starts(traced: Trace) -> list[int]:
+    """Where layers begin if each whose output is its input's memory joins the one before it.
 
     The first of all joins the one after it.
     """
     starts = [index for index, alias in enumerate(traced.aliases) if index == 0 or not alias]
     if traced.aliases[0] and len(starts) > 1:
         del starts[1]
+    return starts
+
+
+def _joined(layers: dict[str, nn.Module], starts: Sequence[int]) -> dict[str, nn.Module]:
+    """One layer from each of `starts` up to the next; names are joined by `+`."""
     named = list(layers.items())
     result: dict[str, nn.Module] = {}
-    for first, end in zip(starts, [*starts[1:], len(named)], strict=True):
+    for first, end in pairwise([*starts, len(named)]):
         names, parts = zip(*named[first:end], strict=True)
         result["+".join(names)] = Joined(parts) if len(parts) > 1 else parts[0]
     return result
+
+
+def _work(layers: dict[str, nn.Module], traced: Trace) -> list[int]:
+    """Floating-point operations of each layer, and one per element that it returns."""
+    found = []
+    with unchanged_buffers(layers.values()), fake_mode(layers.values()), torch.no_grad():
+        for (name, layer), boundary in zip(layers.items(), traced.boundaries, strict=True):
+            values = tuple(torch.zeros(spec.shape, dtype=_dtype(spec)) for spec in boundary)
+            with FlopCounterMode(display=False) as counter:
+                outputs = call(name, layer, values)
+            elements = sum(output.numel() for output in outputs)
+            found.append(counter.get_total_flops() + elements)
+    return found
+
+
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
+    return dtype
+
+
+def _size(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * _dtype(spec).itemsize

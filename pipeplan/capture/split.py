@@ -32,18 +32,21 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
 
     Args:
         task: model, loss and data are used.
-        max_layers: merges layers of an exported model until there are no more than these.
+        max_layers: merges layers until there are no more than these; the ones that are cheap
+            to lose first.
 
     Raises:
         InputError: if the model cannot be exported, a layer fails or returns something other
             than tensors, or the loss is no scalar.
     """
+    if max_layers is not None and max_layers < 1:
+        raise InputError(f"split: max_layers: got {max_layers}, need at least 1")
     model = _as_module(task.model)
     device = _device(model)
     source, target = (part.to(device) for part in task.microbatch(0))
     with torch.random.fork_rng():
         if is_row(model):
-            layers, traced = row_layers(model, task.loss, source, target)
+            layers, traced = row_layers(model, task.loss, source, target, max_layers)
             return _made(model, layers, traced, source)
         return _by_graph(task, model, source, target, max_layers)
 
