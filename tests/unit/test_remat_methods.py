@@ -196,6 +196,30 @@ def test_the_verb_plans_writes_and_refuses(
     assert "need at least" in capsys.readouterr().err
 
 
+def test_the_verb_offloads_draws_and_compares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a way to the host the figures count it; pictures and curve are written, never over."""
+    file, picture, lines = (tmp_path / name for name in ("chain.json", "memory.png", "curve.png"))
+    file.write_text(chain().to_json())
+    words = ["remat", str(file), "--budget", "9KB", "--host-bandwidth", "12GB/s", "--json"]
+    words += ["--picture", str(picture), "--curve", "3", "--curve-picture", str(lines)]
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["peak_bytes"] <= 9000
+    assert figures["host_peak_bytes"] > 0
+    assert figures["makespan_ns"] == figures["compute_ns"] + figures["idle_ns"]
+    assert picture.read_bytes()[:4] == lines.read_bytes()[:4] == b"\x89PNG"
+    budgets = [point["budget_bytes"] for point in figures["curve"]]
+    assert budgets == sorted(budgets)
+    for point in figures["curve"]:
+        assert point["pofo"] is not None
+        assert point["rotor"] is None or point["pofo"] <= point["rotor"]
+    assert main(words) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["remat", str(file), "--budget", "9KB", "--method", "greedy"]) == 2
+
+
 def test_the_verb_offers_every_method() -> None:
     """The list in the help is the library's."""
     assert ("auto", *METHODS) == verb.METHODS
