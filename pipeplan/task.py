@@ -49,7 +49,7 @@ class LossScale:
 class Task:
     """Everything training needs, small enough to write in a minute.
 
-    model: an `nn.Sequential`, a list of modules, or a decoder-only Hugging Face model.
+    model: any module that returns one tensor; an `nn.Sequential` or a list gives its own layers.
     loss: (model output, target) -> scalar tensor, the mean over the micro-batch.
     optimizer: parameters -> any `torch.optim.Optimizer`; called once per stage.
     data: micro-batch number -> (input, target); the same number gives the same tensors, on every

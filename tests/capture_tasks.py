@@ -137,15 +137,15 @@ def skips() -> Task:
     )
 
 
-def gpt2(*, tied: bool = False, dropout: float = 0.1) -> Task:
-    """Hugging Face's GPT-2 with three blocks."""
+def gpt2(*, tied: bool = False, dropout: float = 0.1, blocks: int = 3) -> Task:
+    """Hugging Face's GPT-2."""
     import transformers
 
     config = transformers.GPT2Config(
         vocab_size=64,
         n_positions=32,
         n_embd=32,
-        n_layer=3,
+        n_layer=blocks,
         n_head=2,
         resid_pdrop=dropout,
         embd_pdrop=dropout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -79,6 +80,16 @@ def test_layers_equal_the_model_in_training(make: Callable[[], Task]) -> None:
             assert local.endswith(fqns[local])
     assert list(task.model.state_dict()) == names
     assert len(model.layers) >= 4
+
+
+def test_capturing_24_blocks_is_quick() -> None:
+    """At most 15 seconds of processor time; each block is attention and MLP."""
+    task = capture_tasks.gpt2(blocks=24)
+    begin = time.process_time()
+    model = split(task)
+    assert time.process_time() - begin <= 15
+    assert len(model.layers) == 2 * 24 + 2
+    assert model.names[1:3] == ("transformer.h.0.ln_1..attn", "transformer.h.0.ln_2..mlp")
 
 
 @pytest.mark.parametrize("make", TASKS.values(), ids=TASKS)
