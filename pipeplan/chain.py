@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeplan.document import Count, Document, Positive, Record
+from pipeplan.document import Count, Document, Positive, Record, Signed
 
 
 class Layer(Record):
@@ -38,8 +38,9 @@ class Layer(Record):
     """What autograd keeps that is neither the layer's input nor its output."""
     saved_output_bytes: Count = 0
     """The part of the layer's output that autograd keeps; at most `output_bytes`."""
-    forward_workspace_bytes: Count = 0
-    backward_workspace_bytes: Count = 0
+    forward_workspace_bytes: Signed = 0
+    backward_workspace_bytes: Signed = 0
+    """What the peaks are above the sums of (M3); below zero where tensors share storage."""
     optimizer_workspace_bytes: Count = 0
     parameters: tuple[str, ...] = ()
     backward_weight_ns: Count | None = None

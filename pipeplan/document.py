@@ -22,6 +22,7 @@ from pipeplan.errors import InputError
 from pipeplan.units import MAX_INT
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Signed = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 """A size in bytes, a time in nanoseconds, or an index: an integer from 0 to 2**62."""
 
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]

@@ -119,7 +119,7 @@ class Solver(Record):
     gap: Annotated[float, Field(ge=0)] | None = None
     """(period per micro-batch - bound) / bound, with the bound for all the flags allow."""
     gap_bound: Literal["any", "k1", "contiguous"] = "any"
-    most_microbatches: Positive | None = None
+    most_microbatches: Positive | None = Field(default=None, exclude_if=lambda most: most is None)
     """The bounds hold for plans of at most so many micro-batches per step; None: of any number."""
     seconds: Annotated[float, Field(ge=0)] = 0.0
     seed: Count = 0

@@ -39,8 +39,8 @@ def measure(run: LayerRun) -> LayerBytes:
     Saved: the storages that are alive between forward and backward. Those of the input count as
     saved input (also where the output shares them), those of the output as saved output, all
     others (the target among them) as saved; parameters, buffers and gradient buffers not at all.
-    Working bytes are the measured peak minus what (M3) counts for a stage of this layer alone,
-    never below zero:
+    Working bytes are the measured peak minus what (M3) counts for a stage of this layer alone;
+    below zero where (M3) counts a storage twice, as that of a tensor that rides along:
 
         forward_workspace  = peak(F) - (input + saved + output)
         backward_workspace = peak(B) - (saved, all parts + gradients of output and input)
@@ -77,8 +77,8 @@ def _run(run: LayerRun, live: LiveBytes) -> LayerBytes:
         saved_input=saved_input,
         saved=saved,
         saved_output=saved_output,
-        forward_workspace=max(0, forward_peak - (sum(inputs) + saved + one.output_bytes)),
-        backward_workspace=max(0, backward_peak - (kept + incoming + outgoing)),
+        forward_workspace=forward_peak - (sum(inputs) + saved + one.output_bytes),
+        backward_workspace=backward_peak - (kept + incoming + outgoing),
         forward_peak=forward_peak,
         backward_peak=backward_peak,
     )

@@ -73,8 +73,8 @@ def planned(
     )
 
 
-def measured(plan: Plan, task: Task) -> list[int]:
-    """Peak live bytes of each rank over three steps."""
+def measured(plan: Plan, task: Task, steps: int = 3) -> list[int]:
+    """Peak live bytes of each rank over some steps."""
     model = untie(split(task), task.tied)
     pattern = lowering.lower(plan)
 
@@ -92,7 +92,7 @@ def measured(plan: Plan, task: Task) -> list[int]:
         )
         live.count(states(worker))
         with live:
-            worker.executor.run(0, 3)
+            worker.executor.run(0, steps)
         return live.peak
 
     return run_ranks(len(plan.cluster.gpus), work)
@@ -155,8 +155,22 @@ def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) ->
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
-def test_peak_never_exceeds_the_plan_where_tensors_ride_along(semantics: Semantics) -> None:
-    """A skip that passes several layers is one storage, which the chain counts per boundary."""
-    plan = planned(profiled("skips"), 2, semantics, 1, 1)
+@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2)])
+def test_tensors_that_ride_along_are_counted_once(
+    gpus: int, k: int, seed: int, semantics: Semantics
+) -> None:
+    """A skip that passes several layers is one storage, and its gradients are one: to the byte."""
+    plan = planned(profiled("skips"), gpus, semantics, k, seed)
+    assert measured(plan, capture_tasks.skips()) == [row.peak_bytes for row in plan.memory]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_a_message_that_is_an_input_may_be_counted_twice(semantics: Semantics) -> None:
+    """Where a stage saves what it also passes on, the plan is on the safe side, by less than 8 %.
+
+    A chain does not tell that the storage sent is the one kept.
+    """
+    plan = planned(profiled("skips"), 4, semantics, 1, 3)
     peaks = measured(plan, capture_tasks.skips())
-    assert all(peak <= row.peak_bytes for peak, row in zip(peaks, plan.memory, strict=True))
+    for peak, row in zip(peaks, plan.memory, strict=True):
+        assert peak <= row.peak_bytes <= 1.08 * peak

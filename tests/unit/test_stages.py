@@ -131,7 +131,7 @@ def test_overlapping_stages_are_refused() -> None:
         stage(2, 1, 1, 1)
 
 
-@pytest.mark.parametrize("make", [mlp, conv, gpt2])
+@pytest.mark.parametrize("make", [mlp, conv, gpt2, skips])
 def test_fused_stages_hold_what_the_chain_predicts(make: object) -> None:
     """Peaks of measured stages are those of (M3), to the byte."""
     torch.manual_seed(0)
@@ -147,14 +147,6 @@ def test_fused_stages_hold_what_the_chain_predicts(make: object) -> None:
         assert one.forward_peak_bytes == one.predicted_forward_peak_bytes
         assert one.backward_peak_bytes == one.predicted_backward_peak_bytes
     assert StageProfile.from_json(found.to_json()) == found
-
-
-def test_tensors_that_ride_along_are_seen_to_be_predicted_too_high() -> None:
-    """A skip inside a stage is one storage; the chain counts it per boundary."""
-    chain = profile_task(skips(), repeats=1, warmup=0)
-    (whole,) = measure_stages(skips(), planned(chain, 0, 6), repeats=1, warmup=0).stages
-    assert whole.forward_peak_bytes <= whole.predicted_forward_peak_bytes
-    assert whole.backward_peak_bytes < whole.predicted_backward_peak_bytes
 
 
 def test_a_tied_stage_is_seen_to_hold_more() -> None:
