@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeplan.pipeline import Pipeline
+    from pipeplan.rematerialized import rematerialize
     from pipeplan.task import Task
 
 __version__ = "0.1.0"
-__all__ = ["Pipeline", "Task"]
+__all__ = ["Pipeline", "Task", "rematerialize"]
 
-_HOMES = {"Pipeline": "pipeplan.pipeline", "Task": "pipeplan.task"}
+_HOMES = {
+    "Pipeline": "pipeplan.pipeline",
+    "Task": "pipeplan.task",
+    "rematerialize": "pipeplan.rematerialized",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -7,6 +7,7 @@ same bytes. Hence it lies below both.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,18 @@ def key(tensor: torch.Tensor) -> int:
     return id(tensor.untyped_storage())
 
 
+_METERS: weakref.WeakSet[LiveBytes] = weakref.WeakSet()
+
+
+def resized(tensor: torch.Tensor) -> None:
+    """Tells every meter the present size of the storage behind `tensor`.
+
+    For storages that are emptied and filled again behind the dispatcher's back, in any thread.
+    """
+    for meter in list(_METERS):
+        meter.resized(tensor)
+
+
 class LiveBytes(TorchDispatchMode):
     """While entered, counts the storage of every tensor that an operation makes until it is freed.
 
@@ -48,12 +61,20 @@ class LiveBytes(TorchDispatchMode):
         """Most bytes since the start or the last `reset_peak`."""
         self._sizes: dict[int, int] = {}
         self._paused = False
+        self._lock = threading.RLock()
+        _METERS.add(self)
         self.count(tensors)
 
     def count(self, tensors: Iterable[torch.Tensor]) -> None:
         """Counts the storages of `tensors` from now on, those not counted yet."""
         for tensor in tensors:
             self._see(tensor)
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """Counts the storage of `tensor` by its present size, if it is counted at all."""
+        with self._lock:
+            if key(tensor) in self._sizes:
+                self._see(tensor)
 
     def reset_peak(self) -> None:
         """Forgets the past: the peak is what lives now."""
@@ -86,12 +107,14 @@ class LiveBytes(TorchDispatchMode):
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         name, size = id(storage), storage.nbytes()
-        known = self._sizes.get(name)
-        if known is None:
-            weakref.finalize(storage, self._forget, name).atexit = False
-        self._sizes[name] = size
-        self.live += size - (known or 0)
-        self.peak = max(self.peak, self.live)
+        with self._lock:
+            known = self._sizes.get(name)
+            if known is None:
+                weakref.finalize(storage, self._forget, name).atexit = False
+            self._sizes[name] = size
+            self.live += size - (known or 0)
+            self.peak = max(self.peak, self.live)
 
     def _forget(self, name: int) -> None:
-        self.live -= self._sizes.pop(name)
+        with self._lock:
+            self.live -= self._sizes.pop(name)

@@ -40,7 +40,8 @@ class PieceSpec:
     left: tuple[bool, ...]
     """Of those behind it: which give a gradient; (True,) where there is a loss."""
     loss: Loss | None
-    seed: int
+    seed: int | None
+    """Of all random numbers; None lets layers draw from torch's generator as it is."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
 
@@ -129,7 +130,8 @@ class Piece:
             value = value if isinstance(value, tuple) else (value,)
             if index in self.spec.fed:
                 value = (*value, *self.spec.fed[index](microbatch))
-            seed_layer(self.spec.seed, self.spec.first_layer + index, microbatch)
+            if self.spec.seed is not None:
+                seed_layer(self.spec.seed, self.spec.first_layer + index, microbatch)
             value = module(*value)
         if self.spec.loss is None:
             return value if isinstance(value, tuple) else (value,)

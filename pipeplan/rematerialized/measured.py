@@ -1,0 +1,249 @@
+"""What a split module costs on one device, measured one layer at a time.
+
+Never more than one layer's tape is alive: a module that does not fit as a whole can be measured.
+The loss counts as one more layer behind the module's own, which the caller's code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.capture import layer_bytes
+from pipeplan.capture.layer_bytes import LayerBytes
+from pipeplan.capture.layer_run import LayerPass, LayerRun, fed_tensors
+from pipeplan.capture.measured import times
+from pipeplan.capture.place import Place
+from pipeplan.capture.trace import call
+from pipeplan.errors import InputError
+from pipeplan.livebytes import LiveBytes, key, storage_bytes
+from pipeplan.remat import Costs
+from pipeplan.task import SplitModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+LOSS = "the loss"
+WARMUP = 2
+_NOTHING = LayerBytes(
+    output=0,
+    output_gradient=0,
+    saved_input=0,
+    saved=0,
+    saved_output=0,
+    forward_workspace=0,
+    backward_workspace=0,
+    forward_peak=0,
+    backward_peak=0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the module is planned for."""
+
+    source: Tensor
+    loss: tuple[Loss, Tensor] | None
+    """The loss and its target, where they are to be counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """What one pass over a layer shows, beside its bytes."""
+
+    left: tuple[bool, ...]
+    """Which of its outputs give a gradient."""
+    boundary_bytes: int
+    """Of the storages behind its outputs."""
+    shares: bool
+    """Whether an output lies in the memory of an input."""
+    changed: tuple[Tensor, ...]
+    """Buffers that its forward changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All that was found; one entry of `facts` per layer of the module, without the loss."""
+
+    facts: tuple[LayerFacts, ...]
+    sizes: tuple[LayerBytes, ...]
+    light: tuple[int, ...]
+    """Working bytes of each layer's forward that keeps nothing."""
+    forward_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+
+
+def measure(split: SplitModel, sample: Sample, place: Place, repeats: int) -> Measured:
+    """Bytes and times of each layer of `split`, and of the loss behind them.
+
+    Raises:
+        InputError: if a layer fails, or changes what it gets in place.
+    """
+    facts: list[LayerFacts] = []
+    sizes: list[LayerBytes] = []
+    light: list[int] = []
+    for run in _Runs(split, sample):
+        if run.name != LOSS:
+            facts.append(_facts(run))
+            light.append(_light(run))
+        sizes.append(layer_bytes.measure(run))
+    if sample.loss is None:
+        sizes.append(_NOTHING)
+
+    def sweep(_: int) -> tuple[list[int], list[int]]:
+        pairs = [_timed(run, place) for run in _Runs(split, sample)]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    forward, backward, _ = times(sweep, repeats, WARMUP, lambda _: None)
+    rest = [0] * (len(sizes) - len(forward))
+    return Measured(
+        facts=tuple(facts),
+        sizes=tuple(sizes),
+        light=tuple(light),
+        forward_ns=(*forward, *rest),
+        backward_ns=(*backward, *rest),
+    )
+
+
+class _Runs:
+    """The layers, each with what the ones before it really compute."""
+
+    def __init__(self, split: SplitModel, sample: Sample) -> None:
+        self._split, self._sample = split, sample
+
+    def __iter__(self) -> _Runs:
+        self._index = 0
+        self._values: tuple[Tensor, ...] = (self._sample.source.detach(),)
+        self._flags: tuple[bool, ...] = (self._sample.source.requires_grad,)
+        return self
+
+    def __next__(self) -> LayerRun:
+        index, split = self._index, self._split
+        if index == len(split.layers):
+            if self._sample.loss is None:
+                raise StopIteration
+            self._index += 1
+            return LayerRun(
+                name=LOSS,
+                layer=nn.Identity(),
+                inputs=self._values,
+                differentiable=self._flags,
+                loss=self._sample.loss,
+            )
+        if index > len(split.layers):
+            raise StopIteration
+        run = LayerRun(
+            name=split.names[index],
+            layer=split.layers[index],
+            inputs=self._values,
+            differentiable=self._flags,
+            fed=fed_tensors(split, index, self._sample.source.detach()),
+        )
+        outputs = call(run.name, run.layer, _fresh(run))
+        self._values = tuple(output.detach() for output in outputs)
+        self._flags = tuple(output.requires_grad for output in outputs)
+        self._index += 1
+        return run
+
+
+def _fresh(run: LayerRun) -> tuple[Tensor, ...]:
+    """Copies of a layer's inputs: no leaves, so that it may do with them as inside the model."""
+    pairs = zip(run.inputs, run.differentiable, strict=True)
+    own = (value.detach().requires_grad_(flag).clone() for value, flag in pairs)
+    return (*own, *(value.clone() for value in run.fed))
+
+
+def _facts(run: LayerRun) -> LayerFacts:
+    inputs = _fresh(run)
+    versions = [value._version for value in inputs]  # noqa: SLF001
+    buffers = list(run.layer.buffers())
+    before = [(buffer.clone(), buffer._version) for buffer in buffers]  # noqa: SLF001
+    outputs = call(run.name, run.layer, inputs)
+    if [value._version for value in inputs] != versions:  # noqa: SLF001
+        raise InputError(
+            f"rematerialize: layer {run.name!r}: works in place on its input, need an input that"
+            " stays as it is, to compute the layer again. Make the operation out of place."
+        )
+    held = {key(value) for value in inputs}
+    return LayerFacts(
+        left=tuple(output.requires_grad for output in outputs),
+        boundary_bytes=storage_bytes(outputs),
+        shares=any(key(output) in held for output in outputs),
+        changed=tuple(
+            buffer
+            for buffer, (value, version) in zip(buffers, before, strict=True)
+            if buffer._version != version or not torch.equal(buffer, value)  # noqa: SLF001
+        ),
+    )
+
+
+def _light(run: LayerRun) -> int:
+    """Most bytes beside input and output while the layer runs without keeping anything."""
+    live = LiveBytes([*run.layer.parameters(), *run.layer.buffers()])
+    with live, torch.no_grad():
+        base = live.live
+        one = LayerPass(run)
+        live.reset_peak()
+        one.forward()
+        inputs = sum(value.nbytes for value in run.inputs)
+        return max(0, live.peak - base - inputs - one.output_bytes)
+
+
+def _timed(run: LayerRun, place: Place) -> tuple[int, int]:
+    one, mark = LayerPass(run), place.clock.mark
+    begin = mark()
+    one.forward()
+    end = mark()
+    one.receive_gradients()
+    back = mark()
+    one.backward()
+    return place.clock.between(begin, end), place.clock.between(back, mark())
+
+
+def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) -> Costs:
+    """What planners read: the chain of the module's layers and the loss.
+
+    The module's input lives all the time in the caller's hands: it is static, not boundary 0.
+    """
+    sizes = found.sizes
+    scalar = sizes[-1].output
+    given = sample.source.nbytes if sample.source.requires_grad else 0
+    own = [size.backward_workspace for size in sizes]
+    own[0] += given
+    return Costs(
+        names=(*split.names, LOSS),
+        forward=found.forward_ns,
+        backward=found.backward_ns,
+        boundary=(0, *(facts.boundary_bytes for facts in found.facts), scalar),
+        gradient=tuple(size.output_gradient for size in sizes),
+        saved_input=(0, *(size.saved_input for size in sizes[1:])),
+        saved=tuple(size.saved for size in sizes),
+        saved_output=tuple(size.saved_output for size in sizes),
+        forward_work=tuple(size.forward_workspace for size in sizes),
+        light_work=(*found.light, sizes[-1].forward_workspace + sizes[-1].saved),
+        backward_work=tuple(own),
+        static=static,
+    )
+
+
+def states_bytes(module: nn.Module, split: SplitModel, sample: Sample, found: Measured) -> int:
+    """Bytes that live all the time: weights, buffers, gradients, input, target, and the loss.
+
+    A parameter that several layers share has its gradient twice while a backward runs; the loss
+    is held by the caller, its gradient by autograd.
+    """
+    layers = split.layers
+    weights = {parameter: 0 for parameter in module.parameters()}
+    for layer in layers:
+        for parameter in layer.parameters():
+            weights[parameter] = weights.get(parameter, 0) + 1
+    buffers = [*module.buffers(), *(buffer for layer in layers for buffer in layer.buffers())]
+    gradients = sum(
+        parameter.nbytes * (2 if uses > 1 else 1)
+        for parameter, uses in weights.items()
+        if parameter.requires_grad
+    )
+    data: Sequence[Tensor] = (sample.source, *((sample.loss[1],) if sample.loss else ()))
+    scalars = 2 * found.sizes[-1].output
+    return storage_bytes([*weights, *buffers, *data]) + gradients + scalars

@@ -1,0 +1,169 @@
+"""One pass through a rematerialized module: the operations of a schedule on real tensors.
+
+Each layer is a piece of the runtime (`pipeplan.runtime.piece`); this module decides only which
+tensors stay where between them, as docs/remat.md §2 says for each operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.remat import Op, OpKind
+from pipeplan.rematerialized.script import Order, Script, used
+from pipeplan.rematerialized.states import States
+from pipeplan.rematerialized.units import Units
+from pipeplan.runtime.piece import Piece, PieceSpec
+from pipeplan.task import SplitModel
+
+Flags = tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """All that passes share."""
+
+    split: SplitModel
+    script: Script
+    flags: tuple[Flags, ...]
+    """Per boundary, that behind the last layer included: which tensors get a gradient."""
+    changed: tuple[tuple[Tensor, ...], ...]
+    """Per layer: the buffers that its forward changes."""
+    shared: tuple[nn.Parameter, ...]
+    """Parameters of more than one layer."""
+    device: torch.device
+    autocast: tuple[bool, torch.dtype]
+
+    def settings(self) -> AbstractContextManager[Any]:
+        """The precision that was planned for; casts of weights are not kept from layer to layer.
+
+        A cast kept by a forward without a graph would be a weight without a gradient.
+        """
+        enabled, dtype = self.autocast
+        if not enabled:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype, cache_enabled=False)
+
+
+class Pass:
+    """One forward and its backward; use once."""
+
+    def __init__(self, prepared: Prepared, source: Tensor) -> None:
+        self._prepared = prepared
+        self._source = source.detach()
+        self._pieces = [self._piece(index) for index in range(len(prepared.split.layers))]
+        again = {layer: prepared.changed[layer] for layer in prepared.script.again}
+        self._states = States(prepared.device, again)
+        self._full: dict[int, list[Tensor]] = {0: [self._source]}
+        self._gradients: list[Tensor] = []
+        self._units = _units(prepared, self._source)
+
+    def forward(self) -> Tensor:
+        """The module's output, cut off the graph."""
+        with self._prepared.settings():
+            self._run(self._prepared.script.forward)
+        (output,) = self._full.pop(len(self._pieces))
+        return output
+
+    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Adds to the parameters' gradients; returns those of the inputs that have one.
+
+        Args:
+            gradients: of the output; emptied, so that the caller keeps nothing alive.
+        """
+        self._gradients = list(gradients)
+        gradients.clear()
+        with self._prepared.settings(), _summed_apart(self._prepared.shared):
+            self._run(self._prepared.script.backward)
+        if self._units is not None:
+            self._units.close()
+        return self._gradients
+
+    def _run(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            op = order.op
+            if op.computes:
+                self._compute(op)
+                if order.last_use and self._units is not None:
+                    self._units.used(used(op))
+            elif op.kind is OpKind.FREE:
+                self._full.pop(op.index, None)
+            else:
+                assert self._units is not None
+                self._units.move(order)
+
+    def _compute(self, op: Op) -> None:
+        if op.kind is OpKind.BACKWARD:
+            self._gradients = self._pieces[op.index].backward(0, self._gradients, 1.0)
+        else:
+            self._forward(op)
+
+    def _forward(self, op: Op) -> None:
+        layer = op.index
+        piece, units = self._pieces[layer], self._units
+        inputs = list(self._full[layer])
+        if op.kind is not OpKind.KEEP_INPUT:
+            del self._full[layer]
+        with self._states.of(layer):
+            if op.kind is OpKind.KEEP_ALL:
+                with torch.enable_grad(), units.taping(layer) if units else nullcontext():
+                    outputs = piece.forward(0, inputs, _no_target)
+            else:
+                outputs = piece.evaluate(0, inputs, _no_target)
+        self._full[layer + 1] = outputs
+        if units is not None:
+            units.made(layer + 1, outputs)
+
+    def _piece(self, index: int) -> Piece:
+        split, flags = self._prepared.split, self._prepared.flags
+        places = split.fed_to(index)
+        # Not a method's: a piece must not keep the pass, nor the pass itself, alive.
+        source = self._source
+        fed = {0: lambda _: [source for _ in places]} if places else {}
+        return Piece(
+            PieceSpec(
+                first_layer=index,
+                layers=(split.layers[index],),
+                inputs=split.boundaries[index],
+                entered=flags[index],
+                left=flags[index + 1],
+                loss=None,
+                seed=None,
+                fed=fed,
+            )
+        )
+
+
+def _units(prepared: Prepared, source: Tensor) -> Units | None:
+    layers = prepared.split.layers
+    states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
+    moved = prepared.script.moved
+    return Units(prepared.device, moved, [*states, source]) if moved else None
+
+
+@contextmanager
+def _summed_apart(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Sums the layers' gradients of shared parameters first, as one backward of all layers does.
+
+    Added to the gradient of earlier micro-batches one by one they would be rounded otherwise.
+    """
+    earlier = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, earlier, strict=True):
+            if gradient is not None:
+                if parameter.grad is not None:
+                    gradient += parameter.grad
+                parameter.grad = gradient
+
+
+def _no_target(_: int) -> Tensor:
+    raise AssertionError("a layer without a loss has no target")

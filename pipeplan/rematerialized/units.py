@@ -1,0 +1,105 @@
+"""Units: which storages are all that is kept of a boundary and the tape behind it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Event
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan.livebytes import key
+from pipeplan.remat import OpKind
+from pipeplan.rematerialized.host import Host
+from pipeplan.rematerialized.script import Order
+
+Storages = dict[int, weakref.ref[torch.UntypedStorage]]
+
+
+class Units:
+    """Finds the storages of each unit that leaves, and moves them (docs/remat.md §2)."""
+
+    def __init__(
+        self, device: torch.device, moved: frozenset[int], fixed: Sequence[Tensor]
+    ) -> None:
+        """Takes what is known before the pass.
+
+        Args:
+            device: where the layers run.
+            moved: the units that are offloaded.
+            fixed: tensors that never leave: weights, buffers, the input.
+        """
+        self._device = device
+        self._moved = moved
+        self._fixed = {key(tensor) for tensor in fixed}
+        self._host = Host(device)
+        self._boundaries: dict[int, Storages] = {}
+        self._tapes: dict[int, Storages] = {}
+        self._unused: dict[int, Event] = {}
+
+    def made(self, boundary: int, tensors: Sequence[Tensor]) -> None:
+        """Takes note of a boundary's storages, without keeping them."""
+        self._boundaries[boundary] = _storages(tensors)
+
+    def taping(self, layer: int) -> AbstractContextManager[Any]:
+        """Around the forward of `layer`: takes note of what autograd keeps, if it will leave."""
+        if layer + 1 not in self._moved:
+            return nullcontext()
+        kept: Storages = {}
+        self._tapes[layer + 1] = kept
+
+        def pack(tensor: Tensor) -> Tensor:
+            kept.update(_storages([tensor]))
+            # A tensor of its own: an output kept by its own graph would never be released.
+            return tensor.detach()
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, _as_it_is)
+
+    def move(self, order: Order) -> None:
+        """Runs an offload, a prefetch or a wait."""
+        op = order.op
+        if op.kind is OpKind.WAIT:
+            self._host.wait(op.index)
+        elif op.kind is OpKind.PREFETCH:
+            self._host.prefetch(op.index)
+        else:
+            unused = Event() if order.used_later else None
+            if unused is not None:
+                self._unused[op.index] = unused
+            self._host.offload(op.index, self._parts(op.index), unused)
+
+    def used(self, units: Sequence[int]) -> None:
+        """The last operation that reads those of `units` that are leaving has run."""
+        for unit in units:
+            if unit in self._unused:
+                self._unused.pop(unit).set()
+
+    def close(self) -> None:
+        """Ends the transfers."""
+        self._host.close()
+
+    def _parts(self, unit: int) -> list[Tensor]:
+        """The living storages of `unit`, as flat tensors."""
+        others = self._fixed | set(_living(self._boundaries.get(unit - 1, {})))
+        found = _living(self._boundaries.get(unit, {}) | self._tapes.get(unit, {}))
+        return [
+            torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            for name, storage in found.items()
+            if name not in others and storage.nbytes()
+        ]
+
+
+def _storages(tensors: Iterable[Tensor]) -> Storages:
+    return {key(tensor): weakref.ref(tensor.untyped_storage()) for tensor in tensors}
+
+
+def _living(storages: Storages) -> dict[int, torch.UntypedStorage]:
+    found = {name: reference() for name, reference in storages.items()}
+    return {name: storage for name, storage in found.items() if storage is not None}
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

@@ -1,0 +1,202 @@
+"""Modules that keep a budget: bit for bit the plain module, within the bytes that were planned."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan import rematerialize, tasks
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.livebytes import LiveBytes
+from pipeplan.remat import budgets
+from pipeplan.task import Task
+
+TINY = {
+    "gpt2": {"sequence": 16},
+    "llama": {},
+    "vit": {},
+    "mixer": {},
+    "resnet": {"width": 8, "side": 32},
+    "densenet": {},
+}
+
+
+def tiny(name: str, **options: object) -> Task:
+    """A task of the library with the same weights each time."""
+    torch.manual_seed(0)
+    task: Task = getattr(tasks, name)(0, **(options or TINY[name]))
+    return task
+
+
+def trained(module: nn.Module, task: Task, steps: int = 2) -> list[Tensor]:
+    """All that two micro-batches leave: losses, gradients, buffers, the generator's state."""
+    torch.manual_seed(5)
+    losses = []
+    for step in range(steps):
+        source, target = task.microbatch(step)
+        loss = task.loss(module(source), target)
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = [parameter.grad for parameter in module.parameters()]
+    assert all(gradient is not None for gradient in gradients)
+    found = [gradient.clone() for gradient in gradients if gradient is not None]
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    return [*losses, *found, *buffers, torch.get_rng_state()]
+
+
+def peak(module: nn.Module, task: Task) -> int:
+    """Most live bytes of one micro-batch that adds to gradients that are there."""
+    source, target = task.microbatch(0)
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    live = LiveBytes([*module.parameters(), *module.buffers(), *gradients, source, target])
+    with live:
+        loss = task.loss(module(source), target)
+        loss.backward()
+        del loss
+    return live.peak
+
+
+def limits(task: Task, count: int) -> tuple[int, ...]:
+    """Budgets from the least to all that is kept."""
+    assert isinstance(task.model, nn.Module)
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
+    costs = free.rematerialization_costs
+    below, *rest = budgets(costs, None, count)
+    # Copies of running statistics come on top where layers run again.
+    extra = sum(buffer.nbytes for buffer in task.model.buffers()) * 2
+    return below + extra, *rest
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_module_within_a_budget_is_the_plain_module(name: str) -> None:
+    """Losses, gradients, statistics and random numbers are bit-equal; the peak is as predicted."""
+    task = tiny(name)
+    assert isinstance(task.model, nn.Module)
+    expected = trained(copy.deepcopy(task.model), task)
+    for budget in limits(task, 3):
+        model = copy.deepcopy(task.model)
+        lean = rematerialize(model, task.microbatch(0), budget, loss=task.loss, repeats=1)
+        found = trained(lean, task)
+        assert all(map(torch.equal, expected, found))
+        assert list(lean.state_dict()) == list(model.state_dict())
+        assert all(a is b for a, b in zip(lean.parameters(), model.parameters(), strict=True))
+        measured = peak(lean, task)
+        assert measured <= budget
+        assert measured <= lean.rematerialization.outcome.peak_bytes <= 1.01 * measured
+
+
+def test_a_budget_below_the_least_names_layer_and_least() -> None:
+    """The refusal tells the smallest budget, which then holds."""
+    task = tiny("mixer")
+    assert isinstance(task.model, nn.Module)
+    options = {"loss": task.loss, "repeats": 1}
+    with pytest.raises(InfeasibleError, match=r"layer \d+ \('.*'\) holds") as refused:
+        rematerialize(task.model, task.microbatch(0), "1MiB", **options)
+    least = int(str(refused.value).split("need at least ")[1].split(" ")[0])
+    lean = rematerialize(task.model, task.microbatch(0), least, **options)
+    assert lean.rematerialization.outcome.peak_bytes == least
+
+
+def test_without_gradients_or_in_eval_mode_the_plain_module_runs() -> None:
+    """Evaluation takes any shape and computes what the plain module computes."""
+    task = tiny("mixer")
+    assert isinstance(task.model, nn.Module)
+    lean = rematerialize(task.model, task.microbatch(0)[0], "1TiB", repeats=1)
+    source = task.microbatch(1)[0][:1]
+    with torch.no_grad():
+        assert torch.equal(lean(source), task.model(source))
+    lean.eval()
+    task.model.eval()
+    assert torch.equal(lean(source), task.model(source))
+
+
+def test_nothing_but_the_budget_is_different_afterwards() -> None:
+    """Measuring leaves weights, gradients, buffers and random numbers as they were."""
+    task = tiny("resnet")
+    assert isinstance(task.model, nn.Module)
+    model = task.model
+    trained(model, task, 1)
+    before = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
+    kept = [None if value is None else value.clone() for value in before]
+    state = torch.get_rng_state()
+    rematerialize(model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
+    after = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
+    assert torch.equal(state, torch.get_rng_state())
+    for value, first, old in zip(after, before, kept, strict=True):
+        assert value is first
+        assert value is not None
+        assert old is not None
+        assert torch.equal(value, old)
+
+
+def refusals() -> list[tuple[str, nn.Module, object, dict[str, object], str]]:
+    """Name, module, sample, options, message."""
+    linear = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    writes = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+    x = torch.ones(2, 4)
+    return [
+        ("shape", linear, torch.ones(2, 3), {}, "forward failed"),
+        ("no tensor", linear, [1], {}, "sample: got"),
+        ("loss without target", linear, x, {"loss": nn.functional.mse_loss}, "sample: got"),
+        ("target without loss", linear, (x, x), {}, "sample: got"),
+        ("in place", writes, x, {}, "in place"),
+        ("size", linear, x, {"budget": "8 apples"}, "budget"),
+        ("sign", linear, x, {"budget": -1}, "budget"),
+        ("repeats", linear, x, {"repeats": 0}, "repeats"),
+        ("bandwidth alone", linear, x, {"host_bandwidth": "1GB/s"}, "offload"),
+        ("frozen", nn.Sequential(nn.ReLU(), nn.Tanh()), x, {}, "without gradients"),
+    ]
+
+
+@pytest.mark.parametrize("case", refusals(), ids=lambda case: case[0])
+def test_what_cannot_be_done_is_said(
+    case: tuple[str, nn.Module, object, dict[str, object], str],
+) -> None:
+    """Bad input is an InputError that names it."""
+    _, module, sample, options, message = case
+    with pytest.raises(InputError, match=message):
+        rematerialize(module, sample, **{"budget": "1GiB", "repeats": 1, **options})  # type: ignore[arg-type]
+
+
+def test_other_calls_than_the_planned_one_are_refused() -> None:
+    """Another shape, frozen weights, a second backward, weights changed in between."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    source = torch.ones(2, 4)
+    lean = rematerialize(model, source, "1GiB", repeats=1)
+    with pytest.raises(InputError, match=r"shape \[3, 4\]"):
+        lean(torch.ones(3, 4))
+    result = lean(source).sum()
+    result.backward(retain_graph=True)
+    with pytest.raises(InputError, match="second backward"):
+        result.backward()
+    result = lean(source).sum()
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(InputError, match="weights changed"):
+        result.backward()
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InputError, match="requires_grad of the parameters"):
+        lean(source)
+
+
+def test_the_input_gets_its_gradient() -> None:
+    """A module inside of a larger one: gradients flow on in front of it."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    source = torch.randn(3, 8, requires_grad=True)
+    model(source).sum().backward()
+    assert source.grad is not None
+    expected, source.grad = source.grad, None
+    lean = rematerialize(model, source, "1GiB", repeats=1, method="revolve")
+    lean(source).sum().backward()
+    assert torch.equal(source.grad, expected)
+
+
+def test_package_is_imported_without_torch() -> None:
+    """`import pipeplan` stays light: torch comes with the first use of `rematerialize`."""
+    code = "import sys, pipeplan; assert 'torch' not in sys.modules; pipeplan.rematerialize"
+    subprocess.run([sys.executable, "-c", code], check=True)
