@@ -53,8 +53,7 @@ def chain() -> Chain:
     """The task's chain, with times that make every op last."""
     found = profile(REFERENCE, repeats=1, warmup=0)
     layers = tuple(
-        layer.model_copy(update={"forward_ns": 300, "backward_ns": 500})
-        for layer in found.layers
+        layer.model_copy(update={"forward_ns": 300, "backward_ns": 500}) for layer in found.layers
     )
     return found.model_copy(update={"layers": layers})
 
@@ -76,6 +75,19 @@ def plan(gpus: int, semantics: Semantics, seed: int = 0) -> Plan:
         "task_digest": of.task_digest,
     }
     settled = plans.settle(made.model_copy(update=fields))
+    budgets = [row.model_copy(update={"budget_bytes": 2**30}) for row in settled.memory]
+    return settled.model_copy(update={"memory": tuple(budgets)})
+
+
+def waiting(plan: Plan) -> Plan:
+    """`plan` with room for the gradients of updates that wait for other stages."""
+    layers = tuple(
+        layer.model_copy(update={"waiting_gradient_bytes": layer.gradient_bytes})
+        for layer in plan.chain.layers
+    )
+    chain = plan.chain.model_copy(update={"layers": layers})
+    fields = {"chain": chain, "chain_digest": chain.digest()}
+    settled = plans.settle(plan.model_copy(update=fields))
     budgets = [row.model_copy(update={"budget_bytes": 2**30}) for row in settled.memory]
     return settled.model_copy(update={"memory": tuple(budgets)})
 

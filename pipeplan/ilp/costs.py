@@ -174,7 +174,7 @@ def ceil_div_fraction(value: int, divisor: Fraction) -> int:
 def _exact_segment(
     chain: Chain, semantics: Semantics, first: int, last: int, covered: bool
 ) -> SegmentBytes:
-    """(M1)-(M3) of one segment, in one pass over its layers."""
+    """(M1)-(M3) and (M7) of one segment, in one pass over its layers."""
     layers = chain.layers
     shared = layers[first - 1].saved_output_bytes if covered and first else 0
     saved_input = max(0, layers[first].saved_input_bytes - shared)
@@ -209,6 +209,12 @@ def _exact_segment(
     saved = kept + layers[last].saved_output_bytes
     versions = 2 if semantics == "2bw" else 1
     hosted = layers[first : last + 1]
+    optimizer = max(x.optimizer_workspace_bytes for x in hosted)
+    waiting = (versions - 1) * sum(x.waiting_gradient_bytes for x in hosted)
+    if waiting:  # (M7)
+        entering = chain.input_of(first) - shared if first else 0
+        forward = max(forward, entering + optimizer)
+        optimizer *= waiting != sum(x.gradient_bytes for x in hosted)
     return SegmentBytes(
         saved=saved,
         forward=forward,
@@ -220,7 +226,7 @@ def _exact_segment(
             + x.optimizer_bytes
             for x in hosted
         ),
-        optimizer=max(x.optimizer_workspace_bytes for x in hosted),
+        optimizer=optimizer,
     )
 
 

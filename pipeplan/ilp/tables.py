@@ -30,6 +30,8 @@ class SegmentTables:
     backward: Array
     states: Array
     optimizer: Array
+    late: Array
+    """(M7): an update that waits for other stages, and the input that waits beside it."""
     messages: Array
     """Exact model: every tensor of both boundaries once. Paper model: the permanent slots."""
 
@@ -103,12 +105,18 @@ def _exact(costs: Costs) -> SegmentTables:
         + _field(costs, "optimizer_bytes")
     )
     behind, front = y - so + gy, x + gx
+    waiting = (versions - 1) * _between(_field(costs, "waiting_gradient_bytes"))
+    at_once = (waiting == 0) | (waiting != _between(_field(costs, "gradient_bytes")))
+    updating = _running_max(_field(costs, "optimizer_workspace_bytes"), 0)
+    entering = np.where(np.arange(count) > 0, x, 0)[:, None]
+    late = np.where(waiting > 0, entering + updating, 0)
     return SegmentTables(
         saved,
-        forward,
+        np.maximum(forward, late),
         backward,
         _between(per_layer),
-        _running_max(_field(costs, "optimizer_workspace_bytes"), 0),
+        np.where(at_once, updating, 0),
+        late,
         _ends(front, behind),
     )
 
@@ -130,6 +138,7 @@ def _paper(costs: Costs) -> SegmentTables:
         forward,
         backward,
         _between(weights),
+        np.zeros_like(forward),
         np.zeros_like(forward),
         _ends(2 * x, 2 * y),
     )

@@ -121,7 +121,7 @@ class Decisions:
         for name, gradient in gradients.items():
             norms[self._layout.place[name]] = torch.linalg.vector_norm(gradient).item()
         if self.scaler:
-            finite = all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+            finite = all(map(_finite, gradients.values()))
             self._finite[step] = self._finite.get(step, True) and finite
 
     def send(self, step: int) -> None:
@@ -164,6 +164,11 @@ class Decisions:
         norm = _total([values[i].to(dtype) for i, dtype in enumerate(self._layout.dtypes)])
         factor = torch.clamp(self._clip / (norm + _EPSILON), max=1.0)
         return Decision(False, factor, norm)
+
+
+def _finite(gradient: Tensor) -> bool:
+    """Whether all numbers are, found without a tensor as large as `gradient`."""
+    return not gradient.numel() or all(bool(end.isfinite()) for end in gradient.aminmax())
 
 
 def _total(norms: Sequence[Tensor]) -> Tensor:

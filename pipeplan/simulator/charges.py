@@ -58,7 +58,7 @@ class Charges:
             working = running if paper else running - size.kept
             self.start[op][WORKING] += working
             self.end[op][WORKING] -= working
-        self.update[backward] = costs.update_workspace_bytes(plan, stage)
+        self.update[backward] = costs.update_bytes(plan, stage)
 
     def _charge_handover(
         self, plan: Plan, producer: int, transfer: int | None, consumer: int

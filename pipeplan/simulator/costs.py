@@ -62,7 +62,7 @@ def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
 
 
 def exact_bytes(plan: Plan, stage: int) -> StageBytes:
-    """Live bytes of a stage, layer by layer forward and back ((M2), (M3))."""
+    """Live bytes of a stage, layer by layer forward and back ((M2), (M3), (M7))."""
     home = plan.stages[stage]
     layers = plan.chain.layers[home.first : home.last + 1]
     held_before = 0
@@ -97,7 +97,25 @@ def exact_bytes(plan: Plan, stage: int) -> StageBytes:
         live -= layer.saved_bytes + layer.saved_output_bytes
         if index:
             live -= kept_behind(index - 1) - layers[index - 1].saved_output_bytes
-    return StageBytes(kept, most_forward, most_backward)
+    before = _before_forward(plan, stage, held_before)
+    return StageBytes(kept, max(most_forward, before), most_backward)
+
+
+def _before_forward(plan: Plan, stage: int, held_before: int) -> int:
+    """A late update's bytes, beside the input that lies there for the forward behind it (M7)."""
+    if plan.semantics == "flush" or not _gradients(plan, stage)[1]:
+        return 0
+    first = plan.stages[stage].first
+    arrived = plan.chain.layers[first - 1].output_bytes - held_before if stage else 0
+    return arrived + update_workspace_bytes(plan, stage)
+
+
+def _gradients(plan: Plan, stage: int) -> tuple[int, int]:
+    """Bytes of a stage's gradients that are used in its OPT, and of those used later."""
+    home = plan.stages[stage]
+    layers = plan.chain.layers[home.first : home.last + 1]
+    late = sum(layer.waiting_gradient_bytes for layer in layers)
+    return sum(layer.gradient_bytes for layer in layers) - late, late
 
 
 def paper_bytes(plan: Plan, stage: int) -> StageBytes:
@@ -138,6 +156,12 @@ def update_workspace_bytes(plan: Plan, stage: int) -> int:
     home = plan.stages[stage]
     layers = plan.chain.layers[home.first : home.last + 1]
     return max(layer.optimizer_workspace_bytes for layer in layers)
+
+
+def update_bytes(plan: Plan, stage: int) -> int:
+    """Working bytes of an OPT under 2bw: none where every update is late (M7)."""
+    at_once, late = _gradients(plan, stage)
+    return 0 if late and not at_once else update_workspace_bytes(plan, stage)
 
 
 def _speed(plan: Plan, gpu: int) -> Fraction:

@@ -39,7 +39,7 @@ def _computes(table: Timetable, ledger: Ledger, stage: Stage, size: StageBytes, 
     ledger.hold(Terms(saved=size.kept), start_of(forward), end_of(backward))
     for op, running in ((forward, size.forward), (backward, size.backward)):
         ledger.hold(Terms(working=running - size.kept), start_of(op), end_of(op))
-    if table.plan.semantics == "2bw":
+    if table.plan.semantics == "2bw" and not stage_bytes.all_late(table.plan, stage):
         update = update_of(backward)
         workspace = Terms(working=_workspace(table.plan, stage))
         ledger.hold(workspace, update, update._replace(step=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StageBytes:
 
 
 def exact(plan: Plan, index: int) -> StageBytes:
-    """(M2) and (M3). A boundary inside the stage is one storage, counted once.
+    """(M2), (M3) and (M7). A boundary inside the stage is one storage, counted once.
 
     If the previous stage shares the GPU, what it saved of its output is counted there already and
     outlives this stage's use of it.
@@ -51,7 +51,18 @@ def exact(plan: Plan, index: int) -> StageBytes:
         kept = entry + rest[i] + through[i] + layer.saved_output_bytes
         backward = max(backward, kept + layer.backward_workspace_bytes + gradients)
     saved = entry + rest[-1] + through[-1] + layers[-1].saved_output_bytes
+    if plan.semantics == "2bw" and any(layer.waiting_gradient_bytes for layer in layers):
+        handed = plan.chain.input_of(stage.first) - shared if index else 0
+        update = max(layer.optimizer_workspace_bytes for layer in layers)
+        forward = max(forward, handed + update)
     return StageBytes(kept=saved, forward=forward, backward=backward)
+
+
+def all_late(plan: Plan, stage: Stage) -> bool:
+    """Whether no gradient of the stage is used before a later forward: (M7)."""
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    waiting = sum(layer.waiting_gradient_bytes for layer in layers)
+    return waiting > 0 and waiting == sum(layer.gradient_bytes for layer in layers)
 
 
 def paper(plan: Plan, index: int) -> StageBytes:

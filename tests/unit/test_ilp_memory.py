@@ -82,8 +82,9 @@ def test_overlap_counts_half_open_intervals() -> None:
     assert overlap(10, [(3, 3)]) == 0
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("model", ["exact", "paper"])
-def test_tables_equal_segments(model: Any) -> None:
+def test_tables_equal_segments(model: Any, waits: bool) -> None:
     """The arrays of the DP hold what each segment holds, for every pair of layers."""
     sizes = ("output_bytes", "saved_bytes", "weight_bytes", "forward_workspace_bytes")
     more = ("backward_workspace_bytes", "gradient_bytes", "optimizer_workspace_bytes")
@@ -93,6 +94,8 @@ def test_tables_equal_segments(model: Any) -> None:
     for i in range(6):
         layers[i]["saved_output_bytes"] = layers[i]["output_bytes"] // 2
         layers[i]["saved_input_bytes"] = layers[i - 1]["output_bytes"] if i else 0
+        layers[i]["optimizer_workspace_bytes"] *= 20 if waits else 1
+        layers[i]["waiting_gradient_bytes"] = 1 if waits and i in (1, 4) else 0
     chain = handmade.chain([(1, 1)] * 6, layers, input_bytes=3)
     costs = replace(claim(handmade.base())[0], chain=chain, memory_model=model)
     tables = segment_tables(costs)
@@ -102,3 +105,4 @@ def test_tables_equal_segments(model: Any) -> None:
             assert (tables.saved[at], tables.forward[at]) == (size.saved, size.forward)
             assert (tables.backward[at], tables.states[at]) == (size.backward, size.states)
             assert tables.optimizer[at] == size.optimizer
+    assert (tables.late > 0).any() == (waits and model == "exact")

@@ -29,6 +29,8 @@ def on(
 ) -> list[Result]:
     """What `work` returns on each rank of a pipeline of `task`."""
     plan = launch_task.plan(ranks, semantics)
+    if task.clip_norm or task.loss_scale:
+        plan = launch_task.waiting(plan)
 
     def body(transport: Transport) -> Result:
         with Pipeline(task, plan, seed=3, transport=transport) as pipeline:
@@ -191,3 +193,14 @@ def test_missing_parts_are_named() -> None:
             pipeline.evaluate(torch.zeros(5, 6))
     with Pipeline(launch_task.task(0), plan) as pipeline, pytest.raises(InputError, match="prev"):
         pipeline.load_state_dict(state)
+
+
+@pytest.mark.parametrize("more", [{"clip_norm": 1.0}, {"loss_scale": LossScale()}])
+def test_updates_that_begin_to_wait_are_refused(more: dict[str, object]) -> None:
+    """The chain was profiled without clipping and scaling: no bytes for gradients that wait."""
+    plan, task = launch_task.plan(2, "2bw"), launch_task.task(0)
+    assert split_for(plan, task).layers
+    with pytest.raises(InputError, match="Profile and plan again"):
+        split_for(plan, replace(task, **more))
+    assert split_for(launch_task.waiting(plan), replace(task, **more)).layers
+    assert split_for(launch_task.plan(2, "flush"), replace(task, **more)).layers

@@ -52,7 +52,7 @@ class RunSolver(ContiguousSolver):
         self._saved = np.moveaxis(saved, 2, 0)
         peak = np.moveaxis(peak, 2, 0)
         if self.costs.semantics == "2bw":
-            peak = np.maximum(peak, self.tables.optimizer)
+            peak = np.maximum(peak, np.maximum(self.tables.optimizer, self.tables.late))
         self._need = self.tables.states + peak
         if self.messages:
             self._need = self._need + self.tables.messages
