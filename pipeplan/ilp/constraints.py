@@ -1,29 +1,13 @@
-"""Time constraints of the periodic model: (R2)-(R5) at a fixed period, in ticks."""
+"""The chain in the periodic model: precedence (R2), FIFO (R5), loads, tied layers; in ticks."""
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
-
-from ortools.sat.python import cp_model
+from itertools import pairwise
 
 from pipeplan.ilp.variables import Instance, Linear, Literal, Task, Variables
 from pipeplan.plan import OpKind
 
 F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
-
-
-def add_times(v: Variables) -> None:
-    """Create all ops and keep precedence, exclusivity and FIFO."""
-    for task in compute_tasks(v.instance):
-        v.add_task(task)
-    v.model.add(v.position[F, 0, 0] == 0)
-    v.model.add(v.turn[F, 0, 0] == 0)
-    _chain(v)
-    _gpus(v)
-    _links(v)
-    _fifo(v)
-    _loads(v)
-    add_tied(v)
 
 
 def compute_tasks(instance: Instance) -> list[Task]:
@@ -52,7 +36,7 @@ def matters(v: Variables, kind: OpKind, item: int, boundary: int) -> bool:
     return any(v.instance.send_ticks(kind, item, p, q) for p, q in pairs)
 
 
-def _chain(v: Variables) -> None:
+def add_chain(v: Variables) -> None:
     """(R2) along the chain, through a send where there is a cut."""
     last = len(v.instance.items) - 1
     for copy in v.instance.copies:
@@ -110,91 +94,7 @@ def send_length(v: Variables, send: Task, boundary: int) -> Linear:
     )
 
 
-def _gpus(v: Variables) -> None:
-    """(R3): windows, no overlap, and an order literal for every pair that may share a GPU."""
-    instance, model, period = v.instance, v.model, v.period
-    tasks = compute_tasks(instance)
-    for gpu in instance.gpus:
-        offset = model.new_int_var(0, period, f"window_{gpu}")
-        intervals = []
-        for task in tasks:
-            here = v.on[task[1]][gpu]
-            if isinstance(here, int) and not here:
-                continue
-            length = v.length_on(task, gpu)
-            intervals.append(_window(v, task, length, offset, here))
-        model.add_no_overlap(intervals)
-        _open(v, gpu, offset)
-    for one, other in combinations(tasks, 2):
-        _order(v, one, other)
-
-
-def _window(
-    v: Variables, task: Task, length: Linear, offset: cp_model.IntVar, here: Literal
-) -> cp_model.IntervalVar:
-    """The op's interval on one resource, inside the resource's window of one period."""
-    start, model = v.position[task], v.model
-    v.require(start >= offset, here)
-    v.require(start + length <= offset + v.period, here)
-    if isinstance(length, int):
-        return model.new_optional_fixed_size_interval_var(start, length, here, f"i_{task}")
-    end = model.new_int_var(0, 2 * v.period, f"e_{task}")
-    return model.new_optional_interval_var(start, length, end, here, f"i_{task}")
-
-
-def _open(v: Variables, gpu: int, offset: cp_model.IntVar) -> None:
-    """Rotation symmetry: the forward of a GPU's first item opens its window."""
-    for n in range(len(v.instance.items)):
-        here, earlier = v.on[n][gpu], [v.on[m][gpu] for m in range(n)]
-        if isinstance(here, int) and not here:
-            continue
-        if any(isinstance(each, int) and each for each in earlier):
-            return
-        first = here if n == 0 else v.model.new_bool_var(f"first_{n}_{gpu}")
-        if n:
-            v.model.add(here - sum(earlier) <= first)
-        v.require(v.position[F, n, 0] == offset, first)
-
-
-def _order(v: Variables, one: Task, other: Task) -> None:
-    """before[a, b]: a ends before b starts in the window of the GPU they share."""
-    together = v.same(one[1], other[1])
-    if isinstance(together, int) and not together:
-        return
-    literals = [v.model.new_bool_var(f"w_{one}_{other}"), v.model.new_bool_var("w_back")]
-    v.model.add(sum(literals) == together)
-    for literal, (first, second) in zip(literals, ((one, other), (other, one)), strict=True):
-        v.before[first, second] = literal
-        end = v.position[first] + v.length(first)
-        v.model.add(end <= v.position[second]).only_enforce_if(literal)
-
-
-def _links(v: Variables) -> None:
-    """(R4): sends of each link within a window, without overlap. Sends of no length are free."""
-    instance, model = v.instance, v.model
-    intervals: dict[tuple[int, int], list[cp_model.IntervalVar]] = {}
-    offsets: dict[tuple[int, int], cp_model.IntVar] = {}
-    for kind, item, boundary in sends(instance):
-        if (kind, item, 0) not in v.position:
-            continue
-        source, target = (boundary, boundary + 1)[:: 1 if kind is SEND_F else -1]
-        for p in instance.gpus:
-            for q in instance.gpus:
-                length = instance.send_ticks(kind, item, p, q) if p != q else 0
-                here = v.both(v.on[source][p], v.on[target][q]) if length else 0
-                if isinstance(here, int) and not here:
-                    continue
-                link = instance.costs.cluster.links.resource(p, q)
-                if link not in offsets:
-                    offsets[link] = model.new_int_var(0, v.period, f"window_{link}")
-                for copy in instance.copies:
-                    interval = _window(v, (kind, item, copy), length, offsets[link], here)
-                    intervals.setdefault(link, []).append(interval)
-    for shared in intervals.values():
-        model.add_no_overlap(shared)
-
-
-def _fifo(v: Variables) -> None:
+def add_fifo(v: Variables) -> None:
     """(R5): copies in order, the first of the next period behind the last."""
     if v.instance.k == 1:
         return
@@ -208,7 +108,7 @@ def _fifo(v: Variables) -> None:
         v.model.add(last <= v.time((kind, n, 0)) + v.period)
 
 
-def _loads(v: Variables) -> None:
+def add_loads(v: Variables) -> None:
     """Redundant: work of each GPU within the period."""
     instance = v.instance
     for gpu in instance.gpus:

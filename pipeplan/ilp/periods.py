@@ -22,6 +22,10 @@ TICKS: Final = 1 << 20
 """A micro-batch's whole way takes at most about this many ticks; small integers stay exact."""
 UNITS: Final = 400_000
 """The largest memory has about this many units."""
+FINE_ITEMS: Final = 7
+"""Items up to which times are exact ns and memory exact bytes, so that optima are proven."""
+FINEST: Final = 1 << 50
+"""Sums of exact times or bytes stay below this."""
 REPAIRS: Final = 3
 """Attempts to make room for bytes that the model leaves out."""
 
@@ -32,6 +36,18 @@ def scaled(instance: Instance) -> Instance:
     tick = max(1, whole_way_ns(costs) // TICKS)
     unit = max(1, max(costs.budgets) // UNITS)
     return replace(instance, tick=tick, unit=unit)
+
+
+def _finest(instance: Instance) -> Instance:
+    """In exact ns and bytes where items are few, else scaled."""
+    costs, count = instance.costs, len(instance.items)
+    times = 16 * count * instance.k * whole_way_ns(costs)
+    states = sum(costs.segment(*item).states for item in instance.items)
+    kept = sum(costs.segment(*item).saved for item in instance.items)
+    largest = max(*costs.budgets, states + 16 * count * instance.k * kept)
+    if count <= FINE_ITEMS and max(times, largest) < FINEST:
+        return replace(instance, tick=1, unit=1)
+    return scaled(instance)
 
 
 def whole_way_ns(costs: Costs) -> int:
@@ -55,6 +71,10 @@ def whole_way_ns(costs: Costs) -> int:
 def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool) -> bool:
     """Look for better schedules: at the bound itself, then by bisection, until the time limit.
 
+    Below a schedule that was found, the first impossible period makes the next step ask for
+    anything better at all: often nothing is left, which two refutations then prove instead of one
+    for each halving. If that stays open, bisection raises the bound first.
+
     Args:
         state: Takes schedules and bounds.
         instance: What is to be scheduled.
@@ -65,23 +85,26 @@ def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool
     Returns:
         Whether every period that matters was decided within the time.
     """
-    instance = scaled(instance)
+    instance = _finest(instance)
     tick, k = instance.tick, instance.k
     end = state.elapsed + seconds
     low, high = _lowest(state, instance), _highest(state, instance)
-    first, decided = True, True
+    period, decided, found, hard = low, True, False, False
     while low <= high and not state.done and state.elapsed < end:
-        middle = low if first else (low + high) // 2
-        first = False
         limit = min(max(0.5, (end - state.elapsed) / 3), state.remaining)
-        result = attempt(state, instance, middle, limit)
-        if result.answer is Answer.FOUND:
-            high = middle - 1
-            continue
-        decided &= result.answer is not Answer.UNKNOWN
-        if result.answer is Answer.IMPOSSIBLE and proof and k == 1:
-            state.prove("k1", Fraction(middle * tick + 1))
-        low = middle + 1
+        answer = attempt(state, instance, period, limit).answer
+        if answer is Answer.FOUND:
+            high = min(period - 1, _highest(state, instance))
+            found, hard = True, False
+        elif answer is Answer.UNKNOWN and low < period == high:
+            hard = True
+        else:
+            decided &= answer is not Answer.UNKNOWN
+            if answer is Answer.IMPOSSIBLE and proof and k == 1:
+                state.prove("k1", Fraction(period * tick + 1))
+            low = period + 1
+        last = found and not hard and answer is Answer.IMPOSSIBLE
+        period = high if last else (low + high) // 2
     return decided and low > high
 
 

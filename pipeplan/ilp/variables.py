@@ -2,8 +2,8 @@
 
 Items are runs of layers, indivisible here; each may sit on some GPUs, among which the model
 chooses.
-A start is `time = position + period * turn`: the position lies in a window of one period that each
-GPU and link opens at an offset of its own, so no op wraps around; the turn is the integer shift.
+A start is `time = position + period * turn`: the end lies in [period, 2 * period], the turn is
+the integer shift. F of the first item starts at position `period`, in turn 0.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ class Variables:
         self.position: dict[Task, cp_model.IntVar] = {}
         self.turn: dict[Task, cp_model.IntVar] = {}
         self.before: dict[tuple[Task, Task], Literal] = {}
-        self.turns = 4 * len(self.instance.items) + 2
-        """More turns than ops between the first and any other: each waits less than a period."""
+        self._lengths: dict[Task, Linear] = {}
+        self.turns = 8 * len(self.instance.items)
+        """Twice as many turns as ops: each lasts at most a period and waits less than another."""
 
     def _allocation(self) -> list[list[Literal]]:
         """on[n][p]: item n sits on GPU p. Equal GPUs are taken in order if all are free."""
@@ -176,6 +177,11 @@ class Variables:
 
     def length(self, task: Task) -> Linear:
         """Ticks of a compute op on the GPU it sits on."""
+        if task not in self._lengths:
+            self._lengths[task] = self._new_length(task)
+        return self._lengths[task]
+
+    def _new_length(self, task: Task) -> Linear:
         lengths = [self.length_on(task, gpu) for gpu in self.instance.gpus]
         home = self.instance.home(task[1])
         if home is not None:

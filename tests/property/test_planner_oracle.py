@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
 from pipeplan.errors import InfeasibleError
+from pipeplan.ilp import periods
 from pipeplan.plan import MemoryModel, Plan, Rational, Semantics
 from tests import handmade, oracle
 
@@ -180,3 +182,56 @@ def test_two_per_period(
 ) -> None:
     """With k = 2: never below brute force, bounds for any k hold, `optimal` is."""
     held_against(chain, cluster, 2, how, model)
+
+
+STRETCH = 10**6
+
+
+def stretched(chain: Chain, cluster: Cluster) -> tuple[Chain, Cluster]:
+    """The same with every duration `STRETCH` times as long, bytes as they are."""
+    layers = [
+        layer.model_copy(
+            update={
+                "forward_ns": layer.forward_ns * STRETCH,
+                "backward_ns": layer.backward_ns * STRETCH,
+            }
+        )
+        for layer in chain.layers
+    ]
+    links = cluster.links
+    band = links.bandwidth_bytes_per_s
+    slow = {
+        "latency_ns": links.latency_ns * STRETCH,
+        "bandwidth_bytes_per_s": None if band is None else band // STRETCH,
+    }
+    return chain.model_copy(update={"layers": tuple(layers)}), cluster.model_copy(
+        update={
+            "links": links.model_copy(update=slow),
+            "action_overhead_ns": cluster.action_overhead_ns * STRETCH,
+        }
+    )
+
+
+@settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(
+    chains(3, st.integers(0, 2), messages=True),
+    clusters(2, equal=True, messages=True),
+    models,
+    st.sampled_from([0, periods.FINE_ITEMS]),
+)
+def test_long_times(chain: Chain, cluster: Cluster, model: MemoryModel, fine: int) -> None:
+    """Milliseconds, in ticks or exact: the period and each bound agree with the same in ns.
+
+    A period of many ns lies between those of the few ns it stands for, which are rounded up.
+    """
+    limit = oracle.serial(chain, cluster)
+    best = oracle.optimum(chain, cluster, limit=limit, memory_model=model)
+    with mock.patch.object(periods, "FINE_ITEMS", fine):
+        plan = solved(*stretched(chain, cluster), 1, "2bw", model)
+    assert (plan is None) == (best is None)
+    if plan is None or best is None:
+        return
+    assert plan.period_ns > (best - 1) * STRETCH
+    assert value(plan.solver.bounds.k1) <= best * STRETCH
+    if plan.solver.status == "optimal":
+        assert plan.period_ns <= best * STRETCH
