@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp import free
+from pipeplan.ilp import free, packing
 from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.feasibility import spread_reason
 from pipeplan.ilp.incumbent import Incumbent
@@ -13,6 +13,8 @@ from pipeplan.ilp.walk import Walk
 
 EARLY_SHARE = 0.08
 """Share of the time that the walk has before the bound, which is sought below the best plan."""
+PACKING_SHARE = 0.1
+"""Share of the time left that the bound from packing equal layers may take."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 
@@ -23,6 +25,8 @@ def search(state: Incumbent) -> None:
         _any_plan(state)
     if state.infeasible is None and not state.done and state.costs.layers > free.JOINT_ITEMS:
         Walk(state).run(EARLY_SHARE * state.remaining)
+    if state.infeasible is None and not state.done:
+        packing.raise_bound(state, PACKING_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         raise_bound(state, BOUND_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
