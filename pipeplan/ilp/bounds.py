@@ -106,12 +106,16 @@ def item_loads(costs: Costs, cuts: list[int], period: int) -> list[int]:
 
 
 def contiguous_bound(costs: Costs, lowest: int) -> Fraction | None:
-    """What every plan with one stage per GPU needs, whatever its k; None if none can exist.
+    """What every plan with one stage per GPU needs, whatever its k; None if none can exist."""
+    return relaxed_bound(ContiguousSolver(costs, any_k=True), lowest)
+
+
+def relaxed_bound(relaxed: ContiguousSolver, lowest: int) -> Fraction | None:
+    """The period, at least `lowest`, below which a relaxation has no answer; None if at none.
 
     If even a real period just below the smallest feasible integer T is infeasible, T itself is
     proven; otherwise only T - 1 is.
     """
-    relaxed = ContiguousSolver(costs, any_k=True)
     if not relaxed.complete:
         return Fraction(lowest)
     found = relaxed.shortest(lowest)

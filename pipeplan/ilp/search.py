@@ -58,9 +58,8 @@ def contiguous(state: Incumbent) -> None:
     state.enter("contiguous")
     costs, lowest = state.costs, max(1, int(state.bounds["any"]))
     optimistic = ContiguousSolver(costs, state.most_in_flight)
-    partition = optimistic.shortest(lowest)
-    if partition is not None and not _offer_placed(state, partition):
-        _bisect(state, optimistic, partition.period)
+    careful = ContiguousSolver(costs, state.most_in_flight, messages=True)
+    offer_shortest(state, optimistic, careful, lowest)
     bound = contiguous_bound(costs, lowest)
     if bound is not None:
         state.prove("contiguous", bound)
@@ -70,15 +69,32 @@ def contiguous(state: Incumbent) -> None:
         _shorter_steps(state, optimistic)
 
 
+def offer_shortest(
+    state: Incumbent, optimistic: ContiguousSolver, careful: ContiguousSolver, lowest: int
+) -> None:
+    """Offer the 1F1B plan of the smallest period that fits, found by two solvers.
+
+    Args:
+        state: what hears of it.
+        optimistic: counts no bytes of messages.
+        careful: counts every one of them.
+        lowest: a bound that is known.
+    """
+    partition = optimistic.shortest(lowest)
+    if partition is not None and not _offer_placed(state, partition):
+        _bisect(state, optimistic, careful, partition.period)
+
+
 def _offer_placed(state: Incumbent, partition: Partition) -> bool:
     """Offer the partition's schedules with waits on either side."""
     placed = [place(state.costs, partition, gradients_wait=side) for side in (True, False)]
     return any([state.offer(schedule) for schedule in placed])
 
 
-def _bisect(state: Incumbent, optimistic: ContiguousSolver, low: int) -> None:
+def _bisect(
+    state: Incumbent, optimistic: ContiguousSolver, careful: ContiguousSolver, low: int
+) -> None:
     """Messages did not fit: the smallest period at which some partition's schedule does."""
-    careful = ContiguousSolver(state.costs, state.most_in_flight, messages=True)
     high = optimistic.serial_ns
     while low < high and state.remaining > 0:
         middle = (low + high) // 2

@@ -9,9 +9,11 @@ import pytest
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.again import search as again
+from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import NONE, options
 from pipeplan.ilp.again.partition import RunSolver
+from pipeplan.ilp.bounds import contiguous_bound, load_bound
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.contiguous import ContiguousSolver
 from pipeplan.ilp.costs import Costs
@@ -75,7 +77,8 @@ def test_options_are_what_their_runs_cost(seed: int) -> None:
             runs = offered.runs(0, last, number)
             mine = merged(chain, runs)
             end = next(n for n, piece in enumerate(mine.pieces) if piece[1] == last)
-            size = costs_of(mine.chain, 1, 0).segment(0, end)
+            # Flush: nothing but forwards and backwards is in a segment's peaks.
+            size = Costs(mine.chain, uniform(1, 0), "flush", "exact").segment(0, end)
             assert size.saved == offered.saved[0, last, number]
             peak = max(size.forward, size.saved + size.backward)
             assert peak == offered.peak[0, last, number]
@@ -145,3 +148,42 @@ def test_where_nothing_fits_recomputation_does() -> None:
     unhindered = again.run(Incumbent(ample, limits))
     assert unhindered.state.best is not None
     assert unhindered.merged is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bound_exceeds_no_plan(seed: int) -> None:
+    """Up to 6 layers on 3 GPUs: no set of runs has a relaxed period below the bound."""
+    chain = some_chain(seed, 3 + seed % 4)
+    for memory in (30, 50):
+        costs = costs_of(chain, 3, memory)
+        lowest = max(1, int(load_bound(costs)))
+        claimed = again_bound(costs, lowest)
+        choices = (merged(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        bounds = [contiguous_bound(costs_of(one, 3, memory), lowest) for one in choices]
+        least = min((bound for bound in bounds if bound is not None), default=None)
+        if claimed is None:
+            assert least is None
+        else:
+            assert least is None or claimed <= least
+
+
+def test_the_bound_says_more_than_the_load() -> None:
+    """Where layers must be computed again, time for it is in the bound."""
+    stronger = 0
+    for seed in range(14):
+        costs = costs_of(some_chain(seed, 6), 3, 35)
+        lowest = max(1, int(load_bound(costs)))
+        claimed = again_bound(costs, lowest)
+        stronger += claimed is None or claimed > lowest
+    assert stronger >= 7
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_dropped_options_lower_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few options a segment keeps, the bound stays one: it only falls."""
+    costs = costs_of(some_chain(seed, 8), 3, 40)
+    many = again_bound(costs, 1)
+    monkeypatch.setattr("pipeplan.ilp.again.options.MOST", 2)
+    few = again_bound(costs, 1)
+    assert few is not None or many is None
+    assert many is None or (few is not None and few <= many)

@@ -9,12 +9,14 @@ before a piece (what the last layer saves of its output, s, not counted)
     run a..b:      P' = P + x_a,  s' = 0,  peak = P + `run_peaks`[a, b],  more = its forward.
 
 Only options that are best at some number of micro-batches in flight are kept, at most `MOST` a
-segment. Source: ours.
+segment. The relaxed options leave out none: each that is dropped lowers, field by field, the
+cheaper one that stands for it, so that no choice takes less than one of them. Source: ours.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from pipeplan.chain import Chain
 from pipeplan.ilp.again.merge import Run
 from pipeplan.ilp.again.peaks import run_peaks
 from pipeplan.ilp.tables import Array
+from pipeplan.plan import Stage
 
 MOST = 24
 """Options of a segment that end with a run, and as many that end with a kept layer."""
@@ -61,6 +64,13 @@ class Options:
     labels: list[Labels] = field(repr=False)
     """Of the segments that begin at each layer."""
 
+    def only(self, stages: Sequence[Stage]) -> Options:
+        """The options of these stages' segments alone."""
+        more = np.full_like(self.more, NONE)
+        for stage in stages:
+            more[stage.first, stage.last] = self.more[stage.first, stage.last]
+        return replace(self, more=more)
+
     def runs(self, first: int, last: int, option: int) -> tuple[Run, ...]:
         """The runs that an option of layers first..last computes again."""
         labels = self.labels[first]
@@ -74,9 +84,15 @@ class Options:
         return tuple(reversed(found))
 
 
-def options(chain: Chain) -> Options:
-    """The options of every segment of `chain`."""
-    count, maker = len(chain.layers), _Maker(chain)
+def options(chain: Chain, *, relaxed: bool = False) -> Options:
+    """The options of every segment of `chain`.
+
+    Args:
+        chain: the chain.
+        relaxed: whether every choice must take at least what some option says, for bounds; such
+            options need not exist. Else each is exact, or a little more at the start of a stage.
+    """
+    count, maker = len(chain.layers), _Maker(chain, relaxed)
     none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
     found = [maker.from_layer(first) for first in range(count)]
@@ -93,8 +109,10 @@ def options(chain: Chain) -> Options:
 class _Maker:
     """Finds the options of all segments that begin at one layer."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: Chain, relaxed: bool) -> None:
         self.chain = chain
+        self.relaxed = relaxed
+        self.thin = _lowered if relaxed else _best
         self.peaks = [run_peaks(chain, held=held) for held in (False, True)]
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
@@ -106,12 +124,14 @@ class _Maker:
         size = 1 + 2 * MOST * (count - first)
         rows, is_run = np.zeros((_FIELDS, size), dtype=np.int64), np.zeros(size, dtype=bool)
         place = np.full(size, first, dtype=np.int64)
+        # A run keeps nothing of its output: the least that may lie before a stage.
+        is_run[0] = self.relaxed
         used, latest = 1, slice(0, 1)
         ends: list[tuple[int, int]] = []
         for last in range(first, count):
             begin = used
-            kept = _best(self._keep(rows[:, latest], last, latest.start))
-            run = _best(self._run(rows[:, :begin], place[:begin], is_run[:begin], last))
+            kept = self.thin(self._keep(rows[:, latest], last, latest.start))
+            run = self.thin(self._run(rows[:, :begin], place[:begin], is_run[:begin], last))
             for made in (kept, run):
                 new = slice(used, used + made.shape[1])
                 rows[:, new], is_run[new], place[new] = made, made is run, last + 1
@@ -154,8 +174,26 @@ class _Maker:
 
 def _best(labels: Array) -> Array:
     """Those that are the cheapest of their memory for some count, at most `MOST` of them."""
-    order = np.lexsort((labels[_PEAK], labels[_KEPT], labels[_MORE]))
-    labels = labels[:, order]
+    labels = _ordered(labels)
+    chosen: Array = labels[:, _good(labels)]
+    return chosen
+
+
+def _lowered(labels: Array) -> Array:
+    """As many as `_best` keeps, each with the least of all up to the next one in every field."""
+    labels = _ordered(labels)
+    lowered: Array = np.minimum.reduceat(labels, _good(labels), axis=1)
+    return lowered
+
+
+def _ordered(labels: Array) -> Array:
+    """Cheapest first."""
+    ordered: Array = labels[:, np.lexsort((labels[_PEAK], labels[_KEPT], labels[_MORE]))]
+    return ordered
+
+
+def _good(labels: Array) -> NDArray[np.intp]:
+    """Which of the ordered labels are worth keeping; the first one always is."""
     good = np.zeros(labels.shape[1], dtype=bool)
     for count in COUNTS:
         need = (count - 1) * labels[_KEPT] + labels[_PEAK]
@@ -167,5 +205,4 @@ def _best(labels: Array) -> Array:
     kept = np.flatnonzero(good)
     if len(kept) > MOST:
         kept = kept[np.linspace(0, len(kept) - 1, MOST).round().astype(np.int64)]
-    chosen: Array = labels[:, kept]
-    return chosen
+    return kept

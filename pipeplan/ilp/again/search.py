@@ -14,6 +14,7 @@ from typing import Final
 
 from pipeplan.chain import Chain
 from pipeplan.ilp import search
+from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
 from pipeplan.ilp.again.options import Options, options
 from pipeplan.ilp.again.partition import RunSolver
@@ -27,6 +28,8 @@ from pipeplan.plan import Plan, Stage
 
 POINTS: Final = 6
 """Periods between the bound and the best plan that suggest further runs."""
+SURE: Final = 2
+"""Candidates that are tried even if listing options took all time; they share half of it."""
 KEEPING_SHARE: Final = 0.35
 """Share of the time for plans that keep everything."""
 CANDIDATES_SHARE: Final = 0.4
@@ -66,8 +69,9 @@ class Solved:
 def run(state: Incumbent, start: Plan | None = None) -> Solved:
     """The best plan found, whether or not it computes anything again.
 
-    What the search without recomputation proves from bytes does not hold with it, so only the load
-    bound is claimed, and that no plan exists only where a single layer fits no GPU.
+    What the search without recomputation proves from bytes does not hold with it: claimed are the
+    load bound, that of the relaxed options for contiguous plans, and that no plan exists only
+    where a single layer fits no GPU.
 
     Args:
         state: Of a search without recomputation, not begun.
@@ -86,6 +90,19 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     return best
 
 
+def _prove_contiguous(state: Incumbent) -> None:
+    state.enter("recomputation: bound")
+    bound = again_bound(state.costs, max(1, int(state.bounds["any"])))
+    if bound is not None:
+        state.prove("contiguous", bound)
+    elif state.options.contiguous_only:
+        state.infeasible = (
+            f"chain {state.costs.chain.name!r}: no contiguous plan exists, whatever is computed"
+            " again: every way to cut it exceeds some GPU's memory or a link's time."
+            " More memory or more GPUs would help; --method auto allows several stages on a GPU."
+        )
+
+
 def _again(state: Incumbent, start: Plan | None) -> Solved:
     """The best plan found on merged chains; one without a plan if there is none."""
     best = Solved(state)
@@ -94,14 +111,16 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
             f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
         )
         return best
-    begun, share = state.elapsed, CANDIDATES_SHARE * state.remaining
-    tries = 2 * POINTS + 3
+    share = CANDIDATES_SHARE * state.remaining / 2
     for number, (chain, plan) in enumerate(_candidates(state, start), start=1):
-        tried = _tried(state, chain, plan, begun + share * number / tries)
+        limit = share / SURE if number <= SURE else share / (2 * POINTS)
+        tried = _tried(state, chain, plan, state.elapsed + limit)
         if tried.cost < best.cost:
             best = tried
-        if tried.state.phase == "interrupted" or state.remaining <= 0:
+        interrupted = tried.state.phase == "interrupted"
+        if interrupted or (state.remaining <= 0 and number >= SURE):
             return best
+    _prove_contiguous(state)
     if best.merged is not None:
         best.state.options = state.options
         search.run(best.state)

@@ -1,0 +1,89 @@
+"""What others do about recomputation, to compare with: cuts first, runs afterwards.
+
+Full: every stage is one run and keeps its input alone (GPipe, Huang et al., section 2.3).
+Two-phase: the cuts that are best where memory is no limit, then those options of these stages that
+give the shortest period and fit. Both are 1F1B plans with one stage per GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.ilp import search
+from pipeplan.ilp.again.merge import Run, merged
+from pipeplan.ilp.again.options import options
+from pipeplan.ilp.again.partition import RunSolver
+from pipeplan.ilp.again.search import Solved
+from pipeplan.ilp.contiguous import Asked, ContiguousSolver, Front, State
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.tables import Array
+from pipeplan.plan import Stage
+
+AMPLE = 2**60
+"""Bytes of a GPU whose memory is no limit."""
+
+
+@dataclass
+class FixedSolver(ContiguousSolver):
+    """As `ContiguousSolver`, for stages that are given: which GPU each takes, and its times."""
+
+    stages: Sequence[Run] = field(kw_only=True)
+
+    def _stage(
+        self,
+        asked: Asked,
+        kind: int,
+        start: Array,
+        allowed: NDArray[np.bool_],
+        before: State | None,
+    ) -> Front:
+        given = np.zeros_like(allowed)
+        for first, last in self.stages:
+            given[first, last] = True
+        return super()._stage(asked, kind, start, allowed & given, before)
+
+
+def full(state: Incumbent, stages: Sequence[Stage]) -> Solved | None:
+    """These stages, each of them one run; None if that does not fit."""
+    return _planned(state, [stage.layers for stage in stages], [stage.layers for stage in stages])
+
+
+def two_phase(state: Incumbent) -> Solved | None:
+    """The stages that are best without a limit, with the best of their options; None if none."""
+    costs = state.costs
+    gpus = tuple(gpu.model_copy(update={"memory_bytes": AMPLE}) for gpu in costs.cluster.gpus)
+    cluster = costs.cluster.model_copy(update={"gpus": gpus})
+    ample = Costs(costs.chain, cluster, costs.semantics, costs.memory_model)
+    first = ContiguousSolver(ample, state.most_in_flight).shortest(1)
+    if first is None:
+        return None
+    offered = options(costs.chain).only(first.stages)
+    stages = [stage.layers for stage in first.stages]
+    found: list[Solved | None] = []
+    for messages in (False, True):
+        solver = RunSolver(costs, state.most_in_flight, messages=messages, options=offered)
+        second = solver.shortest(1)
+        if second is not None:
+            found.append(_planned(state, solver.runs(second), stages))
+    return min((each for each in found if each), key=lambda each: each.cost, default=None)
+
+
+def _planned(state: Incumbent, runs: Sequence[Run], stages: Sequence[Run]) -> Solved | None:
+    """The shortest 1F1B plan of given stages and runs that fits."""
+    chain = merged(state.costs.chain, runs)
+    known = state.costs
+    costs = Costs(chain.chain, known.cluster, known.semantics, known.memory_model)
+    inner = Incumbent(costs, replace(state.options))
+    number = {layer: n for n, piece in enumerate(chain.pieces) for layer in piece}
+    given = [(number[first], number[last]) for first, last in stages]
+    optimistic, careful = (
+        FixedSolver(costs, state.most_in_flight, messages=messages, stages=given)
+        for messages in (False, True)
+    )
+    search.offer_shortest(inner, optimistic, careful, 1)
+    return Solved(inner, chain) if inner.best else None
