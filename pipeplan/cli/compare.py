@@ -37,6 +37,12 @@ def add(verbs: common.Verbs) -> None:
         "--memory-model", choices=("exact", "paper"), default="exact", help="for all (exact)"
     )
     verb.add_argument(
+        "--recompute",
+        choices=("off", "auto"),
+        default="off",
+        help="auto: our plans may compute layers again, and rows say what that is worth (off)",
+    )
+    verb.add_argument(
         "--time-limit",
         type=common.duration,
         default=25 * 10**9,
@@ -109,6 +115,7 @@ def _request(args: argparse.Namespace) -> Request:
         memory_model=args.memory_model,
         time_limit_s=args.time_limit / 1e9,
         seed=args.seed,
+        recompute=args.recompute,
         workers=args.workers or max(1, cores // jobs),
     )
     return Request(chain, points, config, args.search_limit / 1e9, jobs)

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
+from pipeplan.compare import again
 from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.plan import Plan, Solver
@@ -29,25 +30,38 @@ class Found:
     cluster: Cluster
     free: Row | Absent
     contiguous: Row | Absent
+    keeping: Row | Absent | None = None
+    """With recomputation: the plan that computes nothing again."""
+    less: tuple[Row | Absent, ...] = ()
+    """With recomputation: what others do about it."""
 
     @property
     def plans(self) -> list[Row]:
         """The rows that have a plan."""
-        return [row for row in (self.free, self.contiguous) if isinstance(row, Row)]
+        mine = (self.free, self.contiguous, self.keeping)
+        return [row for row in mine if isinstance(row, Row)]
 
     @property
     def bound_ns(self) -> Fraction | None:
         """Proven for every plan on this cluster, per micro-batch."""
-        proven = [_solver(row).bounds.any for row in self.plans]
+        mine = (self.free, self.contiguous)
+        proven = [_solver(row).bounds.any for row in mine if isinstance(row, Row)]
         return max((Fraction(*bound) for bound in proven if bound is not None), default=None)
 
 
 def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
-    """Our best plan, and our best contiguous one, which is found in a quarter of the time."""
+    """Our best plan, and our best contiguous one, which is found in a quarter of the time.
+
+    With recomputation also what it is worth: plans that do none, all, or decide after the cuts.
+    """
     quarter = replace(config, method="contiguous", time_limit_s=config.time_limit_s / 4)
-    return Found(
+    found = Found(
         cluster, _row(OURS, chain, cluster, config), _row(CONTIGUOUS, chain, cluster, quarter)
     )
+    if config.recompute == "off":
+        return found
+    keeping = _row(again.NONE, chain, cluster, replace(config, recompute="off"))
+    return replace(found, keeping=keeping, less=again.others(chain, cluster, config))
 
 
 def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Absent:
@@ -58,8 +72,10 @@ def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Abs
     return row_of(name, plan, f"{len(plan.stages)} stages, k = {plan.k}")
 
 
-def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, Row | Absent]:
-    """Our two rows on the cluster of `here`, best of what was found on any of `everywhere`.
+def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, ...]:
+    """Our rows on the cluster of `here`, the first two best of what was found on `everywhere`.
+
+    Those that say what recomputation is worth follow as they were found.
 
     Args:
         here: what was found for this cluster.
@@ -68,7 +84,9 @@ def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, Row | 
     moved = [row.on(here.cluster) for found in everywhere for row in found.plans]
     fitting = [row for row in moved if row.fits]
     contiguous = [row for row in fitting if row.plan is not None and _is_contiguous(row.plan)]
-    return _fastest(here.free, fitting, OURS), _fastest(here.contiguous, contiguous, CONTIGUOUS)
+    keeping = () if here.keeping is None else (here.keeping,)
+    free = _fastest(here.free, fitting, OURS)
+    return free, _fastest(here.contiguous, contiguous, CONTIGUOUS), *keeping, *here.less
 
 
 def bound(here: Found, everywhere: Sequence[Found]) -> Fraction | None:

@@ -1,0 +1,69 @@
+"""What recomputation is worth, row by row: never more than deciding everything at once."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from benchmarks.chains import build
+from pipeplan.cluster import Cluster, uniform
+from pipeplan.compare import Absent, Row, again, ours
+from pipeplan.compare.again import FULL, NONE, TWO_PHASE
+from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
+from pipeplan.errors import InputError
+from pipeplan.planner import Config
+from pipeplan.verifier import verify
+from tests.baselines import chain as short_chain
+
+GIB = 2**30
+CONFIG = Config(time_limit_s=3, workers=1, gap=0.02, recompute="auto", deterministic=True)
+
+
+def machines(gpus: int, memory: int) -> Cluster:
+    """Equal GPUs, 12 GB/s."""
+    return uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**9)
+
+
+def found(memory: int) -> Found:
+    """All of our rows for ResNet-18 on two GPUs."""
+    return ours.find(build("resnet18", 8, 1000), machines(2, memory), CONFIG)
+
+
+@pytest.mark.parametrize("memory", [8 * GIB // 5, 3 * GIB])
+def test_rows_in_order_and_ours_is_never_worse(memory: int) -> None:
+    """Ours, contiguous, none, full and two-phase; none of them beats ours, all plans are valid."""
+    here = found(memory)
+    rows = ours.rows(here, [here])
+    assert [row.name for row in rows] == [OURS, CONTIGUOUS, NONE, FULL, TWO_PHASE]
+    mine, others = rows[0], [row for row in rows[1:] if isinstance(row, Row)]
+    assert isinstance(mine, Row)
+    assert all(mine.period_ns <= row.period_ns for row in others)
+    assert all(row.plan is not None and verify(row.plan) == () for row in (mine, *others))
+    if memory < 2 * GIB:
+        assert isinstance(rows[2], Absent)
+
+
+def test_full_recomputes_every_stage_as_a_whole() -> None:
+    """Each GPU has one stage, and that stage is one run."""
+    plan = again.full(build("resnet18", 8, 1000), machines(2, 6 * GIB), CONFIG)
+    assert plan is not None
+    assert [stage.gpu for stage in plan.stages] == [0, 1]
+    assert all(stage.remat and stage.remat.recompute == (stage.layers,) for stage in plan.stages)
+
+
+def test_two_phase_keeps_the_cuts_of_ample_memory() -> None:
+    """Memory changes what is computed again, never where the chain is cut."""
+    chain = build("resnet18", 8, 1000)
+    plans = [again.two_phase(chain, machines(2, size * GIB), CONFIG) for size in (3, 60)]
+    scarce, ample = (plan for plan in plans if plan is not None)
+    assert [stage.layers for stage in scarce.stages] == [stage.layers for stage in ample.stages]
+    assert any(stage.remat for stage in scarce.stages)
+    assert not any(stage.remat for stage in ample.stages)
+    assert Fraction(scarce.period_ns, scarce.k) > Fraction(ample.period_ns, ample.k)
+
+
+def test_too_few_layers_are_refused() -> None:
+    """More GPUs than layers cannot have a stage each."""
+    with pytest.raises(InputError):
+        again.full(short_chain([(1, 1)]), machines(2, GIB), CONFIG)
