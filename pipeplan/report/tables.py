@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +39,12 @@ def memory_table(plan: Plan) -> Table:
 
 
 def _layers(stage: Stage) -> str:
-    return str(stage.first) if stage.first == stage.last else f"{stage.first}-{stage.last}"
+    return _span(stage.layers)
+
+
+def _span(run: tuple[int, int]) -> str:
+    first, last = run
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _terms(row: MemoryRow) -> tuple[int, ...]:
@@ -71,9 +77,28 @@ def headline(plan: Plan) -> Table:
         )
     if plan.chain.mode == "estimated":
         table.add_row("times", f"estimates, nothing was measured: {plan.chain.source}")
+    for gpu in range(len(plan.cluster.gpus)):
+        again = _again(plan.hosted(gpu))
+        if again:
+            what = f"layers {again} on {plan.cluster.gpus[gpu].name}"
+            table.add_row("computed again", f"{what}, {format_ns(again_ns(plan, gpu))}")
     for note in plan.solver.notes:
         table.add_row("note", note)
     return table
+
+
+def _again(stages: Sequence[Stage]) -> str:
+    """Runs of layers that these stages compute again; empty if there are none."""
+    runs = [run for stage in stages if stage.remat for run in stage.remat.recompute]
+    return ", ".join(map(_span, runs))
+
+
+def again_ns(plan: Plan, gpu: int) -> int:
+    """What a micro-batch takes longer on a GPU for what is computed again there (V1)."""
+    runs = [run for stage in plan.hosted(gpu) if stage.remat for run in stage.remat.recompute]
+    layers = [layer for first, last in runs for layer in plan.chain.layers[first : last + 1]]
+    speed = Fraction(repr(plan.cluster.gpus[gpu].speed))
+    return sum(ceil(layer.forward_ns / speed) for layer in layers)
 
 
 def machines_line(cluster: Cluster) -> str:

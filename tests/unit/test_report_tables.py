@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from pipeplan.errors import InputError
-from pipeplan.plan import Bounds, Semantics, Solver
+from pipeplan.plan import Bounds, Remat, Semantics, Solver
 from pipeplan.report import gantt, tables
+from pipeplan.units import format_ns
 from pipeplan.verifier import audit
 from tests.samples import two_stages
 
@@ -52,6 +53,17 @@ def test_headline_names_the_bound_and_what_it_holds_for() -> None:
         in shown
     )
     assert "10 ns per micro-batch (+25.0%)" in shown
+
+
+def test_headline_says_what_is_computed_again() -> None:
+    """Runs, their GPU and what they take stand in one line per GPU; without runs there is none."""
+    plan = two_stages()
+    assert "again" not in text(tables.headline(plan))
+    second = plan.stages[1].model_copy(update={"remat": Remat(recompute=((1, 1),))})
+    shown = text(tables.headline(plan.model_copy(update={"stages": (plan.stages[0], second)})))
+    took = format_ns(plan.chain.layers[1].forward_ns)
+    lines = [line for line in shown.splitlines() if "computed again" in line]
+    assert [line.split(maxsplit=2)[2].strip() for line in lines] == [f"layers 1 on gpu1, {took}"]
 
 
 def test_headline_says_that_times_are_estimates() -> None:
