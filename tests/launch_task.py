@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -92,14 +93,17 @@ def waiting(plan: Plan) -> Plan:
     return settled.model_copy(update={"memory": tuple(budgets)})
 
 
-def trained(semantics: Semantics, steps: int, seed: int = 0) -> reference.Trained:
-    """What one process makes of the task."""
+def trained(
+    semantics: Semantics, steps: int, seed: int = 0, replicas: Sequence[int] = ()
+) -> reference.Trained:
+    """What one process makes of the task; `replicas` that average, for each step."""
     from pipeplan.capture import split
 
     torch.manual_seed(seed)
     made = task(seed)
-    trainer = reference.train_2bw if semantics == "2bw" else reference.train_flush
-    return trainer(split(made), made, steps, MICROBATCHES, seed)
+    return reference.train(
+        semantics, split(made), made, steps, MICROBATCHES, seed, replicas=replicas
+    )
 
 
 def environment() -> dict[str, str]:

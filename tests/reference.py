@@ -6,6 +6,7 @@ They share the seed rule (`layer_seed`) with the runtime and nothing else.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,16 +51,24 @@ def train(
     microbatches: int,
     seed: int,
     evaluate: int = 0,
+    replicas: Sequence[int] = (),
 ) -> Trained:
-    """All steps in one process, then the losses of micro-batches 0..evaluate-1 in eval mode."""
+    """All steps in one process, then the losses of micro-batches 0..evaluate-1 in eval mode.
+
+    `replicas`: how many average their gradients in each step; empty for one.
+    """
     alone = _Alone(split, task, microbatches, seed)
+    drawn = 0
     previous = alone.values()
     for step in range(steps):
         newest = alone.values()
         alone.zero()
         if semantics == "2bw":
             alone.load(previous)
-        alone.accumulate(step, alone.scales[step if semantics == "flush" else max(0, step - 1)])
+        scale = alone.scales[step if semantics == "flush" else max(0, step - 1)]
+        count = replicas[step] if replicas else 1
+        alone.average(drawn, count, scale)
+        drawn += count * microbatches
         alone.load(newest)
         alone.update(step)
         previous = newest
@@ -111,8 +120,25 @@ class _Alone:
             boundary = result if isinstance(result, tuple) else (result,)
         return self.task.loss(result, target)
 
-    def accumulate(self, step: int, scale: float) -> None:
-        for microbatch in range(step * self.m, (step + 1) * self.m):
+    def average(self, first: int, replicas: int, scale: float) -> None:
+        """Mean over replicas of m micro-batches each; running statistics are the first one's."""
+        self.accumulate(first, scale)
+        told = len(self.losses)
+        buffers = [(b, b.clone()) for layer in self.layers for b in layer.buffers()]
+        for replica in range(1, replicas):
+            sums = [owner.grad.clone() for owner in self.owners]
+            self.zero()
+            self.accumulate(first + replica * self.m, scale)
+            for owner, before in zip(self.owners, sums, strict=True):
+                owner.grad = before + owner.grad
+        for owner in self.owners if replicas > 1 else ():
+            owner.grad /= replicas
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        del self.losses[told:]
+
+    def accumulate(self, first: int, scale: float) -> None:
+        for microbatch in range(first, first + self.m):
             loss = self.run(microbatch)
             (loss * scale).backward()
             self.losses.append(loss.item())

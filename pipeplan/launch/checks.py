@@ -34,6 +34,8 @@ class Setup:
     checkpoint: Path | None
     """What to go on from."""
     first_step: int
+    drawn: int
+    """Micro-batches of the data that the steps before used."""
 
 
 def prepare(options: Options, place: Place) -> Setup:
@@ -60,6 +62,7 @@ def prepare(options: Options, place: Place) -> Setup:
         seed=seed,
         checkpoint=checkpoint,
         first_step=meta.step if meta else 0,
+        drawn=_drawn(meta) if meta else 0,
     )
 
 
@@ -98,12 +101,15 @@ def table(plan: Plan) -> str:
 
 
 def _check_size(plan: Plan, options: Options, place: Place) -> None:
-    need = len(plan.cluster.gpus)
+    gpus, replicas = len(plan.cluster.gpus), options.replicas
+    need = gpus * replicas
     if place.size == need or (options.dry_run and not place.launched):
         return
     raise InputError(
-        f"launch: got {place.size} ranks, need {need}, one per GPU of {options.plan}."
-        f" Run torchrun --nproc-per-node {need} -m pipeplan.launch --plan {options.plan}"
+        f"launch: got {place.size} ranks, need {need}, one per GPU of {options.plan}"
+        + (f" and replica: {gpus} x {replicas}" if replicas > 1 else "")
+        + f". Run torchrun --nproc-per-node {need} -m pipeplan.launch --plan {options.plan}"
+        + (f" --replicas {replicas}" if replicas > 1 else "")
     )
 
 
@@ -137,6 +143,10 @@ def _checkpoint(options: Options) -> tuple[Path | None, Meta | None]:
 
     path = latest(options.resume)
     return path, read_meta(path)
+
+
+def _drawn(meta: Meta) -> int:
+    return meta.step * meta.microbatches if meta.drawn is None else meta.drawn
 
 
 def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:

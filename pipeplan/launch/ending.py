@@ -34,6 +34,8 @@ def fail(
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends its ranks: let this one speak
     line, peers = _what(error, place, transport)
+    if isinstance(transport, GlooTransport) and transport.replicas > 1:
+        line = f"replica {transport.replica}: {line}"
     blamed = watch.blame(Report(line, peers)) if watch is not None else ""
     line = f"error: {line}" + (f"; {blamed}" if blamed else "")
     if out is not None:

@@ -43,6 +43,8 @@ class Options:
     instrument: bool
     clock: Literal["real", "sleep", "virtual"]
     """`real` trains; the others rehearse the plan without a model."""
+    replicas: int
+    """Copies of the pipeline that train together."""
     time_scale: Fraction
     """What a sleeping rehearsal multiplies planned times by."""
 
@@ -71,6 +73,12 @@ def parse(argv: Sequence[str] | None) -> Options:
     add("--plan", type=Path, required=True, metavar="FILE", help="plan.json")
     add("--task", metavar="REF", help="task reference, if not the one the chain was profiled from")
     add("--steps", type=_count(1), default=100, help="optimizer steps in total (default 100)")
+    add(
+        "--replicas",
+        type=_count(1),
+        metavar="D",
+        help="pipelines side by side, gradients averaged",
+    )
     add("--seed", type=_count(0), help="of weights and dropout (default 0)")
     add("--out", type=Path, metavar="DIR", help="metrics, results and checkpoints; must be empty")
     add("--resume", type=Path, metavar="DIR", help="go on from DIR's newest checkpoint")
@@ -93,6 +101,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         plan=given.plan,
         task=given.task,
         steps=given.steps,
+        replicas=given.replicas or 1,
         seed=given.seed,
         out=given.out or given.resume,
         resume=given.resume,
@@ -113,7 +122,15 @@ def _check_clock(given: argparse.Namespace) -> None:
         raise InputError("launch: got --time-scale, need --clock sleep with it")
     if given.clock == "real":
         return
-    for name in ("task", "seed", "resume", "save_every", "save_in_background", "instrument"):
+    for name in (
+        "task",
+        "replicas",
+        "seed",
+        "resume",
+        "save_every",
+        "save_in_background",
+        "instrument",
+    ):
         if getattr(given, name) not in (None, False):
             raise InputError(
                 f"launch: got --{name.replace('_', '-')} with --clock {given.clock}, which has no"

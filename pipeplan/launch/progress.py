@@ -52,8 +52,13 @@ class Progress:
         units_per_microbatch: int,
         metrics: Path | None,
         as_json: bool,
+        silent: bool = False,
     ) -> None:
-        """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr."""
+        """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr.
+
+        A `silent` one only measures: another replica speaks.
+        """
+        self._silent = silent
         self._plan = plan
         self._total = total_steps
         self._unit = unit
@@ -118,6 +123,8 @@ class Progress:
         if self._metrics:
             with self._metrics.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+        if self._silent:
+            return
         if self._as_json:
             print(line, flush=True)
         else:

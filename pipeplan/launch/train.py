@@ -18,7 +18,9 @@ from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.group import join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
+from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.saver import Saver
+from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.runtime.watch import watching
 
 _STALE = "2bw: gradients are one step stale; --semantics flush trains exactly as one process would"
@@ -51,7 +53,8 @@ class Session:
         self.setup = setup
         self.out = setup.options.out
         self.stop = ending.StopSignal()
-        self.transport = join(place, setup.options.timeout_ns)
+        self.transport = join(place, setup.options.timeout_ns, setup.options.replicas)
+        self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
         self.saver = Saver(self.transport, background=setup.options.save_in_background)
         self.live = LiveBytes() if setup.options.instrument else None
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
@@ -63,8 +66,20 @@ class Session:
         export.forget_layers(setup.plan, setup.split, self.transport.rank)
 
     @property
+    def shard(self) -> Shard:
+        """The data of this rank's replica."""
+        setup, transport = self.setup, self.transport
+        return Shard(
+            setup.plan.microbatches,
+            replica=0 if isinstance(transport, LocalTransport) else transport.replica,
+            replicas=setup.options.replicas,
+            first_step=setup.first_step,
+            drawn=setup.drawn,
+        )
+
+    @property
     def _speaks(self) -> bool:
-        return self.transport.rank == 0
+        return self.transport.rank == 0 and self.leads
 
     def announce(self) -> None:
         """Make the output directory and say what is about to happen."""
@@ -118,21 +133,26 @@ class Session:
     def _make_progress(self) -> Progress:
         setup = self.setup
         metrics: Path | None = None
-        if self.out and self.transport.rank == setup.plan.stages[-1].gpu:
+        if self.out and self.leads and self.transport.rank == setup.plan.stages[-1].gpu:
             metrics = self.out / "metrics.jsonl"
             trim(metrics, setup.first_step)
         return Progress(
             setup.plan,
             total_steps=setup.options.steps,
             unit=setup.task.unit,
-            units_per_microbatch=setup.task.units_per_microbatch or setup.split.microbatch_size,
+            units_per_microbatch=setup.options.replicas
+            * (setup.task.units_per_microbatch or setup.split.microbatch_size),
             metrics=metrics,
             as_json=setup.options.json,
+            silent=not self.leads,
         )
 
     def _make_worker(self) -> Worker:
         setup = self.setup
-        feed = TaskFeed(setup.task, setup.split.boundaries[0])
+        feed = TaskFeed(setup.task, setup.split.boundaries[0], self.shard.number)
+        replicas = None
+        if isinstance(self.transport, GlooTransport) and setup.options.replicas > 1:
+            replicas = Replicas(self.transport)
         worker = build(
             setup.plan,
             setup.pattern,
@@ -143,6 +163,8 @@ class Session:
             self.progress,
             seed=setup.seed,
             wants_stop=self.stop.wanted,
+            replicas=replicas,
+            shard=self.shard,
         )
         if self.live:
             self.live.count(states(worker))
@@ -162,6 +184,7 @@ class Session:
             plan_digest=setup.plan.digest(),
             scales=scales,
             good_steps=good_steps,
+            drawn=self.shard.drawn_by(step),
         )
         self.saver.save(checkpoint.folder(self.out, step), meta, self.worker.stages.values())
 

@@ -15,6 +15,7 @@ from pipeplan.runtime.executor import Executor, Feed, Observer
 from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.holders import Holders
 from pipeplan.runtime.optimizing import Optimizing
+from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.stage import Stage, StageSpec
 from pipeplan.runtime.tied import TiedGradients
 from pipeplan.runtime.ties import find_ties
@@ -50,6 +51,8 @@ def build(
     *,
     seed: int,
     wants_stop: Callable[[], bool] = lambda: False,
+    replicas: Replicas | None = None,
+    shard: Shard | None = None,
 ) -> Worker:
     """What `transport.rank` executes.
 
@@ -64,6 +67,8 @@ def build(
         observer: is told losses, backwards and updates.
         seed: of all random numbers drawn in layers.
         wants_stop: whether this rank wants all ranks to stop at a step boundary.
+        replicas: averages gradients, where there are several.
+        shard: which micro-batches of the data these are, for random numbers; None: all.
 
     Raises:
         InputError: if layers on two GPUs share a parameter, or the optimizer cannot work.
@@ -78,7 +83,9 @@ def build(
         microbatches=plan.microbatches,
         deferred=scaler is not None or task.clip_norm is not None,
     )
-    maker = _Maker(plan, split, task, feed, seed, scaler.of if scaler else lambda _: 1.0, holders)
+    scale = scaler.of if scaler else lambda _: 1.0
+    number = (shard or Shard(plan.microbatches)).number
+    maker = _Maker(plan, split, task, feed, seed, scale, number, holders)
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
     links = {index: wires(plan.stages, split.boundaries, index) for index in stages}
     first_tag = first_free_tag(split.boundaries)
@@ -87,7 +94,7 @@ def build(
     if holders.deferred:
         layout = Layout(plan.stages, split)
         decisions = Decisions(layout, transport, task.clip_norm, scaler, first_tag)
-    updates = Updates(stages, tied, decisions, observer, transport.rank)
+    updates = Updates(stages, tied, decisions, observer, transport.rank, replicas)
     gate = Gate(transport, plan.semantics, wants_stop)
     executor = Executor(pattern, stages, links, feed, transport, observer, gate, updates=updates)
     return Worker(executor, stages, links, scaler, tied)
@@ -103,6 +110,7 @@ class _Maker:
     feed: Feed
     seed: int
     scale: Callable[[int], float]
+    number: Callable[[int], int]
     holders: Holders
 
     def stage(self, index: int) -> Stage:
@@ -118,6 +126,7 @@ class _Maker:
             loss=self.task.loss if last else None,
             seed=self.seed,
             scale=self.scale,
+            number=self.number,
             fed=_fed(split, planned, self.feed),
             runs=_runs(planned),
         )

@@ -51,6 +51,8 @@ class Meta:
     """Loss scales of the next steps; empty without loss scaling."""
     good_steps: int = 0
     """Steps on end without a gradient that was not finite."""
+    drawn: int | None = None
+    """Micro-batches of the data used so far; None: m for each step."""
 
 
 def folder(out: Path, step: int) -> Path:

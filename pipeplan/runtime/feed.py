@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -13,8 +13,14 @@ from pipeplan.task import Task, TensorSpec
 class TaskFeed:
     """Asks the task for a micro-batch wherever a stage needs one; nothing is kept."""
 
-    def __init__(self, task: Task, specs: Sequence[TensorSpec]) -> None:
-        """Takes the task and the specs of boundary 0."""
+    def __init__(
+        self,
+        task: Task,
+        specs: Sequence[TensorSpec],
+        number: Callable[[int], int] = lambda microbatch: microbatch,
+    ) -> None:
+        """Takes the task, the specs of boundary 0, and micro-batch -> its number in the data."""
+        self._number = number
         self._task = task
         self._specs = tuple(specs)
 
@@ -24,16 +30,17 @@ class TaskFeed:
         Raises:
             InputError: if a shape or dtype differs from the one the plan was made for.
         """
-        tensor = self._task.microbatch(microbatch)[0]
+        number = self._number(microbatch)
+        tensor = self._task.microbatch(number)[0]
         got = [(tuple(tensor.shape), str(tensor.dtype))]
         need = [(spec.shape, spec.dtype) for spec in self._specs]
         if got != need:
             raise InputError(
-                f"task.data({microbatch}): got input {got}, need {need}. Every micro-batch must"
+                f"task.data({number}): got input {got}, need {need}. Every micro-batch must"
                 " have the same shape; leave out a last one that is smaller."
             )
         return [tensor]
 
     def target(self, microbatch: int) -> Tensor:
         """The target of `microbatch`."""
-        return self._task.microbatch(microbatch)[1]
+        return self._task.microbatch(self._number(microbatch))[1]

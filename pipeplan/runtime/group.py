@@ -11,7 +11,7 @@ from pipeplan.runtime.place import Place
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 
 
-def join(place: Place, timeout_ns: int) -> GlooTransport | LocalTransport:
+def join(place: Place, timeout_ns: int, replicas: int = 1) -> GlooTransport | LocalTransport:
     """A transport between all ranks that torchrun started.
 
     The store is wrapped per attempt: after a restart the agent's store still holds the addresses
@@ -21,4 +21,5 @@ def join(place: Place, timeout_ns: int) -> GlooTransport | LocalTransport:
         return LocalTransport()
     timeout = timedelta(microseconds=timeout_ns // 1000)
     store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
-    return GlooTransport(PrefixStore(f"attempt{place.attempt}", store), rank, size, timeout)
+    own = PrefixStore(f"attempt{place.attempt}", store)
+    return GlooTransport(own, rank, size, timeout, replicas)

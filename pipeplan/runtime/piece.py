@@ -42,6 +42,8 @@ class PieceSpec:
     loss: Loss | None
     seed: int | None
     """Of all random numbers; None lets layers draw from torch's generator as it is."""
+    number: Callable[[int], int] = lambda microbatch: microbatch
+    """Micro-batch -> its number in the data: part of every random seed."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
 
@@ -131,7 +133,8 @@ class Piece:
             if index in self.spec.fed:
                 value = (*value, *self.spec.fed[index](microbatch))
             if self.spec.seed is not None:
-                seed_layer(self.spec.seed, self.spec.first_layer + index, microbatch)
+                number = self.spec.number(microbatch)
+                seed_layer(self.spec.seed, self.spec.first_layer + index, number)
             value = module(*value)
         if self.spec.loss is None:
             return value if isinstance(value, tuple) else (value,)

@@ -36,18 +36,24 @@ class Saver:
         self._rank, self._alone = transport.rank, transport.size == 1
         self._background = background
         self._group: ProcessGroup | None = None
-        if background and isinstance(transport, GlooTransport):
+        self._writes = True
+        if isinstance(transport, GlooTransport) and (background or transport.replicas > 1):
             self._group = transport.another_group()
+            self._writes = transport.replica == 0
         self._thread: threading.Thread | None = None
         self._failure: RankError | None = None
 
     def save(self, path: Path, meta: checkpoint.Meta, stages: Iterable[Stage]) -> None:
         """Write a checkpoint of `stages` at `path`; all ranks call it, with an empty pipeline.
 
+        Replicas hold the same: the first one writes.
+
         Raises:
             RankError: if this or an earlier checkpoint could not be written.
         """
         self.finish()
+        if not self._writes:
+            return
         state = checkpoint.state_of(stages)
         if not self._background:
             self._write(path, meta, state)

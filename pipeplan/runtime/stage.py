@@ -34,6 +34,8 @@ class StageSpec:
     seed: int
     scale: Callable[[int], float] = lambda _: 1.0
     """Step -> loss scale; used by the last stage."""
+    number: Callable[[int], int] = lambda microbatch: microbatch
+    """Micro-batch -> its number in the data: part of every random seed."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
     runs: tuple[tuple[int, int], ...] = ()
@@ -154,6 +156,7 @@ def _piece(spec: StageSpec, begin: int, end: int) -> PieceSpec:
         left=(True,) if last and spec.loss else tuple(each.differentiable for each in behind),
         loss=spec.loss if last else None,
         seed=spec.seed,
+        number=spec.number,
         fed=fed,
     )
 

@@ -7,7 +7,7 @@ the receive is posted; `send` never blocks, `wait` does and lets other Python th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -80,18 +80,23 @@ class _GlooVote:
 
 
 class GlooTransport:
-    """Ranks of one gloo process group."""
+    """Ranks of one replica in a gloo process group of all replicas."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: timedelta, replicas: int = 1
+    ) -> None:
         """Joins the group; returns once all ranks have.
 
         Args:
             store: where the ranks find each other; must be empty of earlier attempts.
-            rank: this rank.
-            size: number of ranks.
+            rank: this rank among all.
+            size: number of all ranks.
             timeout: longest wait for one message before the run is given up.
+            replicas: of equal size, one behind the other; votes are among all of them.
         """
-        self.rank, self.size = rank, size
+        self.replicas, self.size = replicas, size // replicas
+        self.replica, self.rank = divmod(rank, self.size)
+        self._first = self.replica * self.size
         self.store = store
         """Where the ranks found each other."""
         self._probes: list[object] = []
@@ -100,12 +105,27 @@ class GlooTransport:
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
         with _named_loss():
-            return (dist.isend(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
+            return self._started(dist.isend, tensor, self._first + peer, tag)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
         with _named_loss():
-            return (dist.irecv(tensor, peer, tag=tag) if tensor.numel() else None) or _Done()
+            return self._started(dist.irecv, tensor, self._first + peer, tag)
+
+    def send_across(self, tensor: Tensor, replica: int) -> Pending:
+        """As `send`, to this rank of another replica."""
+        with _named_loss():
+            return self._started(dist.isend, tensor, replica * self.size + self.rank, 0)
+
+    def receive_across(self, tensor: Tensor, replica: int) -> Pending:
+        """As `receive`, from this rank of another replica."""
+        with _named_loss():
+            return self._started(dist.irecv, tensor, replica * self.size + self.rank, 0)
+
+    @staticmethod
+    def _started(move: Callable[..., Any], tensor: Tensor, rank: int, tag: int) -> Pending:
+        work: Pending | None = move(tensor, rank, tag=tag) if tensor.numel() else None
+        return work or _Done()
 
     def vote(self, yes: bool) -> Vote:
         """See `Transport`."""
@@ -113,13 +133,13 @@ class GlooTransport:
 
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
-        values: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size * self.replicas
         dist.all_gather_object(values, value)
-        return values
+        return values[self._first : self._first + self.size]
 
     def another_group(self) -> ProcessGroup:
-        """The same ranks with connections of their own, for another thread; everyone calls it."""
-        group: ProcessGroup = dist.new_group(backend="gloo")
+        """The first replica's ranks with connections of their own; everyone calls it."""
+        group: ProcessGroup = dist.new_group(list(range(self.size)), backend="gloo")
         return group
 
     def lost_peers(self) -> list[int]:
@@ -128,7 +148,9 @@ class GlooTransport:
         for peer in range(self.size):
             try:
                 if peer != self.rank:
-                    self._probes.append(dist.isend(torch.zeros(1), peer, tag=_PROBE_TAG))
+                    self._probes.append(
+                        dist.isend(torch.zeros(1), self._first + peer, tag=_PROBE_TAG)
+                    )
             except RuntimeError:
                 lost.append(peer)
         return lost

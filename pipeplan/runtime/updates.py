@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pipeplan.errors import RankError
 from pipeplan.runtime.decision import Decisions
+from pipeplan.runtime.replicas import Replicas
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.tied import TiedGradients
 from pipeplan.runtime.transport import PeerLostError
@@ -39,6 +40,7 @@ class Updates:
         decisions: Decisions | None,
         observer: Told,
         rank: int,
+        replicas: Replicas | None = None,
     ) -> None:
         """Takes the hosted stages.
 
@@ -48,7 +50,9 @@ class Updates:
             decisions: None where nothing depends on all gradients.
             observer: is told of each stage's update.
             rank: this rank, for messages.
+            replicas: None where there is one.
         """
+        self._replicas = replicas
         self._stages = stages
         self._tied = tied
         self._decisions = decisions
@@ -96,15 +100,15 @@ class Updates:
         weights = self._stages[stage].weights
         self._tied.offer(stage, step)
         self._tied.collect(stage, step)
+        scaler = self._decisions.scaler if self._decisions else None
+        weights.finish(step, scaler.of(step) if scaler else 1.0)
+        if self._replicas:
+            self._replicas.average(weights.gradients(step))
+        self._tied.share(stage, step)
         if self._decisions is None:
-            weights.finish(step)
-            self._tied.share(stage, step)
             weights.apply(step)
             self._observer.updated(stage, step)
             return
-        scaler = self._decisions.scaler
-        weights.finish(step, scaler.of(step) if scaler else 1.0)
-        self._tied.share(stage, step)
         names = self._stages[stage].names
         pairs = zip(weights.parameters, weights.gradients(step), strict=True)
         self._decisions.add(step, {names[parameter]: gradient for parameter, gradient in pairs})

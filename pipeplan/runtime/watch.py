@@ -130,7 +130,7 @@ def watching(
     """A watch over the ranks of `transport`; none where there is only one."""
     if isinstance(transport, LocalTransport):
         return None
-    return Watch(PrefixStore("watch", transport.store), transport.rank, tell)
+    return Watch(PrefixStore(f"watch{transport.replica}", transport.store), transport.rank, tell)
 
 
 def _waits(frame: FrameType | None) -> bool:

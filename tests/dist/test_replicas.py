@@ -1,0 +1,63 @@
+"""Data parallel x pipeline: P x D ranks equal one process that averages over D replicas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeplan.plan import Semantics
+from tests import launch_task
+from tests.dist.test_faults import PATIENCE_S, STEPS, launched, place, spec
+
+
+def side_by_side(
+    folder: Path, gpus: int, replicas: int, semantics: Semantics, *words: str
+) -> dict[str, object]:
+    """A launch of `replicas` pipelines of `gpus` ranks."""
+    plan = launch_task.plan(gpus, semantics)
+    made = spec(folder, plan, "--replicas", str(replicas), *words)
+    return made | {"ranks": gpus * replicas}
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_two_replicas_then_three_then_one(tmp_path: Path, semantics: Semantics) -> None:
+    """2 steps on 2 x 2 ranks, 1 on 1 x 3, 1 on 2 x 1, each resumed: bit-equal, data in order."""
+    out = tmp_path / "run"
+    again = ("--resume", str(out))
+    told = launched(
+        side_by_side(tmp_path, 2, 2, semantics, "--steps", "2"),
+        side_by_side(tmp_path, 1, 3, semantics, "--steps", "3", *again),
+        side_by_side(tmp_path, 2, 1, semantics, "--steps", "4", *again),
+    )
+    assert [each["code"] for run in told for each in run] == [0] * 9, told
+    expected = launch_task.trained(semantics, 4, replicas=(2, 2, 3, 1))
+    state = torch.load(out / "model.pt")
+    assert state.keys() == expected.weights.keys()
+    assert all(torch.equal(state[name], expected.weights[name]) for name in state)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    m = launch_task.MICROBATCHES
+    means = [sum(expected.losses[i : i + m]) / m for i in range(0, 4 * m, m)]
+    assert [line["loss"] for line in lines] == means
+
+
+def test_a_killed_rank_stops_all_replicas(tmp_path: Path) -> None:
+    """Rank 3 (replica 1, GPU 1) dies: all others stop in time; the restarted run is exact."""
+    plan = launch_task.plan(2, "2bw")
+    words = ("--save-every", "2")
+    fault = {"rank": 3, "does": "kill", "at": place(plan, 1, "steady")}
+    told, again = launched(
+        side_by_side(tmp_path, 2, 2, "2bw", *words) | {"fault": fault},
+        side_by_side(tmp_path, 2, 2, "2bw", *words) | {"attempt": 1},
+    )
+    assert [each["code"] for each in told] == [1, 1, 1, -9], told
+    assert all(each["after_s"] < PATIENCE_S for each in told[:3]), told
+    assert "error: replica 1: rank 0: " in told[2]["said"], told
+    assert "replica 1" in told[1]["said"], told
+    assert [each["code"] for each in again] == [0] * 4, again
+    state = torch.load(tmp_path / "run" / "model.pt")
+    expected = launch_task.trained("2bw", STEPS, replicas=[2] * STEPS).weights
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["first_step"] == 2
