@@ -141,14 +141,20 @@ class LayerPass:
         self.output_bytes = sum(output.nbytes for output in value)
         self._gradients = [(root.shape, root.dtype, root.device) for root in roots]
 
-    def receive_gradients(self) -> int:
-        """Makes the gradients of the outputs, as if they had just arrived; returns their bytes."""
-        arrived = [
+    def receive_gradients(self, given: list[Tensor] | None = None) -> int:
+        """Takes gradients of the outputs, as if they had just arrived; returns their bytes.
+
+        Args:
+            given: those to take; emptied, so that the caller keeps nothing alive. Otherwise made.
+        """
+        arrived = given or [
             torch.ones(shape, dtype=dtype, device=device)
             for shape, dtype, device in self._gradients
         ]
         self._exit.put(arrived)
-        return sum(gradient.nbytes for gradient in arrived)
+        size = sum(gradient.nbytes for gradient in arrived)
+        arrived.clear()
+        return size
 
     def backward(self) -> list[Tensor]:
         """Gradients of the differentiable inputs; parameters' gradients accumulate."""

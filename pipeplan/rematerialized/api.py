@@ -20,7 +20,8 @@ from pipeplan.remat import Channel, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
 from pipeplan.rematerialized.host import measured_bandwidth
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
-from pipeplan.rematerialized.module import Conditions, autocast, wrapped
+from pipeplan.rematerialized.module import Conditions, wrapped
+from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Prepared
 from pipeplan.task import SplitModel, Task
@@ -78,10 +79,10 @@ def rematerialize(
     taken = _sample(module, sample, loss)
     _check(module, taken.source, repeats)
     place = place_of(module)
-    with _as_it_was(module, place):
+    with _as_it_was(module, place), as_in(place.device, autocast(place.device)):
         cut = _cut(module, taken, max_layers)
         with gradient_buffers(cut.layers):
-            found = measured.measure(cut, taken, place, repeats)
+            found = measured.measure(cut, taken, place, repeats, offload)
     _check_fed(cut, taken.source)
     static = measured.states_bytes(module, cut, taken, found) + _size(reserve, "reserve")
     channel = _channel(cut, found, offload, host_bandwidth, place.device)
@@ -91,7 +92,7 @@ def rematerialize(
     script = script_of(plan.schedule)
     costs = replace(costs, static=static + kept.bytes(script.again))
     outcome = judge(costs, plan.schedule, limit, channel or Channel())
-    prepared = _prepared(cut, found, taken.source, script, place.device)
+    prepared = _prepared(cut, found, taken.source, script, offload)
     return wrapped(
         module,
         prepared,
@@ -212,7 +213,7 @@ def _channel(
 
 
 def _prepared(
-    cut: SplitModel, found: Measured, source: Tensor, script: Script, device: torch.device
+    cut: SplitModel, found: Measured, source: Tensor, script: Script, offload: bool
 ) -> Prepared:
     uses: dict[nn.Parameter, int] = {}
     for layer in cut.layers:
@@ -224,8 +225,9 @@ def _prepared(
         flags=((source.requires_grad,), *(facts.left for facts in found.facts)),
         changed=tuple(facts.changed for facts in found.facts),
         shared=tuple(parameter for parameter, count in uses.items() if count > 1),
-        device=device,
-        autocast=autocast(device),
+        offload=offload,
+        device=source.device,
+        autocast=autocast(source.device),
     )
 
 

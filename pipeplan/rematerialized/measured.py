@@ -7,6 +7,7 @@ The loss counts as one more layer behind the module's own, which the caller's co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from pipeplan.capture.trace import call
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes, key, storage_bytes
 from pipeplan.remat import Costs
+from pipeplan.rematerialized.units import taped
 from pipeplan.task import SplitModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -70,26 +72,36 @@ class Measured:
     sizes: tuple[LayerBytes, ...]
     light: tuple[int, ...]
     """Working bytes of each layer's forward that keeps nothing."""
+    backward_work: tuple[int, ...]
+    """Working bytes of each backward beside what is kept and the gradients."""
+    gradients: tuple[int, ...]
+    """Bytes of the storages of the gradients behind each layer."""
     forward_ns: tuple[int, ...]
     backward_ns: tuple[int, ...]
 
 
-def measure(split: SplitModel, sample: Sample, place: Place, repeats: int) -> Measured:
+def measure(
+    split: SplitModel, sample: Sample, place: Place, repeats: int, offload: bool
+) -> Measured:
     """Bytes and times of each layer of `split`, and of the loss behind them.
+
+    With `offload` as units are found that may leave.
 
     Raises:
         InputError: if a layer fails, or changes what it gets in place.
     """
-    facts: list[LayerFacts] = []
+    runs = list(_Runs(split, sample))
+    own = runs[: len(split.layers)]
+    facts = tuple(map(_facts, own))
+    light = tuple(map(_light, own))
     sizes: list[LayerBytes] = []
-    light: list[int] = []
-    for run in _Runs(split, sample):
-        if run.name != LOSS:
-            facts.append(_facts(run))
-            light.append(_light(run))
-        sizes.append(layer_bytes.measure(run))
+    for run in runs:
+        with taped() if offload and run.name != LOSS else nullcontext():
+            sizes.append(layer_bytes.measure(run))
+    back = _backwards(runs, sizes, offload)
     if sample.loss is None:
         sizes.append(_NOTHING)
+        back.append(_Backward(work=0, gradient=0))
 
     def sweep(_: int) -> tuple[list[int], list[int]]:
         pairs = [_timed(run, place) for run in _Runs(split, sample)]
@@ -98,9 +110,11 @@ def measure(split: SplitModel, sample: Sample, place: Place, repeats: int) -> Me
     forward, backward, _ = times(sweep, repeats, WARMUP, lambda _: None)
     rest = [0] * (len(sizes) - len(forward))
     return Measured(
-        facts=tuple(facts),
+        facts=facts,
         sizes=tuple(sizes),
-        light=tuple(light),
+        light=light,
+        backward_work=tuple(each.work for each in back),
+        gradients=(*(each.gradient for each in back[1:]), sizes[-1].output_gradient),
         forward_ns=(*forward, *rest),
         backward_ns=(*backward, *rest),
     )
@@ -190,6 +204,45 @@ def _light(run: LayerRun) -> int:
         return max(0, live.peak - base - inputs - one.output_bytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backward:
+    work: int
+    gradient: int
+    """Bytes of the storages behind the gradients of the inputs."""
+
+
+def _backwards(runs: list[LayerRun], sizes: list[LayerBytes], offload: bool) -> list[_Backward]:
+    """Working bytes of each backward, from the last one to the first, one entry per layer.
+
+    Each gets the very gradients that the one before returned: how they lie in memory decides
+    what has to be copied, and parts of one storage live together.
+    """
+    found: list[_Backward] = []
+    gradients: list[Tensor] = []
+    for run, size in zip(reversed(runs), reversed(sizes), strict=True):
+        with taped() if offload and run.name != LOSS else nullcontext():
+            found.append(_one_backward(run, size, gradients))
+    return found[::-1]
+
+
+def _one_backward(run: LayerRun, size: LayerBytes, gradients: list[Tensor]) -> _Backward:
+    """Takes what is in `gradients` and leaves what comes out there."""
+    states = [*run.layer.parameters(), *run.layer.buffers()]
+    live = LiveBytes([*states, *(state.grad for state in states if state.grad is not None)])
+    with live:
+        base = live.live
+        one = LayerPass(run)
+        one.forward()
+        arrived = storage_bytes(gradients)
+        live.count(gradients)
+        made = one.receive_gradients(gradients)
+        live.reset_peak()
+        gradients.extend(one.backward())
+        left = storage_bytes(gradients)
+        work = live.peak - base - size.kept - (arrived or made) - left
+    return _Backward(work=work, gradient=left)
+
+
 def _timed(run: LayerRun, place: Place) -> tuple[int, int]:
     one, mark = LayerPass(run), place.clock.mark
     begin = mark()
@@ -209,20 +262,19 @@ def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) ->
     sizes = found.sizes
     scalar = sizes[-1].output
     given = sample.source.nbytes if sample.source.requires_grad else 0
-    own = [size.backward_workspace for size in sizes]
-    own[0] += given
+    own = (found.backward_work[0] + given, *found.backward_work[1:])
     return Costs(
         names=(*split.names, LOSS),
         forward=found.forward_ns,
         backward=found.backward_ns,
         boundary=(0, *(facts.boundary_bytes for facts in found.facts), scalar),
-        gradient=tuple(size.output_gradient for size in sizes),
+        gradient=found.gradients,
         saved_input=(0, *(size.saved_input for size in sizes[1:])),
         saved=tuple(size.saved for size in sizes),
         saved_output=tuple(size.saved_output for size in sizes),
         forward_work=tuple(size.forward_workspace for size in sizes),
         light_work=(*found.light, sizes[-1].forward_workspace + sizes[-1].saved),
-        backward_work=tuple(own),
+        backward_work=own,
         static=static,
     )
 

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from pipeplan.errors import InputError
 from pipeplan.remat import Costs, Rematerialization
+from pipeplan.rematerialized.precision import autocast
 from pipeplan.rematerialized.steps import Pass, Prepared
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -61,11 +62,6 @@ class Conditions:
                     f"rematerialized module: {name}: got {got}, need {need} as it was planned."
                     " Call rematerialize again for this, or leave the odd batch out."
                 )
-
-
-def autocast(device: torch.device) -> tuple[bool, torch.dtype]:
-    """Whether operations on `device` are cast, and to what."""
-    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
 def _sum(flags: tuple[bool, ...]) -> str:

@@ -7,14 +7,14 @@ tensors stay where between them, as docs/remat.md §2 says for each operation.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeplan.remat import Op, OpKind
+from pipeplan.rematerialized.precision import Autocast, as_in
 from pipeplan.rematerialized.script import Order, Script, used
 from pipeplan.rematerialized.states import States
 from pipeplan.rematerialized.units import Units
@@ -36,18 +36,10 @@ class Prepared:
     """Per layer: the buffers that its forward changes."""
     shared: tuple[nn.Parameter, ...]
     """Parameters of more than one layer."""
+    offload: bool
+    """Whether units may leave the device."""
     device: torch.device
-    autocast: tuple[bool, torch.dtype]
-
-    def settings(self) -> AbstractContextManager[Any]:
-        """The precision that was planned for; casts of weights are not kept from layer to layer.
-
-        A cast kept by a forward without a graph would be a weight without a gradient.
-        """
-        enabled, dtype = self.autocast
-        if not enabled:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype, cache_enabled=False)
+    autocast: Autocast
 
 
 class Pass:
@@ -65,7 +57,7 @@ class Pass:
 
     def forward(self) -> Tensor:
         """The module's output, cut off the graph."""
-        with self._prepared.settings():
+        with as_in(self._prepared.device, self._prepared.autocast):
             self._run(self._prepared.script.forward)
         (output,) = self._full.pop(len(self._pieces))
         return output
@@ -78,7 +70,10 @@ class Pass:
         """
         self._gradients = list(gradients)
         gradients.clear()
-        with self._prepared.settings(), _summed_apart(self._prepared.shared):
+        with (
+            as_in(self._prepared.device, self._prepared.autocast),
+            _summed_apart(self._prepared.shared),
+        ):
             self._run(self._prepared.script.backward)
         if self._units is not None:
             self._units.close()
@@ -143,7 +138,7 @@ def _units(prepared: Prepared, source: Tensor) -> Units | None:
     layers = prepared.split.layers
     states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
     moved = prepared.script.moved
-    return Units(prepared.device, moved, [*states, source]) if moved else None
+    return Units(prepared.device, moved, [*states, source]) if prepared.offload else None
 
 
 @contextmanager

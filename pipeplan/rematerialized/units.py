@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from threading import Event
 from typing import Any
 
@@ -17,6 +17,24 @@ from pipeplan.rematerialized.host import Host
 from pipeplan.rematerialized.script import Order
 
 Storages = dict[int, weakref.ref[torch.UntypedStorage]]
+
+
+def _forget(_: Tensor) -> None:
+    pass
+
+
+def taped(note: Callable[[Tensor], None] = _forget) -> AbstractContextManager[Any]:
+    """While entered, `note` is told of each tensor that autograd keeps.
+
+    Autograd then releases tensors at other moments than without: bytes are to be measured so, too.
+    """
+
+    def pack(tensor: Tensor) -> Tensor:
+        note(tensor)
+        # A tensor of its own: an output kept by its own graph would never be released.
+        return tensor.detach()
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
 
 
 class Units:
@@ -47,16 +65,10 @@ class Units:
     def taping(self, layer: int) -> AbstractContextManager[Any]:
         """Around the forward of `layer`: takes note of what autograd keeps, if it will leave."""
         if layer + 1 not in self._moved:
-            return nullcontext()
+            return taped()
         kept: Storages = {}
         self._tapes[layer + 1] = kept
-
-        def pack(tensor: Tensor) -> Tensor:
-            kept.update(_storages([tensor]))
-            # A tensor of its own: an output kept by its own graph would never be released.
-            return tensor.detach()
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, _as_it_is)
+        return taped(lambda tensor: kept.update(_storages([tensor])))
 
     def move(self, order: Order) -> None:
         """Runs an offload, a prefetch or a wait."""
@@ -99,7 +111,3 @@ def _storages(tensors: Iterable[Tensor]) -> Storages:
 def _living(storages: Storages) -> dict[int, torch.UntypedStorage]:
     found = {name: reference() for name, reference in storages.items()}
     return {name: storage for name, storage in found.items() if storage is not None}
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

@@ -100,3 +100,14 @@ def test_python_example_of_the_runtime(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"loss \d.*, evaluated \d.* after 11 steps\n", done.stdout)
+
+
+def test_python_example_of_rematerialization(capsys: pytest.CaptureFixture[str]) -> None:
+    """The script in docs/remat.md keeps its budget by running layers again."""
+    text = (ROOT / "docs" / "remat.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(compile(code, "remat.md", "exec"), {})
+    told = re.fullmatch(r"\w+: (\d+) bytes, (\d+) forwards run again\n", capsys.readouterr().out)
+    assert told is not None
+    assert int(told[1]) <= 2.5 * 2**20
+    assert int(told[2]) > 0

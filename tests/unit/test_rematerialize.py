@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeplan import rematerialize, tasks
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.livebytes import LiveBytes
-from pipeplan.remat import budgets
+from pipeplan.remat import Channel, OpKind, budgets
 from pipeplan.task import Task
 
 TINY = {
@@ -88,6 +88,71 @@ def test_a_module_within_a_budget_is_the_plain_module(name: str) -> None:
         measured = peak(lean, task)
         assert measured <= budget
         assert measured <= lean.rematerialization.outcome.peak_bytes <= 1.01 * measured
+
+
+@pytest.mark.parametrize("name", ["mixer", "gpt2"])
+def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
+    """With offloading everything is bit-equal, too, within budgets that need it."""
+    task = tiny(name)
+    assert isinstance(task.model, nn.Module)
+    expected = trained(copy.deepcopy(task.model), task)
+    options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1GB/s"}
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    for budget in budgets(free.rematerialization_costs, Channel(10**9), 4):
+        model = copy.deepcopy(task.model)
+        lean = rematerialize(model, task.microbatch(0), budget, **options)
+        found = trained(lean, task)
+        assert all(map(torch.equal, expected, found))
+        kinds = {op.kind for op in lean.rematerialization.schedule.ops}
+        assert OpKind.OFFLOAD in kinds or budget == lean.rematerialization.outcome.peak_bytes
+        assert peak(lean, task) <= budget
+
+
+def test_autocast_is_kept_when_layers_run_again() -> None:
+    """Planned and called under autocast, gradients are the plain module's; without, refused."""
+    task = tiny("mixer")
+    model = task.model
+    assert isinstance(model, nn.Module)
+    other = copy.deepcopy(model)
+    source, target = task.microbatch(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        least = limits(task, 2)[0]
+        lean = rematerialize(model, (source, target), least, loss=task.loss, repeats=1)
+        losses = [task.loss(each(source), target) for each in (other, lean)]
+    for loss in losses:
+        loss.backward()
+    for first, second in zip(other.parameters(), model.parameters(), strict=True):
+        assert first.grad is not None
+        assert second.grad is not None
+        assert torch.equal(first.grad, second.grad)
+    with pytest.raises(InputError, match="autocast"):
+        lean(source)
+
+
+def test_shared_parameters_and_interleaved_micro_batches() -> None:
+    """Two forwards before their backwards, onto gradients that are there, with tied weights."""
+    found = []
+    for budget in (None, "least"):
+        torch.manual_seed(0)
+        task = tasks.gpt2(0, sequence=16, tied=True)
+        model = task.model
+        assert isinstance(model, nn.Module)
+        if budget:
+            least = limits(task, 2)[0]
+            lean = rematerialize(model, task.microbatch(0), least, loss=task.loss, repeats=1)
+        else:
+            lean = model
+        torch.manual_seed(1)
+        for _ in range(2):
+            pairs = [task.microbatch(number) for number in range(2)]
+            losses = [task.loss(lean(source), target) for source, target in pairs]
+            for loss in losses:
+                loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for first, second in zip(*found, strict=True):
+        assert first is not None
+        assert second is not None
+        assert torch.equal(first, second)
 
 
 def test_a_budget_below_the_least_names_layer_and_least() -> None:

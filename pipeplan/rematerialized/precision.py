@@ -1,0 +1,26 @@
+"""Autocast: layers that run again run in the precision of their first time."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+Autocast = tuple[bool, torch.dtype]
+
+
+def autocast(device: torch.device) -> Autocast:
+    """Whether operations on `device` are cast now, and to what."""
+    return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+
+def as_in(device: torch.device, setting: Autocast) -> AbstractContextManager[Any]:
+    """That setting again, where casts of weights are not kept from one layer to the next.
+
+    A cast kept by a forward without a graph would be a weight without a gradient later.
+    """
+    enabled, dtype = setting
+    if not enabled:
+        return nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)

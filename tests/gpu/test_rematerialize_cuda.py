@@ -1,0 +1,47 @@
+"""Modules that keep a budget on a CUDA device, with copies on a stream of their own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan import rematerialize, tasks
+from pipeplan.remat import Channel, OpKind, budgets
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_gpu_module_within_a_budget_is_the_plain_module(offload: bool) -> None:
+    """Losses, gradients and the device's generator are bit-equal at four budgets."""
+    torch.manual_seed(0)
+    task = tasks.gpt2(0)
+    assert isinstance(task.model, nn.Module)
+    plain = task.model.to("cuda")
+    pair = tuple(part.to("cuda") for part in task.microbatch(0))
+    options = {"loss": task.loss, "repeats": 2, "offload": offload}
+    options |= {"host_bandwidth": "20GB/s"} if offload else {}
+
+    def trained(module: nn.Module) -> list[Tensor]:
+        torch.manual_seed(5)
+        losses = [task.loss(module(pair[0]), pair[1]) for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+        return [*(loss.detach() for loss in losses), *gradients, torch.cuda.get_rng_state()]
+
+    expected = trained(copy.deepcopy(plain))
+    free = rematerialize(plain, pair, "1TiB", **options)
+    channel = Channel(20 * 10**9) if offload else None
+    moved = 0
+    for budget in budgets(free.rematerialization_costs, channel, 4):
+        lean = rematerialize(copy.deepcopy(plain), pair, budget, **options)
+        assert all(map(torch.equal, expected, trained(lean)))
+        moved += sum(op.kind is OpKind.OFFLOAD for op in lean.rematerialization.schedule.ops)
+    assert bool(moved) == offload
