@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -33,6 +34,11 @@ def task(seed: int) -> Task:
         optimizer=pipelines.OPTIMIZERS["adamw"],
         data=pipelines.data,
     )
+
+
+def clipped(seed: int) -> Task:
+    """The task, its gradients clipped."""
+    return replace(task(seed), clip_norm=0.5)
 
 
 def other_task(seed: int) -> Task:
@@ -94,13 +100,17 @@ def waiting(plan: Plan) -> Plan:
 
 
 def trained(
-    semantics: Semantics, steps: int, seed: int = 0, replicas: Sequence[int] = ()
+    semantics: Semantics,
+    steps: int,
+    seed: int = 0,
+    replicas: Sequence[int] = (),
+    make: Callable[[int], Task] = task,
 ) -> reference.Trained:
     """What one process makes of the task; `replicas` that average, for each step."""
     from pipeplan.capture import split
 
     torch.manual_seed(seed)
-    made = task(seed)
+    made = make(seed)
     return reference.train(
         semantics, split(made), made, steps, MICROBATCHES, seed, replicas=replicas
     )

@@ -43,6 +43,19 @@ def test_two_replicas_then_three_then_one(tmp_path: Path, semantics: Semantics) 
     assert [line["loss"] for line in lines] == means
 
 
+def test_the_averaged_gradient_is_clipped(tmp_path: Path) -> None:
+    """The global norm is that of the mean over the replicas: bit-equal to one process."""
+    made = side_by_side(tmp_path, 2, 2, "2bw", "--task", "tests.launch_task:clipped")
+    plan = launch_task.waiting(launch_task.plan(2, "2bw"))
+    (tmp_path / "plan2.json").write_text(plan.to_json())
+    (told,) = launched(made)
+    assert [each["code"] for each in told] == [0] * 4, told
+    expected = launch_task.trained("2bw", STEPS, 0, [2] * STEPS, launch_task.clipped)
+    assert max(expected.norms) > 0.5
+    state = torch.load(tmp_path / "run" / "model.pt")
+    assert all(torch.equal(state[name], value) for name, value in expected.weights.items())
+
+
 def test_a_killed_rank_stops_all_replicas(tmp_path: Path) -> None:
     """Rank 3 (replica 1, GPU 1) dies: all others stop in time; the restarted run is exact."""
     plan = launch_task.plan(2, "2bw")
