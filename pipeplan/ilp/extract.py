@@ -19,7 +19,7 @@ def schedules(solver: cp_model.CpSolver, v: Variables, lowest: int) -> list[Sche
     """The solution with its items fused where they run back to back, and as it is.
 
     Times are in ticks; both are brought to exact nanoseconds with the same orders at the shortest
-    period, at least `lowest` ns.
+    period, at least `lowest` ns. Where the times are exact already, they follow as they are.
     """
     costs, tick = v.instance.costs, v.instance.tick
     home = [
@@ -30,13 +30,26 @@ def schedules(solver: cp_model.CpSolver, v: Variables, lowest: int) -> list[Sche
         Stage(id=n, layers=layers, gpu=gpu)
         for n, (layers, gpu) in enumerate(zip(v.instance.items, home, strict=True))
     )
-    starts = {task: solver.value(v.time(task)) * tick for task in v.position}
+    starts = {task: (solver.value(v.time(task)) - v.period) * tick for task in v.position}
     split = Schedule(stages, v.period * tick, v.instance.k, _times(costs, v, stages, starts))
     made = [split]
     fused = fuse(costs, split)
     if fused is not None:
         made.insert(0, fused)
-    return [tighten(costs, schedule, lowest) for schedule in made]
+    own = [schedule for schedule in made if _exact(v, schedule)]
+    return [tighten(costs, schedule, lowest) for schedule in made] + own
+
+
+def _exact(v: Variables, schedule: Schedule) -> bool:
+    """Whether the model's times are true ones: early starts may need bytes that late ones do not.
+
+    Not so with ticks, with overhead of joined items, or with ops of no length, which it may
+    place inside others.
+    """
+    costs = v.instance.costs
+    if v.instance.tick > 1 or costs.cluster.action_overhead_ns:
+        return False
+    return all(duration(costs, schedule.stages, op) for op in chain_ops(schedule.stages))
 
 
 def _times(
