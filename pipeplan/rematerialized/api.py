@@ -52,7 +52,7 @@ def rematerialize(
     module's. Without gradients or in eval mode it is the plain module.
 
     Live bytes are those of weights, buffers, gradients, the input, the target, and all that
-    layers and autograd hold. `module` is measured with `sample`, one layer at a time, and left as
+    layers and autograd hold. `module` is measured with `sample`, which holds all boundaries and one tape, and left as
     it was. The plan can be read from `rematerialization` of the result.
 
     Args:

@@ -1,6 +1,6 @@
 """What a split module costs on one device, measured one layer at a time.
 
-Never more than one layer's tape is alive: a module that does not fit as a whole can be measured.
+All boundaries and one layer's tape are alive at once: far less than the whole module keeps.
 The loss counts as one more layer behind the module's own, which the caller's code runs.
 """
 
