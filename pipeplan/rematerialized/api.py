@@ -52,8 +52,8 @@ def rematerialize(
     module's. Without gradients or in eval mode it is the plain module.
 
     Live bytes are those of weights, buffers, gradients, the input, the target, and all that
-    layers and autograd hold. `module` is measured with `sample`, which holds all boundaries and one tape, and left as
-    it was. The plan can be read from `rematerialization` of the result.
+    layers and autograd hold. `module` is measured with `sample`, which holds all boundaries and
+    one tape, and left as it was. The plan can be read from `rematerialization` of the result.
 
     Args:
         module: in training mode, takes one tensor and returns one.
