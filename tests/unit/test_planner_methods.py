@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -39,6 +40,14 @@ def machines(gpus: int, memory: int) -> Cluster:
 def paper(cluster: Cluster, **more: Any) -> Plan:
     """The literal ILP's plan of Figure 4's chain."""
     return planner.solve(CHAIN, cluster, planner.Config(**PAPER | {"time_limit_s": 60} | more))
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C works, even where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 class TestPaperIlp:
@@ -83,6 +92,7 @@ class TestPaperIlp:
         with pytest.raises(InfeasibleError, match="no solution on 2 GPUs of 4 bytes"):
             paper(machines(2, 4))
 
+    @pytest.mark.usefixtures("interruptible")
     def test_ctrl_c_returns_the_best(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A signal stops the solver's thread; what it has found by then is verified and kept."""
         real = paper_ilp.solve
@@ -102,6 +112,7 @@ class TestPaperIlp:
         press.join()
         assert (plan.period_ns, plan.solver.status) == (8, "feasible")
 
+    @pytest.mark.usefixtures("interruptible")
     def test_ctrl_c_ends_the_solver(self) -> None:
         """Eighteen layers are too many for it: a signal ends it within seconds, plan or not."""
         chain = handmade.chain([(10 + n, 20 + n) for n in range(18)])

@@ -26,6 +26,7 @@ def test_loss_while_handing_over(verb: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(dist, "isend", _closed)
     monkeypatch.setattr(dist, "irecv", _closed)
     transport = GlooTransport.__new__(GlooTransport)
+    transport._first = 0
     with pytest.raises(PeerLostError, match=r"^Connection closed by peer"):
         getattr(transport, verb)(torch.zeros(2), 1, 0)
 
