@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from math import prod
 from typing import Final
 
 from ortools.sat.python import cp_model
@@ -21,8 +22,8 @@ from pipeplan.ilp.bounds import cheapest_cuts, item_loads
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.model import configured, run
 
-MOST_PATTERNS: Final = 4000
-"""Beyond so many ways to fill a bin the items are too different for this bound."""
+MOST_FILLINGS: Final = 20_000
+"""Beyond so many ways to fill a bin, full or not, the items are too different for this bound."""
 STEP_S: Final = 2.0
 """Time limit of one question."""
 
@@ -52,11 +53,9 @@ def _cannot_pack(state: Incumbent, items: Counter[int], room: int, seconds: floa
     sizes = sorted((size for size in items if size), reverse=True)
     if sizes and sizes[0] > room:
         return True
-    patterns: list[tuple[int, ...]] = []
-    for pattern in fillings(sizes, [items[size] for size in sizes], room):
-        patterns.append(pattern)
-        if len(patterns) > MOST_PATTERNS:
-            return False
+    if prod(1 + min(items[size], room // size) for size in sizes) > MOST_FILLINGS:
+        return False
+    patterns = list(fillings(sizes, [items[size] for size in sizes], room))
     model = cp_model.CpModel()
     gpus = state.costs.gpus
     used = [model.new_int_var(0, gpus, f"p{number}") for number in range(len(patterns))]

@@ -70,3 +70,9 @@ def test_the_bound_is_the_best_packing(seed: int) -> None:
     loads = [rng.choice(sizes) for _ in range(rng.randint(4, 8))]
     gpus = rng.randint(2, 3)
     assert searched(loads, gpus, sum(loads)) == least(loads, gpus)
+
+
+def test_many_sizes_are_left_alone() -> None:
+    """Fifty different layers are more patterns than can be listed: the bound stays, at once."""
+    loads = [100 + n for n in range(50)]
+    assert searched(loads, 4, 4 * sum(loads)) >= Fraction(sum(loads), 4)
