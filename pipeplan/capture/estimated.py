@@ -17,7 +17,7 @@ from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.fake import ProcessorKernels, weightless_twin
 from pipeplan.capture.layer_bytes import LayerBytes
-from pipeplan.capture.layer_run import LayerRun, fed_tensors
+from pipeplan.capture.layer_run import layer_run
 from pipeplan.capture.optimizer_cost import OptimizerCost
 from pipeplan.capture.signature import Signature, signature
 from pipeplan.capture.split import split
@@ -98,15 +98,8 @@ def _walk(
     known: dict[Signature, Found] = {}
     result = []
     last = len(model.layers) - 1
-    for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
-        run = LayerRun(
-            name=name,
-            layer=layer,
-            inputs=values,
-            differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
-            fed=fed_tensors(model, index, pair[0]),
-            loss=(task.loss, pair[1]) if index == last else None,
-        )
+    for index in range(len(model.layers)):
+        run = layer_run(model, index, values, pair, task.loss)
         mark, outputs = signature(run)
         mark = (index == last, *mark)
         if mark not in known:

@@ -43,6 +43,34 @@ def fed_tensors(model: SplitModel, layer: int, source: Tensor) -> tuple[Tensor, 
     return tuple(start[place] for place in model.fed_to(layer))
 
 
+def layer_run(
+    model: SplitModel,
+    index: int,
+    values: tuple[Tensor, ...],
+    pair: tuple[Tensor, Tensor],
+    loss: Loss,
+) -> LayerRun:
+    """Layer `index` of `model` on `values`, which the layers before it gave.
+
+    Args:
+        model: the layers.
+        index: 0-based.
+        values: the boundary before the layer.
+        pair: (input, target) of the micro-batch.
+        loss: used for the last layer only.
+    """
+    source, target = pair
+    last = index == len(model.layers) - 1
+    return LayerRun(
+        name=model.names[index],
+        layer=model.layers[index],
+        inputs=values,
+        differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
+        fed=fed_tensors(model, index, source),
+        loss=(loss, target) if last else None,
+    )
+
+
 class Row(nn.Module):
     """Layers in a row that count as one, as the layers of a stage do."""
 

@@ -14,7 +14,7 @@ from pipeplan.capture.allocator import AllocatorWatch, Overhead
 from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.layer_bytes import LayerBytes
-from pipeplan.capture.layer_run import LayerPass, LayerRun, fed_tensors
+from pipeplan.capture.layer_run import LayerPass, LayerRun, layer_run
 from pipeplan.capture.place import Place, place_of
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
@@ -159,25 +159,19 @@ def _sizes(
     model: SplitModel, task: Task, batches: Batches, place: Place
 ) -> tuple[list[LayerBytes], Overhead | None]:
     """The bytes of each layer, fed with what the layers before it really compute."""
-    source, target = batches.fetch(0)
-    values: tuple[Tensor, ...] = (source,)
+    pair = batches.fetch(0)
+    values: tuple[Tensor, ...] = (pair[0],)
     sizes = []
     overhead = Overhead() if place.is_cuda else None
-    last = len(model.layers) - 1
-    for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
-        run = LayerRun(
-            name=name,
-            layer=layer,
-            inputs=values,
-            differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
-            fed=fed_tensors(model, index, source),
-            loss=(task.loss, target) if index == last else None,
-        )
+    for index in range(len(model.layers)):
+        run = layer_run(model, index, values, pair, task.loss)
         sizes.append(layer_bytes.measure(run))
         if overhead is not None:
             overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))
         with torch.no_grad():
-            outputs = call(name, layer, tuple(value.clone() for value in (*values, *run.fed)))
+            outputs = call(
+                run.name, run.layer, tuple(value.clone() for value in (*values, *run.fed))
+            )
             values = tuple(value.contiguous().clone() for value in outputs)
     return sizes, overhead
 

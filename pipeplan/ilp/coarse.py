@@ -83,7 +83,7 @@ def _round(state: Incumbent, coarse: Coarse, share: float) -> bool:
     """One search on a coarse chain, whose best schedule competes; whether there is one."""
     costs = state.costs
     inner = Incumbent(
-        Costs(coarse.chain, costs.cluster, costs.semantics, costs.memory_model),
+        replace(costs, chain=coarse.chain),
         replace(state.options, time_limit_s=state.elapsed + share * state.remaining),
         _forwarded(state),
     )

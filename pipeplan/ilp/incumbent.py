@@ -126,17 +126,20 @@ class Incumbent:
 
     def accepts(self, schedule: Schedule) -> bool:
         """Whether a schedule keeps tied layers together and fits every memory and (R6)."""
-        homes = {
-            layer: stage.gpu
-            for stage in schedule.stages
-            for layer in range(stage.first, stage.last + 1)
-        }
-        if any(len({homes[layer] for layer in group}) > 1 for group in self.costs.tied_groups):
+        if self.costs.tied_groups and not self._keeps_ties(schedule):
             return False
         most = self.most_in_flight
         if most is not None and max(in_flight(self.costs, schedule)) > most:
             return False
         return fits(memory_rows(self.costs, schedule))
+
+    def _keeps_ties(self, schedule: Schedule) -> bool:
+        homes = {
+            layer: stage.gpu
+            for stage in schedule.stages
+            for layer in range(stage.first, stage.last + 1)
+        }
+        return all(len({homes[layer] for layer in group}) == 1 for group in self.costs.tied_groups)
 
     def offer(self, schedule: Schedule) -> bool:
         """Take a schedule if it fits; keep it if it is the best. Returns whether it fits.

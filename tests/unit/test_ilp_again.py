@@ -14,14 +14,13 @@ from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import NONE, options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds import contiguous_bound, load_bound
-from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.contiguous import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.incumbent import Options as Limits
 from pipeplan.simulator.recompute import condensed
 from pipeplan.verifier.recompute import without_runs
 from tests.plans import random_plan
+from tests.searches import limits
 
 
 def every_choice(first: int, last: int) -> Iterator[tuple[Run, ...]]:
@@ -127,25 +126,14 @@ def test_where_nothing_fits_recomputation_does() -> None:
             )
         }
     )
-    limits = Limits(
-        microbatches=8,
-        limit_versions=False,
-        ks=(1,),
-        contiguous_only=True,
-        time_limit_s=20,
-        gap=0,
-        seed=0,
-        workers=1,
-        deterministic=False,
-        clock=Clock(),
-    )
+    allowed = limits(contiguous_only=True)
     tight, ample = costs_of(fat, 2, 130), costs_of(fat, 2, 10**6)
     assert ContiguousSolver(tight).shortest(1) is None
-    found = again.run(Incumbent(tight, limits))
+    found = again.run(Incumbent(tight, allowed))
     assert found.state.best is not None
     assert found.merged is not None
     assert found.merged.runs
-    unhindered = again.run(Incumbent(ample, limits))
+    unhindered = again.run(Incumbent(ample, allowed))
     assert unhindered.state.best is not None
     assert unhindered.merged is None
 

@@ -12,13 +12,14 @@ from pipeplan.cluster import uniform
 from pipeplan.eager import Order, Step, eager_cycle, staircase
 from pipeplan.ilp.bounds import any_bound
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.kfkb import EagerSearch
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops, duration, resource
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, Stage
 from tests import handmade
+from tests.searches import limits
 
 
 def _chain() -> Chain:
@@ -34,17 +35,7 @@ def _chain() -> Chain:
 
 def _state(memory: int, gpus: int = 4, ks: tuple[int, ...] = (1, 2, 3)) -> Incumbent:
     costs = Costs(_chain(), uniform(gpus, memory), "2bw", "exact")
-    options = Options(
-        microbatches=8,
-        limit_versions=False,
-        ks=ks,
-        contiguous_only=True,
-        time_limit_s=30.0,
-        gap=0.0,
-        seed=0,
-        workers=1,
-        deterministic=True,
-    )
+    options = limits(ks=ks, contiguous_only=True, time_limit_s=30.0, deterministic=True)
     state = Incumbent(costs, options)
     state.prove("any", any_bound(costs))
     contiguous(state)

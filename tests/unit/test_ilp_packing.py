@@ -11,29 +11,17 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.ilp import packing
 from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from tests import handmade
+from tests.searches import limits
 
 
 def searched(loads: list[int], gpus: int, high: int) -> Fraction:
     """The bound for layers of these loads on equal GPUs without links' cost or memory limits."""
     chain = handmade.chain([(load // 3, load - load // 3) for load in loads])
-    limits = Options(
-        microbatches=8,
-        limit_versions=False,
-        ks=(1,),
-        contiguous_only=False,
-        time_limit_s=20,
-        gap=0,
-        seed=0,
-        workers=1,
-        deterministic=False,
-        clock=Clock(),
-    )
-    state = Incumbent(Costs(chain, uniform(gpus, 2**40), "2bw", "exact"), limits)
+    state = Incumbent(Costs(chain, uniform(gpus, 2**40), "2bw", "exact"), limits())
     state.prove("any", any_bound(state.costs))
     state.best = Schedule((), high, 1, {})
     packing.raise_bound(state, 10)

@@ -13,7 +13,7 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp.contiguous import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.glance import glance
-from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.outward import Outward, Run
 from pipeplan.ilp.retime import retime
@@ -22,6 +22,7 @@ from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.walk import Walk
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade
+from tests.searches import limits
 
 PERIOD = 12
 
@@ -142,17 +143,7 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
     """Loads 1, 2, 1 on two GPUs: the walk finds the middle alone, the ends together."""
     chain = handmade.chain([(1, 1), (2, 2), (1, 1)], [{}, {}, {}])
     costs = Costs(chain, uniform(2, 100), "2bw", "exact")
-    options = Options(
-        microbatches=8,
-        limit_versions=False,
-        ks=(1,),
-        contiguous_only=False,
-        time_limit_s=20,
-        gap=0,
-        seed=0,
-        workers=1,
-        deterministic=False,
-    )
+    options = limits()
     state = Incumbent(costs, options)
     state.prove("any", Fraction(4))
     contiguous(state)

@@ -19,7 +19,6 @@ from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.again.search import Solved
 from pipeplan.ilp.contiguous import Asked, ContiguousSolver, Front, State
-from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.tables import Array
 from pipeplan.plan import Stage
@@ -58,7 +57,7 @@ def two_phase(state: Incumbent) -> Solved | None:
     costs = state.costs
     gpus = tuple(gpu.model_copy(update={"memory_bytes": AMPLE}) for gpu in costs.cluster.gpus)
     cluster = costs.cluster.model_copy(update={"gpus": gpus})
-    ample = Costs(costs.chain, cluster, costs.semantics, costs.memory_model)
+    ample = replace(costs, cluster=cluster)
     first = ContiguousSolver(ample, state.most_in_flight).shortest(1)
     if first is None:
         return None
@@ -76,8 +75,7 @@ def two_phase(state: Incumbent) -> Solved | None:
 def _planned(state: Incumbent, runs: Sequence[Run], stages: Sequence[Run]) -> Solved | None:
     """The shortest 1F1B plan of given stages and runs that fits."""
     chain = merged(state.costs.chain, runs)
-    known = state.costs
-    costs = Costs(chain.chain, known.cluster, known.semantics, known.memory_model)
+    costs = replace(state.costs, chain=chain.chain)
     inner = Incumbent(costs, replace(state.options))
     number = {layer: n for n, piece in enumerate(chain.pieces) for layer in piece}
     given = [(number[first], number[last]) for first, last in stages]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pipeplan.chain import Chain, Layer
+from pipeplan.ilp.again.peaks import peaks_from
 from pipeplan.plan import Plan, Remat, Stage
 
 Run = tuple[int, int]
@@ -83,6 +85,7 @@ def as_layer(chain: Chain, run: Run, held: int) -> Layer:
     forward = sum(layer.forward_ns for layer in layers)
     source, output = chain.input_of(first), layers[-1].output_bytes
     ends = source + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
+    light, again = next(islice(peaks_from(chain, first, held), last - first, None))
     return Layer(
         name=f"{layers[0].name}..{layers[-1].name}",
         forward_ns=forward,
@@ -95,41 +98,8 @@ def as_layer(chain: Chain, run: Run, held: int) -> Layer:
         output_bytes=output,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=source,
-        forward_workspace_bytes=forward_peak(chain, run) - source - output,
-        backward_workspace_bytes=max(0, again_peak(chain, run, held) - ends),
+        forward_workspace_bytes=light - source - output,
+        backward_workspace_bytes=max(0, again - ends),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
     )
-
-
-def forward_peak(chain: Chain, run: Run) -> int:
-    """Bytes at once in the first forward, the run's input included: (V3) before subtraction."""
-    first, last = run
-    peaks = []
-    for index in range(first, last + 1):
-        layer = chain.layers[index]
-        inputs = chain.input_of(index) + (chain.input_of(first) if index > first else 0)
-        working = layer.forward_workspace_bytes + layer.saved_bytes
-        peaks.append(inputs + working + layer.output_bytes)
-    return max(peaks)
-
-
-def again_peak(chain: Chain, run: Run, held: int) -> int:
-    """Bytes at once in the second forward and the backward: (V4) before subtraction."""
-    first, last = run
-    waiting = chain.layers[last].gradient_of_output_bytes
-    behind = max(chain.layers[first].saved_input_bytes, held)
-    saved = peak = 0
-    for index in range(first, last + 1):
-        layer = chain.layers[index]
-        saved += layer.saved_bytes
-        going = layer.forward_workspace_bytes + layer.output_bytes + chain.input_of(index)
-        # What lies before the layer's own input: the storages behind the layers before it.
-        past = 0 if index == first else behind
-        if index > first:
-            before = chain.layers[index - 1]
-            behind += max(before.saved_output_bytes, layer.saved_input_bytes)
-        back = layer.saved_output_bytes + layer.backward_workspace_bytes
-        back += layer.gradient_of_output_bytes + chain.gradient_of_input(index)
-        peak = max(peak, waiting + past + saved + going, behind + saved + back)
-    return peak

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pipeplan.chain import Chain
@@ -22,18 +24,32 @@ def run_peaks(chain: Chain, *, held: bool) -> Array:
     peaks = np.full((count, count), -1, dtype=np.int64)
     for first in range(count):
         before = chain.layers[first - 1].saved_output_bytes if held and first else 0
-        peaks[first, first:] = _from(chain, first, before)
+        for last, (light, again) in enumerate(peaks_from(chain, first, before), start=first):
+            ends = chain.input_of(first) + chain.gradient_of_input(first)
+            ends += chain.layers[last].gradient_of_output_bytes
+            peaks[first, last] = max(light, ends, again)
     return peaks
 
 
-def _from(chain: Chain, first: int, before: int) -> list[int]:
-    """The peaks of the runs that begin at `first`: maxima that grow with their last layer."""
+def peaks_from(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]:
+    """Bytes at once of the runs that begin at `first`, by their last layer, input included.
+
+    Yields the most of the first forward, and of the second one with the backward: what (V3) and
+    (V4) take the run's ends from. Maxima that grow with the last layer.
+
+    Args:
+        chain: the chain.
+        first: first layer of the runs.
+        held: what the layer before saves of their input.
+    """
     source = chain.input_of(first)
-    kept = max(chain.layers[first].saved_input_bytes, before)
+    kept = max(chain.layers[first].saved_input_bytes, held)
     past = saved = light = going = back = 0
-    peaks = []
     for index in range(first, len(chain.layers)):
         layer, size = chain.layers[index], chain.input_of(index)
+        if index > first:
+            past = kept
+            kept += max(chain.layers[index - 1].saved_output_bytes, layer.saved_input_bytes)
         saved += layer.saved_bytes
         running = size + layer.forward_workspace_bytes + layer.output_bytes
         light = max(light, (source if index > first else 0) + layer.saved_bytes + running)
@@ -41,10 +57,4 @@ def _from(chain: Chain, first: int, before: int) -> list[int]:
         gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
         own = layer.saved_output_bytes + layer.backward_workspace_bytes + gradients
         back = max(back, kept + saved + own)
-        ends = source + layer.gradient_of_output_bytes + chain.gradient_of_input(first)
-        peaks.append(max(light, ends, layer.gradient_of_output_bytes + going, back))
-        if index + 1 < len(chain.layers):
-            past = kept
-            entry = chain.layers[index + 1].saved_input_bytes
-            kept += max(layer.saved_output_bytes, entry)
-    return peaks
+        yield light, max(layer.gradient_of_output_bytes + going, back)

@@ -19,7 +19,6 @@ from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
 from pipeplan.ilp.again.options import Options, options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds import load_bound
-from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.feasibility import layer_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
@@ -170,9 +169,7 @@ def _suggested(state: Incumbent, offered: Options) -> Iterator[tuple[Run, ...]]:
 
 def _tried(state: Incumbent, chain: Merged, plan: Plan | None, limit: float) -> Solved:
     """The quick part of the search on one merged chain."""
-    costs = Costs(
-        chain.chain, state.costs.cluster, state.costs.semantics, state.costs.memory_model
-    )
+    costs = replace(state.costs, chain=chain.chain)
     quick = replace(state.options, contiguous_only=True, time_limit_s=limit)
     inner = Incumbent(costs, quick, state.report)
     if plan is not None:
