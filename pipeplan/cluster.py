@@ -56,10 +56,16 @@ class Links(Record):
 
 
 class Host(Record):
-    """The memory beside the GPUs and the link each GPU has to it."""
+    """The memory beside the GPUs and the way each GPU has to it, one for each.
+
+    Under full duplex a GPU sends and receives at the same time, each at the whole bandwidth.
+    """
 
     memory_bytes: Count
     bandwidth_bytes_per_s: Positive
+    duplex: Annotated[
+        Literal["full", "half"], Field(exclude_if=lambda duplex: duplex == "full")
+    ] = "full"
 
 
 class Cluster(Document):

@@ -27,27 +27,55 @@ MAX_SHIFT = 1_000_000
 
 
 class OpKind(StrEnum):
-    """What a periodic op does. SEND_F carries a stage's output on, SEND_B its input's gradient."""
+    """What a periodic op does.
+
+    SEND_F carries a stage's output on, SEND_B its input's gradient; OFFLOAD takes what a stage
+    keeps for its backward to the host, PREFETCH brings it back.
+    """
 
     F = "F"
     B = "B"
     SEND_F = "SEND_F"
     SEND_B = "SEND_B"
+    OFFLOAD = "OFFLOAD"
+    PREFETCH = "PREFETCH"
 
     @property
     def is_compute(self) -> bool:
-        """Whether it runs on a GPU (the others run on a link)."""
+        """Whether it runs on a GPU."""
         return self in (OpKind.F, OpKind.B)
+
+    @property
+    def is_send(self) -> bool:
+        """Whether it runs on a link between two GPUs."""
+        return self in (OpKind.SEND_F, OpKind.SEND_B)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it runs on the way between a GPU and the host."""
+        return self in (OpKind.OFFLOAD, OpKind.PREFETCH)
+
+
+Runs = tuple[tuple[Count, Count], ...]
+"""Runs of layers [first, last], in chain order."""
 
 
 class Remat(Record):
-    """What a stage computes again (docs/model.md, (V1) to (V4)).
+    """What a stage does not keep on its GPU from forward to backward (docs/model.md §4).
 
-    recompute: runs of layers [first, last]; of each, the forward keeps only the input, and the
-        backward begins with running it again.
+    recompute: of each of these runs of layers the forward keeps only the input, and the backward
+        begins with running it again, (V1) to (V4).
+    offload: what lies between the ends of these runs waits in the host's memory, (H1) to (H7).
     """
 
-    recompute: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)]
+    recompute: Runs = ()
+    offload: Annotated[Runs, Field(exclude_if=lambda runs: not runs)] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.recompute and not self.offload:
+            raise ValueError("got no run, need one in recompute or offload, or no remat at all")
+        return self
 
 
 class Stage(Record):
@@ -70,7 +98,11 @@ class Stage(Record):
 
 
 class Op(Record):
-    """One periodic op: micro-batch m = copy + k*j starts at (j + shift) * period + start."""
+    """One periodic op: micro-batch m = copy + k*j starts at (j + shift) * period + start.
+
+    `link` is (from, to) of a SEND; all others have the `gpu` they run on, or whose way to the host
+    they take.
+    """
 
     kind: OpKind
     stage: Count
@@ -98,6 +130,8 @@ class MemoryRow(Record):
     message_bytes: Count
     peak_bytes: Count
     budget_bytes: Count
+    host_bytes: Annotated[int, Field(ge=0, le=MAX_INT, exclude_if=lambda size: not size)] = 0
+    """The most that waits in the host's memory at once (H7), whenever that is."""
 
 
 class Bounds(Record):
@@ -174,7 +208,7 @@ class Plan(Document):
             where = f"ops[{index}]"
             _within(f"{where}.stage", op.stage, len(self.stages))
             _within(f"{where}.copy", op.copy_, self.k)
-            wanted, other = ("gpu", "link") if op.kind.is_compute else ("link", "gpu")
+            wanted, other = ("link", "gpu") if op.kind.is_send else ("gpu", "link")
             if getattr(op, wanted) is None or getattr(op, other) is not None:
                 raise ValueError(
                     f"{where}: got {op.kind} with gpu {op.gpu} and link {op.link},"

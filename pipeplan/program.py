@@ -25,6 +25,8 @@ class ActionKind(StrEnum):
     `3RECV_F0` posts stage 3's receive of it; `3SEND_B0` sends the gradient of stage 3's input
     back, `2RECV_B0` posts stage 2's receive of it. `2FREE_F0` waits until stage 2's sent output
     has left and gives its bytes back. `2OPT` updates stage 2's weights.
+    `2OFFLOAD0` begins to copy what stage 2 keeps of micro-batch 0 to the host, `2FREE_O0` waits
+    for that and gives its bytes back, `2PREFETCH0` begins to bring them back.
     """
 
     F = "F"
@@ -35,6 +37,9 @@ class ActionKind(StrEnum):
     RECV_B = "RECV_B"
     FREE_F = "FREE_F"
     FREE_B = "FREE_B"
+    OFFLOAD = "OFFLOAD"
+    FREE_O = "FREE_O"
+    PREFETCH = "PREFETCH"
     OPT = "OPT"
 
 

@@ -47,7 +47,12 @@ FIELDS: list[tuple[str, tuple[int | str, ...], object, str]] = [
     ("cluster", (*G0, "speed"), True, "gpus[0].speed: got true, need a number"),
     ("cluster", ("links",), None, "links: got null, need an object"),
     ("plan", ("semantics",), "sync", "semantics: got 'sync', need '2bw' or 'flush'"),
-    ("plan", ("ops", 0, "kind"), "f", "ops[0].kind: got 'f', need 'F', 'B', 'SEND_F' or 'SEND_B'"),
+    (
+        "plan",
+        ("ops", 0, "kind"),
+        "f",
+        "ops[0].kind: got 'f', need 'F', 'B', 'SEND_F', 'SEND_B', 'OFFLOAD' or 'PREFETCH'",
+    ),
     ("plan", ("stages", 0, "remat"), [], "stages[0].remat: got an empty list, need an object"),
     ("plan", ("stages", 0, "layers"), [0], "stages[0].layers[1]: got nothing, need this item"),
     ("plan", ("stages", 0, "layers"), [0, 0, 0], "stages[0].layers: got a list of 3, need 2"),
