@@ -15,10 +15,10 @@ from pipeplan.capture.place import Place, place_of
 from pipeplan.capture.sweep import gradient_buffers
 from pipeplan.capture.trace import unchanged_buffers
 from pipeplan.errors import InputError
+from pipeplan.hostcopy import measured_bandwidth
 from pipeplan.livebytes import storage_bytes
 from pipeplan.remat import Channel, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
-from pipeplan.rematerialized.host import measured_bandwidth
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
 from pipeplan.rematerialized.module import Conditions, wrapped
 from pipeplan.rematerialized.precision import as_in, autocast

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeplan.hostcopy import flat
 from pipeplan.livebytes import key
 from pipeplan.remat import OpKind
 from pipeplan.rematerialized.host import Host
@@ -50,7 +51,6 @@ class Units:
             moved: the units that are offloaded.
             fixed: tensors that never leave: weights, buffers, the input.
         """
-        self._device = device
         self._moved = moved
         self._fixed = {key(tensor) for tensor in fixed}
         self._host = Host(device)
@@ -98,7 +98,7 @@ class Units:
         others = self._fixed | set(_living(self._boundaries.get(unit - 1, {})))
         found = _living(self._boundaries.get(unit, {}) | self._tapes.get(unit, {}))
         return [
-            torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            flat(storage)
             for name, storage in found.items()
             if name not in others and storage.nbytes()
         ]

@@ -1,0 +1,151 @@
+"""Copies between a device and its host, in order of issue, beside the caller's computes.
+
+`runtime` moves what stages keep, `rematerialized` moves units of one module: they differ in whom
+the bytes belong to, not in how they travel. On CUDA the copies go through pinned memory on streams
+of their own; on a processor a worker's thread copies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Copies = list[Tensor]
+"""On the host; one per tensor that left."""
+
+
+class HostWay:
+    """The way between one device and its host: one worker, or one for each direction."""
+
+    def __init__(self, device: torch.device, *, duplex: bool) -> None:
+        """Starts nothing: workers begin with their first copy and end with this object.
+
+        Args:
+            device: where the tensors are.
+            duplex: whether both directions run at once; otherwise one copy at a time.
+        """
+        self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._out = _Lane(device, self._main)
+        self._back = _Lane(device, self._main) if duplex else self._out
+
+    def out(
+        self, parts: Sequence[Tensor], then: Callable[[], None] | None = None
+    ) -> Future[Copies]:
+        """Copy `parts` to the host; `then` runs in the worker behind the copy."""
+
+        def work() -> Copies:
+            copies = [self._buffer(part) for part in parts]
+            with _named(f"copy of {_bytes(parts)} bytes to the host"), self._out.copying(mark):
+                for part, copy in zip(parts, copies, strict=True):
+                    copy.copy_(part, non_blocking=True)
+            if then is not None:
+                then()
+            return copies
+
+        mark = self._mark()
+        return self._out.worker.submit(work)
+
+    def back(
+        self,
+        parts: Sequence[Tensor],
+        copies: Future[Copies],
+        first: Callable[[], None] | None = None,
+    ) -> Future[None]:
+        """Copy what `out` gave into `parts`; `first` runs in the worker and makes room there."""
+
+        def work() -> None:
+            if first is not None:
+                with torch.cuda.stream(self._main):
+                    first()
+                # What lay there before may still be read by work that was issued meanwhile.
+                self._back.follow_main()
+            with _named(f"copy of {_bytes(parts)} bytes from the host"), self._back.copying(mark):
+                for part, copy in zip(parts, copies.result(), strict=True):
+                    part.copy_(copy, non_blocking=True)
+
+        mark = self._mark()
+        return self._back.worker.submit(work)
+
+    def join(self) -> None:
+        """Lets the device go on behind all copies that have ended here."""
+        for lane in (self._out, self._back):
+            if self._main is not None and lane.stream is not None:
+                self._main.wait_stream(lane.stream)
+
+    def settle(self) -> None:
+        """Returns when the device has computed all it was given."""
+        if self._main is not None:
+            self._main.synchronize()
+
+    def close(self) -> None:
+        """Ends the workers, behind all that was issued."""
+        self._out.worker.shutdown()
+        self._back.worker.shutdown()
+
+    def _mark(self) -> Any:
+        return self._main.record_event() if self._main is not None else None
+
+    def _buffer(self, part: Tensor) -> Tensor:
+        return torch.empty_like(part, device="cpu", pin_memory=self._main is not None)
+
+
+class _Lane:
+    """A worker, and on CUDA the stream of its copies."""
+
+    def __init__(self, device: torch.device, main: Any) -> None:
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="pipeplan-host")
+        self.stream = torch.cuda.Stream(device) if main is not None else None
+        self._main = main
+
+    def follow_main(self) -> None:
+        """Copies wait for all that the device was given before."""
+        if self.stream is not None:
+            self.stream.wait_stream(self._main)
+
+    @contextmanager
+    def copying(self, mark: Any) -> Iterator[None]:
+        """Around copies that begin behind `mark`; returns when they have ended."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_event(mark)
+        with torch.cuda.stream(self.stream):
+            yield
+        self.stream.synchronize()
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """An error in a worker comes up far from its cause: it says which copy failed."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{what}: {error}") from error
+
+
+def _bytes(parts: Sequence[Tensor]) -> int:
+    return sum(part.nbytes for part in parts)
+
+
+def flat(storage: torch.UntypedStorage) -> Tensor:
+    """The whole of `storage` as one tensor of bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def measured_bandwidth(device: torch.device, size: int = 2**24, repeats: int = 3) -> int:
+    """Bytes per second of a copy to the host: the best of `repeats`."""
+    cuda = device.type == "cuda"
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.ones(size, dtype=torch.uint8, pin_memory=cuda)
+    best = float("inf")
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        target.copy_(source)
+        best = min(best, time.perf_counter() - begin)
+    return max(1, int(size / best))
