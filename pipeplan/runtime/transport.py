@@ -7,10 +7,9 @@ the receive is posted; `send` never blocks, `wait` does and lets other Python th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -64,6 +63,9 @@ class _Done:
         return None
 
 
+_DONE = _Done()
+
+
 class _GlooVote:
     """One asynchronous all-reduce; the number lives outside torch's memory accounting."""
 
@@ -101,31 +103,42 @@ class GlooTransport:
         """Where the ranks found each other."""
         self._probes: list[object] = []
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        group = dist.group.WORLD
+        assert group is not None
+        self._group = group
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        with _named_loss():
-            return self._started(dist.isend, tensor, self._first + peer, tag)
+        return self._send(tensor, self._first + peer, tag)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        with _named_loss():
-            return self._started(dist.irecv, tensor, self._first + peer, tag)
+        return self._receive(tensor, self._first + peer, tag)
 
     def send_across(self, tensor: Tensor, replica: int) -> Pending:
         """As `send`, to this rank of another replica."""
-        with _named_loss():
-            return self._started(dist.isend, tensor, replica * self.size + self.rank, 0)
+        return self._send(tensor, replica * self.size + self.rank, 0)
 
     def receive_across(self, tensor: Tensor, replica: int) -> Pending:
         """As `receive`, from this rank of another replica."""
-        with _named_loss():
-            return self._started(dist.irecv, tensor, replica * self.size + self.rank, 0)
+        return self._receive(tensor, replica * self.size + self.rank, 0)
 
-    @staticmethod
-    def _started(move: Callable[..., Any], tensor: Tensor, rank: int, tag: int) -> Pending:
-        work: Pending | None = move(tensor, rank, tag=tag) if tensor.numel() else None
-        return work or _Done()
+    def _send(self, tensor: Tensor, rank: int, tag: int) -> Pending:
+        """What `dist.isend` does, without asking each time which group is meant."""
+        if not tensor.numel():
+            return _DONE
+        try:
+            return self._group.send([tensor], rank, tag)
+        except RuntimeError as error:
+            _lost(error)
+
+    def _receive(self, tensor: Tensor, rank: int, tag: int) -> Pending:
+        if not tensor.numel():
+            return _DONE
+        try:
+            return self._group.recv([tensor], rank, tag)
+        except RuntimeError as error:
+            _lost(error)
 
     def vote(self, yes: bool) -> Vote:
         """See `Transport`."""
@@ -203,13 +216,9 @@ class PeerLostError(Exception):
     """The other end of a message is gone or silent for too long."""
 
 
-@contextmanager
-def _named_loss() -> Iterator[None]:
+def _lost(error: RuntimeError) -> NoReturn:
     """A connection may be found closed while sending, posting or waiting: the same loss."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLostError(str(error).rpartition("] ")[2]) from error
+    raise PeerLostError(str(error).rpartition("] ")[2]) from error
 
 
 def wait_all(pending: Sequence[Pending]) -> None:
@@ -218,6 +227,8 @@ def wait_all(pending: Sequence[Pending]) -> None:
     Raises:
         PeerLostError: if the peer's connection is closed or the timeout has passed.
     """
-    for message in pending:
-        with _named_loss():
+    try:
+        for message in pending:
             message.wait()
+    except RuntimeError as error:
+        _lost(error)
