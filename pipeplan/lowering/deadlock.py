@@ -22,7 +22,8 @@ _MESSAGES = {
     "F": (_K.SEND_F, _K.RECV_F, _K.FREE_F, +1),
     "B": (_K.SEND_B, _K.RECV_B, _K.FREE_B, -1),
 }
-_SENDS = (_K.SEND_F, _K.SEND_B)
+_CARRIES = {_K.OFFLOAD: _K.F, _K.FREE_O: _K.OFFLOAD, _K.PREFETCH: _K.OFFLOAD}
+"""What must have acted before the host has, or gives back, what a stage keeps."""
 
 
 def check_deadlock(program: Program | Pattern, *, blocking: bool = True) -> None:
@@ -58,7 +59,8 @@ def wait_cycle(program: Program | Pattern, *, blocking: bool = True) -> tuple[st
     """A circle of waits, one readable line per wait, or None if the program always ends.
 
     A rank executes its list in order. A compute waits for its input, a SEND for its producer and,
-    if it blocks, for the RECV, a FREE for the whole transfer.
+    if it blocks, for the RECV, a FREE for the whole transfer. A way to the host has no other
+    end that could block: who takes it waits for what it carries, a backward for its PREFETCH.
 
     Args:
         program: as in `check_deadlock`.
@@ -144,6 +146,10 @@ class _Places:
                     self._demand(action, _K(letter), action.stage)
                 elif action.kind == letter:
                     self._check_input(action, receive, step, homes)
+            if action.kind in _CARRIES:
+                self._demand(action, _CARRIES[action.kind], action.stage)
+            if action.kind is _K.PREFETCH:
+                self._demand(action, _K.B, action.stage)
 
     def _check_input(
         self, action: Action, receive: ActionKind, step: int, homes: dict[int, int]
@@ -151,6 +157,8 @@ class _Places:
         source = action.stage - step
         if action.kind is _K.B:
             self._demand(action, _K.F, action.stage)
+            if Action(_K.OFFLOAD, action.stage, action.microbatch) in self.node:
+                self._demand(action, _K.PREFETCH, action.stage)
         if not 0 <= source <= self.last_stage:
             return
         self._demand(action, action.kind, source)
@@ -193,6 +201,9 @@ def _needs(action: Action, places: _Places, blocking: bool) -> Iterator[Action]:
             yield Action(kind, stage - step, microbatch)
     if kind is _K.B:
         yield Action(_K.F, stage, microbatch)
+        yield Action(_K.PREFETCH, stage, microbatch)
+    if kind in _CARRIES:
+        yield Action(_CARRIES[kind], stage, microbatch)
 
 
 def _lines(program: Program, cycle: list[_Node]) -> Iterator[str]:

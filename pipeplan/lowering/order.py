@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 
 _END, _POST, _INSTANT, _UPDATE, _START = range(5)
-"""The classes of (O5). Ends of computes (class 0) are no actions; only a FREE uses it here."""
+"""The classes of (O5). Ends of computes (class 0) are no actions; only FREEs use it here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def lower(plan: Plan) -> Pattern:
         One list of periodic actions per GPU of the cluster, empty for a GPU without stages.
 
     Raises:
-        InvalidPlanError: if an op of (T1) is missing or given twice.
+        InvalidPlanError: if an op of (T1) or (H2) is missing or given twice.
 
     Source: ours (docs/model.md §3).
     """
@@ -70,6 +71,8 @@ def _events(plan: Plan, busy: list[list[tuple[int, int]]]) -> Iterator[_Event]:
     for op in plan.ops:
         if op.kind.is_compute:
             yield from _compute_events(plan, op)
+        elif op.kind.is_host:
+            yield from _host_events(plan, op, busy)
         else:
             yield from _transfer_events(plan, op, busy)
 
@@ -102,13 +105,28 @@ def _transfer_events(plan: Plan, op: Op, busy: list[list[tuple[int, int]]]) -> I
     yield _Event(sender, free, op.stage, copy, time + op.duration_ns, cls, position, sub=1)
 
 
+def _host_events(plan: Plan, op: Op, busy: list[list[tuple[int, int]]]) -> Iterator[_Event]:
+    """(H5). A PREFETCH is posted like a receive; what waits for its end is the backward."""
+    rank, position = plan.stages[op.stage].gpu, _position(op, len(plan.stages))
+    time = _time(plan, op)
+    begin = _hold(busy[rank], plan.period_ns, time)
+    if op.kind is OpKind.PREFETCH:
+        yield _Event(rank, ActionKind.PREFETCH, op.stage, op.copy_, begin, _POST, position)
+        return
+    end = time + op.duration_ns
+    yield _Event(rank, ActionKind.OFFLOAD, op.stage, op.copy_, begin, _INSTANT, position)
+    yield _Event(rank, ActionKind.FREE_O, op.stage, op.copy_, end, _END, position)
+
+
 def _time(plan: Plan, op: Op) -> int:
     """(T4) for the micro-batch `copy` of period 0."""
     return op.shift * plan.period_ns + op.start_ns
 
 
 def _position(op: Op, stages: int) -> int:
-    """(T1): where the op stands in a micro-batch's chain order."""
+    """(T1): where the op stands in a micro-batch's chain order; (H5) for those of the host."""
+    if op.kind.is_host:
+        return 4 * stages + 2 * op.stage + (op.kind is OpKind.PREFETCH)
     forward = 2 * op.stage if op.kind in (OpKind.F, OpKind.SEND_F) else 0
     backward = 2 * stages - 1 + 2 * (stages - 1 - op.stage)
     base = forward if op.kind in (OpKind.F, OpKind.SEND_F) else backward
@@ -139,6 +157,7 @@ def _check_ops(plan: Plan) -> None:
         for stage, kind in _ops_of_microbatch([stage.gpu for stage in plan.stages])
         for copy in range(plan.k)
     }
+    wanted.update(_host_ops(plan))
     given = [(op.kind, op.stage, op.copy_) for op in plan.ops]
     for kind, stage, copy in sorted(wanted.symmetric_difference(given)):
         has, needs = ("no", "one") if (kind, stage, copy) in wanted else ("one", "none")
@@ -158,3 +177,16 @@ def _ops_of_microbatch(gpus: list[int]) -> Iterator[tuple[int, OpKind]]:
         if stage < last and gpus[stage + 1] != gpu:
             yield stage, OpKind.SEND_F
             yield stage + 1, OpKind.SEND_B
+
+
+def _host_ops(plan: Plan) -> Iterator[tuple[OpKind, int, int]]:
+    """(H2): where a stage offloads, both ops of each copy that has one, and of one at least."""
+    copies: dict[int, set[int]] = defaultdict(set)
+    for op in plan.ops:
+        if op.kind.is_host:
+            copies[op.stage].add(op.copy_)
+    for stage, home in enumerate(plan.stages):
+        if home.remat and home.remat.offload:
+            for copy in copies[stage] or {0}:
+                yield OpKind.OFFLOAD, stage, copy
+                yield OpKind.PREFETCH, stage, copy

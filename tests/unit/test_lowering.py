@@ -13,6 +13,7 @@ from pipeplan.lowering import buffer_slots, check_deadlock, lower, wait_cycle
 from pipeplan.plan import Op, Plan
 from pipeplan.program import ActionKind, Program
 from tests import handmade
+from tests.offloading import offloaded
 from tests.samples import two_stages
 
 PAIR = [{"output_bytes": 8}, {"output_bytes": 8}]
@@ -124,6 +125,94 @@ class TestBuffers:
         assert slots[ActionKind.SEND_F, 0] == 1
 
 
+KEEPS = [{"output_bytes": 8, "saved_bytes": 3}] * 2
+HOST_TIMES = {"0OFFLOAD0": 5, "0PREFETCH0": 16}
+
+
+def offloading(times: dict[str, int] = HOST_TIMES) -> Plan:
+    """T = 8; GPU 0: 0F 0..2, 0B 20..22 = 4..6; stage 0 sends 3 bytes to the host in 3 ns."""
+    of = handmade.chain([(2, 2), (2, 2)], KEEPS)
+    computes = {"0F0": 0, "1F0": 2, "1B0": 4, "0B0": 20}
+    return offloaded(handmade.plan(of, TWO, 8, computes), {0: ((0, 0),)}, {0: 3}, times)
+
+
+class TestOffloading:
+    """(H2) and (H5)."""
+
+    def test_the_order(self) -> None:
+        """OFFLOAD at 5 inside 0B (4..6): issued at 4, given back at 8; PREFETCH at 16 = 0.
+
+        At 0 the FREE is class 0, the PREFETCH class 1, 0F class 4.
+        """
+        assert ranks(offloading())[0] == (
+            "0FREE_O0+1 0PREFETCH0+2 0F0+0 0SEND_F0+0 0FREE_F0+0"
+            " 0OFFLOAD0+0 0B0+2 0RECV_B0+0 0OPT0+2"
+        )
+
+    def test_a_prefetch_inside_a_compute_is_posted_at_its_start(self) -> None:
+        """PREFETCH at 17 inside 0F (16..18): posted at 16, before it."""
+        order = ranks(offloading(HOST_TIMES | {"0PREFETCH0": 17}))[0]
+        assert order.startswith("0FREE_O0+1 0PREFETCH0+2 0F0+0")
+
+    def test_all_that_happens_at_one_instant(self) -> None:
+        """At 2: both F of no length, then the OFFLOAD (class 2, last position), then 1F (class 4).
+
+        PREFETCH at 15 = 5 inside 1F1 (4..6) is posted at 4; OFFLOAD ends at 5, after 1F1 began.
+        """
+        of = handmade.chain([(0, 1), (2, 1)], KEEPS)
+        times = {"0F0": 2, "0F1": 2, "1F0": 2, "1F1": 4, "1B0": 6, "1B1": 7, "0B0": 18, "0B1": 19}
+        plan = handmade.plan(of, [(0, 0, 0), (1, 1, 0)], 10, times, k=2)
+        runs, host = {0: ((0, 0),)}, {"0OFFLOAD1": 2, "0PREFETCH1": 15}
+        order = ranks(offloaded(plan, runs, {0: 3}, host))[0]
+        assert order.startswith(
+            "0OPT1+2 0F0+0 0F1+0 0OFFLOAD1+0 1F0+0 0PREFETCH1+1 1F1+0 0FREE_O1+0"
+        )
+
+    def test_no_circle_and_no_peer(self) -> None:
+        """The lowered pattern ends even where sends block; message buffers stay as they are."""
+        plan = offloading()
+        check_deadlock(lower(plan))
+        without = plan.model_copy(
+            update={
+                "ops": tuple(op for op in plan.ops if not op.kind.is_host),
+                "stages": tuple(s.model_copy(update={"remat": None}) for s in plan.stages),
+            }
+        )
+        assert buffer_slots(lower(plan)) == buffer_slots(lower(without))
+
+    @pytest.mark.parametrize(
+        ("times", "text"),
+        [
+            ({"0OFFLOAD0": 5}, "op 0PREFETCH0: got no, need one"),
+            ({"0PREFETCH0": 16}, "op 0OFFLOAD0: got no, need one"),
+            ({}, "op 0OFFLOAD0: got no, need one"),
+            (HOST_TIMES | {"1OFFLOAD0": 5}, "op 1OFFLOAD0: got one, need none"),
+        ],
+    )
+    def test_both_ops_or_neither(self, times: dict[str, int], text: str) -> None:
+        """(H2): a copy with one of the two, a stage with none, a stage that offloads nothing."""
+        of = handmade.chain([(2, 2), (2, 2)], KEEPS)
+        plan = handmade.plan(of, TWO, 8, {"0F0": 0, "1F0": 2, "1B0": 4, "0B0": 20})
+        with pytest.raises(InvalidPlanError, match=text):
+            lower(offloaded(plan, {0: ((0, 0),)}, {0: 3, 1: 3}, times))
+
+    def test_an_op_twice(self) -> None:
+        """An OFFLOAD given twice is named."""
+        plan = offloading()
+        with pytest.raises(InvalidPlanError, match="op 0OFFLOAD0: got it twice"):
+            lower(plan.model_copy(update={"ops": (*plan.ops, plan.ops[-2])}))
+
+    def test_some_copies_only(self) -> None:
+        """Copies without the two ops are fine beside one that has them."""
+        of = handmade.chain([(1, 1), (1, 1)], KEEPS)
+        times = {"0F0": 0, "0F1": 1, "1F0": 2, "1F1": 4, "1B0": 3, "1B1": 5, "0B0": 14, "0B1": 15}
+        plan = handmade.plan(of, TWO, 8, times, k=2)
+        host = {"0OFFLOAD1": 2, "0PREFETCH1": 10}
+        text = str(lower(offloaded(plan, {0: ((0, 0),)}, {0: 3}, host)))
+        assert text.count("OFFLOAD1") == text.count("FREE_O1") == text.count("PREFETCH1") == 1
+        assert "OFFLOAD0" not in text
+
+
 GOOD = """\
 0F0 0SEND_F0 0FREE_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 0OPT
 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1OPT
@@ -211,6 +300,37 @@ class TestDeadlock:
         """Messages without an end, doubles and strays are refused with rank and action."""
         with pytest.raises(InputError, match=message):
             check_deadlock(Program.parse(text))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("0OFFLOAD0 0FREE_O0\n", "0OFFLOAD0 needs 0F0, which no rank has"),
+            ("0F0 0FREE_O0\n", "0FREE_O0 needs 0OFFLOAD0, which no rank has"),
+            ("0F0 0PREFETCH0 0B0\n", "0PREFETCH0 needs 0OFFLOAD0, which no rank has"),
+            ("0F0 0OFFLOAD0 0FREE_O0 0B0\n", "0B0 needs 0PREFETCH0, which no rank has"),
+            ("0F0 0OFFLOAD0 0PREFETCH0\n", "0PREFETCH0 needs 0B0, which no rank has"),
+        ],
+    )
+    def test_incomplete_offloading(self, text: str, message: str) -> None:
+        """What is taken to the host exists, and comes back for its backward."""
+        with pytest.raises(InputError, match=message):
+            check_deadlock(Program.parse(text))
+
+    @pytest.mark.parametrize(
+        ("text", "wait"),
+        [
+            ("0OFFLOAD0 0F0 0FREE_O0 0PREFETCH0 0B0", "0OFFLOAD0 waits for rank 0: 0F0"),
+            ("0F0 0FREE_O0 0OFFLOAD0 0PREFETCH0 0B0", "0FREE_O0 waits for rank 0: 0OFFLOAD0"),
+            ("0F0 0PREFETCH0 0OFFLOAD0 0FREE_O0 0B0", "0PREFETCH0 waits for rank 0: 0OFFLOAD0"),
+            ("0F0 0OFFLOAD0 0FREE_O0 0B0 0PREFETCH0", "0B0 waits for rank 0: 0PREFETCH0"),
+        ],
+    )
+    def test_offloading_in_a_wrong_order(self, text: str, wait: str) -> None:
+        """Each action behind what it waits for, on its own rank; blocking sends or not."""
+        cycle = wait_cycle(Program.parse(text), blocking=False)
+        assert cycle is not None
+        assert f"rank 0: {wait}" in cycle
+        assert wait_cycle(Program.parse("0F0 0OFFLOAD0 0FREE_O0 0PREFETCH0 0B0")) is None
 
     def test_a_pattern_is_unrolled(self) -> None:
         """With all receives at the end of the period it deadlocks; as lowered it does not."""

@@ -25,6 +25,19 @@ def test_actions() -> None:
     assert PeriodicAction.parse("2F1-3") == PeriodicAction(ActionKind.F, 2, 1, -3)
 
 
+def test_offloading_round_trips() -> None:
+    """OFFLOAD, FREE_O and PREFETCH are read and written again, in programs and patterns."""
+    text = "0F0 0OFFLOAD0 0FREE_O0 0PREFETCH0 0B0\n"
+    assert str(Program.parse(text)) == text
+    assert Action.parse("3FREE_O12") == Action(ActionKind.FREE_O, 3, 12)
+    period = "0OFFLOAD0+0 0B0+1 0FREE_O0+0 0PREFETCH0-1"
+    pattern = f"pattern k=1 semantics=flush microbatches=2\n0: {period}\n"
+    assert str(Pattern.parse(pattern)) == pattern
+    assert PeriodicAction.parse("0PREFETCH0-1").kind is ActionKind.PREFETCH
+    with pytest.raises(InputError, match="action: got '0FREE_O'"):
+        Action.parse("0FREE_O")
+
+
 def test_golden_texts() -> None:
     """The documented texts are read and written again byte for byte, and belong together."""
     pattern, program = documents.golden("pattern"), documents.golden("program")
