@@ -1,4 +1,4 @@
-"""How long ops last, from chain and cluster alone: (T2), (T3), and the optimizer of (T5)."""
+"""How long ops last, from chain and cluster alone: (T2), (T3), (H2), and the optimizer of (T5)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from pipeplan.plan import OpKind, Plan
+from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.structure import place
 from pipeplan.verifier.timetable import Timetable
 from pipeplan.verifier.violation import Rule, Violation
@@ -35,6 +36,20 @@ def transfer_ns(plan: Plan, kind: OpKind, stage: int) -> int:
     return latency - (-message_bytes(plan, kind, stage) * 10**9 // bandwidth)
 
 
+def host_ns(plan: Plan, stage: int) -> int:
+    """(H2): what a stage offloads on its way to the cluster's host, or back."""
+    host = plan.cluster.host
+    assert host is not None
+    return -(-offloaded(plan, plan.stages[stage]) * 10**9 // host.bandwidth_bytes_per_s)
+
+
+def lasts(plan: Plan, kind: OpKind, stage: int) -> int:
+    """What an op of a plan with sound stages and ops lasts, in ns."""
+    if kind.is_host:
+        return host_ns(plan, stage)
+    return (compute_ns if kind.is_compute else transfer_ns)(plan, kind, stage)
+
+
 def link(plan: Plan, kind: OpKind, stage: int) -> tuple[int, int]:
     """The directed link (from, to) of a transfer."""
     where = place(plan, kind, stage)
@@ -61,11 +76,10 @@ def optimizer_ns(plan: Plan) -> int:
 
 
 def durations(table: Timetable) -> Iterator[Violation]:
-    """Every op lasts what (T2) and (T3) say."""
-    for kind, stage in table.order:
-        duration = compute_ns if kind.is_compute else transfer_ns
-        need = duration(table.plan, kind, stage)
-        for copy in range(table.plan.k):
+    """Every op lasts what (T2), (T3) and (H2) say."""
+    for kind, stage, copies in table.kinds:
+        need = lasts(table.plan, kind, stage)
+        for copy in copies:
             op = table[kind, stage, copy]
             if op.duration != need:
                 yield Violation(

@@ -1,12 +1,13 @@
-"""The memory table against what the plan's model counts: rules `memory` and `budget`."""
+"""The memory table against what the plan's model counts: rules `memory`, `budget`, `host`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeplan.plan import Plan
 from pipeplan.verifier import memory_exact, memory_paper
 from pipeplan.verifier.ledger import Terms
+from pipeplan.verifier.offload import host, host_bytes
 from pipeplan.verifier.timetable import Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
@@ -18,8 +19,22 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
     return memory_paper.peaks(table)
 
 
-def rows(plan: Plan, computed: tuple[Terms, ...]) -> Iterator[Violation]:
-    """One row per GPU in order, equal to what is computed; the budget is the GPU's memory."""
+def judge(table: Timetable) -> Iterator[Violation]:
+    """All that is said of bytes: needs order on each GPU."""
+    plan, computed, away = table.plan, peaks(table), host_bytes(table)
+    yield from rows(plan, computed, away)
+    yield from budget(plan, computed)
+    yield from host(plan, away)
+
+
+def rows(plan: Plan, computed: Sequence[Terms], away: Sequence[int]) -> Iterator[Violation]:
+    """One row per GPU in order, equal to what is computed; the budget is the GPU's memory.
+
+    Args:
+        plan: whose table is judged.
+        computed: per GPU, the terms at its first peak.
+        away: per GPU, (H7).
+    """
     got = [row.gpu for row in plan.memory]
     need = list(range(len(plan.cluster.gpus)))
     if got != need:
@@ -29,10 +44,11 @@ def rows(plan: Plan, computed: tuple[Terms, ...]) -> Iterator[Violation]:
             f"got {len(got)} rows of GPUs {_short(got)}, need {len(need)}, one of each in order",
         )
         return
-    for row, terms in zip(plan.memory, computed, strict=True):
+    for row, terms, size in zip(plan.memory, computed, away, strict=True):
         expected = {f"{name}_bytes": value for name, value in terms._asdict().items()}
         expected["peak_bytes"] = terms.total
         expected["budget_bytes"] = plan.cluster.gpus[row.gpu].memory_bytes
+        expected["host_bytes"] = size
         for field, value in expected.items():
             if getattr(row, field) != value:
                 yield Violation(
@@ -46,7 +62,7 @@ def _short(values: list[int]) -> str:
     return f"{values[:8]}" if len(values) <= 8 else f"{values[:8]}..."
 
 
-def budget(plan: Plan, computed: tuple[Terms, ...]) -> Iterator[Violation]:
+def budget(plan: Plan, computed: Sequence[Terms]) -> Iterator[Violation]:
     """No peak exceeds its GPU's memory."""
     for gpu, terms in enumerate(computed):
         limit = plan.cluster.gpus[gpu].memory_bytes

@@ -1,11 +1,11 @@
-"""Peak bytes of each GPU in the exact model: (M1) to (M6)."""
+"""Peak bytes of each GPU in the exact model: (M1) to (M7), (H6)."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from pipeplan.plan import OpKind, Plan, Stage
-from pipeplan.verifier import stage_bytes
+from pipeplan.verifier import offload, stage_bytes
 from pipeplan.verifier.durations import link, message_bytes
 from pipeplan.verifier.ledger import Ledger, Terms, first_peak
 from pipeplan.verifier.moments import Hold, end_of, free_of, start_of, update_of
@@ -26,10 +26,11 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
             if after[0].is_compute and before[0].is_compute and before[1] != after[1]:
                 _direct(table, ledgers, table[*before, copy], table[*after, copy])
         for i, (kind, stage_index) in enumerate(table.order):
-            if not kind.is_compute:
+            if kind.is_send:
                 producer, consumer = (table[*table.order[j], copy] for j in (i - 1, i + 1))
                 transfer = table[kind, stage_index, copy]
                 _message(table, ledgers, hold, producer, transfer, consumer)
+    offload.release(table, ledgers, hold)
     return tuple(_peak(plan, gpu, ledger) for gpu, ledger in enumerate(ledgers))
 
 

@@ -71,7 +71,7 @@ def _buffers(table: Timetable) -> list[int]:
     plan = table.plan
     total = [0] * len(plan.cluster.gpus)
     for i, (kind, stage) in enumerate(table.order):
-        if kind.is_compute:
+        if not kind.is_send:
             continue
         before, after = table.order[i - 1], table.order[i + 1]
         size = _tensor(table, *before)

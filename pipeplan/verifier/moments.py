@@ -1,4 +1,4 @@
-"""When a rank acts, and in which order: (O1) to (O5).
+"""When a rank acts, and in which order: (O1) to (O5), (H5).
 
 A `Moment` is the sort key of one event. All are built in absolute time for copy c in period 0;
 `Ledger` folds them into one period.
@@ -44,7 +44,7 @@ def end_of(op: Timed) -> Moment:
 
 
 def free_of(transfer: Timed) -> Moment:
-    """(O4): the sent bytes are given back."""
+    """(O4), (H5): the sent bytes are given back."""
     if transfer.duration:
         return Moment(transfer.end, END, transfer.copy, transfer.position)
     return Moment(transfer.end, SHORT, transfer.copy, transfer.position, sub=1)
@@ -82,13 +82,14 @@ class Hold:
         return time - inside if 0 < inside < duration else time
 
     def issue(self, transfer: Timed) -> Moment:
-        """(O2): when the SEND is handed to the link."""
-        source, _ = link(self._table.plan, transfer.kind, transfer.stage)
-        time = self(source, transfer.start)
+        """(O2), (H5): when the SEND is handed to the link, or OFFLOAD begins."""
+        time = self(self._table.gpu(transfer), transfer.start)
         return Moment(time, SHORT, transfer.copy, transfer.position)
 
     def post(self, transfer: Timed) -> Moment:
-        """(O3): when the RECV is posted."""
-        _, target = link(self._table.plan, transfer.kind, transfer.stage)
+        """(O3), (H5): when the RECV is posted, or PREFETCH begins: of its GPU, after `issue`."""
+        target = self._table.gpu(transfer)
+        if transfer.kind.is_send:
+            _, target = link(self._table.plan, transfer.kind, transfer.stage)
         time = self(target, self.issue(transfer).time)
         return Moment(time, POST, transfer.copy, transfer.position)

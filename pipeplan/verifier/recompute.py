@@ -5,24 +5,30 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Stage
+from pipeplan.plan import Plan, Remat, Stage
 
 
 def without_runs(plan: Plan) -> Plan:
-    """`plan` on the chain in which every run is one layer; `plan` itself where there is none.
+    """`plan` on the chain in which every recomputed run is one layer.
+
+    Offloaded runs stay: no layer of theirs is in such a run, so only their numbers change.
 
     Args:
-        plan: a plan with sound stages.
+        plan: a plan with sound stages; returned as it is where nothing is recomputed.
     """
-    if all(stage.remat is None for stage in plan.stages):
+    if not any(stage.remat and stage.remat.recompute for stage in plan.stages):
         return plan
     layers: list[Layer] = []
     stages: list[Stage] = []
     for stage in plan.stages:
-        first = len(layers)
+        first, place = len(layers), dict[int, int]()
         for run in _pieces(stage):
+            place[run[0]] = len(layers)
             layers.append(_piece(plan.chain, *run, layers[-1] if layers else None))
-        fields = {"layers": (first, len(layers) - 1), "remat": None}
+        sent = stage.remat.offload if stage.remat else ()
+        moved = tuple((place[a], place[b]) for a, b in sent)
+        remat = Remat(offload=moved) if moved else None
+        fields = {"layers": (first, len(layers) - 1), "remat": remat}
         stages.append(stage.model_copy(update=fields))
     chain = plan.chain.model_copy(update={"layers": tuple(layers)})
     return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})

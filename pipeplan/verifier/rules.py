@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeplan.errors import InputError, InvalidPlanError
 from pipeplan.plan import MemoryRow, Plan
 from pipeplan.units import MAX_INT
-from pipeplan.verifier import claims, durations, memory, schedule, step, structure
+from pipeplan.verifier import claims, durations, memory, offload, schedule, step, structure
 from pipeplan.verifier.ledger import Terms
 from pipeplan.verifier.recompute import without_runs
 from pipeplan.verifier.timetable import Timetable
@@ -64,9 +64,7 @@ def _judge_schedule(table: Timetable) -> Iterator[Violation]:
     yield from found
     if not any(violation.rule in _TIMELESS for violation in found):
         yield from step.versions(table)
-        peaks = memory.peaks(table)
-        yield from memory.rows(table.plan, peaks)
-        yield from memory.budget(table.plan, peaks)
+        yield from memory.judge(table)
     yield from step.step(table)
 
 
@@ -105,19 +103,21 @@ def audit(plan: Plan) -> Audit:
         lines = "\n".join(f"- {violation}" for violation in found[:SHOWN])
         raise InvalidPlanError(f"plan: stages and ops are not sound:\n{lines}", found)
     table = Timetable(without_runs(plan))
-    rows = tuple(_row(plan, gpu, terms) for gpu, terms in enumerate(memory.peaks(table)))
+    sizes = zip(memory.peaks(table), offload.host_bytes(table), strict=True)
+    rows = tuple(_row(plan, gpu, *both) for gpu, both in enumerate(sizes))
     return Audit(memory=rows, in_flight=step.in_flight(table), step_ns=step.step_ns(table))
 
 
-def _row(plan: Plan, gpu: int, terms: Terms) -> MemoryRow:
-    if terms.total > MAX_INT or min(terms) < 0:
+def _row(plan: Plan, gpu: int, terms: Terms, away: int) -> MemoryRow:
+    if max(terms.total, away) > MAX_INT or min(*terms, away) < 0:
         raise InputError(
-            f"GPU {gpu}: got a peak of {terms.total} bytes ({terms}), need 0 to {MAX_INT}."
-            " Check the sizes in the chain and the order of the ops."
+            f"GPU {gpu}: got a peak of {terms.total} bytes ({terms}) and {away} in the host,"
+            f" need 0 to {MAX_INT}. Check the sizes in the chain and the order of the ops."
         )
     return MemoryRow(
         gpu=gpu,
         **{f"{name}_bytes": value for name, value in terms._asdict().items()},
         peak_bytes=terms.total,
         budget_bytes=plan.cluster.gpus[gpu].memory_bytes,
+        host_bytes=away,
     )

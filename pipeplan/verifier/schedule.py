@@ -1,4 +1,7 @@
-"""The periodic schedule: rules `shifts`, `precedence`, `gpu`, `link`, `fifo` ((R1) to (R5))."""
+"""The periodic schedule: rules `shifts`, `precedence`, `gpu`, `link`, `fifo`.
+
+(R1) to (R5), and (H3), (H4) of what goes to the host and comes back.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from pipeplan.plan import OpKind
 from pipeplan.verifier.durations import link
+from pipeplan.verifier.moments import Hold
 from pipeplan.verifier.timetable import Timed, Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
@@ -31,16 +36,30 @@ def shifts(table: Timetable) -> Iterator[Violation]:
 
 
 def precedence(table: Timetable) -> Iterator[Violation]:
-    """(R2): an op of a micro-batch ends before its next one in chain order starts."""
+    """(R2): an op of a micro-batch ends before its next one in chain order starts; (H3)."""
     for before, after in pairwise(table.order):
         for copy in range(table.plan.k):
             u, v = table[*before, copy], table[*after, copy]
-            if u.end > v.start:
-                yield Violation(
-                    Rule.PRECEDENCE,
-                    f"{u.label} -> {v.label} at {table.place(v.start)}",
-                    f"{v.label} starts at {v.start} ns, need {u.end} ns, when {u.label} ends",
-                )
+            yield from _late(table, u, v, v.start)
+    hold = Hold(table)
+    for stage, copies in table.offloaded.items():
+        for copy in copies:
+            forward, away = table[OpKind.F, stage, copy], table[OpKind.OFFLOAD, stage, copy]
+            back, backward = table[OpKind.PREFETCH, stage, copy], table[OpKind.B, stage, copy]
+            yield from _late(table, forward, away, away.start)
+            yield from _late(table, away, back, hold.post(back).time)
+            yield from _late(table, back, backward, backward.start)
+
+
+def _late(table: Timetable, u: Timed, v: Timed, begin: int) -> Iterator[Violation]:
+    """Whether `u` ends after `begin`, the time at which `v` begins."""
+    if u.end > begin:
+        held = f" (its rank is busy from then to {v.start} ns)" if begin < v.start else ""
+        yield Violation(
+            Rule.PRECEDENCE,
+            f"{u.label} -> {v.label} at {table.place(begin)}",
+            f"{v.label} starts at {begin} ns{held}, need {u.end} ns, when {u.label} ends",
+        )
 
 
 def gpu(table: Timetable) -> Iterator[Violation]:
@@ -54,15 +73,25 @@ def gpu(table: Timetable) -> Iterator[Violation]:
 
 
 def links(table: Timetable) -> Iterator[Violation]:
-    """(R4): the transfers of a link are disjoint modulo T; what is one link, the duplex says."""
-    plan = table.plan
+    """(R4), (H4): what a link or a GPU's way to the host carries is disjoint modulo T.
+
+    What excludes each other, the duplex says.
+    """
     busy: dict[tuple[int, int], list[Timed]] = defaultdict(list)
+    ways: dict[str, list[Timed]] = defaultdict(list)
+    links, host = table.plan.cluster.links, table.plan.cluster.host
     for op in table.all:
-        if not op.kind.is_compute:
-            busy[plan.cluster.links.resource(*link(plan, op.kind, op.stage))].append(op)
-    joint = "->" if plan.cluster.links.duplex == "full" else "-"
+        if op.kind.is_send:
+            busy[links.resource(*link(table.plan, op.kind, op.stage))].append(op)
+        elif op.kind.is_host and host:
+            way = {OpKind.OFFLOAD: "->", OpKind.PREFETCH: "<-"}[op.kind]
+            joint = way if host.duplex == "full" else "-"
+            ways[f"way GPU {table.gpu(op)} {joint} host"].append(op)
+    joint = "->" if links.duplex == "full" else "-"
     for ends in sorted(busy):
         yield from _disjoint(table, Rule.LINK, f"link {ends[0]}{joint}{ends[1]}", busy[ends])
+    for way in ways:
+        yield from _disjoint(table, Rule.LINK, way, ways[way])
 
 
 def _disjoint(
@@ -91,13 +120,12 @@ def _disjoint(
 
 
 def fifo(table: Timetable) -> Iterator[Violation]:
-    """(R5): every op handles micro-batches in index order."""
-    plan = table.plan
-    for kind, stage in table.order:
-        for copy in range(plan.k):
-            wraps = copy == plan.k - 1
-            u, v = table[kind, stage, copy], table[kind, stage, 0 if wraps else copy + 1]
-            following = v.start + (plan.period_ns if wraps else 0)
+    """(R5): every op handles the micro-batches that have it in index order."""
+    for kind, stage, copies in table.kinds:
+        for copy, other in zip(copies, (*copies[1:], copies[0]), strict=True):
+            wraps = other <= copy
+            u, v = table[kind, stage, copy], table[kind, stage, other]
+            following = v.start + (table.period if wraps else 0)
             if u.end > following:
                 later = f"{v.label} of the next period" if wraps else v.label
                 yield Violation(

@@ -1,4 +1,4 @@
-"""What one micro-batch costs a stage: (M2), (M3), and (P2), (P3) in the paper model."""
+"""What one micro-batch costs a stage: (M2), (M3), (H1), and (P2), (P3) in the paper model."""
 
 from __future__ import annotations
 
@@ -56,6 +56,19 @@ def exact(plan: Plan, index: int) -> StageBytes:
         update = max(layer.optimizer_workspace_bytes for layer in layers)
         forward = max(forward, handed + update)
     return StageBytes(kept=saved, forward=forward, backward=backward)
+
+
+def offloaded(plan: Plan, stage: Stage) -> int:
+    """(H1): what the stage's offloaded runs keep strictly between their ends."""
+    total = 0
+    for first, last in stage.remat.offload if stage.remat else ():
+        layers = plan.chain.layers[first : last + 1]
+        total += sum(layer.saved_bytes for layer in layers)
+        total += sum(
+            max(before.saved_output_bytes, after.saved_input_bytes)
+            for before, after in pairwise(layers)
+        )
+    return total
 
 
 def all_late(plan: Plan, stage: Stage) -> bool:

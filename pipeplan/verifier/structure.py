@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from pipeplan.plan import Op, OpKind, Plan, Stage
+from pipeplan.plan import Op, OpKind, Plan
+from pipeplan.verifier.remat import host_ops, runs
 from pipeplan.verifier.violation import Rule, Violation
 
 Place = int | tuple[int, int]
@@ -23,7 +24,7 @@ def stages(plan: Plan) -> Iterator[Violation]:
             yield Violation(
                 Rule.STAGES, where, f"got first layer {stage.first}, need layer {expected}"
             )
-        yield from _recomputed(plan, stage)
+        yield from runs(plan, stage)
         expected = stage.last + 1
     if expected != len(plan.chain.layers):
         yield Violation(
@@ -31,28 +32,6 @@ def stages(plan: Plan) -> Iterator[Violation]:
             f"stages[{len(plan.stages) - 1}]",
             f"got last layer {expected - 1}, need {len(plan.chain.layers) - 1}: the chain's last",
         )
-
-
-def _recomputed(plan: Plan, stage: Stage) -> Iterator[Violation]:
-    """Runs of recomputed layers lie in their stage, in order, apart; exact memory model only."""
-    if stage.remat is None:
-        return
-    if plan.memory_model != "exact":
-        yield Violation(
-            Rule.STAGES,
-            f"stages[{stage.id}].remat",
-            f"got it in the {plan.memory_model} memory model, need the exact one",
-        )
-    free = stage.first
-    for first, last in stage.remat.recompute:
-        if not free <= first <= last <= stage.last:
-            yield Violation(
-                Rule.STAGES,
-                f"stages[{stage.id}].remat",
-                f"got run [{first}, {last}], need one within [{free}, {stage.last}]",
-            )
-            return
-        free = last + 1
 
 
 def chain_order(plan: Plan) -> tuple[tuple[OpKind, int], ...]:
@@ -75,25 +54,29 @@ def chain_order(plan: Plan) -> tuple[tuple[OpKind, int], ...]:
 
 
 def place(plan: Plan, kind: OpKind, stage: int) -> Place:
-    """The GPU an op of this kind runs on, or the link (from, to) it uses."""
+    """The GPU an op runs on or whose way to the host it takes, or its link (from, to)."""
     here = plan.stages[stage].gpu
-    if kind.is_compute:
+    if not kind.is_send:
         return here
     other = stage + 1 if kind is OpKind.SEND_F else stage - 1
     return here, plan.stages[other].gpu
 
 
 def ops(plan: Plan) -> Iterator[Violation]:
-    """Exactly the ops of (T1) for every copy, each once, at its place. Needs sound stages."""
+    """Exactly the ops of (T1) for every copy and those of (H2), each once, at its place.
+
+    Needs sound stages.
+    """
     found: dict[tuple[OpKind, int, int], list[int]] = defaultdict(list)
     for index, op in enumerate(plan.ops):
         found[op.kind, op.stage, op.copy_].append(index)
     wanted = {(kind, s, c) for kind, s in chain_order(plan) for c in range(plan.k)}
     for kind, s, c in sorted(wanted - found.keys(), key=str):
         yield Violation(Rule.OPS, f"op {s}{kind}{c}", "got 0 of it, need 1")
+    yield from host_ops(plan, found.keys())
     for (kind, s, c), indices in found.items():
         where = f"op {s}{kind}{c} (ops[{indices[0]}])"
-        if (kind, s, c) not in wanted:
+        if kind.is_send and (kind, s, c) not in wanted:
             yield Violation(Rule.OPS, where, f"got {len(indices)} of it, need 0: no such transfer")
             continue
         if len(indices) > 1:
@@ -103,9 +86,9 @@ def ops(plan: Plan) -> Iterator[Violation]:
 
 
 def _misplaced(plan: Plan, op: Op, where: str) -> Iterator[Violation]:
-    got, need = op.gpu if op.kind.is_compute else op.link, place(plan, op.kind, op.stage)
+    got, need = op.link if op.kind.is_send else op.gpu, place(plan, op.kind, op.stage)
     if got != need:
-        what = "GPU" if op.kind.is_compute else "link"
+        what = "link" if op.kind.is_send else "GPU"
         yield Violation(Rule.OPS, where, f"got {what} {got}, need {need}, where its stages are")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.verifier.structure import chain_order
+
+_HOST = (OpKind.OFFLOAD, OpKind.PREFETCH)
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Timed:
     start: int
     duration: int
     position: int
-    """(T1)."""
+    """(T1), (H5)."""
 
     @property
     def end(self) -> int:
@@ -55,8 +58,25 @@ class Timetable:
 
     @cached_property
     def order(self) -> tuple[tuple[OpKind, int], ...]:
-        """(kind, stage) of one micro-batch's ops in chain order."""
+        """(kind, stage) of one micro-batch's ops in chain order, (H2)'s left out."""
         return chain_order(self.plan)
+
+    @cached_property
+    def offloaded(self) -> dict[int, tuple[int, ...]]:
+        """Copies that have OFFLOAD and PREFETCH (H2), in order, by stage; no stage without any."""
+        copies = range(self.plan.k)
+        found = {
+            stage.id: tuple(c for c in copies if (OpKind.OFFLOAD, stage.id, c) in self._ops)
+            for stage in self.plan.stages
+        }
+        return {stage: having for stage, having in found.items() if having}
+
+    @property
+    def kinds(self) -> Iterator[tuple[OpKind, int, tuple[int, ...]]]:
+        """(kind, stage, copies that have it) of every op, those of (H2) last."""
+        yield from ((kind, stage, tuple(range(self.plan.k))) for kind, stage in self.order)
+        for stage, having in self.offloaded.items():
+            yield from ((kind, stage, having) for kind in _HOST)
 
     @property
     def all(self) -> tuple[Timed, ...]:
@@ -64,7 +84,7 @@ class Timetable:
         return tuple(self._ops.values())
 
     def gpu(self, op: Timed) -> int:
-        """The GPU that a compute op runs on, or that a transfer leaves."""
+        """Of a compute op and on the way to the host its GPU, of a SEND the one that it leaves."""
         return self.plan.stages[op.stage].gpu
 
     def place(self, time: int) -> str:
@@ -74,7 +94,9 @@ class Timetable:
 
 
 def position(kind: OpKind, stage: int, stages: int) -> int:
-    """(T1): the place of an op among all of a micro-batch, absent transfers counted."""
+    """(T1) and (H5): the place of an op among all of a micro-batch, absent ones counted."""
+    if kind.is_host:
+        return 4 * stages + 2 * stage + (kind is OpKind.PREFETCH)
     if kind is OpKind.F:
         return 2 * stage
     if kind is OpKind.SEND_F:

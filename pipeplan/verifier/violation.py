@@ -21,6 +21,7 @@ class Rule(StrEnum):
     VERSIONS = "versions"
     MEMORY = "memory"
     BUDGET = "budget"
+    HOST = "host"
     STEP = "step"
     BOUNDS = "bounds"
     DIGESTS = "digests"

@@ -1,0 +1,72 @@
+"""What a stage's `remat` may say, and which ops it asks for: its part of `stages` and `ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from pipeplan.plan import OpKind, Plan, Runs, Stage
+from pipeplan.verifier.stage_bytes import offloaded
+from pipeplan.verifier.violation import Rule, Violation
+
+
+def runs(plan: Plan, stage: Stage) -> Iterator[Violation]:
+    """Runs lie in their stage, in order, apart; exact model only; offloaded ones keep bytes."""
+    remat, where = stage.remat, f"stages[{stage.id}].remat"
+    if remat is None:
+        return
+    if plan.memory_model != "exact":
+        got = f"got it in the {plan.memory_model} memory model, need the exact one"
+        yield Violation(Rule.STAGES, where, got)
+    broken = [
+        *_in_order(stage, remat.recompute, f"{where}.recompute"),
+        *_in_order(stage, remat.offload, f"{where}.offload"),
+    ]
+    yield from broken or _apart(remat.recompute, remat.offload, f"{where}.offload")
+    if not broken and remat.offload and not offloaded(plan, stage):
+        got = "got runs that keep 0 bytes, need more: (H1), saved_bytes and boundaries inside them"
+        yield Violation(Rule.STAGES, f"{where}.offload", got)
+
+
+def _in_order(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
+    """The first run that is not behind the one before it, or not in the stage."""
+    free = stage.first
+    for first, last in given:
+        if not free <= first <= last <= stage.last:
+            need = f"got run [{first}, {last}], need one within [{free}, {stage.last}]"
+            yield Violation(Rule.STAGES, where, need)
+            return
+        free = last + 1
+
+
+def _apart(recomputed: Runs, sent: Runs, where: str) -> Iterator[Violation]:
+    """No layer is in a run of both kinds."""
+    for first, last in sent:
+        for a, b in recomputed:
+            if a <= last and first <= b:
+                need = f"need one apart from [{a}, {b}], which is computed again"
+                yield Violation(Rule.STAGES, where, f"got run [{first}, {last}], {need}")
+
+
+def host_ops(plan: Plan, present: Collection[tuple[OpKind, int, int]]) -> Iterator[Violation]:
+    """(H2): which of the OFFLOADs and PREFETCHes that a plan has are wrong, or missing.
+
+    Args:
+        plan: a plan with sound stages.
+        present: (kind, stage, copy) of all its ops.
+    """
+    given = {stage.id: stage.remat is not None and stage.remat.offload for stage in plan.stages}
+    pair = {OpKind.OFFLOAD: OpKind.PREFETCH, OpKind.PREFETCH: OpKind.OFFLOAD}
+    having = set()
+    for kind, s, c in present:
+        if not kind.is_host:
+            continue
+        having.add(s)
+        if plan.cluster.host is None or not given[s]:
+            why = f"stage {s} offloads nothing" if not given[s] else "the cluster has no host"
+            yield Violation(Rule.OPS, f"op {s}{kind}{c}", f"got 1 of it, need 0: {why}")
+        elif (pair[kind], s, c) not in present:
+            why = f"op {s}{kind}{c} is there"
+            yield Violation(Rule.OPS, f"op {s}{pair[kind]}{c}", f"got 0 of it, need 1: {why}")
+    for s in (s for s, offloads in given.items() if offloads and s not in having):
+        why = "got no copy with OFFLOAD and PREFETCH, need 1 or more: it offloads"
+        yield Violation(Rule.OPS, f"stage {s}", why)

@@ -1,0 +1,142 @@
+"""Small plans that offload, written by hand: ops of (H2) put into a plan of `handmade`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pipeplan.cluster import Host
+from pipeplan.plan import Op, OpKind, Plan, Remat
+from tests import handmade
+
+Runs = Sequence[tuple[int, int]]
+
+LAYERS = (
+    {"output_bytes": 8, "saved_input_bytes": 4, "saved_bytes": 2, "saved_output_bytes": 3}
+    | {"forward_workspace_bytes": 1, "backward_workspace_bytes": 5},
+    {"output_bytes": 6, "saved_input_bytes": 8, "saved_bytes": 3, "saved_output_bytes": 6}
+    | {"forward_workspace_bytes": 2, "backward_workspace_bytes": 1},
+    {"output_bytes": 1, "saved_input_bytes": 5, "saved_bytes": 4, "saved_output_bytes": 1}
+    | {"forward_workspace_bytes": 3, "backward_workspace_bytes": 2},
+)
+"""K_0 = 8, K_1 = 6; in one stage behind an input of 10: A = 4 + 9 + 14 + 1 = 28, pF = 31, pB = 38
+(test_verifier_memory.py). Of runs: o(0..1) = 2+3 + 8 = 13, o(0..2) = 9 + 14 = 23."""
+
+
+def with_host(
+    plan: Plan,
+    bandwidth: int,
+    memory_bytes: int = 10_000,
+    duplex: Literal["full", "half"] = "full",
+) -> Plan:
+    """`plan` on a cluster whose GPUs reach a host at `bandwidth` bytes per ns."""
+    host = Host(memory_bytes=memory_bytes, bandwidth_bytes_per_s=bandwidth * 10**9, duplex=duplex)
+    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"host": host})})
+
+
+def offloading(
+    plan: Plan,
+    stage: int,
+    runs: Runs,
+    times: Mapping[str, int],
+    lasts: int,
+    recompute: Runs = (),
+) -> Plan:
+    """`plan` whose `stage` offloads `runs`, with a table and a step that say so.
+
+    Args:
+        plan: a plan on a cluster with a host.
+        stage: which.
+        runs: of layers, offloaded.
+        times: (T4) start with j = 0 of its OFFLOADs and PREFETCHes by label, such as `0OFFLOAD0`.
+        lasts: ns of each.
+        recompute: runs of layers, computed again.
+    """
+    stages = list(plan.stages)
+    remat = Remat(offload=tuple(runs), recompute=tuple(recompute))
+    stages[stage] = stages[stage].model_copy(update={"remat": remat})
+    ops = [host_op(plan, label, time, lasts) for label, time in times.items()]
+    return handmade.filled(handmade.with_(plan, stages=tuple(stages), ops=(*plan.ops, *ops)))
+
+
+def host_op(plan: Plan, label: str, time: int, lasts: int) -> Op:
+    """The op `label` (`0OFFLOAD0`) of `plan`, on its stage's GPU, at an absolute time."""
+    kind = OpKind.OFFLOAD if "OFFLOAD" in label else OpKind.PREFETCH
+    stage, copy = map(int, label.split(kind.value))
+    shift, start = divmod(time, plan.period_ns)
+    fields = {"start_ns": start, "duration_ns": lasts, "shift": shift}
+    return Op(kind=kind, stage=stage, copy=copy, gpu=plan.stages[stage].gpu, **fields)
+
+
+def one_stage(bandwidth: int = 4, **fields: Any) -> Plan:
+    """LAYERS on one GPU, 0..1 offloaded (13 bytes in 4 ns at 4 bytes per ns); T = 10.
+
+    F 0..3, OFFLOAD 3..7, PREFETCH 22..26, B 26..29: three micro-batches in flight.
+    """
+    of = handmade.chain([(1, 1)] * 3, LAYERS, input_bytes=10)
+    plain = handmade.plan(of, [(0, 2, 0)], 10, {"0F0": 0, "0B0": 26}, **fields)
+    times = {"0OFFLOAD0": 3, "0PREFETCH0": 22}
+    return offloading(with_host(plain, bandwidth), 0, [(0, 1)], times, -(-13 // bandwidth))
+
+
+def two_copies(offloaded: Sequence[int]) -> Plan:
+    """LAYERS on one GPU, k = 2, T = 20, copy 1 ten later than copy 0; 13 bytes in 1 ns.
+
+    Copy 0: F 0..3, OFFLOAD 3..4, PREFETCH 22..23, B 26..29.
+    """
+    of = handmade.chain([(1, 1)] * 3, LAYERS, input_bytes=10)
+    times = {"0F0": 0, "0B0": 26, "0F1": 10, "0B1": 36}
+    plain = handmade.plan(of, [(0, 2, 0)], 20, times, k=2)
+    host = {f"0OFFLOAD{c}": 10 * c + 3 for c in offloaded}
+    host |= {f"0PREFETCH{c}": 10 * c + 22 for c in offloaded}
+    return offloading(with_host(plain, 13), 0, [(0, 1)], host, 1)
+
+
+def recomputing_too() -> Plan:
+    """LAYERS on one GPU: 0 computed again, 1..2 offloaded: 3+4 + 6 = 13 bytes in 1 ns; T = 10.
+
+    F 0..3, OFFLOAD 3..4, PREFETCH 20..21, B 26..30 (layer 0's forward again).
+    """
+    of = handmade.chain([(1, 1)] * 3, LAYERS, input_bytes=10)
+    times = {"0F0": 0, "0B0": 26}
+    plain = handmade.plan(of, [(0, 2, 0)], 10, times, durations={"0B": 4})
+    host = {"0OFFLOAD0": 3, "0PREFETCH0": 20}
+    return offloading(with_host(plain, 13), 0, [(1, 2)], host, 1, recompute=[(0, 0)])
+
+
+def neighbours(duplex: Literal["full", "half"] = "full", prefetch: int = 11) -> Plan:
+    """Two stages on one GPU, the second offloads both its layers: 3+6 + 4 = 13 bytes in 1 ns.
+
+    T = 8: 0F 0..1, 1F 1..3, OFFLOAD 3..4, PREFETCH 11..12, 1B 12..14, 0B 14..15.
+    """
+    layers = (
+        {"output_bytes": 8, "saved_output_bytes": 5, "saved_bytes": 2}
+        | {"output_gradient_bytes": 4},
+        {"output_bytes": 4, "saved_input_bytes": 7, "saved_bytes": 3},
+        {"output_bytes": 1, "saved_input_bytes": 4, "saved_bytes": 6},
+    )
+    of = handmade.chain([(1, 1)] * 3, layers)
+    times = {"0F0": 0, "1F0": 1, "1B0": 12, "0B0": 14}
+    plain = with_host(handmade.plan(of, [(0, 0, 0), (1, 2, 0)], 8, times), 13, duplex=duplex)
+    return offloading(plain, 1, [(1, 2)], {"1OFFLOAD0": 3, "1PREFETCH0": prefetch}, 1)
+
+
+def two_gpus(memory_bytes: int = 53) -> Plan:
+    """A stage of two layers on each of two GPUs, both offloaded: 5 + 6 = 11, 7 + 3 = 10 bytes.
+
+    T = 8: 0F 0..2, OFFLOAD 2..4, PREFETCH 14..16, 0B 18..20; 1F 2..4, OFFLOAD 4..6, PREFETCH
+    10..12, 1B 12..14; transfers take no time, the ways to the host carry 6 bytes per ns.
+    """
+    layers = (
+        {"output_bytes": 6, "saved_bytes": 2},
+        {"output_bytes": 3, "saved_input_bytes": 6, "saved_bytes": 3},
+        {"output_bytes": 3, "saved_input_bytes": 3, "saved_bytes": 5},
+        {"output_bytes": 1, "saved_input_bytes": 3, "saved_bytes": 2},
+    )
+    of = handmade.chain([(1, 1)] * 4, layers)
+    times = {"0F0": 0, "1F0": 2, "1B0": 12, "0B0": 18}
+    plain = handmade.plan(of, [(0, 1, 0), (2, 3, 1)], 8, times)
+    plain = with_host(plain, 6, memory_bytes=memory_bytes)
+    one = {"0OFFLOAD0": 2, "0PREFETCH0": 14}
+    first = offloading(plain, 0, [(0, 1)], one, 2)
+    return offloading(first, 1, [(2, 3)], {"1OFFLOAD0": 4, "1PREFETCH0": 10}, 2)

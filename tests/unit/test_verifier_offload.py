@@ -1,0 +1,386 @@
+"""Offloading in plans, (H1) to (H7): tables worked out by hand, and what breaks which rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeplan.plan import Op, Plan, Remat
+from pipeplan.verifier import Rule, audit, verify
+from tests import handmade
+from tests import handmade_offload as made
+
+
+def terms(plan: Plan) -> tuple[int, int, int]:
+    """(saved, working, host) of GPU 0; the plan must be valid and count nothing else."""
+    assert verify(plan) == ()
+    row = plan.memory[0]
+    assert row.peak_bytes == row.states_bytes + row.saved_bytes + row.working_bytes
+    return row.saved_bytes, row.working_bytes, row.host_bytes
+
+
+def lines(plan: Plan) -> list[str]:
+    """The violations as text."""
+    return [str(violation) for violation in verify(plan)]
+
+
+def rules(plan: Plan) -> set[Rule]:
+    """The broken rules."""
+    return {violation.rule for violation in verify(plan)}
+
+
+class TestBytes:
+    """(H6) and (H7); A = 28, pF = A + 3, pB = A + 10, o = 13 where nothing else is said."""
+
+    def test_the_table_of_one_stage(self) -> None:
+        """Three in flight, of ages x, x + 10, x + 20 at point x of T = 10 (B ends at 29).
+
+        Age x keeps 28 until its OFFLOAD ends at 7, then 15; age x + 10 keeps 15; age x + 20 has
+        its bytes back at 20, where 0F (20..23) starts, as PREFETCH at 22 lies inside that.
+        0: 28 + 15 + 28 = 71, F works with 3: 74; 6: B works with 10: 81, the peak; from 7 on
+        15 + 15 + 28 + 10. Without offloading 6 has 3 * 28 + 10 = 94.
+        Host: from 3 to 26: at 3 three, 39; at 6 the oldest leaves.
+        """
+        assert terms(made.one_stage()) == (71, 10, 39)
+
+    def test_bytes_leave_at_the_end_of_offload(self) -> None:
+        """At 13 bytes per ns they are gone at 4: 0 has 71 + 3, B at 6 has 15 + 15 + 28 + 10."""
+        assert terms(made.one_stage(bandwidth=13)) == (71, 3, 39)
+
+    def test_the_host_holds_from_the_issue_on(self) -> None:
+        """OFFLOAD at 7, inside B (6..9), is issued at 6, before that B starts: three at once.
+
+        At 9, the end of that B, two. Both are over after 10, so 0 has 3 * 28, F 3: 87; B at 6 has
+        28 + 15 + 28 + 10.
+        """
+        plan = made.one_stage()
+        assert terms(handmade.filled(handmade.moved(plan, "0OFFLOAD0", 7))) == (84, 3, 39)
+        assert terms(handmade.filled(handmade.moved(plan, "0OFFLOAD0", 9))) == (84, 3, 26)
+
+    def test_bytes_are_back_when_the_rank_can_last_ask_for_them(self) -> None:
+        """PREFETCH at 19 comes back at 19: behind B (16..19), which then needs 13 less.
+
+        At 18 it is posted at 16, before that B: B has 28 + 28 + 28 + 10 as if nothing had left.
+        """
+        plan = made.one_stage()
+        assert terms(handmade.filled(handmade.moved(plan, "0PREFETCH0", 19))) == (71, 10, 39)
+        assert terms(handmade.filled(handmade.moved(plan, "0PREFETCH0", 18))) == (84, 10, 39)
+
+    def test_one_copy_of_two(self) -> None:
+        """T = 20: copy 1 (F 10..13, B 36..39) keeps its 28 throughout.
+
+        0: copy 0 of ages 0 and 20 (back at 20) and copy 1 of age 10: 28 * 3, F works with 3: 87.
+        6: copy 0 of age 6, gone at 4, 15, of age 26, 28, copy 1 of age 16, 28: 71 + 10 = 81.
+        Host: copy 0 from 3 to 26, so two at 3.
+        """
+        assert terms(made.two_copies([0])) == (84, 3, 26)
+
+    def test_both_copies(self) -> None:
+        """0: as above but copy 1 of age 10 is away: 28 + 28 + 15, F 3: 74; 6: 15 + 28 + 15 + 10.
+
+        Host: copy 1 from 13 to 36 as well, so one more at 3.
+        """
+        assert terms(made.two_copies([0, 1])) == (71, 3, 39)
+
+    def test_beside_a_recomputed_run(self) -> None:
+        """Layer 0 again, 1..2 away: o = 3 + 4 + K_1 6 = 13 of A = x_0 10 + 7 + 8 + 6 + 1 = 32.
+
+        The run of layer 0: fw = 10+1+2+8 - 10 - 8 = 3, bw = max(18, 8 + 21, 22) - 18 = 11.
+        pF = max(10+3+8, 8+10+3+2+6, 6+18+7+3+1) = 35; pB = max(10+11+8, 28+15, 32+9) = 42.
+        0: ages 0, 10, 20 (back): 32 + 19 + 32 = 83, F 3: 86, the peak; B at 6 (age 26..30) has
+        19 + 19 + 32 + 10 = 80. Host from 3 to 26: three.
+        """
+        assert terms(made.recomputing_too()) == (83, 3, 39)
+
+    def test_a_stage_behind_another_on_its_gpu(self) -> None:
+        """With u = 5: si' = 7 - 5 = 2, A(1) = 2 + 9 + 4 = 15, o = 13; A(0) = 2 + 5 = 7.
+
+        T = 8: stage 0 has two in flight (0..15), stage 1 two (1..14), away from 4 to 11 = 3.
+        3: 1F's end, then age 11 comes back: 14 + 15 + 15 = 44, the peak, before age 3's OFFLOAD is
+        issued. 1 to 3: 14 + 15 + 2, F 1; 4: 14 + 2 + 15, B 5: 36. Host: from 3 to 12: two at 3.
+        """
+        assert terms(made.neighbours()) == (44, 0, 26)
+
+    def test_a_stage_that_offloads_nothing_has_no_host_bytes(self) -> None:
+        """`host_bytes` is 0, and not in the file, where nothing is away."""
+        plan = handmade.base()
+        assert [row.host_bytes for row in plan.memory] == [0, 0]
+        assert "host_bytes" not in plan.to_json()
+        assert '"host_bytes": 39' in made.one_stage().to_json()
+
+
+def relaid(plan: Plan, stage: int, **runs: tuple[tuple[int, int], ...]) -> Plan:
+    """`plan` whose stage has these runs of recompute and offload."""
+    stages = list(plan.stages)
+    stages[stage] = stages[stage].model_copy(update={"remat": Remat(**runs)})
+    return handmade.with_(plan, stages=tuple(stages))
+
+
+class TestRuns:
+    """Rule `stages`."""
+
+    @pytest.mark.parametrize(
+        ("sent", "again", "words"),
+        [
+            (((0, 3),), (), ("stages[0].remat.offload", "got run [0, 3]", "within [0, 2]")),
+            (((2, 1),), (), ("got run [2, 1]", "within [0, 2]")),
+            (((0, 1), (1, 2)), (), ("got run [1, 2]", "within [2, 2]")),
+            (((2, 2), (0, 0)), (), ("got run [0, 0]", "within [3, 2]")),
+            (((0, 1),), ((1, 2),), ("got run [0, 1]", "apart from [1, 2]")),
+            (((0, 2),), ((1, 1),), ("got run [0, 2]", "apart from [1, 1]")),
+            (((1, 1),), ((0, 2),), ("got run [1, 1]", "apart from [0, 2]")),
+        ],
+    )
+    def test_runs_out_of_place(
+        self, sent: made.Runs, again: made.Runs, words: tuple[str, ...]
+    ) -> None:
+        """Outside the stage, backwards, overlapping, out of order, in a recomputed run."""
+        runs = {"offload": tuple(sent), "recompute": tuple(again)}
+        (line,) = lines(relaid(made.one_stage(), 0, **runs))
+        assert line.startswith("stages, ")
+        assert all(word in line for word in words), line
+
+    def test_runs_may_touch(self) -> None:
+        """[0, 0] and [1, 1] send 2 + 3 without K_0 = 8 between them: 2 ns at 4 bytes per ns."""
+        plan = relaid(made.one_stage(), 0, offload=((0, 0), (1, 1)))
+        assert rules(plan) == {Rule.DURATIONS, Rule.MEMORY}
+        for label in ("0OFFLOAD0", "0PREFETCH0"):
+            plan = handmade.changed(plan, label, duration_ns=2)
+        assert verify(handmade.filled(plan)) == ()
+
+    def test_not_in_the_papers_model(self) -> None:
+        """(P2) counts what each layer saves: there is no place for bytes that leave."""
+        found = lines(handmade.with_(made.one_stage(), memory_model="paper"))
+        (line,) = (line for line in found if line.startswith("stages, "))
+        assert "need the exact one" in line
+
+    def test_runs_must_keep_bytes(self) -> None:
+        """A run of one layer that saves nothing has nothing to send; one byte is enough."""
+        for size, kept in ((0, False), (1, True)):
+            layers = [dict(made.LAYERS[0]) | {"saved_bytes": size}, *made.LAYERS[1:]]
+            of = handmade.chain([(1, 1)] * 3, layers, input_bytes=10)
+            plan = handmade.with_(made.one_stage(), chain=of, chain_digest=of.digest())
+            plan = relaid(plan, 0, offload=((0, 0),))
+            assert (Rule.STAGES not in rules(plan)) == kept
+            assert kept or "got runs that keep 0 bytes" in lines(plan)[0]
+
+
+def without(plan: Plan, *labels: str) -> Plan:
+    """`plan` without these ops."""
+    return handmade.with_(plan, ops=tuple(op for op in plan.ops if op.label not in labels))
+
+
+def extra(plan: Plan, *ops: Op) -> Plan:
+    """`plan` with these ops as well."""
+    return handmade.with_(plan, ops=(*plan.ops, *ops))
+
+
+def hostless(plan: Plan) -> Plan:
+    """`plan` on a cluster without a host."""
+    return handmade.with_(plan, cluster=plan.cluster.model_copy(update={"host": None}))
+
+
+def resident(plan: Plan) -> Plan:
+    """`plan` whose stages offload nothing, the ops still there."""
+    stages = tuple(stage.model_copy(update={"remat": None}) for stage in plan.stages)
+    return handmade.with_(plan, stages=stages)
+
+
+OPS: list[tuple[Plan, tuple[str, ...]]] = [
+    (without(made.one_stage(), "0PREFETCH0"), ("op 0PREFETCH0", "got 0", "0OFFLOAD0 is there")),
+    (without(made.one_stage(), "0OFFLOAD0"), ("op 0OFFLOAD0", "got 0", "0PREFETCH0 is there")),
+    (
+        without(made.two_copies([0, 1]), "0PREFETCH1"),
+        ("op 0PREFETCH1", "got 0", "0OFFLOAD1 is there"),
+    ),
+    (
+        without(made.one_stage(), "0PREFETCH0", "0OFFLOAD0"),
+        ("stage 0", "got no copy with OFFLOAD and PREFETCH", "1 or more"),
+    ),
+    (resident(made.one_stage()), ("op 0OFFLOAD0", "got 1", "need 0", "offloads nothing")),
+    (hostless(made.one_stage()), ("op 0PREFETCH0", "got 1", "need 0", "cluster has no host")),
+    (
+        extra(made.one_stage(), made.host_op(made.one_stage(), "0OFFLOAD0", 5, 4)),
+        ("op 0OFFLOAD0", "got 2", "need 1"),
+    ),
+    (
+        handmade.changed(made.two_gpus(), "1PREFETCH0", gpu=0),
+        ("op 1PREFETCH0", "got GPU 0", "need 1"),
+    ),
+]
+
+
+class TestOps:
+    """(H2): rule `ops`."""
+
+    @pytest.mark.parametrize(("plan", "words"), OPS, ids=[" ".join(words) for _, words in OPS])
+    def test_wrong_ops(self, plan: Plan, words: tuple[str, ...]) -> None:
+        """One missing of both, none at all, not asked for, no host, twice, on another GPU."""
+        found = [line for line in lines(plan) if line.startswith("ops, ")]
+        assert any(all(word in line for word in words) for line in found), found
+        assert Rule.DURATIONS not in rules(plan)
+
+    def test_each_copy_has_both_or_neither(self) -> None:
+        """Of two copies either may stay, not both."""
+        for copy in (0, 1):
+            both = without(made.two_copies([0, 1]), f"0OFFLOAD{copy}", f"0PREFETCH{copy}")
+            assert verify(handmade.filled(both)) == ()
+
+    @pytest.mark.parametrize("label", ["0OFFLOAD0", "0PREFETCH0"])
+    def test_durations_round_up(self, label: str) -> None:
+        """13 bytes at 4 per ns take 4 ns both ways."""
+        for lasts in (3, 5):
+            found = lines(handmade.changed(made.one_stage(), label, duration_ns=lasts))
+            assert f"durations, op {label}: got {lasts} ns, need 4 ns" in found
+
+
+def moved(plan: Plan, **times: int) -> Plan:
+    """`plan` with ops at other times, by label with an x before it; table and step told anew."""
+    for label, time in times.items():
+        plan = handmade.moved(plan, label[1:], time)
+    return handmade.filled(plan)
+
+
+class TestOrder:
+    """(H3), (H4), (R1) and (R5) of these ops."""
+
+    @pytest.mark.parametrize(
+        ("times", "words"),
+        [
+            ({"x0OFFLOAD0": 3}, ()),
+            ({"x0OFFLOAD0": 2}, ("0F0 -> 0OFFLOAD0 at 2 ns", "starts at 2 ns, need 3 ns")),
+            ({"x0PREFETCH0": 22}, ()),
+            ({"x0PREFETCH0": 23}, ("0PREFETCH0 -> 0B0", "starts at 26 ns, need 27 ns")),
+            ({"x0OFFLOAD0": 9, "x0PREFETCH0": 13}, ()),
+            (
+                {"x0OFFLOAD0": 8, "x0PREFETCH0": 12},
+                ("at 0 ns of the period (shift 1)", "10 ns (its rank is busy from then to 12 ns)"),
+            ),
+            ({"x0OFFLOAD0": 6, "x0PREFETCH0": 12}, ()),  # posted at 10, when OFFLOAD ends
+            ({"x0OFFLOAD0": 9, "x0PREFETCH0": 12}, ("need 13 ns, when 0OFFLOAD0 ends",)),
+        ],
+    )
+    def test_precedence(self, times: dict[str, int], words: tuple[str, ...]) -> None:
+        """Behind F, wholly before PREFETCH can be posted (F 10..13), back before B at 26."""
+        found = lines(moved(made.one_stage(), **times))
+        assert len(found) == (1 if words else 0), found
+        assert all(word in found[0] for word in words)
+        assert not words or found[0].startswith("precedence, ")
+
+    @pytest.mark.parametrize(
+        ("duplex", "prefetch", "kept"),
+        [("full", 11, True), ("half", 11, False), ("half", 10, True)],
+    )
+    def test_one_way_for_both_directions(self, duplex: str, prefetch: int, kept: bool) -> None:
+        """OFFLOAD 3..4 and PREFETCH 11..12 = 3..4 meet under half duplex only; 10..11 does not."""
+        plan = made.neighbours("half" if duplex == "half" else "full", prefetch)
+        assert rules(plan) == (set() if kept else {Rule.LINK})
+        assert kept or "link, way GPU 0 - host at 3 ns" in lines(plan)[0]
+
+    def test_stages_of_a_gpu_share_its_way(self) -> None:
+        """Stage 0 offloads its 2 bytes in 1 ns as well: from 1 to 3 and 4 on, not at 3 or 2.5."""
+        base = handmade.with_(made.neighbours())
+        for start, kept in ((1, True), (2, True), (3, False), (4, True)):
+            plan = made.offloading(base, 0, [(0, 0)], {"0OFFLOAD0": start, "0PREFETCH0": 13}, 1)
+            assert rules(plan) == (set() if kept else {Rule.LINK}), start
+            assert kept or "link, way GPU 0 -> host at 3 ns" in lines(plan)[0]
+        plan = made.offloading(base, 0, [(0, 0)], {"0OFFLOAD0": 1, "0PREFETCH0": 11}, 1)
+        assert "link, way GPU 0 <- host at 3 ns" in lines(plan)[0]
+
+    def test_ways_of_two_gpus_are_apart(self) -> None:
+        """Both GPUs may send at one time: 1OFFLOAD at 4, 0OFFLOAD at 4."""
+        assert rules(moved(made.two_gpus(), x0OFFLOAD0=4)) == set()
+
+    def test_an_op_longer_than_the_period(self) -> None:
+        """13 bytes at 1 per ns take 13 ns: the way carries no such op every 10 ns."""
+        plan = made.one_stage(bandwidth=1)
+        assert rules(plan) == {Rule.LINK, Rule.FIFO, Rule.PRECEDENCE}
+
+    def test_fifo_among_the_copies_that_have_them(self) -> None:
+        """Copy 0 alone follows itself a period later; of two, copy 1 comes second."""
+        assert rules(moved(made.two_copies([0]), x0OFFLOAD0=13)) == set()
+        both = made.two_copies([0, 1])
+        assert rules(moved(both, x0OFFLOAD0=12)) == set()
+        assert rules(moved(both, x0OFFLOAD0=14)) == {Rule.FIFO}
+        late = moved(both, x0OFFLOAD1=24, x0PREFETCH1=33)
+        (line,) = lines(late)
+        assert line.startswith("fifo, 0OFFLOAD1 -> 0OFFLOAD0 of the next period at 3 ns")
+        assert "starts at 23 ns, need 25 ns" in line
+
+    def test_starts_lie_in_the_period(self) -> None:
+        """(R1) holds for these ops too."""
+        plan = handmade.changed(made.one_stage(), "0PREFETCH0", start_ns=12, shift=1)
+        assert "shifts, op 0PREFETCH0 (ops[3]): got start 12 ns" in lines(plan)[0]
+
+    def test_gpus_compute_meanwhile(self) -> None:
+        """What moves to the host does not take the GPU: 0F and 0B run beside it."""
+        plan = made.one_stage()
+        at_work = {(op.kind.is_compute, point) for op in plan.ops for point in points(op)}
+        assert any((True, point) in at_work for busy, point in at_work if not busy)
+        assert verify(plan) == ()
+
+
+def points(op: Op) -> list[int]:
+    """The nanoseconds of T = 10 at which `op` runs."""
+    return [(op.start_ns + i) % 10 for i in range(op.duration_ns)]
+
+
+def limited(plan: Plan, gpu: int, memory_bytes: int) -> Plan:
+    """`plan` with another memory size of one GPU, told in its row too."""
+    gpus, rows = list(plan.cluster.gpus), list(plan.memory)
+    gpus[gpu] = gpus[gpu].model_copy(update={"memory_bytes": memory_bytes})
+    rows[gpu] = rows[gpu].model_copy(update={"budget_bytes": memory_bytes})
+    cluster = plan.cluster.model_copy(update={"gpus": tuple(gpus)})
+    return handmade.with_(plan, cluster=cluster, memory=tuple(rows))
+
+
+def hosted_by(plan: Plan, memory_bytes: int) -> Plan:
+    """`plan` beside a host of this size."""
+    assert plan.cluster.host is not None
+    host = plan.cluster.host.model_copy(update={"memory_bytes": memory_bytes})
+    return handmade.with_(plan, cluster=plan.cluster.model_copy(update={"host": host}))
+
+
+class TestTable:
+    """Rules `memory`, `budget` and `host`."""
+
+    @pytest.mark.parametrize("field", ["saved_bytes", "host_bytes", "peak_bytes"])
+    def test_each_number_is_compared(self, field: str) -> None:
+        """One byte off is named with both numbers."""
+        plan = made.one_stage()
+        was = getattr(plan.memory[0], field)
+        row = plan.memory[0].model_copy(update={field: was - 1})
+        found = lines(handmade.with_(plan, memory=(row,)))
+        assert f"memory, GPU 0, {field}: got {was - 1}, need {was}" in found
+
+    @pytest.mark.parametrize(
+        "make", [made.one_stage, made.recomputing_too, made.neighbours, made.two_gpus]
+    )
+    def test_the_exact_budget_and_one_byte_less(self, make: Callable[[], Plan]) -> None:
+        """A limit equal to the peak is kept, one byte less is not."""
+        plan = make()
+        peak = plan.memory[0].peak_bytes
+        assert verify(limited(plan, 0, peak)) == ()
+        (line,) = lines(limited(plan, 0, peak - 1))
+        assert line.startswith(f"budget, GPU 0: got peak {peak} bytes, need at most {peak - 1}")
+
+    def test_the_host_holds_all_gpus(self) -> None:
+        """GPU 0 from 2 to 18 = 2, where the new one is issued before the old one's B starts: 33;
+        GPU 1 from 4 to 12 = 4, as well: 20. 53 bytes of host memory are enough, 52 are not.
+        """
+        plan = made.two_gpus()
+        assert [row.host_bytes for row in plan.memory] == [33, 20]
+        assert verify(plan) == ()
+        (line,) = lines(hosted_by(plan, 52))
+        assert line == ("host, host: got 53 bytes, need at most 52: 1 over (GPU 0 33, GPU 1 20)")
+
+    def test_no_bytes_are_judged_without_order(self) -> None:
+        """Where OFFLOAD starts before F ends, neither the table nor the host is judged."""
+        plan = hosted_by(handmade.moved(made.one_stage(), "0OFFLOAD0", 2), 0)
+        assert rules(plan) == {Rule.PRECEDENCE}
+
+    def test_audit_fills_the_table(self) -> None:
+        """What the planner is told are the rows that `verify` wants."""
+        for plan in (made.one_stage(), made.two_copies([1]), made.two_gpus()):
+            assert audit(plan).memory == plan.memory
