@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pipeplan.cluster import Host
-from pipeplan.plan import Op, OpKind, Plan, Remat
+from pipeplan.plan import Plan, Remat, Runs
 from tests import handmade
-
-Runs = Sequence[tuple[int, int]]
+from tests.offloading import offloaded
 
 LAYERS = (
     {"output_bytes": 8, "saved_input_bytes": 4, "saved_bytes": 2, "saved_output_bytes": 3}
@@ -30,42 +29,25 @@ def with_host(
     duplex: Literal["full", "half"] = "full",
 ) -> Plan:
     """`plan` on a cluster whose GPUs reach a host at `bandwidth` bytes per ns."""
-    host = Host(memory_bytes=memory_bytes, bandwidth_bytes_per_s=bandwidth * 10**9, duplex=duplex)
-    return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"host": host})})
+    rate = bandwidth * 10**9
+    host = Host(memory_bytes=memory_bytes, bandwidth_bytes_per_s=rate, duplex=duplex)
+    cluster = plan.cluster.model_copy(update={"host": host})
+    return plan.model_copy(update={"cluster": cluster})
 
 
-def offloading(
-    plan: Plan,
-    stage: int,
-    runs: Runs,
-    times: Mapping[str, int],
-    lasts: int,
-    recompute: Runs = (),
-) -> Plan:
-    """`plan` whose `stage` offloads `runs`, with a table and a step that say so.
+def offloading(plan: Plan, stage: int, runs: Runs, times: Mapping[str, int], lasts: int) -> Plan:
+    """`plan`, on a cluster with a host, whose `stage` offloads `runs`; its table told anew.
 
     Args:
-        plan: a plan on a cluster with a host.
+        plan: what else happens.
         stage: which.
-        runs: of layers, offloaded.
+        runs: of layers.
         times: (T4) start with j = 0 of its OFFLOADs and PREFETCHes by label, such as `0OFFLOAD0`.
         lasts: ns of each.
-        recompute: runs of layers, computed again.
     """
-    stages = list(plan.stages)
-    remat = Remat(offload=tuple(runs), recompute=tuple(recompute))
-    stages[stage] = stages[stage].model_copy(update={"remat": remat})
-    ops = [host_op(plan, label, time, lasts) for label, time in times.items()]
-    return handmade.filled(handmade.with_(plan, stages=tuple(stages), ops=(*plan.ops, *ops)))
-
-
-def host_op(plan: Plan, label: str, time: int, lasts: int) -> Op:
-    """The op `label` (`0OFFLOAD0`) of `plan`, on its stage's GPU, at an absolute time."""
-    kind = OpKind.OFFLOAD if "OFFLOAD" in label else OpKind.PREFETCH
-    stage, copy = map(int, label.split(kind.value))
-    shift, start = divmod(time, plan.period_ns)
-    fields = {"start_ns": start, "duration_ns": lasts, "shift": shift}
-    return Op(kind=kind, stage=stage, copy=copy, gpu=plan.stages[stage].gpu, **fields)
+    given = {each.id: each.remat.offload for each in plan.stages if each.remat}
+    sent = offloaded(plan, given | {stage: runs}, {stage: lasts}, times, cluster=plan.cluster)
+    return handmade.filled(sent)
 
 
 def one_stage(bandwidth: int = 4, **fields: Any) -> Plan:
@@ -76,7 +58,7 @@ def one_stage(bandwidth: int = 4, **fields: Any) -> Plan:
     of = handmade.chain([(1, 1)] * 3, LAYERS, input_bytes=10)
     plain = handmade.plan(of, [(0, 2, 0)], 10, {"0F0": 0, "0B0": 26}, **fields)
     times = {"0OFFLOAD0": 3, "0PREFETCH0": 22}
-    return offloading(with_host(plain, bandwidth), 0, [(0, 1)], times, -(-13 // bandwidth))
+    return offloading(with_host(plain, bandwidth), 0, ((0, 1),), times, -(-13 // bandwidth))
 
 
 def two_copies(offloaded: Sequence[int]) -> Plan:
@@ -89,7 +71,7 @@ def two_copies(offloaded: Sequence[int]) -> Plan:
     plain = handmade.plan(of, [(0, 2, 0)], 20, times, k=2)
     host = {f"0OFFLOAD{c}": 10 * c + 3 for c in offloaded}
     host |= {f"0PREFETCH{c}": 10 * c + 22 for c in offloaded}
-    return offloading(with_host(plain, 13), 0, [(0, 1)], host, 1)
+    return offloading(with_host(plain, 13), 0, ((0, 1),), host, 1)
 
 
 def recomputing_too() -> Plan:
@@ -100,8 +82,9 @@ def recomputing_too() -> Plan:
     of = handmade.chain([(1, 1)] * 3, LAYERS, input_bytes=10)
     times = {"0F0": 0, "0B0": 26}
     plain = handmade.plan(of, [(0, 2, 0)], 10, times, durations={"0B": 4})
-    host = {"0OFFLOAD0": 3, "0PREFETCH0": 20}
-    return offloading(with_host(plain, 13), 0, [(1, 2)], host, 1, recompute=[(0, 0)])
+    again = plain.stages[0].model_copy(update={"remat": Remat(recompute=((0, 0),))})
+    plain = with_host(plain.model_copy(update={"stages": (again,)}), 13)
+    return offloading(plain, 0, ((1, 2),), {"0OFFLOAD0": 3, "0PREFETCH0": 20}, 1)
 
 
 def neighbours(duplex: Literal["full", "half"] = "full", prefetch: int = 11) -> Plan:
@@ -118,7 +101,7 @@ def neighbours(duplex: Literal["full", "half"] = "full", prefetch: int = 11) -> 
     of = handmade.chain([(1, 1)] * 3, layers)
     times = {"0F0": 0, "1F0": 1, "1B0": 12, "0B0": 14}
     plain = with_host(handmade.plan(of, [(0, 0, 0), (1, 2, 0)], 8, times), 13, duplex=duplex)
-    return offloading(plain, 1, [(1, 2)], {"1OFFLOAD0": 3, "1PREFETCH0": prefetch}, 1)
+    return offloading(plain, 1, ((1, 2),), {"1OFFLOAD0": 3, "1PREFETCH0": prefetch}, 1)
 
 
 def two_gpus(memory_bytes: int = 53) -> Plan:
@@ -138,5 +121,5 @@ def two_gpus(memory_bytes: int = 53) -> Plan:
     plain = handmade.plan(of, [(0, 1, 0), (2, 3, 1)], 8, times)
     plain = with_host(plain, 6, memory_bytes=memory_bytes)
     one = {"0OFFLOAD0": 2, "0PREFETCH0": 14}
-    first = offloading(plain, 0, [(0, 1)], one, 2)
-    return offloading(first, 1, [(2, 3)], {"1OFFLOAD0": 4, "1PREFETCH0": 10}, 2)
+    first = offloading(plain, 0, ((0, 1),), one, 2)
+    return offloading(first, 1, ((2, 3),), {"1OFFLOAD0": 4, "1PREFETCH0": 10}, 2)
