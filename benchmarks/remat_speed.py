@@ -26,9 +26,11 @@ def chain(layers: int, seed: int = 0) -> Costs:
         return tuple(rng.randint(low, high) for _ in range(layers))
 
     outputs = some(4_000_000, 40_000_000)
+    forward = some(300_000, 3_000_000)
     return Costs(
         names=tuple(f"layer{index}" for index in range(layers)),
-        forward=some(300_000, 3_000_000),
+        forward=forward,
+        light=forward,
         backward=some(600_000, 6_000_000),
         boundary=(6_000_000, *outputs),
         gradient=outputs,

@@ -21,6 +21,8 @@ class Layer(Record):
 
     name: str
     forward_ns: Count
+    forward_light_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
+    """Of a forward without autograd, as the first of a layer that runs again; None: unknown."""
     backward_ns: Count
     optimizer_ns: Count = 0
     weight_bytes: Count = 0

@@ -127,19 +127,21 @@ def _refined(layers: Sequence[Layer], stage: StageMeasure) -> list[Layer]:
                 **{name: values[index] for name, values in times.items()},
                 "forward_workspace_bytes": layer.forward_workspace_bytes + forward,
                 "backward_workspace_bytes": layer.backward_workspace_bytes + backward,
-                "backward_weight_ns": _part(layer, times["backward_ns"][index]),
+                "forward_light_ns": _like(
+                    layer.forward_light_ns, layer.forward_ns, times["forward_ns"][index]
+                ),
+                "backward_weight_ns": _like(
+                    layer.backward_weight_ns, layer.backward_ns, times["backward_ns"][index]
+                ),
             }
         )
         for index, layer in enumerate(layers)
     ]
 
 
-def _part(layer: Layer, backward_ns: int) -> int | None:
-    """The weight gradients' part of a backward that now takes `backward_ns`."""
-    part = layer.backward_weight_ns
-    if part is None or layer.backward_ns == 0:
-        return part
-    return part * backward_ns // layer.backward_ns
+def _like(time: int | None, was: int, now: int) -> int | None:
+    """`time`, which goes with another one that `was` and `now` is."""
+    return time if time is None or was == 0 else time * now // was
 
 
 def shares(parts: Sequence[int], total: int) -> list[int]:

@@ -28,6 +28,7 @@ def random_costs(rng: random.Random, layers: int, most: int = 8, whole: bool = F
     return Costs(
         names=tuple(f"layer{index}" for index in range(layers)),
         forward=some(9),
+        light=some(9),
         backward=some(9),
         boundary=boundary,
         gradient=some(most),
@@ -84,6 +85,8 @@ def _operations(costs: Costs, device: Device, marked: frozenset[int], in_time: b
 
 
 def _time(costs: Costs, op: Op) -> int:
-    if op.kind in FORWARDS:
+    if op.kind is OpKind.KEEP_ALL:
         return costs.forward[op.index]
+    if op.kind in FORWARDS:
+        return costs.light[op.index]
     return costs.backward[op.index] if op.kind is OpKind.BACKWARD else 0

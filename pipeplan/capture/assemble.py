@@ -14,12 +14,13 @@ from pipeplan.livebytes import storage_bytes
 from pipeplan.task import SplitModel, Task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LayerCost:
     """All that was measured or estimated of one layer."""
 
     forward_ns: int
     backward_ns: int
+    forward_light_ns: int
     size: LayerBytes
     step: OptimizerCost
 
@@ -102,6 +103,7 @@ def _layer(
     return Layer(
         name=model.names[index],
         forward_ns=cost.forward_ns,
+        forward_light_ns=cost.forward_light_ns,
         backward_ns=cost.backward_ns,
         optimizer_ns=cost.step.step_ns,
         weight_bytes=weights,

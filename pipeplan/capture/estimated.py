@@ -28,8 +28,8 @@ from pipeplan.errors import InputError
 from pipeplan.task import SplitModel, Task
 
 Progress = Callable[[str], None]
-Found = tuple[LayerBytes, tuple[int, int]]
-"""Bytes of a layer, and its forward and backward nanoseconds."""
+Found = tuple[LayerBytes, tuple[int, int, int]]
+"""Bytes of a layer; ns of its forward, its backward, its forward without autograd."""
 
 
 def estimate_task(
@@ -68,8 +68,8 @@ def estimate_task(
                 found = _walk(model, twin, pair, device, say)
             steps = _steps(model, task, device)
             costs = [
-                LayerCost(forward_ns=forward, backward_ns=backward, size=size, step=step)
-                for (size, (forward, backward)), step in zip(found, steps, strict=True)
+                LayerCost(*times, size=size, step=step)
+                for (size, times), step in zip(found, steps, strict=True)
             ]
             layers = chain_layers(model, costs, task)
     return Chain(

@@ -93,7 +93,7 @@ def measure(
         unchanged_buffers(model.layers),
         gradient_buffers(model.layers),
     ):
-        forward_ns, backward_ns, noise = times(sweep.run, repeats, warmup, say)
+        found, noise = times(sweep.run, repeats, warmup, say)
         if noise > NOISY:
             say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
         say("measuring optimizer steps")
@@ -104,8 +104,10 @@ def measure(
         ]
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)
-        rows = zip(forward_ns, backward_ns, sizes, steps, strict=True)
-        costs = [LayerCost(forward_ns=f, backward_ns=b, size=s, step=o) for f, b, s, o in rows]
+        costs = [
+            LayerCost(*ns, size=size, step=step)
+            for ns, size, step in zip(zip(*found, strict=True), sizes, steps, strict=True)
+        ]
         layers = chain_layers(model, costs, task)
     return Measured(
         costs=costs,
@@ -121,12 +123,12 @@ def measure(
 
 
 def times(
-    sweep: Callable[[int], tuple[list[int], list[int]]],
+    sweep: Callable[[int], tuple[list[int], ...]],
     repeats: int,
     warmup: int,
     say: Progress,
-) -> tuple[list[int], list[int], float]:
-    """Forward and backward nanoseconds of each layer, and how much slower it usually was.
+) -> tuple[tuple[list[int], ...], float]:
+    """Nanoseconds of each layer, one list per kind of work, and how much slower it usually was.
 
     Whatever else the machine does only lengthens times, so they are the medians of the quietest
     round of `ROUND` consecutive micro-batches. A run is judged by its best window likewise.
@@ -141,18 +143,17 @@ def times(
             say(f"timed {done} of {repeats} micro-batches")
     starts = range(0, max(1, repeats - ROUND + 1), ROUND)
     rounds = [_medians(sweeps[start : start + ROUND]) for start in starts]
-    totals = [sum(forward) + sum(backward) for forward, backward in rounds]
-    forward, backward = rounds[totals.index(min(totals))]
-    return forward, backward, statistics.median(totals) / max(1, min(totals)) - 1
+    totals = [sum(map(sum, kinds)) for kinds in rounds]
+    best = rounds[totals.index(min(totals))]
+    return best, statistics.median(totals) / max(1, min(totals)) - 1
 
 
-def _medians(sweeps: Sequence[tuple[list[int], list[int]]]) -> tuple[list[int], list[int]]:
-    """Layer by layer, of forward and of backward times."""
-    forward, backward = (
+def _medians(sweeps: Sequence[tuple[list[int], ...]]) -> tuple[list[int], ...]:
+    """Layer by layer, of each kind of work."""
+    return tuple(
         [round(statistics.median(row)) for row in zip(*rows, strict=True)]
         for rows in zip(*sweeps, strict=True)
     )
-    return forward, backward
 
 
 def _sizes(

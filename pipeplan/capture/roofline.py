@@ -25,19 +25,24 @@ from pipeplan.devices import Device
 _aten = torch.ops.aten
 
 
-def estimate(run: LayerRun, device: Device) -> tuple[int, int]:
-    """(forward, backward) nanoseconds of one layer on `device`, the loss included in the last's.
+def estimate(run: LayerRun, device: Device) -> tuple[int, int, int]:
+    """(forward, backward, forward without autograd) ns of one layer on `device`.
+
+    The loss is included in the last one's.
 
     The parameters need gradient buffers already: adding to them is part of the backward.
     """
     one = LayerPass(run)
-    forward, backward = Roofline(device), Roofline(device)
+    light, forward, backward = Roofline(device), Roofline(device), Roofline(device)
+    bare = LayerPass(run)
+    with torch.no_grad(), light:
+        bare.forward()
     with forward:
         one.forward()
     one.receive_gradients()
     with backward:
         one.backward()
-    return round(forward.ns), round(backward.ns)
+    return round(forward.ns), round(backward.ns), round(light.ns)
 
 
 class Roofline(TorchDispatchMode):

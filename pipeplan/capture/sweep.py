@@ -1,4 +1,5 @@
-"""Times every layer in place: one micro-batch forward through all layers, then back.
+"""Times every layer in place: one micro-batch forward through all layers without autograd, then
+once more with it, then back.
 
 Layers run in the order they have in training, not each alone many times over, so that each finds
 the caches as training leaves them.
@@ -54,10 +55,10 @@ class Sweep:
         self._loss = loss
         self._place = place
 
-    def run(self, microbatch: int) -> tuple[list[int], list[int]]:
-        """(forward, backward) nanoseconds of each layer for one micro-batch.
+    def run(self, microbatch: int) -> tuple[list[int], list[int], list[int]]:
+        """(forward, backward, forward without autograd) ns of each layer for one micro-batch.
 
-        The first layer's forward includes fetching the micro-batch, and so does that of the last
+        The first layer's forwards include fetching the micro-batch, and so does that of the last
         one and of those that are fed: the ranks that hold them all fetch it. The loss belongs to
         the last layer.
 
@@ -67,17 +68,20 @@ class Sweep:
         begin = time.perf_counter_ns()
         source, target = self._batches.fetch(microbatch)
         fetch = time.perf_counter_ns() - begin
+        with torch.no_grad():
+            bare, _ = self._forward(source, target)
         there, graphs = self._forward(source, target)
         back = self._backward(graphs)
-        forward, backward = (
+        light, forward, backward = (
             [self._place.clock.between(start, end) for start, end in marks]
-            for marks in (there, back)
+            for marks in (bare, there, back)
         )
         last = len(forward) - 1
         for index in range(len(forward)):
             if index in (0, last) or self._model.fed_to(index):
                 forward[index] += fetch
-        return forward, backward
+                light[index] += fetch
+        return forward, backward, light
 
     def _forward(self, source: Tensor, target: Tensor) -> tuple[Marks, list[Graph]]:
         model, mark = self._model, self._place.clock.mark
@@ -96,7 +100,8 @@ class Sweep:
             if index == last:
                 values = (check_loss(self._loss(values[0], target)),)
             marks.append((begin, mark()))
-            graphs.append((leaves, values))
+            if torch.is_grad_enabled():
+                graphs.append((leaves, values))
         return marks, graphs
 
     def _backward(self, graphs: list[Graph]) -> Marks:

@@ -125,7 +125,7 @@ def check_loss(value: object) -> Tensor:
             f"task: loss: returned shape {tuple(value.shape)} of {value.dtype}, need a floating"
             " scalar. Return the mean over the micro-batch."
         )
-    if not value.requires_grad:
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise InputError(
             "task: loss: depends on no trainable parameter, so there is nothing to train."
             " Check requires_grad of the model's parameters."

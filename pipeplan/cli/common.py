@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -236,6 +236,9 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
         "backward_ns": sum(layer.backward_ns for layer in layers),
         "weight_bytes": sum(layer.weight_bytes for layer in layers),
     }
+    light = [layer.forward_light_ns for layer in layers if layer.forward_light_ns is not None]
+    if len(light) == len(layers):
+        figures["forward_light_ns"] = sum(light)
     if args.output == "-":
         return
     if args.json:
@@ -243,8 +246,14 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
     else:
         print(
             f"{args.output}: {chain.name}, {len(layers)} layers,"
-            f" forward {units.format_ns(figures['forward_ns'])},"
+            f" forward {units.format_ns(figures['forward_ns'])}{_light(figures)},"
             f" backward {units.format_ns(figures['backward_ns'])},"
             f" weights {units.format_bytes(figures['weight_bytes'])}"
         )
     then(f"pipeplan plan {args.output} --gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json")
+
+
+def _light(figures: Mapping[str, int]) -> str:
+    """The forward without autograd, in brackets, where it is known."""
+    known = figures.get("forward_light_ns")
+    return "" if known is None else f" ({units.format_ns(known)} without autograd)"

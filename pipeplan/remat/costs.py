@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.chain import Chain
+from pipeplan.remat.schedule import Op, OpKind
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class Costs:
 
     names: tuple[str, ...]
     forward: tuple[int, ...]
+    """Of a forward that keeps all."""
+    light: tuple[int, ...]
+    """Of a forward that keeps nothing, or its input."""
     backward: tuple[int, ...]
     boundary: tuple[int, ...]
     """Full tensor at boundary l."""
@@ -38,9 +42,17 @@ class Costs:
         """L, the number of layers."""
         return len(self.forward)
 
+    def time(self, op: Op) -> int:
+        """Time that `op` takes of the device; none for what only moves or frees."""
+        if not op.computes:
+            return 0
+        if op.kind is OpKind.BACKWARD:
+            return self.backward[op.index]
+        return (self.forward if op.kind is OpKind.KEEP_ALL else self.light)[op.index]
+
     @property
     def compute(self) -> int:
-        """Time of all forwards and backwards once: no schedule is faster."""
+        """Time of all forwards that keep all and all backwards: no schedule is faster."""
         return sum(self.forward) + sum(self.backward)
 
     def gradient_in(self, layer: int) -> int:
@@ -65,12 +77,17 @@ def from_chain(chain: Chain) -> Costs:
     """The costs of `chain` on one device.
 
     A chain does not tell how much of `saved_bytes` is alive at once in a forward that keeps
-    nothing; at most all of it is, so that is what such a forward is charged (R2).
+    nothing; at most all of it is, so that is what such a forward is charged (R2). A chain may
+    not tell that forward's time either; then it is charged what one that keeps all takes.
     """
     layers = chain.layers
     return Costs(
         names=tuple(layer.name for layer in layers),
         forward=tuple(layer.forward_ns for layer in layers),
+        light=tuple(
+            layer.forward_ns if layer.forward_light_ns is None else layer.forward_light_ns
+            for layer in layers
+        ),
         backward=tuple(layer.backward_ns for layer in layers),
         boundary=(chain.input_bytes, *(layer.output_bytes for layer in layers)),
         gradient=tuple(layer.gradient_of_output_bytes for layer in layers),

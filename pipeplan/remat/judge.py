@@ -13,7 +13,7 @@ from pipeplan.errors import InputError
 from pipeplan.remat.channel import Channel
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.device import Device
-from pipeplan.remat.schedule import FORWARDS, Op, OpKind, Schedule
+from pipeplan.remat.schedule import Op, OpKind, Schedule
 
 INSTANT = Channel()
 """Where transfers take no time."""
@@ -108,12 +108,10 @@ class _Clock:
         if op.kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
             return self._transfer(op, moved)
         start = self.compute
-        if op.kind in FORWARDS:
-            self.compute += self.costs.forward[op.index]
-        elif op.kind is OpKind.BACKWARD:
-            self.compute += self.costs.backward[op.index]
-        elif op.kind is OpKind.WAIT:
+        if op.kind is OpKind.WAIT:
             self.compute = max(start, self.done[op.index])
+        else:
+            self.compute += self.costs.time(op)
         return start, self.compute
 
     def _transfer(self, op: Op, moved: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.device import Device
-from pipeplan.remat.schedule import FORWARDS, Op, OpKind, Schedule
+from pipeplan.remat.schedule import Op, OpKind, Schedule
 
 Ints = npt.NDArray[np.int64]
 
@@ -109,7 +109,7 @@ def line_of(costs: Costs, base: Schedule) -> Line:
         if after[unit] and due.get(unit, 0) > turn
     ]
     units.sort(key=lambda unit: unit.index)
-    times = [_time(costs, op) for op in base.ops]
+    times = [costs.time(op) for op in base.ops]
     return Line(
         costs.layers,
         costs.static,
@@ -124,9 +124,3 @@ def line_of(costs: Costs, base: Schedule) -> Line:
 def _uses(op: Op) -> tuple[int, ...]:
     """Units that an operation reads, makes or gives up."""
     return (op.index, op.index + 1) if op.computes else (op.index,)
-
-
-def _time(costs: Costs, op: Op) -> int:
-    if op.kind in FORWARDS:
-        return costs.forward[op.index]
-    return costs.backward[op.index] if op.kind is OpKind.BACKWARD else 0

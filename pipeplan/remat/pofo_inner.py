@@ -62,7 +62,8 @@ class Inner:
         size, wide = costs.layers, scale.top + 1
         self.forward = np.array(costs.forward, dtype=np.float64) * scale.per_ns
         self.backward = np.array(costs.backward, dtype=np.float64) * scale.per_ns
-        self.begun = np.concatenate([[0.0], np.cumsum(self.forward)])
+        light = np.array(costs.light, dtype=np.float64) * scale.per_ns
+        self.begun = np.concatenate([[0.0], np.cumsum(light)])
         alike = all(self.needs.residue(s, 0) == self.needs.residue(s, 1) for s in range(size))
         first = np.full((size, size, wide, wide), np.inf, dtype=np.float32)
         self.at = (first, first if alike else np.full_like(first, np.inf))

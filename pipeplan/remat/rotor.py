@@ -42,7 +42,7 @@ def rotor(costs: Costs, budget: int, slots: int = 500) -> Schedule | None:
 
 
 class _Table:
-    """at[v][s, t, m]: least time of (s, t, v) in m units (C1), plus the time of forwards before s.
+    """at[v][s, t, m]: least time of (s, t, v) in m units (C1), plus light forwards before s.
 
     The added constant turns the sum over the swept layers into a term of the result alone.
     """
@@ -51,7 +51,7 @@ class _Table:
         self.costs, self.unit, self.top = costs, unit, top
         self.needs = Needs(costs)
         self.full = [self._up(size) for size in costs.boundary]
-        self.before = np.concatenate([[0], np.cumsum(costs.forward)]).astype(np.float64)
+        self.before = np.concatenate([[0], np.cumsum(costs.light)]).astype(np.float64)
         size = costs.layers
         alike = all(self.needs.residue(s, 0) == self.needs.residue(s, 1) for s in range(size))
         first = np.full((size, size, top + 1), np.inf)
@@ -97,9 +97,10 @@ class _Table:
             return
         low = max(low, self.taken(s, v))
         gone = self.taken(s, v)
-        # The rest's table holds the forwards before s + 1, that of s among them.
+        # The rest's table holds the light forwards before s + 1, that of s among them.
         if low <= self.top:
-            row[low:] = self.at[1][s + 1, t, low - gone : self.top + 1 - gone] + c.backward[s]
+            rest = self.at[1][s + 1, t, low - gone : self.top + 1 - gone]
+            row[low:] = rest + (own - c.light[s])
 
     def _splits(self, s: int, t: int, v: int) -> Floats | None:
         """(C6): one row per next kept boundary s+1..t, one column per m >= the full boundary s."""

@@ -107,7 +107,7 @@ def measure(
         pairs = [_timed(run, place) for run in _Runs(split, sample)]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
-    forward, backward, _ = times(sweep, repeats, WARMUP, lambda _: None)
+    (forward, backward), _ = times(sweep, repeats, WARMUP, lambda _: None)
     rest = [0] * (len(sizes) - len(forward))
     return Measured(
         facts=facts,
@@ -266,6 +266,7 @@ def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) ->
     return Costs(
         names=(*split.names, LOSS),
         forward=found.forward_ns,
+        light=found.forward_ns,
         backward=found.backward_ns,
         boundary=(0, *(facts.boundary_bytes for facts in found.facts), scalar),
         gradient=found.gradients,

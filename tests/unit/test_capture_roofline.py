@@ -118,9 +118,9 @@ def test_estimate_of_a_layer_adds_forward_and_backward() -> None:
     layer = nn.Linear(64, 64, bias=False)
     run = LayerRun(name="x", layer=layer, inputs=(torch.ones(64, 64),), differentiable=(True,))
     with gradient_buffers([layer]):
-        forward, backward = roofline.estimate(run, SLOW)
+        forward, backward, light = roofline.estimate(run, SLOW)
     product = 100 + 2 * 64**3 * 2
-    assert forward == product
+    assert forward == light == product
     assert backward == 2 * product + (100 + 3 * 64 * 64 * 4 * 2)
 
 

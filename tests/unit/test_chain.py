@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.errors import InputError
 from tests import documents
 
@@ -57,3 +57,11 @@ def test_frozen() -> None:
     """A chain cannot be changed after its digest was taken."""
     with pytest.raises(ValueError, match="frozen"):
         chain().name = "other"  # type: ignore[misc]
+
+
+def test_a_chain_without_light_forwards_has_the_digest_it_always_had() -> None:
+    """A field that is younger than the format is in a file only where it says something."""
+    plain = Layer(name="a", forward_ns=4, backward_ns=8, output_bytes=1)
+    known = plain.model_copy(update={"forward_light_ns": 3})
+    assert "forward_light_ns" not in Chain(name="x", layers=(plain,)).to_json()
+    assert "forward_light_ns" in Chain(name="x", layers=(known,)).to_json()

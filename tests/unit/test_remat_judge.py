@@ -19,6 +19,7 @@ from tests.remat_brute import random_costs
 HAND = Costs(
     names=("a", "b"),
     forward=(1, 2),
+    light=(5, 7),
     backward=(3, 4),
     boundary=(10, 20, 1),
     gradient=(20, 1),
@@ -54,7 +55,7 @@ def test_kept_inputs_and_dropped_ones() -> None:
     assert outcome.violations == ()
     assert [step.bytes for step in outcome.steps[:4]] == [139, 134, 119, 143]
     assert outcome.steps[4].bytes == 100 + 10 + 20 + 7 + 2 + 20
-    assert outcome.makespan_ns == 11
+    assert outcome.makespan_ns == 5 + 10
 
 
 def test_transfers_overlap_computation_and_wait_joins_them() -> None:

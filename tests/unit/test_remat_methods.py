@@ -38,6 +38,7 @@ def equal_layers(layers: int) -> Costs:
     return Costs(
         names=tuple(map(str, range(layers))),
         forward=one,
+        light=one,
         backward=one,
         boundary=(1,) * layers + (0,),
         gradient=one,
@@ -90,7 +91,7 @@ def test_periodic_runs_all_but_the_last_segment_twice() -> None:
         outcome = judge(costs, periodic(costs, segments))
         again = (segments - 1) * (10 // segments)
         assert outcome.violations == ()
-        assert outcome.makespan_ns == costs.compute + sum(costs.forward[:again])
+        assert outcome.makespan_ns == costs.compute + sum(costs.light[:again])
 
 
 @pytest.mark.parametrize("seed", range(40))

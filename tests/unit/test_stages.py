@@ -107,11 +107,12 @@ def test_only_bytes_that_were_missed_are_added() -> None:
 
 
 def test_part_of_the_backward_is_scaled_with_it() -> None:
-    """The weight gradients' part stays a part."""
-    layer = Layer(name="a", forward_ns=1, backward_ns=10, backward_weight_ns=4, output_bytes=1)
-    chain = Chain(name="x", layers=(layer,))
-    refined = refine(chain, StageProfile(stages=(stage(0, 0, 1, 5),)))
-    assert refined.layers[0].backward_weight_ns == 2
+    """The weight gradients' part stays a part; so does the forward without autograd."""
+    layer = Layer(name="a", forward_ns=4, backward_ns=10, backward_weight_ns=4, output_bytes=1)
+    chain = Chain(name="x", layers=(layer.model_copy(update={"forward_light_ns": 3}),))
+    (refined,) = refine(chain, StageProfile(stages=(stage(0, 0, 8, 5),))).layers
+    assert refined.backward_weight_ns == 2
+    assert refined.forward_light_ns == 6
 
 
 def test_stages_of_something_else_are_refused() -> None:
