@@ -14,7 +14,7 @@ from pipeplan.livebytes import storage_bytes
 from pipeplan.task import SplitModel, Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
     """All that was measured or estimated of one layer."""
 

@@ -68,8 +68,10 @@ def estimate_task(
                 found = _walk(model, twin, pair, device, say)
             steps = _steps(model, task, device)
             costs = [
-                LayerCost(*times, size=size, step=step)
-                for (size, times), step in zip(found, steps, strict=True)
+                LayerCost(
+                    forward_ns=f, backward_ns=b, forward_light_ns=light, size=size, step=step
+                )
+                for (size, (f, b, light)), step in zip(found, steps, strict=True)
             ]
             layers = chain_layers(model, costs, task)
     return Chain(

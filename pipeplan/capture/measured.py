@@ -105,8 +105,8 @@ def measure(
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)
         costs = [
-            LayerCost(*ns, size=size, step=step)
-            for ns, size, step in zip(zip(*found, strict=True), sizes, steps, strict=True)
+            LayerCost(forward_ns=f, backward_ns=b, forward_light_ns=light, size=s, step=o)
+            for f, b, light, s, o in zip(*found, sizes, steps, strict=True)
         ]
         layers = chain_layers(model, costs, task)
     return Measured(
