@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pipeplan import lowering, verifier
 from pipeplan.errors import InputError
@@ -17,6 +17,8 @@ from pipeplan.task import SplitModel, Task, load
 from pipeplan.units import format_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from pipeplan.runtime.checkpoint import Meta
 
 
@@ -29,6 +31,9 @@ class Setup:
     pattern: Pattern
     task: Task
     split: SplitModel
+    device: torch.device
+    """Where this rank computes."""
+    backend: Literal["nccl", "gloo"]
     task_digest: str
     seed: int
     checkpoint: Path | None
@@ -50,7 +55,13 @@ def prepare(options: Options, place: Place) -> Setup:
     plan, pattern = planned(options, place)
     checkpoint, meta = _checkpoint(options)
     seed = options.seed or 0 if meta is None else meta.seed
+    from pipeplan.runtime.backend import Machine, device_of, take_gpu
+
+    machine = Machine.here()
+    machine.check(options.backend, place)
+    take_gpu(place, machine)
     task, split = _load(plan, options, seed)
+    device = device_of(split)
     _check_resume(plan, options, meta, split.digest())
     return Setup(
         options=options,
@@ -58,6 +69,8 @@ def prepare(options: Options, place: Place) -> Setup:
         pattern=pattern,
         task=task,
         split=split,
+        device=device,
+        backend=machine.chosen(options.backend, place, device),
         task_digest=split.digest(),
         seed=seed,
         checkpoint=checkpoint,

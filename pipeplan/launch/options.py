@@ -45,6 +45,8 @@ class Options:
     """`real` trains; the others rehearse the plan without a model."""
     replicas: int
     """Copies of the pipeline that train together."""
+    backend: Literal["nccl", "gloo", "auto"]
+    """What carries messages."""
     time_scale: Fraction
     """What a sleeping rehearsal multiplies planned times by."""
 
@@ -79,6 +81,12 @@ def parse(argv: Sequence[str] | None) -> Options:
         metavar="D",
         help="pipelines side by side, gradients averaged",
     )
+    add(
+        "--backend",
+        choices=("auto", "nccl", "gloo"),
+        help="what carries messages: nccl needs the model on cuda and a GPU for each rank,"
+        " under gloo ranks may share a GPU (default auto: nccl where it can)",
+    )
     add("--seed", type=_count(0), help="of weights and dropout (default 0)")
     add("--out", type=Path, metavar="DIR", help="metrics, results and checkpoints; must be empty")
     add("--resume", type=Path, metavar="DIR", help="go on from DIR's newest checkpoint")
@@ -102,6 +110,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         task=given.task,
         steps=given.steps,
         replicas=given.replicas or 1,
+        backend=given.backend or "auto",
         seed=given.seed,
         out=given.out or given.resume,
         resume=given.resume,
@@ -125,6 +134,7 @@ def _check_clock(given: argparse.Namespace) -> None:
     for name in (
         "task",
         "replicas",
+        "backend",
         "seed",
         "resume",
         "save_every",

@@ -15,7 +15,7 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
-from pipeplan.runtime.group import join
+from pipeplan.runtime.group import joined
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.replicas import Replicas, Shard
@@ -53,7 +53,14 @@ class Session:
         self.setup = setup
         self.out = setup.options.out
         self.stop = ending.StopSignal()
-        self.transport = join(place, setup.options.timeout_ns, setup.options.replicas)
+        self.transport = joined(
+            setup.plan,
+            setup.split,
+            place,
+            setup.options.timeout_ns,
+            setup.options.replicas,
+            setup.device if setup.backend == "nccl" else None,
+        )
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
         self.saver = Saver(self.transport, background=setup.options.save_in_background)
         self.live = LiveBytes() if setup.options.instrument else None
@@ -149,7 +156,8 @@ class Session:
 
     def _make_worker(self) -> Worker:
         setup = self.setup
-        feed = TaskFeed(setup.task, setup.split.boundaries[0], self.shard.number)
+        boundary = setup.split.boundaries[0]
+        feed = TaskFeed(setup.task, boundary, self.shard.number, setup.device)
         replicas = None
         if isinstance(self.transport, GlooTransport) and setup.options.replicas > 1:
             replicas = Replicas(self.transport)

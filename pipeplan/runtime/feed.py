@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
 from pipeplan.task import Task, TensorSpec
+
+_CPU = torch.device("cpu")
 
 
 class TaskFeed:
@@ -18,9 +21,18 @@ class TaskFeed:
         task: Task,
         specs: Sequence[TensorSpec],
         number: Callable[[int], int] = lambda microbatch: microbatch,
+        device: torch.device = _CPU,
     ) -> None:
-        """Takes the task, the specs of boundary 0, and micro-batch -> its number in the data."""
+        """Takes what the data come from.
+
+        Args:
+            task: gives them.
+            specs: of boundary 0.
+            number: micro-batch -> its number in the data.
+            device: where the stages want them.
+        """
         self._number = number
+        self._device = device
         self._task = task
         self._specs = tuple(specs)
 
@@ -39,8 +51,8 @@ class TaskFeed:
                 f"task.data({number}): got input {got}, need {need}. Every micro-batch must"
                 " have the same shape; leave out a last one that is smaller."
             )
-        return [tensor]
+        return [tensor.to(self._device)]
 
     def target(self, microbatch: int) -> Tensor:
         """The target of `microbatch`."""
-        return self._task.microbatch(self._number(microbatch))[1]
+        return self._task.microbatch(self._number(microbatch))[1].to(self._device)

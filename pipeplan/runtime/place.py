@@ -14,13 +14,19 @@ class Place:
     size: int
     attempt: int
     launched: bool
+    local_rank: int
+    """Among those on this machine."""
+    local_size: int
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Place:
         """The place that torchrun's variables describe; alone without them."""
+        rank, size = environ.get("RANK", "0"), environ.get("WORLD_SIZE", "1")
         return cls(
-            rank=int(environ.get("RANK", "0")),
-            size=int(environ.get("WORLD_SIZE", "1")),
+            rank=int(rank),
+            size=int(size),
             attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
             launched="WORLD_SIZE" in environ,
+            local_rank=int(environ.get("LOCAL_RANK", rank)),
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", size)),
         )

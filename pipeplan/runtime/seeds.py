@@ -26,8 +26,11 @@ def layer_seed(seed: int, layer: int, microbatch: int) -> int:
 
 
 def seed_layer(seed: int, layer: int, microbatch: int) -> None:
-    """Set torch's generator for the forward of `layer` on `microbatch`."""
-    torch.default_generator.manual_seed(layer_seed(seed, layer, microbatch))
+    """Set torch's generators for the forward of `layer` on `microbatch`."""
+    value = layer_seed(seed, layer, microbatch)
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
 
 
 def _finalize(z: int) -> int:

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
+from pipeplan.runtime.staging import receive_staged, send_staged
+
 _PROBE_TAG = (1 << 31) - 1
 
 
@@ -127,18 +129,22 @@ class GlooTransport:
         """What `dist.isend` does, without asking each time which group is meant."""
         if not tensor.numel():
             return _DONE
+        if tensor.is_cuda:
+            return send_staged(tensor, lambda host: self._send(host, rank, tag))
         try:
             return self._group.send([tensor], rank, tag)
         except RuntimeError as error:
-            _lost(error)
+            lost(error)
 
     def _receive(self, tensor: Tensor, rank: int, tag: int) -> Pending:
         if not tensor.numel():
             return _DONE
+        if tensor.is_cuda:
+            return receive_staged(tensor, lambda host: self._receive(host, rank, tag))
         try:
             return self._group.recv([tensor], rank, tag)
         except RuntimeError as error:
-            _lost(error)
+            lost(error)
 
     def vote(self, yes: bool) -> Vote:
         """See `Transport`."""
@@ -216,7 +222,7 @@ class PeerLostError(Exception):
     """The other end of a message is gone or silent for too long."""
 
 
-def _lost(error: RuntimeError) -> NoReturn:
+def lost(error: RuntimeError) -> NoReturn:
     """A connection may be found closed while sending, posting or waiting: the same loss."""
     raise PeerLostError(str(error).rpartition("] ")[2]) from error
 
@@ -231,4 +237,4 @@ def wait_all(pending: Sequence[Pending]) -> None:
         for message in pending:
             message.wait()
     except RuntimeError as error:
-        _lost(error)
+        lost(error)

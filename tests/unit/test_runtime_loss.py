@@ -20,7 +20,7 @@ class _Lost:
 
 @pytest.mark.parametrize("verb", ["send", "receive"])
 def test_loss_while_handing_over(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection found closed by a send or receive is a lost peer, without gloo's source line."""
+    """A connection found closed by a send or receive is a lost peer, without gloo's place."""
     transport = GlooTransport.__new__(GlooTransport)
     monkeypatch.setattr(transport, "_first", 0, raising=False)
     monkeypatch.setattr(transport, "_group", _Lost(), raising=False)
