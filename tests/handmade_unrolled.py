@@ -13,6 +13,7 @@ from pipeplan.plan import OpKind, Plan
 from tests import handmade_greedy
 
 F, B = OpKind.F, OpKind.B
+OFFLOAD, PREFETCH = OpKind.OFFLOAD, OpKind.PREFETCH
 Key = tuple[int, ...]
 
 
@@ -26,6 +27,7 @@ class Unrolled:
         self.window = range(-reach * plan.k, (reach + 1) * plan.k)
         self.held: list[list[tuple[Key, Key, str, int]]] = [[] for _ in plan.cluster.gpus]
         self.events: list[set[Key]] = [set() for _ in plan.cluster.gpus]
+        self.hosted: list[list[tuple[Key, Key, int]]] = [[] for _ in plan.cluster.gpus]
 
     def filled(self) -> Self:
         """With every micro-batch's intervals and events; needs an order on each GPU."""
@@ -34,6 +36,10 @@ class Unrolled:
                 self.add_stage(m, stage)
         return self
 
+    def has(self, kind: OpKind, stage: int, m: int) -> bool:
+        """Whether micro-batch m has this op: not all have those of (H2)."""
+        return (kind, stage, m % self.plan.k) in self.ops
+
     def time(self, kind: OpKind, stage: int, m: int) -> tuple[int, int]:
         """(T4): start and end of an op of micro-batch m."""
         op = self.ops[kind, stage, m % self.plan.k]
@@ -41,7 +47,9 @@ class Unrolled:
         return start, start + op.duration_ns
 
     def pos(self, kind: OpKind, stage: int) -> int:
-        """(T1)."""
+        """(T1), (H5)."""
+        if kind.is_host:
+            return 4 * self.S + 2 * stage + (kind is PREFETCH)
         forward = kind in (F, OpKind.SEND_F)
         place = 2 * stage if forward else 4 * self.S - 3 - 2 * stage
         return place + (not kind.is_compute)
@@ -91,6 +99,8 @@ class Unrolled:
             at = (self.time(B, s, m)[1], 3, m, self.pos(B, s), 0)
             size = max(x.optimizer_workspace_bytes for x in layers)
             self.keep(gpu, "working", size, (*at, 0), (*at, 1))
+        if self.has(OFFLOAD, s, m):
+            self.add_away(m, s)
         if s + 1 < self.S:
             out = layers[-1].output_bytes
             paper = plan.memory_model == "paper"
@@ -98,6 +108,29 @@ class Unrolled:
             self.add_edge(m, (F, s), (F, s + 1), unsaved, out)
             gradient = out if paper else layers[-1].gradient_of_output_bytes
             self.add_edge(m, (B, s + 1), (B, s), gradient, gradient)
+
+    def add_away(self, m: int, s: int) -> None:
+        """(H5) to (H7)."""
+        gpu, size = self.plan.stages[s].gpu, away_bytes(self.plan, s)
+        (there, gone), (back, _) = (self.time(kind, s, m) for kind in (OFFLOAD, PREFETCH))
+        issue = (self.hold(gpu, there), 2, m, self.pos(OFFLOAD, s), 0, 0)
+        free = (gone, 0, m, self.pos(OFFLOAD, s), 0, 0)
+        post = (self.hold(gpu, back), 1, m, self.pos(PREFETCH, s), 0, 0)
+        assert issue < free < post < self.start(B, s, m)
+        self.keep(gpu, "saved", -size, free, post)
+        self.events[gpu].add(issue)
+        self.hosted[gpu].append((issue, self.start(B, s, m), size))
+
+    def host_bytes(self, gpu: int) -> int:
+        """(H7), instant by instant."""
+        return max(
+            (
+                sum(size for begin, end, size in self.hosted[gpu] if begin <= key < end)
+                for key in self.events[gpu]
+                if 0 <= key[0] < self.T
+            ),
+            default=0,
+        )
 
     def add_edge(
         self, m: int, before: tuple[OpKind, int], after: tuple[OpKind, int], sent: int, got: int
@@ -172,6 +205,16 @@ def stage_bytes(plan: Plan, s: int) -> tuple[int, int, int]:
     return kept, max(forward), max(backward)
 
 
+def away_bytes(plan: Plan, s: int) -> int:
+    """(H1), sum by sum."""
+    remat, L = plan.stages[s].remat, plan.chain.layers
+    return sum(
+        sum(L[i].saved_bytes for i in range(a, b + 1))
+        + sum(max(L[i].saved_output_bytes, L[i + 1].saved_input_bytes) for i in range(a, b))
+        for a, b in (remat.offload if remat else ())
+    )
+
+
 def buffers(plan: Plan, gpu: int) -> int:
     """(P5): slots counted instant by instant, half-open, over micro-batches of many periods."""
     if plan.memory_model == "exact":
@@ -214,29 +257,42 @@ def states(plan: Plan, gpu: int) -> int:
 
 
 def broken(grid: Unrolled) -> set[str]:
-    """Rules (R1) to (R5) straight from their text, over all pairs of a window."""
+    """Rules (R1) to (R5), (H3) and (H4) straight from their text, over all pairs of a window."""
     plan, found = grid.plan, set[str]()
     reach = (3 + shifts(plan)) * plan.k
     if min(op.shift for op in plan.ops):
         found.add("shifts")
-    order = sorted({(k, s) for k, s, _ in grid.ops}, key=lambda op: grid.pos(*op))
-    for m in range(plan.k):
-        for u, v in pairwise(order):
-            if grid.time(*u, m)[1] > grid.time(*v, m)[0]:
-                found.add("precedence")
-        for u in order:
-            if grid.time(*u, m)[1] > grid.time(*u, m + 1)[0]:
+    kinds = sorted({(k, s) for k, s, _ in grid.ops}, key=lambda op: grid.pos(*op))
+    if any(late(grid, kinds, m) for m in range(plan.k)):
+        found.add("precedence")
+    for u in kinds:
+        for m in (m for m in range(plan.k) if grid.has(*u, m)):
+            after = next(n for n in range(m + 1, m + plan.k + 1) if grid.has(*u, n))
+            if grid.time(*u, m)[1] > grid.time(*u, after)[0]:
                 found.add("fifo")
-    for u in order:
-        for v in order:
+        for v in kinds:
             where_u, where_v = (resource(plan, *op) for op in (u, v))
             if where_u == where_v and any(
                 (u, m) != (v, n) and overlap(grid.time(*u, m), grid.time(*v, n))
                 for m in range(plan.k)
                 for n in range(m - reach, m + reach + 1)
+                if grid.has(*u, m) and grid.has(*v, n)
             ):
                 found.add("gpu" if u[0].is_compute else "link")
     return found
+
+
+def late(grid: Unrolled, kinds: list[tuple[OpKind, int]], m: int) -> bool:
+    """Whether micro-batch m breaks (R2) or (H3)."""
+    chain = [op for op in kinds if not op[0].is_host]
+    if any(grid.time(*u, m)[1] > grid.time(*v, m)[0] for u, v in pairwise(chain)):
+        return True
+    for s in (s for kind, s in kinds if kind is OFFLOAD and grid.has(kind, s, m)):
+        (begin, gone), (back, there) = (grid.time(kind, s, m) for kind in (OFFLOAD, PREFETCH))
+        (_, done), (used, _) = (grid.time(kind, s, m) for kind in (F, B))
+        if done > begin or gone > grid.hold(grid.plan.stages[s].gpu, back) or there > used:
+            return True
+    return False
 
 
 def shifts(plan: Plan) -> int:
@@ -246,6 +302,10 @@ def shifts(plan: Plan) -> int:
 
 def resource(plan: Plan, kind: OpKind, stage: int) -> object:
     """What an op excludes others on."""
+    if kind.is_host:
+        assert plan.cluster.host is not None
+        both = plan.cluster.host.duplex == "half"
+        return (plan.stages[stage].gpu, "host" if both else kind)
     stages = [(s.first, s.last, s.gpu) for s in plan.stages]
     return handmade_greedy.resource(plan.cluster, stages, kind, stage)
 

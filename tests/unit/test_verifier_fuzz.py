@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.verifier import Violation, audit, verify
-from tests import handmade_greedy
+from tests.greedy_offload import random_plan
 
 SHIFTS = st.sampled_from((0, 1, 2, 3, 50, 10**6))
 NUMBERS = st.sampled_from((0, 1, 2, 3, 7, 50, 2**31, 2**62))
@@ -39,7 +39,9 @@ def change(data: Any, path: tuple[str | int, ...], draw: st.DataObject) -> None:
         )
     elif isinstance(old, str):
         data[path[-1]] = draw.draw(
-            st.sampled_from(("", "F", "B", "SEND_F", "flush", "2bw", "paper", "half", "optimal"))
+            st.sampled_from(
+                ("", "F", "B", "SEND_F", "OFFLOAD", "flush", "2bw", "paper", "half", "optimal")
+            )
         )
     else:
         data[path[-1]] = draw.draw(NUMBERS)
@@ -49,7 +51,7 @@ def change(data: Any, path: tuple[str | int, ...], draw: st.DataObject) -> None:
 @given(st.integers(0, 400), st.data())
 def test_any_plan_that_parses_is_judged(seed: int, draw: st.DataObject) -> None:
     """One to three changes anywhere in a valid plan's file: violations or none, never a crash."""
-    data = json.loads(handmade_greedy.random_plan(seed).to_json())
+    data = json.loads(random_plan(seed).to_json())
     for _ in range(draw.draw(st.integers(1, 3))):
         found = places(data)
         change(data, found[draw.draw(st.integers(0, len(found) - 1))], draw)
@@ -69,7 +71,7 @@ def test_any_plan_that_parses_is_judged(seed: int, draw: st.DataObject) -> None:
 @given(st.integers(0, 400), st.data())
 def test_any_schedule_is_audited_or_refused(seed: int, draw: st.DataObject) -> None:
     """Numbers of the ops changed at will: an audit, or bytes that no file can hold."""
-    data = json.loads(handmade_greedy.random_plan(seed).to_json())
+    data = json.loads(random_plan(seed).to_json())
     for op in data["ops"]:
         for field in ("start_ns", "shift", "duration_ns"):
             if draw.draw(st.booleans()):
