@@ -20,10 +20,11 @@ from pipeplan.livebytes import storage_bytes
 from pipeplan.remat import Channel, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
-from pipeplan.rematerialized.module import Conditions, wrapped
+from pipeplan.rematerialized.module import Conditions, run, wrapped
 from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
-from pipeplan.rematerialized.steps import Prepared
+from pipeplan.rematerialized.steps import Prepared, Watch
+from pipeplan.rematerialized.timing import timed
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import parse_bandwidth, parse_bytes
 
@@ -76,30 +77,33 @@ def rematerialize(
             smallest budget that can be kept.
     """
     limit = _size(budget, "budget")
+    extra = _size(reserve, "reserve")
     taken = _sample(module, sample, loss)
     _check(module, taken.source, repeats)
     place = place_of(module)
+    conditions = Conditions.of(module, taken.source)
     with _as_it_was(module, place), as_in(place.device, autocast(place.device)):
         cut = _cut(module, taken, max_layers)
+        _check_fed(cut, taken.source)
         with gradient_buffers(cut.layers):
-            found = measured.measure(cut, taken, place, repeats, offload)
-    _check_fed(cut, taken.source)
-    static = measured.states_bytes(module, cut, taken, found) + _size(reserve, "reserve")
+            found = measured.measure(cut, taken, offload)
+
+            def called(script: Script, source: Tensor, watch: Watch) -> Tensor:
+                prepared = _prepared(cut, found, taken.source, script, offload)
+                return run(module, conditions, prepared, source, watch)
+
+            static = measured.states_bytes(module, cut, taken, found) + extra
+            sizes = measured.costs_of(cut, found, taken, static)
+            costs = timed(sizes, called, taken, place, repeats)
     channel = _channel(cut, found, offload, host_bandwidth, place.device)
     kept = _Kept(tuple(storage_bytes(facts.changed) for facts in found.facts))
-    costs = measured.costs_of(cut, found, taken, static + kept.at_most)
-    plan = rematerialize_chain(costs, limit, method, slots, channel)
+    high = replace(costs, static=static + kept.at_most)
+    plan = rematerialize_chain(high, limit, method, slots, channel)
     script = script_of(plan.schedule)
     costs = replace(costs, static=static + kept.bytes(script.again))
     outcome = judge(costs, plan.schedule, limit, channel or Channel())
     prepared = _prepared(cut, found, taken.source, script, offload)
-    return wrapped(
-        module,
-        prepared,
-        replace(plan, outcome=outcome),
-        costs,
-        Conditions.of(module, taken.source),
-    )
+    return wrapped(module, prepared, replace(plan, outcome=outcome), costs, conditions)
 
 
 @dataclass(frozen=True, slots=True)

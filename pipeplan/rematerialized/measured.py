@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from pipeplan.capture import layer_bytes
 from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.layer_run import LayerPass, LayerRun, fed_tensors
-from pipeplan.capture.measured import times
-from pipeplan.capture.place import Place
 from pipeplan.capture.trace import call
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes, key, storage_bytes
@@ -27,7 +25,6 @@ from pipeplan.task import SplitModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LOSS = "the loss"
-WARMUP = 2
 _NOTHING = LayerBytes(
     output=0,
     output_gradient=0,
@@ -76,14 +73,10 @@ class Measured:
     """Working bytes of each backward beside what is kept and the gradients."""
     gradients: tuple[int, ...]
     """Bytes of the storages of the gradients behind each layer."""
-    forward_ns: tuple[int, ...]
-    backward_ns: tuple[int, ...]
 
 
-def measure(
-    split: SplitModel, sample: Sample, place: Place, repeats: int, offload: bool
-) -> Measured:
-    """Bytes and times of each layer of `split`, and of the loss behind them.
+def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
+    """Bytes of each layer of `split`, and of the loss behind them.
 
     With `offload` as units are found that may leave.
 
@@ -102,21 +95,12 @@ def measure(
     if sample.loss is None:
         sizes.append(_NOTHING)
         back.append(_Backward(work=0, gradient=0))
-
-    def sweep(_: int) -> tuple[list[int], list[int]]:
-        pairs = [_timed(run, place) for run in _Runs(split, sample)]
-        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-    (forward, backward), _ = times(sweep, repeats, WARMUP, lambda _: None)
-    rest = [0] * (len(sizes) - len(forward))
     return Measured(
         facts=facts,
         sizes=tuple(sizes),
         light=light,
         backward_work=tuple(each.work for each in back),
         gradients=(*(each.gradient for each in back[1:]), sizes[-1].output_gradient),
-        forward_ns=(*forward, *rest),
-        backward_ns=(*backward, *rest),
     )
 
 
@@ -243,19 +227,8 @@ def _one_backward(run: LayerRun, size: LayerBytes, gradients: list[Tensor]) -> _
     return _Backward(work=work, gradient=left)
 
 
-def _timed(run: LayerRun, place: Place) -> tuple[int, int]:
-    one, mark = LayerPass(run), place.clock.mark
-    begin = mark()
-    one.forward()
-    end = mark()
-    one.receive_gradients()
-    back = mark()
-    one.backward()
-    return place.clock.between(begin, end), place.clock.between(back, mark())
-
-
 def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) -> Costs:
-    """What planners read: the chain of the module's layers and the loss.
+    """What planners read, without times: the chain of the module's layers and the loss.
 
     The module's input lives all the time in the caller's hands: it is static, not boundary 0.
     """
@@ -263,11 +236,12 @@ def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) ->
     scalar = sizes[-1].output
     given = sample.source.nbytes if sample.source.requires_grad else 0
     own = (found.backward_work[0] + given, *found.backward_work[1:])
+    none = (0,) * len(sizes)
     return Costs(
         names=(*split.names, LOSS),
-        forward=found.forward_ns,
-        light=found.forward_ns,
-        backward=found.backward_ns,
+        forward=none,
+        light=none,
+        backward=none,
         boundary=(0, *(facts.boundary_bytes for facts in found.facts), scalar),
         gradient=found.gradients,
         saved_input=(0, *(size.saved_input for size in sizes[1:])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from pipeplan.errors import InputError
 from pipeplan.remat import Costs, Rematerialization
 from pipeplan.rematerialized.precision import autocast
-from pipeplan.rematerialized.steps import Pass, Prepared
+from pipeplan.rematerialized.steps import Pass, Prepared, Watch
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -92,8 +93,7 @@ class Rematerialized(nn.Module):
             raise InputError(
                 "rematerialized module: got several arguments, need one tensor as planned"
             )
-        self._conditions.check(Conditions.of(self, source))
-        return attached(self._prepared, source, list(self.parameters()))
+        return run(self, self._conditions, self._prepared, source)
 
 
 def wrapped(
@@ -117,15 +117,25 @@ def wrapped(
     return result
 
 
-def attached(prepared: Prepared, source: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+def run(
+    module: nn.Module,
+    conditions: Conditions,
+    prepared: Prepared,
+    source: Tensor,
+    watch: Watch = nullcontext,
+) -> Tensor:
     """The output of one pass, whose gradient starts the pass's backward.
 
     Two nodes: the first one of the backward only takes the gradient, so that autograd forgets it
     before the second one runs the layers.
+
+    Raises:
+        InputError: if the call is unlike the one that was planned.
     """
-    now = Pass(prepared, source)
+    conditions.check(Conditions.of(module, source))
+    now = Pass(prepared, source, watch)
     output = now.forward()
-    link = _Link(now, parameters)
+    link = _Link(now, list(module.parameters()))
     token = _Body.apply(link, _TRIGGER, source)  # type: ignore[no-untyped-call]
     result: Tensor = _Exit.apply(link, token, output)  # type: ignore[no-untyped-call]
     return result

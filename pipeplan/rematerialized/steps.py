@@ -6,9 +6,10 @@ tensors stay where between them, as docs/remat.md §2 says for each operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from pipeplan.runtime.piece import Piece, PieceSpec
 from pipeplan.task import SplitModel
 
 Flags = tuple[bool, ...]
+Watch = Callable[[Op], AbstractContextManager[Any]]
+"""What every operation runs inside of: a clock, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +48,9 @@ class Prepared:
 class Pass:
     """One forward and its backward; use once."""
 
-    def __init__(self, prepared: Prepared, source: Tensor) -> None:
+    def __init__(self, prepared: Prepared, source: Tensor, watch: Watch = nullcontext) -> None:
         self._prepared = prepared
+        self._watch = watch
         self._source = source.detach()
         self._pieces = [self._piece(index) for index in range(len(prepared.split.layers))]
         again = {layer: prepared.changed[layer] for layer in prepared.script.again}
@@ -81,16 +85,20 @@ class Pass:
 
     def _run(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            op = order.op
-            if op.computes:
-                self._compute(op)
-                if order.last_use and self._units is not None:
-                    self._units.used(used(op))
-            elif op.kind is OpKind.FREE:
-                self._full.pop(op.index, None)
-            else:
-                assert self._units is not None
-                self._units.move(order)
+            with self._watch(order.op):
+                self._step(order)
+
+    def _step(self, order: Order) -> None:
+        op = order.op
+        if op.computes:
+            self._compute(op)
+            if order.last_use and self._units is not None:
+                self._units.used(used(op))
+        elif op.kind is OpKind.FREE:
+            self._full.pop(op.index, None)
+        else:
+            assert self._units is not None
+            self._units.move(order)
 
     def _compute(self, op: Op) -> None:
         if op.kind is OpKind.BACKWARD:
