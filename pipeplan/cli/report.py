@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pipeplan.cli import common
+
+if TYPE_CHECKING:
+    from pipeplan.report.tables import Comparison
 
 _EXAMPLE = """\
 pipeplan report run
@@ -25,18 +28,30 @@ def add(verbs: common.Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report `args.runs` as one table."""
+    """Report `args.runs` as one table; what stages do not keep as one more for each plan."""
     from pipeplan.errors import InputError
     from pipeplan.report import tables
-    from pipeplan.report.run import comparisons, read
+    from pipeplan.report.run import comparisons, read, stage_tables
 
-    rows = comparisons([read(folder) for folder in args.runs])
+    runs = [read(folder) for folder in args.runs]
+    rows = comparisons(runs)
     if not rows:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."
         )
     if args.json:
-        common.emit([{**asdict(row), "error": row.error} for row in rows])
+        common.emit([_plain(row) for row in rows])
     else:
-        common.screen().print(tables.comparison_table(rows, ", ".join(args.runs)))
+        screen = common.screen()
+        screen.print(tables.comparison_table(rows, ", ".join(args.runs)))
+        for table in stage_tables(runs, args.runs):
+            screen.print(table)
     return 0
+
+
+def _plain(row: Comparison) -> dict[str, object]:
+    """A quantity as plain data; a rank's peak has the stages it is of."""
+    stages = [share.model_dump(mode="json") for share in row.stages]
+    told = {"name": row.name, "unit": row.unit, "predicted": row.predicted}
+    more = {"stages": stages} if stages else {}
+    return {**told, "measured": row.measured, "error": row.error, **more}

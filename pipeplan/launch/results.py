@@ -12,6 +12,7 @@ from typing import Any
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import Measured
+from pipeplan.report.remat import shares
 
 FORMAT = "pipeplan-run/1"
 
@@ -48,6 +49,8 @@ def describe(setup: Setup, ranks: list[RankResult], steps_done: int) -> dict[str
             "memory_model": plan.memory_model,
             "times": plan.chain.mode,
             "peak_bytes": [row.peak_bytes for row in plan.memory],
+            "host_bytes": [row.host_bytes for row in plan.memory],
+            "stages": [share.model_dump(mode="json") for share in shares(plan)],
         },
         "measured": _measured(ranks),
         "versions": versions(),

@@ -1,4 +1,4 @@
-"""A picture of a plan: one period of every GPU and link, the memory of each GPU below it."""
+"""A picture of a plan: one period of every GPU, link and way to the host, memory below it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import Row, label, rows
+from pipeplan.report.grid import HOST_LEGEND, Row, label, offloads, rows
 from pipeplan.simulator import simulate
 from pipeplan.units import format_bytes, format_ns
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HEIGHT = 0.8
-_SHADE = {OpKind.F: 0.45, OpKind.B: 0.85, OpKind.SEND_F: 0.45, OpKind.SEND_B: 0.85}
+_FORWARD = (OpKind.F, OpKind.SEND_F, OpKind.OFFLOAD)
 
 
 def draw(plan: Plan, path: str | Path) -> None:
@@ -66,7 +66,7 @@ def _draw_period(axes: Axes, plan: Plan, lines: Sequence[Row]) -> None:
     axes.set_xticks([0, plan.period_ns], ["0", format_ns(plan.period_ns)])
     axes.set_title(
         f"{plan.chain.name}: one period, {plan.k} micro-batch(es), {plan.semantics};"
-        " label = stage, F or B, micro-batch",
+        f" label = stage, F or B, micro-batch{f'; {HOST_LEGEND}' if offloads(plan) else ''}",
         loc="left",
     )
 
@@ -144,8 +144,9 @@ def _bar(axes: Axes, plan: Plan, op: Op, height: int) -> None:
 
 
 def _colour(op: Op) -> Any:
-    """One hue per stage, forward light, backward dark, transfers pale."""
+    """One hue per stage, forward and what leaves light, backward dark, transfers pale."""
     from matplotlib import colormaps
 
     red, green, blue, _ = colormaps["tab10"](op.stage % 10)
-    return (red, green, blue, _SHADE[op.kind] * (1 if op.kind.is_compute else 0.5))
+    shade = 0.45 if op.kind in _FORWARD else 0.85
+    return (red, green, blue, shade * (1 if op.kind.is_compute else 0.5))

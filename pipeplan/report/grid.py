@@ -10,21 +10,31 @@ crosses the end of the period leaves with `>` and comes in at the left with `<`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.units import format_ns
 
-_FILL = {OpKind.F: "-", OpKind.B: "=", OpKind.SEND_F: "~", OpKind.SEND_B: "~"}
+_FILL = {OpKind.F: "-", OpKind.B: "="}
+_TRANSFER = "~"
+_LETTER = {
+    OpKind.F: "F",
+    OpKind.B: "B",
+    OpKind.SEND_F: "F",
+    OpKind.SEND_B: "B",
+    OpKind.OFFLOAD: "O",
+    OpKind.PREFETCH: "P",
+}
 LEGEND = (
     "0F3 = stage 0, forward, micro-batch 3; - forward, = backward, ~ transfer, . idle,"
     " > and < continue over the period's end"
 )
+HOST_LEGEND = "O to the host, P back"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A GPU or link and what happens on it."""
+    """A GPU, a link or a GPU's way to the host, and what happens on it."""
 
     name: str
     ops: tuple[Op, ...]
@@ -39,7 +49,7 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
         marked: labels of ops (`Op.label`) to fill with `!`, where something is wrong.
 
     Returns:
-        A head line with the scale, one line per GPU and per link in use, a legend.
+        A head line with the scale, one line per GPU, link and way to the host in use, a legend.
     """
     resources = rows(plan)
     margin = max(len(row.name) for row in resources)
@@ -50,7 +60,9 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
         cells = ["."] * columns
         # Longest first: what is shorter than a column takes one that nothing else needs.
         for op in sorted(row.ops, key=lambda op: -op.duration_ns):
-            hidden += not _draw(cells, plan, op, "!" if op.label in marked else _FILL[op.kind])
+            hidden += not _draw(
+                cells, plan, op, "!" if op.label in marked else _FILL.get(op.kind, _TRANSFER)
+            )
         lines.append(f"{row.name:<{margin}} |{''.join(cells)}|")
     batches = "1 micro-batch" if plan.k == 1 else f"{plan.k} micro-batches"
     head = (
@@ -58,7 +70,13 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
         f" a column is {format_ns(plan.period_ns / columns)}"
     )
     note = [f"({hidden} ops shorter than a column are not drawn)"] if hidden else []
-    return "\n".join([head, *lines, LEGEND, *note]) + "\n"
+    legend = f"{LEGEND}; {HOST_LEGEND}" if offloads(plan) else LEGEND
+    return "\n".join([head, *lines, legend, *note]) + "\n"
+
+
+def offloads(plan: Plan) -> bool:
+    """Whether anything of `plan` moves between a GPU and the host."""
+    return any(op.kind.is_host for op in plan.ops)
 
 
 def microbatch(plan: Plan, op: Op) -> int:
@@ -67,26 +85,37 @@ def microbatch(plan: Plan, op: Op) -> int:
 
 
 def label(plan: Plan, op: Op, earlier: int = 0) -> str:
-    """`0F3`: stage, direction, micro-batch handled `earlier` periods before the shown one."""
-    return f"{op.stage}{op.kind.value[-1]}{microbatch(plan, op) - earlier * plan.k}"
+    """`0F3`: stage, letter, micro-batch handled `earlier` periods before the one shown."""
+    return f"{op.stage}{_LETTER[op.kind]}{microbatch(plan, op) - earlier * plan.k}"
 
 
 def rows(plan: Plan) -> tuple[Row, ...]:
-    """GPUs first, then the links in use: `0>1` one way, `0-1` where both ways share the link."""
-    gpus = [
-        Row(gpu.name, tuple(op for op in plan.ops if op.gpu == index))
-        for index, gpu in enumerate(plan.cluster.gpus)
-    ]
-    links = plan.cluster.links
+    """GPUs first, then the links and the ways to the host that are in use.
+
+    `0>1` is one way, `0-1` a link that both ways share; so are `0>host`, `host>0` and `0-host`.
+    """
+    gpus = {index: Row(gpu.name, ()) for index, gpu in enumerate(plan.cluster.gpus)}
     used: dict[tuple[int, int], list[Op]] = {}
+    ways: dict[tuple[int, str], list[Op]] = {}
     for op in plan.ops:
         if op.link is not None:
-            used.setdefault(links.resource(*op.link), []).append(op)
-    arrow = ">" if links.duplex == "full" else "-"
+            used.setdefault(plan.cluster.links.resource(*op.link), []).append(op)
+        elif op.gpu is not None and op.kind.is_host:
+            ways.setdefault((op.gpu, _way(plan, op.kind, op.gpu)), []).append(op)
+        elif op.gpu is not None:
+            gpus[op.gpu] = replace(gpus[op.gpu], ops=(*gpus[op.gpu].ops, op))
+    arrow = ">" if plan.cluster.links.duplex == "full" else "-"
     return (
-        *gpus,
+        *gpus.values(),
         *(Row(f"{one}{arrow}{two}", tuple(ops)) for (one, two), ops in sorted(used.items())),
+        *(Row(name, tuple(ops)) for (_, name), ops in sorted(ways.items())),
     )
+
+
+def _way(plan: Plan, kind: OpKind, gpu: int) -> str:
+    if plan.cluster.host and plan.cluster.host.duplex == "half":
+        return f"{gpu}-host"
+    return f"{gpu}>host" if kind is OpKind.OFFLOAD else f"host>{gpu}"
 
 
 def _draw(cells: list[str], plan: Plan, op: Op, fill: str) -> bool:
@@ -100,7 +129,7 @@ def _draw(cells: list[str], plan: Plan, op: Op, fill: str) -> bool:
         length = 1
     text = label(plan, op)
     if length <= len(text):
-        text = op.kind.value[-1].upper()
+        text = _LETTER[op.kind]
         fill = fill if fill == "!" else text.lower()
     shown = text[:length].ljust(length, fill)
     for offset, char in enumerate(shown):

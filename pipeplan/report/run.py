@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from pipeplan.document import Document, Record
 from pipeplan.errors import InputError
-from pipeplan.report.tables import Comparison
+from pipeplan.report.remat import Share
+from pipeplan.report.tables import Comparison, stage_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _LENIENT = ConfigDict(extra="ignore")
 """A run says much more than its report needs."""
 
 
 class Predicted(Record):
-    """What the plan promises: ns, and bytes per rank."""
+    """What the plan promises: ns, bytes per rank, and what each stage does not keep."""
 
     model_config = _LENIENT
     period_ns: int
@@ -25,6 +29,8 @@ class Predicted(Record):
     peak_bytes: tuple[int, ...]
     times: str = "measured"
     """How the chain's times were obtained, as its `mode` says."""
+    host_bytes: tuple[int, ...] = ()
+    stages: tuple[Share, ...] = ()
 
 
 class Measured(Record):
@@ -49,6 +55,25 @@ class Run(Document):
     instrumented: bool
     predicted: Predicted
     measured: Measured
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Numbers of ranks must be as many as there are ranks."""
+        ranks = len(self.predicted.peak_bytes)
+        for where, values in (
+            ("measured.peak_bytes", self.measured.peak_bytes),
+            ("predicted.host_bytes", self.predicted.host_bytes or (0,) * ranks),
+        ):
+            if len(values) != ranks:
+                raise ValueError(
+                    f"{where}: got {len(values)} numbers, need {ranks}, one of each rank"
+                )
+        for index, share in enumerate(self.predicted.stages):
+            if share.gpu >= ranks:
+                raise ValueError(
+                    f"predicted.stages[{index}].gpu: got {share.gpu}, need one below {ranks}"
+                )
+        return self
 
 
 def read(folder: str | Path) -> Run:
@@ -91,4 +116,21 @@ def _bytes(run: Run) -> Iterator[Comparison]:
     for rank, (predicted, measured) in enumerate(pairs):
         if measured is not None:
             name = f"{run.semantics}: peak of rank {rank}"
-            yield Comparison(name, "bytes", predicted, measured)
+            stages = tuple(share for share in run.predicted.stages if share.gpu == rank)
+            yield Comparison(name, "bytes", predicted, measured, stages)
+
+
+def stage_tables(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[Table]:
+    """For each run whose stages compute again or offload: what, beside the bytes of its ranks.
+
+    Of runs of one plan the instrumented one is shown, if there is one: it has measured bytes.
+    """
+    shown: dict[tuple[str, tuple[Share, ...]], tuple[Run, str]] = {}
+    for run, title in zip(runs, titles, strict=True):
+        plan = run.semantics, run.predicted.stages
+        gives_up = any(share.again or share.away for share in run.predicted.stages)
+        if gives_up and (run.instrumented or plan not in shown):
+            shown[plan] = (run, title)
+    for run, title in shown.values():
+        told, measured = run.predicted, run.measured.peak_bytes
+        yield stage_table(told.stages, told.peak_bytes, measured, told.host_bytes, title)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.cluster import Cluster
-from pipeplan.plan import MemoryRow, Plan, Rational, Stage
+from pipeplan.cluster import Cluster, Host
+from pipeplan.plan import MemoryRow, Plan, Rational
+from pipeplan.report import remat
+from pipeplan.report.remat import Share
 from pipeplan.units import format_bytes, format_ns
 
 STALENESS = (
@@ -21,30 +22,28 @@ STALENESS = (
 
 
 def memory_table(plan: Plan) -> Table:
-    """Bytes of every GPU at its worst instant, term by term, beside its budget (M6)."""
+    """Bytes of every GPU at its worst instant, term by term, beside its budget (M6).
+
+    What it has in the host's memory at most (H7) stands behind, where anything is there.
+    """
     table = Table(title="memory per GPU at its worst instant", title_justify="left")
     table.add_column("GPU")
     table.add_column("layers")
+    away = any(row.host_bytes for row in plan.memory)
     for name in ("weights", "saved", "working", "direct", "messages", "peak", "budget", "slack"):
         table.add_column(name, justify="right")
+    if away:
+        table.add_column("on host", justify="right")
     for row in plan.memory:
         slack = row.budget_bytes - row.peak_bytes
         table.add_row(
             plan.cluster.gpus[row.gpu].name,
-            ", ".join(map(_layers, plan.hosted(row.gpu))) or "none",
+            remat.spans([stage.layers for stage in plan.hosted(row.gpu)]) or "none",
             *(format_bytes(value) for value in _terms(row)),
             Text(format_bytes(slack), style="red" if slack < 0 else ""),
+            *([format_bytes(row.host_bytes)] if away else []),
         )
     return table
-
-
-def _layers(stage: Stage) -> str:
-    return _span(stage.layers)
-
-
-def _span(run: tuple[int, int]) -> str:
-    first, last = run
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _terms(row: MemoryRow) -> tuple[int, ...]:
@@ -77,28 +76,11 @@ def headline(plan: Plan) -> Table:
         )
     if plan.chain.mode == "estimated":
         table.add_row("times", f"estimates, nothing was measured: {plan.chain.source}")
-    for gpu in range(len(plan.cluster.gpus)):
-        again = _again(plan.hosted(gpu))
-        if again:
-            what = f"layers {again} on {plan.cluster.gpus[gpu].name}"
-            table.add_row("computed again", f"{what}, {format_ns(again_ns(plan, gpu))}")
+    for what, text in remat.lines(plan):
+        table.add_row(what, text)
     for note in plan.solver.notes:
         table.add_row("note", note)
     return table
-
-
-def _again(stages: Sequence[Stage]) -> str:
-    """Runs of layers that these stages compute again; empty if there are none."""
-    runs = [run for stage in stages if stage.remat for run in stage.remat.recompute]
-    return ", ".join(map(_span, runs))
-
-
-def again_ns(plan: Plan, gpu: int) -> int:
-    """What a micro-batch takes longer on a GPU for what is computed again there (V1)."""
-    runs = [run for stage in plan.hosted(gpu) if stage.remat for run in stage.remat.recompute]
-    layers = [layer for first, last in runs for layer in plan.chain.layers[first : last + 1]]
-    speed = Fraction(repr(plan.cluster.gpus[gpu].speed))
-    return sum(ceil(layer.forward_ns / speed) for layer in layers)
 
 
 def machines_line(cluster: Cluster) -> str:
@@ -109,7 +91,13 @@ def machines_line(cluster: Cluster) -> str:
     return (
         f"{gpus} GPU{'s' if gpus > 1 else ''}, latency {format_ns(links.latency_ns)}, {shown},"
         f" {format_ns(cluster.action_overhead_ns)} overhead per action"
+        + (f", host {_host(cluster.host)}" if cluster.host else "")
     )
+
+
+def _host(host: Host) -> str:
+    rate = f"{host.bandwidth_bytes_per_s / 1e9:.2f} GB/s"
+    return f"of {format_bytes(host.memory_bytes)} at {rate} per GPU, {host.duplex} duplex"
 
 
 def fraction(value: Rational) -> Fraction:
@@ -153,6 +141,8 @@ class Comparison:
     unit: str
     predicted: float
     measured: float
+    stages: tuple[Share, ...] = ()
+    """Of a rank's peak: the stages it is of, where the run's files tell."""
 
     @property
     def error(self) -> float:
@@ -175,4 +165,40 @@ def comparison_table(
     for row in rows:
         show = format_ns if row.unit == "ns" else lambda value: format_bytes(round(value))
         table.add_row(row.name, show(row.predicted), show(row.measured), f"{row.error:+.2%}")
+    return table
+
+
+def stage_table(
+    stages: Sequence[Share],
+    predicted: Sequence[int],
+    measured: Sequence[int | None],
+    away: Sequence[int],
+    title: str,
+) -> Table:
+    """What each stage does not keep, beside the bytes of its rank.
+
+    Args:
+        stages: all of a plan.
+        predicted: peak of each rank.
+        measured: the same, None where it was not.
+        away: predicted bytes of each rank in the host's memory; empty if not known.
+        title: names the run.
+    """
+    table = Table(title=title, title_justify="left")
+    for name in ("stage", "rank", "layers", "computed again", "offloaded"):
+        table.add_column(name)
+    for name in ("peak predicted", "measured", "on host"):
+        table.add_column(name, justify="right")
+    for index, share in enumerate(stages):
+        peak = measured[share.gpu]
+        table.add_row(
+            str(index),
+            str(share.gpu),
+            remat.spans([share.layers]),
+            share.again or "-",
+            share.away or "-",
+            format_bytes(predicted[share.gpu]),
+            "-" if peak is None else format_bytes(peak),
+            format_bytes(away[share.gpu]) if away else "-",
+        )
     return table

@@ -6,6 +6,7 @@ same numbers by replaying the lowered program; the two share data types and no f
 """
 
 from pipeplan.verifier.rules import Audit, audit, check, verify
+from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.violation import Rule, Violation
 
-__all__ = ["Audit", "Rule", "Violation", "audit", "check", "verify"]
+__all__ = ["Audit", "Rule", "Violation", "audit", "check", "offloaded", "verify"]

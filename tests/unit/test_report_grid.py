@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipeplan.report.grid import LEGEND, grid, microbatch
+from pipeplan.report.grid import HOST_LEGEND, LEGEND, grid, microbatch
+from tests import handmade_offload
 from tests.samples import two_stages
 
 
@@ -49,3 +50,28 @@ def test_narrow_ops_keep_their_direction() -> None:
 def test_marked_op_stands_out() -> None:
     """What the caller marks is filled with exclamation marks."""
     assert "1F1!!!!!!!" in grid(two_stages(), width=47, marked={"1F0"})
+
+
+def test_ways_to_the_host_are_rows_of_their_own() -> None:
+    """Behind the links, one each way and GPU; what moves takes no GPU; the legend says more."""
+    *lines, legend = grid(handmade_offload.two_gpus(), width=49).splitlines()
+    assert lines[1:] == [
+        "gpu0   |0F2-------0B0=======....................|",
+        "gpu1   |..........1F2-------1B1=======..........|",
+        "0>1    |..........F.............................|",
+        "1>0    |..............................B.........|",
+        "0>host |..........0O2~~~~~~~....................|",
+        "host>0 |..............................0P1~~~~~~~|",
+        "1>host |....................1O2~~~~~~~..........|",
+        "host>1 |..........1P1~~~~~~~....................|",
+    ]
+    assert legend == f"{LEGEND}; {HOST_LEGEND}"
+
+
+def test_a_way_that_both_directions_share_is_one_row() -> None:
+    """Under the host's half duplex OFFLOAD and PREFETCH exclude each other."""
+    lines = grid(handmade_offload.neighbours("half", prefetch=10), width=49).splitlines()
+    assert lines[1:3] == [
+        "gpu0   |0F1--1F1-------.....1B0=======0B0==.....|",
+        "0-host |..........1P0~~1O1~~....................|",
+    ]

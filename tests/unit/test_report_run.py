@@ -12,7 +12,9 @@ from pipeplan.cli import main
 from pipeplan.report.run import comparisons, read
 
 
-def write_run(folder: Path, *, instrumented: bool, **measured: Any) -> Path:
+def write_run(
+    folder: Path, *, instrumented: bool, promised: dict[str, Any] | None = None, **measured: Any
+) -> Path:
     """The folder of a run of two ranks whose plan promises 100 ns and 10 and 20 bytes."""
     folder.mkdir()
     content = {
@@ -21,7 +23,8 @@ def write_run(folder: Path, *, instrumented: bool, **measured: Any) -> Path:
         "steps": 3,
         "instrumented": instrumented,
         "seed": 0,
-        "predicted": {"period_ns": 100, "step_ns": 1000, "peak_bytes": [10, 20]},
+        "predicted": {"period_ns": 100, "step_ns": 1000, "peak_bytes": [10, 20]}
+        | (promised or {}),
         "measured": {
             "period_ns": 110.0,
             "step_ns": 900,
@@ -90,3 +93,65 @@ def test_a_folder_without_a_run_is_refused(
     (tmp_path / "run.json").write_text('{"format": "pipeplan-run/2"}')
     assert main(["report", str(tmp_path)]) == 2
     assert "run.json" in capsys.readouterr().err
+
+
+LESS = {
+    "host_bytes": [0, 26],
+    "stages": [
+        {"gpu": 0, "layers": [0, 2], "recompute": [[0, 0], [2, 2]], "again_ns": 7}
+        | {"offload": [], "offload_bytes": 0, "offloaded": [0, 2]},
+        {"gpu": 1, "layers": [3, 4], "recompute": [], "again_ns": 0}
+        | {"offload": [[3, 4]], "offload_bytes": 13, "offloaded": [1, 2]},
+    ],
+}
+"""What run.json says of two stages that keep less than everything."""
+
+
+def rows(out: str) -> list[list[str]]:
+    """The cells of each row of a printed table of stages."""
+    lines = [line.split("│")[1:-1] for line in out.splitlines()]
+    return [[cell.strip() for cell in line] for line in lines if len(line) == 8]
+
+
+def test_stages_that_keep_less_stand_beside_the_bytes_of_their_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is computed again or offloaded, predicted peak, measured peak, bytes on the host."""
+    timed = str(write_run(tmp_path / "timed", instrumented=False, promised=LESS))
+    counted = str(write_run(tmp_path / "counted", instrumented=True, promised=LESS))
+    first = ["0", "0", "0-2", "0, 2: 7 ns", "-", "10 B"]
+    second = ["1", "1", "3-4", "-", "3-4: 13 B of 1 in 2 micro-batches", "20 B"]
+    for runs, measured in (([timed], ("-", "-")), ([timed, counted], ("10 B", "19 B"))):
+        assert main(["report", *runs]) == 0
+        need = [[*first, measured[0], "0 B"], [*second, measured[1], "26 B"]]
+        assert rows(capsys.readouterr().out) == need
+    plain = str(write_run(tmp_path / "plain", instrumented=True))
+    assert main(["report", plain]) == 0
+    assert "computed again" not in capsys.readouterr().out
+
+
+def test_peaks_come_with_their_stages_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine reads which stages a rank's peak is of."""
+    counted = str(write_run(tmp_path / "counted", instrumented=True, promised=LESS))
+    assert main(["report", counted, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["stages"] for row in told] == [[LESS["stages"][0]], [LESS["stages"][1]]]
+
+
+@pytest.mark.parametrize(
+    ("promised", "word"),
+    [
+        ({"peak_bytes": [10]}, "measured.peak_bytes"),
+        ({"host_bytes": [1]}, "predicted.host_bytes"),
+        ({"stages": [{"gpu": 2, "layers": [0, 0]}]}, "predicted.stages[0].gpu"),
+    ],
+)
+def test_numbers_of_other_ranks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], promised: dict[str, Any], word: str
+) -> None:
+    """A run.json whose lists do not fit together is bad input, not a traceback."""
+    folder = write_run(tmp_path / "run", instrumented=True, promised=promised)
+    assert main(["report", str(folder)]) == 2
+    assert word in capsys.readouterr().err

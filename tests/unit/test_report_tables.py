@@ -14,6 +14,7 @@ from pipeplan.plan import Bounds, Remat, Semantics, Solver
 from pipeplan.report import gantt, tables
 from pipeplan.units import format_ns
 from pipeplan.verifier import audit
+from tests import handmade_offload
 from tests.samples import two_stages
 
 if TYPE_CHECKING:
@@ -56,14 +57,52 @@ def test_headline_names_the_bound_and_what_it_holds_for() -> None:
 
 
 def test_headline_says_what_is_computed_again() -> None:
-    """Runs, their GPU and what they take stand in one line per GPU; without runs there is none."""
+    """Runs, their GPU and what they take stand in one line per stage; without runs, no line."""
     plan = two_stages()
     assert "again" not in text(tables.headline(plan))
     second = plan.stages[1].model_copy(update={"remat": Remat(recompute=((1, 1),))})
     shown = text(tables.headline(plan.model_copy(update={"stages": (plan.stages[0], second)})))
     took = format_ns(plan.chain.layers[1].forward_ns)
     lines = [line for line in shown.splitlines() if "computed again" in line]
-    assert [line.split(maxsplit=2)[2].strip() for line in lines] == [f"layers 1 on gpu1, {took}"]
+    assert [line.split(maxsplit=2)[2].strip() for line in lines] == [f"gpu1, layers 1: {took}"]
+
+
+def test_headline_says_what_is_offloaded() -> None:
+    """Runs, bytes and how many micro-batches, stage by stage; then what the host has to hold."""
+    for plan, lines in (
+        (
+            handmade_offload.two_copies([0]),
+            [
+                "offloaded gpu0, layers 0-1: 13 B of 1 in 2 micro-batches",
+                "host memory 26 B of 9.77 KiB",
+            ],
+        ),
+        (
+            handmade_offload.two_gpus(),
+            [
+                "offloaded gpu0, layers 0-1: 11 B of each micro-batch",
+                "offloaded gpu1, layers 2-3: 10 B of each micro-batch",
+                "host memory 53 B of 53 B",
+            ],
+        ),
+    ):
+        shown = text(tables.headline(plan)).splitlines()
+        assert [" ".join(line.split()) for line in shown if line[:4] in ("offl", "host")] == lines
+
+
+def test_memory_table_has_the_hosts_bytes_where_there_are_any() -> None:
+    """One more column, only for a plan that offloads."""
+    shown = text(tables.memory_table(handmade_offload.two_gpus()))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines()]
+    assert [row[-1] for row in rows if row[:1] and row[0].startswith("gpu")] == ["33 B", "20 B"]
+    assert "host" not in text(tables.memory_table(two_stages()))
+
+
+def test_machines_line_names_the_host() -> None:
+    """Its memory and rate stand behind the links; without a host there is no word of it."""
+    line = tables.machines_line(handmade_offload.two_gpus().cluster)
+    assert line.endswith("host of 53 B at 6.00 GB/s per GPU, full duplex")
+    assert "host" not in tables.machines_line(two_stages().cluster)
 
 
 def test_headline_says_that_times_are_estimates() -> None:

@@ -1,0 +1,94 @@
+"""What stages do not keep on their GPUs from forward to backward: in words, and for run.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import ceil
+
+from pydantic import ConfigDict
+
+from pipeplan.document import Count, Positive, Record
+from pipeplan.plan import OpKind, Plan, Runs, Stage
+from pipeplan.units import format_bytes, format_ns
+from pipeplan.verifier import offloaded
+
+
+class Share(Record):
+    """A stage, its GPU, and what of it is computed again or waits in the host's memory."""
+
+    model_config = ConfigDict(extra="ignore")
+    gpu: Count
+    layers: tuple[Count, Count]
+    recompute: Runs = ()
+    again_ns: Count = 0
+    """What a micro-batch takes longer for `recompute` (V1)."""
+    offload: Runs = ()
+    offload_bytes: Count = 0
+    """Of a micro-batch (H1)."""
+    offloaded: tuple[Count, Positive] = (0, 1)
+    """[micro-batches that are offloaded, of so many in a row]."""
+
+    @property
+    def again(self) -> str:
+        """The layers that are computed again and how long that takes; empty if there are none."""
+        if not self.recompute:
+            return ""
+        return f"{spans(self.recompute)}: {format_ns(self.again_ns)}"
+
+    @property
+    def away(self) -> str:
+        """The layers that are offloaded and what they keep; empty if there are none."""
+        if not self.offload:
+            return ""
+        some, every = self.offloaded
+        which = "each micro-batch" if some == every else f"{some} in {every} micro-batches"
+        return f"{spans(self.offload)}: {format_bytes(self.offload_bytes)} of {which}"
+
+
+def shares(plan: Plan) -> tuple[Share, ...]:
+    """Every stage of `plan`, which may be broken."""
+    return tuple(_share(plan, index, stage) for index, stage in enumerate(plan.stages))
+
+
+def _share(plan: Plan, index: int, stage: Stage) -> Share:
+    if stage.remat is None:
+        return Share(gpu=stage.gpu, layers=stage.layers)
+    some = {op.copy_ for op in plan.ops if op.kind is OpKind.OFFLOAD and op.stage == index}
+    return Share(
+        gpu=stage.gpu,
+        layers=stage.layers,
+        recompute=stage.remat.recompute,
+        again_ns=_again_ns(plan, stage),
+        offload=stage.remat.offload,
+        offload_bytes=offloaded(plan, stage),
+        offloaded=(len(some), plan.k),
+    )
+
+
+def _again_ns(plan: Plan, stage: Stage) -> int:
+    runs = stage.remat.recompute if stage.remat else ()
+    layers = [layer for first, last in runs for layer in plan.chain.layers[first : last + 1]]
+    speed = Fraction(repr(plan.cluster.gpus[stage.gpu].speed))
+    return sum(ceil(layer.forward_ns / speed) for layer in layers)
+
+
+def spans(runs: Sequence[tuple[int, int]]) -> str:
+    """Runs of layers as people write them: `0-3, 5`."""
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(what, text) for the figures of `plan`: stage by stage, then the host's memory."""
+    every = shares(plan)
+    for what in ("again", "away"):
+        for share in every:
+            if text := getattr(share, what):
+                name = "computed again" if what == "again" else "offloaded"
+                yield name, f"{plan.cluster.gpus[share.gpu].name}, layers {text}"
+    held = sum(row.host_bytes for row in plan.memory)
+    if held and plan.cluster.host:
+        yield (
+            "host memory",
+            f"{format_bytes(held)} of {format_bytes(plan.cluster.host.memory_bytes)}",
+        )
