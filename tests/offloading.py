@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pipeplan.cluster import Host
 from pipeplan.plan import MemoryRow, Op, OpKind, Plan, Remat, Runs
+from pipeplan.simulator import Simulation
+from tests import handmade
 
 HOST_BYTES = 2**40
 
@@ -66,6 +68,47 @@ def row(
     )
 
 
+LAYERS: list[dict[str, Any]] = [
+    {"output_bytes": 5, "saved_bytes": 3, "saved_input_bytes": 1, "saved_output_bytes": 1},
+    {"output_bytes": 5, "saved_bytes": 3, "saved_input_bytes": 2, "saved_output_bytes": 1},
+]
+TIMES = {"0OFFLOAD0": 4, "0PREFETCH0": 28}
+
+
+def one_stage(
+    times: dict[str, int] = TIMES, *, back: int = 36, period: int = 14, **fields: Any
+) -> Plan:
+    """One stage of two layers; F 4, B 6; 3 + 3 + max(1, 2) = 8 bytes leave, one per ns.
+
+    Its bytes: (M2) 1 + 6 + 2 + 1 = 10; (M3) 17 forward (5 + 1 + 6 + 5), 20 backward
+    (1 + 6 + 2 + 1 + 5 + 5).
+    """
+    of = handmade.chain([(2, 3), (2, 3)], LAYERS, input_bytes=4)
+    plan = handmade.plan(of, [(0, 1, 0)], period, {"0F0": 0, "0B0": back}, step_ns=8 * period)
+    return offloaded(plan, {0: ((0, 1),)}, {0: 8}, times, **fields)
+
+
+def two_stages(times: dict[str, int], **fields: Any) -> Plan:
+    """Two stages on one GPU, T = 10: 0F 0..2, 1F 2..4, 1B 14..17, 0B 17..20; 3 and 4 ns away."""
+    layers = [{"output_bytes": 2, "saved_bytes": 3}, {"output_bytes": 2, "saved_bytes": 4}]
+    of = handmade.chain([(2, 3), (2, 3)], layers)
+    computes = {"0F0": 0, "1F0": 2, "1B0": 14, "0B0": 17}
+    plan = handmade.plan(of, [(0, 0, 0), (1, 1, 0)], 10, computes)
+    return offloaded(plan, {0: ((0, 0),), 1: ((1, 1),)}, {0: 3, 1: 4}, times, **fields)
+
+
+SHARED = {"0OFFLOAD0": 2, "1OFFLOAD0": 5, "1PREFETCH0": 10, "0PREFETCH0": 14}
+
+
+def spans(simulation: Simulation, microbatch: int) -> dict[str, tuple[int, int]]:
+    """Start and end of every op of one micro-batch, by stage and kind."""
+    return {
+        f"{span.stage}{span.kind}": (span.start_ns, span.end_ns)
+        for span in simulation.spans()
+        if span.microbatch == microbatch
+    }
+
+
 def _remat(before: Remat | None, runs: Runs) -> Remat | None:
     again = before.recompute if before else ()
     return Remat(recompute=again, offload=runs) if again or runs else None
@@ -84,3 +127,7 @@ def _op(plan: Plan, label: str, time: int, sizes: Mapping[int, int]) -> Op:
         duration_ns=sizes[stage],
         shift=shift,
     )
+
+
+TABLE = (row(0, saved=22, working=10, host=24),)
+"""The memory table of `one_stage`, by hand in test_simulator_offload.py."""

@@ -7,21 +7,23 @@ from dataclasses import dataclass
 
 from pipeplan.plan import OpKind, Plan
 from pipeplan.simulator import costs
-from pipeplan.simulator.tape import Ops, number
+from pipeplan.simulator.tape import Does, Ops, number, offloading
 
-SAVED, WORKING, DIRECT, MESSAGE = range(4)
+SAVED, WORKING, DIRECT, MESSAGE, HOST = range(5)
+"""What is charged; HOST is not the rank's own memory."""
+_NOTHING = (SAVED, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """By op number. A change is [saved, working, direct, message] bytes."""
+    """By op number. A change is [saved, working, direct, message, host] bytes."""
 
     start: list[list[int]]
     end: list[list[int]]
-    receive: list[int]
-    """Message bytes that the RECV of a transfer allocates; its consumer's start releases them."""
-    free: list[int]
-    """Message bytes that the FREE of a transfer releases; its producer's end allocated them."""
+    passing: dict[tuple[int, int], tuple[int, int]]
+    """(Does, op) -> (term, bytes more or fewer) of what a rank does beside its computes."""
+    back: list[int]
+    """By B: the host's bytes that its start gives back, if its micro-batch was offloaded."""
     update: list[int]
     """Working bytes of an OPT, by the B of its stage."""
     starts_only: bool
@@ -33,15 +35,17 @@ class Charges:
         size = len(ops.present)
         paper = plan.memory_model == "paper"
         charges = cls(
-            [[0, 0, 0, 0] for _ in range(size)],
-            [[0, 0, 0, 0] for _ in range(size)],
-            [0] * size,
+            [[0] * 5 for _ in range(size)],
+            [[0] * 5 for _ in range(size)],
+            {},
             [0] * size,
             [0] * size,
             paper,
         )
         for stage in range(len(plan.stages)):
             charges._charge_stage(plan, stage)
+        for stage in offloading(plan):
+            charges._charge_host(plan, stage)
         for producer, transfer, consumer in handovers(ops):
             charges._charge_handover(plan, producer, transfer, consumer)
         return charges
@@ -60,6 +64,15 @@ class Charges:
             self.end[op][WORKING] -= working
         self.update[backward] = costs.update_bytes(plan, stage)
 
+    def _charge_host(self, plan: Plan, stage: int) -> None:
+        """(H6) and (H7)."""
+        size = costs.offloaded_bytes(plan, stage)
+        there, back = number(OpKind.OFFLOAD, stage), number(OpKind.PREFETCH, stage)
+        self.passing[Does.OFFLOAD, there] = HOST, size
+        self.passing[Does.FREE, there] = SAVED, -size
+        self.passing[Does.PREFETCH, back] = SAVED, size
+        self.back[number(OpKind.B, stage)] = size
+
     def _charge_handover(
         self, plan: Plan, producer: int, transfer: int | None, consumer: int
     ) -> None:
@@ -71,9 +84,13 @@ class Charges:
         elif plan.memory_model == "exact":
             whole = costs.message_bytes(plan, Ops.kind(transfer), Ops.stage(transfer))
             self.end[producer][MESSAGE] += result
-            self.free[transfer] = result
-            self.receive[transfer] = whole
+            self.passing[Does.FREE, transfer] = MESSAGE, -result
+            self.passing[Does.RECV, transfer] = MESSAGE, whole
             self.start[consumer][MESSAGE] -= whole
+
+    def beside(self, does: int, op: int) -> tuple[int, int]:
+        """(term, change in bytes) as a rank passes an entry that is no compute."""
+        return self.passing.get((does, op), _NOTHING)
 
 
 def handovers(ops: Ops) -> Iterator[tuple[int, int | None, int]]:

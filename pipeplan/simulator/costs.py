@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 
 from pipeplan.plan import OpKind, Plan
@@ -51,6 +52,25 @@ def transfer_ns(plan: Plan, kind: OpKind, stage: int) -> int:
     if bandwidth is None:
         return latency
     return latency + ceil(Fraction(message_bytes(plan, kind, stage) * 10**9, bandwidth))
+
+
+def host_ns(plan: Plan, stage: int) -> int:
+    """How long what a stage offloads takes to the host, and back (H2), in ns."""
+    assert plan.cluster.host is not None
+    return ceil(
+        Fraction(offloaded_bytes(plan, stage) * 10**9, plan.cluster.host.bandwidth_bytes_per_s)
+    )
+
+
+def offloaded_bytes(plan: Plan, stage: int) -> int:
+    """What one micro-batch's forward leaves between the ends of the stage's runs (H1)."""
+    remat, total = plan.stages[stage].remat, 0
+    for first, last in remat.offload if remat else ():
+        layers = plan.chain.layers[first : last + 1]
+        total += sum(layer.saved_bytes for layer in layers)
+        for before, after in pairwise(layers):
+            total += max(before.saved_output_bytes, after.saved_input_bytes)
+    return total
 
 
 def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:

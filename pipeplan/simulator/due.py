@@ -8,6 +8,9 @@ from pipeplan.simulator.links import Resource
 from pipeplan.simulator.planned import Planned
 from pipeplan.simulator.tape import Does, Entry, Ops
 
+_TAKES = (Does.SEND, Does.OFFLOAD, Does.PREFETCH)
+"""Entries that ask for a link or a way to the host; a RECV belongs to the SEND of its transfer."""
+
 
 def link_order(
     planned: Planned,
@@ -16,7 +19,7 @@ def link_order(
     tapes: list[list[Entry]],
     flow: int,
 ) -> dict[Resource, list[tuple[int, int]]]:
-    """Per link its transfers as (op, micro-batch), in the plan's order.
+    """Per link, and per way to the host, its transfers as (op, micro-batch), in the plan's order.
 
     At equal times those without length come first, in the order (O5). Micro-batches flow in
     groups of `flow`; every group starts anew, as the steps of a flush do.
@@ -24,7 +27,7 @@ def link_order(
     keys: dict[Resource, list[tuple[int, int, int, int, int, int]]] = defaultdict(list)
     for tape in tapes:
         for does, op, microbatch in tape:
-            if does == Does.SEND:
+            if does in _TAKES:
                 due = planned.at(op, microbatch % flow)
                 place = (ops.duration[op], microbatch, ops.position[op], op)
                 keys[resources[op]].append((microbatch // flow, due, *place))
@@ -35,23 +38,23 @@ def link_order(
 
 
 def due_times(planned: Planned, tapes: list[list[Entry]]) -> list[list[int]]:
-    """Planned times of computes, SENDs and RECVs, per rank and entry; 0 for the others.
+    """Planned times of all but FREEs and OPTs, per rank and entry; 0 for those.
 
     A SEND happens when its transfer is due, but no later than the next compute of its rank
-    starts; a RECV when its SEND does, with the same limit on its own rank.
+    starts; so do OFFLOAD and PREFETCH; a RECV when its SEND does, with the same limit on its rank.
     """
     issued: dict[tuple[int, int], int] = {}
     due = [[0] * len(tape) for tape in tapes]
-    for does in (Does.SEND, Does.RECV):
+    for wanted in (_TAKES, (Does.RECV,)):
         for times, tape in zip(due, tapes, strict=True):
-            _fill(planned, tape, does, issued, times)
+            _fill(planned, tape, wanted, issued, times)
     return due
 
 
 def _fill(
     planned: Planned,
     tape: list[Entry],
-    wanted: Does,
+    wanted: tuple[Does, ...],
     issued: dict[tuple[int, int], int],
     times: list[int],
 ) -> None:
@@ -61,10 +64,10 @@ def _fill(
         does, op, microbatch = tape[index]
         if does == Does.COMPUTE:
             following = times[index] = planned.at(op, microbatch)
-        elif does == wanted:
-            at = issued.get((op, microbatch)) if wanted == Does.RECV else None
+        elif does in wanted:
+            at = issued.get((op, microbatch)) if does == Does.RECV else None
             if at is None:
                 at = planned.at(op, microbatch)
             times[index] = at if following is None else min(at, following)
-            if wanted == Does.SEND:
+            if does == Does.SEND:
                 issued[op, microbatch] = times[index]

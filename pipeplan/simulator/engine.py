@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeplan.plan import OpKind
 from pipeplan.simulator.links import Links
-from pipeplan.simulator.tape import Does, Entry, Ops
+from pipeplan.simulator.tape import Does, Entry, Ops, number
 
 LONG_AGO = -(2**100)
 """Before anything a plan can name: when a rank on the plan clock became free."""
@@ -84,7 +84,14 @@ class Engine:
         """Per rank, the entry that it has not passed yet."""
         self.issued: set[tuple[int, int]] = set()
         self.posted: set[tuple[int, int]] = set()
+        """Transfers with one end ready; a PREFETCH is issued by the end of its OFFLOAD."""
         self.ops, self.tapes = ops, tapes
+        self._away = {
+            (ops.stage(op), microbatch)
+            for tape in tapes
+            for does, op, microbatch in tape
+            if does == Does.OFFLOAD
+        }
         self._links, self._due = links, due
         self._updates = updates
         self.now = [0 if due is None else LONG_AGO] * len(tapes)
@@ -98,8 +105,12 @@ class Engine:
             while awake:
                 self._advance(awake.pop())
             for op, microbatch, start in self._links.grant():
+                end = start + self.ops.duration[op]
                 self.times.start[op][microbatch] = start
-                self.times.end[op][microbatch] = start + self.ops.duration[op]
+                self.times.end[op][microbatch] = end
+                if self.ops.kind(op) is OpKind.OFFLOAD:
+                    back = number(OpKind.PREFETCH, self.ops.stage(op))
+                    self._ready_end((back, microbatch), end, self.issued)
                 awake += self._waiting.pop((op, microbatch), [])
             if not awake and self._links.idle():
                 return all(
@@ -120,18 +131,28 @@ class Engine:
                     self.now[rank] += self.ops.update[self.ops.stage(op)]
                 passed = True
             else:
-                passed = self._message(rank, index, op, microbatch)
+                passed = self._transfer(rank, index, op, microbatch)
             if not passed:
                 self.position[rank] = index
                 return
         self.position[rank] = len(tape)
 
+    def needs(self, op: int, microbatch: int) -> tuple[int, ...]:
+        """The ops of the micro-batch whose end a compute waits for."""
+        before, stage = self.ops.before[op], self.ops.stage(op)
+        chain = (before,) if before >= 0 else ()
+        if self.ops.kind(op) is OpKind.B and (stage, microbatch) in self._away:
+            return (*chain, number(OpKind.PREFETCH, stage))
+        return chain
+
     def _compute(self, rank: int, index: int, op: int, microbatch: int) -> bool:
-        before = self.ops.before[op]
-        arrival = self.times.end[before][microbatch] if before >= 0 else LONG_AGO
-        if arrival is None:
-            self._waiting.setdefault((before, microbatch), []).append(rank)
-            return False
+        arrival = LONG_AGO
+        for needed in self.needs(op, microbatch):
+            end = self.times.end[needed][microbatch]
+            if end is None:
+                self._waiting.setdefault((needed, microbatch), []).append(rank)
+                return False
+            arrival = max(arrival, end)
         now = self.now[rank]
         start = max(now, arrival)
         if self._due is not None:
@@ -145,23 +166,32 @@ class Engine:
         self.times.when[rank].append(start)
         return True
 
-    def _message(self, rank: int, index: int, op: int, microbatch: int) -> bool:
-        """A SEND or a RECV: the second of the two hands the message to its link."""
-        at, key = self.now[rank], (op, microbatch)
-        sends = self.tapes[rank][index][0] == Does.SEND
-        if sends and self.times.end[self.ops.before[op]][microbatch] is None:
+    def _transfer(self, rank: int, index: int, op: int, microbatch: int) -> bool:
+        """A SEND, RECV, OFFLOAD or PREFETCH, if what it moves is there to be moved."""
+        at, key, before = self.now[rank], (op, microbatch), self.ops.before[op]
+        does = self.tapes[rank][index][0]
+        sends = does in (Does.SEND, Does.OFFLOAD)
+        if sends and self.times.end[before][microbatch] is None:
+            return False
+        if does == Does.PREFETCH and (before, microbatch) not in self.issued:
             return False
         if self._due is not None:
             due = self._due[rank][index]
             if due < at:
                 self.late.append(Late(rank, index, due, at, "the GPU is busy or waits"))
             at = due
-        (self.issued if sends else self.posted).add(key)
         self.times.when[rank].append(at)
+        if does == Does.OFFLOAD:
+            self.posted.add(key)
+        self._ready_end(key, at, self.issued if sends else self.posted)
+        return True
+
+    def _ready_end(self, key: tuple[int, int], at: int, end: set[tuple[int, int]]) -> None:
+        """One end of a transfer is ready: the second of the two hands it to its link."""
+        end.add(key)
         self._ready[key] = max(at, self._ready.get(key, LONG_AGO))
         if key in self.issued and key in self.posted:
-            self._links.offer(op, microbatch, self._ready.pop(key))
-        return True
+            self._links.offer(*key, self._ready.pop(key))
 
     def _free(self, rank: int, op: int, microbatch: int) -> bool:
         """Waits for the transfer. Bytes leave as it ends, even while a compute runs."""

@@ -48,6 +48,11 @@ def disagreements(plan: Plan, simulation: Simulation) -> Iterator[Discrepancy]:
                 f"got {row.peak_bytes} bytes at once, need at most {row.budget_bytes}",
             )
 
+    host, waiting = plan.cluster.host, sum(row.host_bytes for row in simulation.memory)
+    if host is not None and waiting > host.memory_bytes:
+        got, need = waiting, host.memory_bytes
+        yield Discrepancy("host", "plan", f"got {got} bytes of all GPUs, need at most {need}")
+
 
 def _differs(what: str, where: str, got: object, need: object) -> Discrepancy:
     return Discrepancy(what, where, f"got {got}, the replay has {need}")

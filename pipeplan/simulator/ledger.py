@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipeplan.simulator.charges import MESSAGE, WORKING, Charges
+from pipeplan.plan import OpKind
+from pipeplan.simulator.charges import HOST, WORKING, Charges
 from pipeplan.simulator.engine import Times
-from pipeplan.simulator.tape import Does, Entry
+from pipeplan.simulator.tape import Does, Entry, Ops, number
 
 
 class Level(NamedTuple):
@@ -22,6 +23,8 @@ class Level(NamedTuple):
     working: int
     direct: int
     message: int
+    host: int
+    """What waits in the host's memory, no part of the total."""
     entry: int
     """Its index on the tape."""
     is_end: bool
@@ -47,7 +50,9 @@ class Ledger:
         """`steps`: micro-batches per optimizer step if weights have two versions, else None."""
         self._charges, self._times, self._rank, self._tape = charges, times, rank, tape
         self._steps = steps
-        self._level = [0, 0, 0, 0]
+        self._level = [0] * 5
+        self._away: set[tuple[int, int]] = set()
+        """(stage, micro-batch) that the host has."""
         self._flying: dict[int, int] = {}
         self._updated: dict[int, int] = {}
         self.in_flight: dict[int, int] = {}
@@ -76,10 +81,8 @@ class Ledger:
                 self._level[WORKING] += self._charges.update[op]
                 yield self._now(when, index)
                 self._level[WORKING] -= self._charges.update[op]
-            elif does == Does.RECV:
-                self._level[MESSAGE] += self._charges.receive[op]
-            elif does == Does.FREE:
-                self._level[MESSAGE] -= self._charges.free[op]
+            else:
+                self._pass(does, op, microbatch)
             yield self._now(when, index)
         if running is not None:
             yield self._end(*running)
@@ -96,20 +99,30 @@ class Ledger:
         mine, other = (microbatch, position[op]), (self._tape[computing][2], position[compute])
         return self._times.ops.duration[op] > 0 and mine < other
 
+    def _pass(self, does: int, op: int, microbatch: int) -> None:
+        """A message or a copy to or from the host."""
+        term, difference = self._charges.beside(does, op)
+        self._level[term] += difference
+        if does == Does.OFFLOAD:
+            self._away.add((Ops.stage(op), microbatch))
+
     def _start(self, index: int, when: int, op: int, microbatch: int) -> Level:
-        stage = op // 4
-        if op % 4 == 0:
+        stage = Ops.stage(op)
+        if Ops.kind(op) is OpKind.B and (stage, microbatch) in self._away:
+            self._away.remove((stage, microbatch))
+            self._level[HOST] -= self._charges.back[op]
+        if Ops.kind(op) is OpKind.F:
             flying = self._flying[stage] = self._flying.get(stage, 0) + 1
             self.in_flight[stage] = max(self.in_flight.get(stage, 0), flying)
-            updated = self._updated.get(op + 1, 0)
+            updated = self._updated.get(number(OpKind.B, stage), 0)
             if self._steps is not None and microbatch - updated > self._steps:
                 self.unversioned = self.unversioned or (stage, microbatch)
         self._add(self._charges.start[op])
         return self._now(when, index)
 
     def _end(self, time: int, index: int, op: int) -> Level:
-        if op % 4 == 1:
-            self._flying[op // 4] = self._flying.get(op // 4, 0) - 1
+        if Ops.kind(op) is OpKind.B:
+            self._flying[Ops.stage(op)] = self._flying.get(Ops.stage(op), 0) - 1
         self._add(self._charges.end[op])
         return self._now(time, index, is_end=True)
 
@@ -121,5 +134,5 @@ class Ledger:
     def _now(self, time: int, index: int, *, is_end: bool = False) -> Level:
         starts_only = self._charges.starts_only
         counts = not starts_only or (self._tape[index][0] == Does.COMPUTE and not is_end)
-        saved, working, direct, message = self._level
-        return Level(time, saved, working, direct, message, index, is_end, counts)
+        saved, working, direct, message, host = self._level
+        return Level(time, saved, working, direct, message, host, index, is_end, counts)

@@ -1,4 +1,4 @@
-"""Which transfer a link takes next."""
+"""Which transfer a link, or a way to the host, takes next."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-Resource = tuple[int, int]
+Resource = tuple[int | str, int]
+"""A link by its two GPUs, or a GPU's way to the host by direction (`host`: both) and GPU."""
 
 
 class Links(ABC):
-    """All links of a run. A transfer is offered once its SEND and RECV have both happened."""
+    """All links of a run, and the ways to the host, which carry like links.
+
+    A transfer is offered once its SEND and RECV have both happened; an OFFLOAD when it is issued,
+    a PREFETCH once it is posted and its OFFLOAD has ended.
+    """
 
     @abstractmethod
     def offer(self, op: int, microbatch: int, ready: int) -> None:
@@ -91,7 +96,7 @@ class PlannedLinks(Links):
         if self._due is not None:
             due = self._due(op, microbatch)
             if due < start:
-                reason = "its SEND and RECV are done" if start == ready else "the link is free"
+                reason = "both its ends are ready" if start == ready else "the link is free"
                 self.late.append(LateTransfer(op, microbatch, due, start, reason))
             start = due
         self._free[link] = start + self._duration[op]

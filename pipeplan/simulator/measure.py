@@ -17,7 +17,7 @@ from pipeplan.simulator.tape import Does, Entry
 from pipeplan.simulator.window import Window
 from pipeplan.units import MAX_INT
 
-_NOTHING = Level(0, 0, 0, 0, 0, -1, is_end=False, counts=True)
+_NOTHING = Level(0, 0, 0, 0, 0, 0, -1, is_end=False, counts=True)
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class Peaks:
     steady: int = 0
     drain: int = 0
     left: int = 0
+    host: int = 0
+    """The most in the host's memory."""
     most: int = -1
     most_framed: int = -1
 
@@ -41,7 +43,8 @@ class Peaks:
         begin, end = window.frame or (0, -1)
         total = 0
         for level in levels:
-            time, saved, working, direct, message, entry, _, counts = level
+            time, saved, working, direct, message, host, entry, _, counts = level
+            self.host = max(self.host, host)
             total = saved + working + direct + message
             if not counts:
                 continue
@@ -73,13 +76,15 @@ class Peaks:
         return Peak(level.time, f"end of {name}" if level.is_end else name)
 
 
-def row(plan: Plan, gpu: int, level: Level, buffers: int) -> MemoryRow:
-    """The memory row of a GPU at `level`, with `buffers` bytes of permanent message buffers."""
-    states = costs.states_bytes(plan, gpu)
+def row(plan: Plan, gpu: int, peaks: Peaks, buffers: int) -> MemoryRow:
+    """The memory row of a GPU at its peak, with `buffers` bytes of permanent message buffers."""
+    states, level = costs.states_bytes(plan, gpu), peaks.level
     message = level.message + buffers
     total = states + level.saved + level.working + level.direct + message
     if total > MAX_INT:
         raise InputError(f"GPU {gpu}: got a peak of {total} bytes, need at most {MAX_INT}")
+    if peaks.host > MAX_INT:
+        raise InputError(f"GPU {gpu}: got {peaks.host} bytes on the host, need at most {MAX_INT}")
     return MemoryRow(
         gpu=gpu,
         states_bytes=states,
@@ -89,6 +94,7 @@ def row(plan: Plan, gpu: int, level: Level, buffers: int) -> MemoryRow:
         message_bytes=message,
         peak_bytes=total,
         budget_bytes=plan.cluster.gpus[gpu].memory_bytes,
+        host_bytes=peaks.host,
     )
 
 
@@ -126,7 +132,7 @@ def idle_shares(plan: Plan, times: Times, window: tuple[int, int]) -> tuple[floa
     begin, end = window
     busy = [0] * len(plan.cluster.gpus)
     for op, gpu in enumerate(times.ops.place):
-        if not times.ops.present[op] or isinstance(gpu, tuple):
+        if not times.ops.kind(op).is_compute or isinstance(gpu, tuple):
             continue
         for start, stop in zip(times.start[op], times.end[op], strict=True):
             if start is not None and stop is not None:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeplan.plan import Op, Plan, Stage
+from pipeplan.plan import Op, OpKind, Plan, Runs, Stage
+from pipeplan.simulator import costs
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
 
@@ -22,7 +23,8 @@ class Planned:
     @classmethod
     def of(cls, plan: Plan, ops: Ops) -> Planned:
         """The timetable of a plan in which `inspect` found nothing wrong."""
-        due = [[0] * plan.k for _ in ops.present]
+        # A pattern may have what no op of the plan is: it is late, being due before anything is.
+        due = [[-1] * plan.k for _ in ops.present]
         for op in plan.ops:
             due[number(op.kind, op.stage)][op.copy_] = op.shift * plan.period_ns + op.start_ns
         return cls(plan.period_ns, plan.k, tuple(map(tuple, due)))
@@ -54,8 +56,13 @@ def inspect(plan: Plan) -> Iterator[Discrepancy]:
     yield from _parameters(plan)
     ops = Ops.of(plan)
     present = [op for op, there in enumerate(ops.present) if there]
-    wanted = {(op, copy) for op in present for copy in range(plan.k)}
     count = Counter((number(op.kind, op.stage), op.copy_) for op in plan.ops)
+    wanted = {
+        (op, copy)
+        for op in present
+        for copy in range(plan.k)
+        if not ops.kind(op).is_host or _offloaded(count, ops.stage(op), copy)
+    }
     for op, copy in sorted(wanted | set(count)):
         got, need = count[op, copy], int((op, copy) in wanted)
         if got != need:
@@ -64,14 +71,26 @@ def inspect(plan: Plan) -> Iterator[Discrepancy]:
     for planned in plan.ops:
         if ops.present[number(planned.kind, planned.stage)]:
             yield from _op(plan, ops, planned)
+    for stage, home in enumerate(plan.stages):
+        copies = any(_offloaded(count, stage, copy) for copy in range(plan.k))
+        if home.remat and home.remat.offload and not copies:
+            yield Discrepancy(
+                "ops", f"stages[{stage}]", "got no micro-batch that offloads, need one"
+            )
     if min((planned.shift for planned in plan.ops), default=0) > 0:
         yield Discrepancy("shifts", "plan", "got nothing to do in the first period, need an op")
+
+
+def _offloaded(count: Counter[tuple[int, int]], stage: int, copy: int) -> bool:
+    """Whether a copy has OFFLOAD or PREFETCH: then it needs both."""
+    kinds = (OpKind.OFFLOAD, OpKind.PREFETCH)
+    return any(count[number(kind, stage), copy] for kind in kinds)
 
 
 def _op(plan: Plan, ops: Ops, planned: Op) -> Iterator[Discrepancy]:
     """Place, duration and start of one op."""
     op, where = number(planned.kind, planned.stage), f"op {planned.label}"
-    place = planned.gpu if planned.kind.is_compute else planned.link
+    place = planned.link if planned.kind.is_send else planned.gpu
     if place != ops.place[op]:
         yield Discrepancy("ops", where, f"got place {place}, need {ops.place[op]}")
     if planned.duration_ns != ops.duration[op]:
@@ -83,24 +102,35 @@ def _op(plan: Plan, ops: Ops, planned: Op) -> Iterator[Discrepancy]:
 
 
 def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
-    """Micro-batches must pass every layer once, in order; a stage repeats only its own layers."""
+    """Micro-batches must pass every layer once, in order; runs of a stage are its own layers."""
     passed = [layer for s in plan.stages for layer in range(s.first, s.last + 1)]
     if passed != list(range(len(plan.chain.layers))):
         yield Discrepancy("stages", "plan", "got layers left out, repeated or out of order")
     for index, stage in enumerate(plan.stages):
         if stage.id != index:
             yield Discrepancy("stages", f"stages[{index}]", f"got id {stage.id}, need {index}")
-        again = [layer for run in _runs(stage) for layer in range(run[0], run[1] + 1)]
-        empty = any(first > last for first, last in _runs(stage))
-        outside = set(again) - set(range(stage.first, stage.last + 1))
-        if empty or outside or again != sorted(set(again)):
-            yield Discrepancy("stages", f"stages[{index}].remat", f"got runs {_runs(stage)}")
-        if again and plan.memory_model == "paper":
-            yield Discrepancy("stages", f"stages[{index}].remat", "got it in the paper's model")
+        if stage.remat is None:
+            continue
+        again, away = stage.remat.recompute, stage.remat.offload
+        where = f"stages[{index}].remat"
+        if not (_sound(stage, again) and _sound(stage, away)) or _layers(again) & _layers(away):
+            yield Discrepancy("stages", where, f"got runs {again} again, {away} away")
+        elif away and not costs.offloaded_bytes(plan, index):
+            yield Discrepancy("stages", where, f"got runs {away}, which keep nothing to send away")
+        if plan.memory_model == "paper":
+            yield Discrepancy("stages", where, "got it in the paper's model")
 
 
-def _runs(stage: Stage) -> tuple[tuple[int, int], ...]:
-    return stage.remat.recompute if stage.remat else ()
+def _sound(stage: Stage, runs: Runs) -> bool:
+    """Whether runs are the stage's own, in order, each layer once at most."""
+    if not all(stage.first <= first <= last <= stage.last for first, last in runs):
+        return False
+    passed = [layer for first, last in runs for layer in range(first, last + 1)]
+    return passed == sorted(set(passed))
+
+
+def _layers(runs: Runs) -> set[int]:
+    return {layer for first, last in runs for layer in range(first, last + 1)}
 
 
 def _parameters(plan: Plan) -> Iterator[Discrepancy]:

@@ -7,26 +7,34 @@ it goes forward and back ((V1) to (V4) of docs/model.md, found without their clo
 from __future__ import annotations
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan
+from pipeplan.plan import Plan, Remat
 
 
 def condensed(plan: Plan) -> Plan:
-    """`plan` with one layer in place of each run; its stages must be sound."""
+    """`plan` with one layer in place of each run; its stages must be sound.
+
+    Runs that wait in the host's memory have no layer in common with these: they are counted anew.
+    """
+    if not any(stage.remat and stage.remat.recompute for stage in plan.stages):
+        return plan
     layers: list[Layer] = []
     stages = []
     for stage in plan.stages:
         begin, position = len(layers), stage.first
         ends = dict(stage.remat.recompute) if stage.remat else {}
+        number: dict[int, int] = {}
         while position <= stage.last:
             if position in ends:
                 layers.append(_run(plan.chain, position, ends[position], layers[-1:]))
                 position = ends[position]
             else:
+                number[position] = len(layers)
                 layers.append(plan.chain.layers[position])
             position += 1
-        stages.append(stage.model_copy(update={"layers": (begin, len(layers) - 1), "remat": None}))
-    if len(layers) == len(plan.chain.layers) and not any(s.remat for s in plan.stages):
-        return plan
+        away = tuple((number[a], number[b]) for a, b in stage.remat.offload) if stage.remat else ()
+        remat = Remat(offload=away) if away else None
+        ends_at = len(layers) - 1
+        stages.append(stage.model_copy(update={"layers": (begin, ends_at), "remat": remat}))
     chain = plan.chain.model_copy(update={"layers": tuple(layers)})
     return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})
 

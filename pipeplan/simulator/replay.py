@@ -156,8 +156,11 @@ def _check_once(program: Program, tapes: list[list[Entry]]) -> None:
 
 
 def _resources(plan: Plan, ops: Ops) -> dict[int, Resource]:
-    return {
-        op: plan.cluster.links.resource(*place)
-        for op, place in enumerate(ops.place)
-        if isinstance(place, tuple)
-    }
+    """What each transfer excludes others on; under full duplex each way to the host is two."""
+    host, found = plan.cluster.host, dict[int, Resource]()
+    for op, place in enumerate(ops.place):
+        if isinstance(place, tuple):
+            found[op] = plan.cluster.links.resource(*place)
+        elif host is not None and ops.present[op] and ops.kind(op).is_host:
+            found[op] = (str(ops.kind(op)) if host.duplex == "full" else "host", place)
+    return found

@@ -14,7 +14,7 @@ from pipeplan.simulator.engine import Engine, Times
 from pipeplan.simulator.ledger import Ledger
 from pipeplan.simulator.links import PlannedLinks
 from pipeplan.simulator.result import Clock, Discrepancy, Simulation
-from pipeplan.simulator.tape import Ops
+from pipeplan.simulator.tape import Does, Ops
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
 
@@ -32,7 +32,7 @@ def report(
     for each, ledger, tape in zip(peaks, ledgers, engine.tapes, strict=True):
         each.watch(ledger.levels(), tape, window, flush=plan.semantics == "flush")
     buffers = measure.buffers_bytes(plan, times)
-    rows = tuple(measure.row(plan, g, peaks[g].level, buffers[g]) for g in ranks)
+    rows = tuple(measure.row(plan, g, peaks[g], buffers[g]) for g in ranks)
     always = [row.states_bytes + extra for row, extra in zip(rows, buffers, strict=True)]
     begin, end = _span(engine)
     flights = {stage: n for ledger in ledgers for stage, n in ledger.in_flight.items()}
@@ -61,6 +61,7 @@ def report(
 
 def late(program: Program, engine: Engine, links: PlannedLinks) -> Iterator[Discrepancy]:
     """What could not happen when the plan says."""
+    yield from _returns(program, engine)
     for entry in engine.late:
         yield Discrepancy(
             "order",
@@ -74,6 +75,22 @@ def late(program: Program, engine: Engine, links: PlannedLinks) -> Iterator[Disc
             f"is due at {transfer.due} ns, can start at {transfer.ready} ns,"
             f" when {transfer.reason}",
         )
+
+
+def _returns(program: Program, engine: Engine) -> Iterator[Discrepancy]:
+    """(H3): a place for what comes back is taken only when it has left."""
+    times = engine.times
+    for rank, tape in enumerate(engine.tapes):
+        for index, (does, op, microbatch) in enumerate(tape):
+            if does != Does.PREFETCH:
+                continue
+            left, posted = times.end[times.ops.before[op]][microbatch], times.when[rank][index]
+            if left is not None and posted < left:
+                yield Discrepancy(
+                    "order",
+                    f"GPU {rank}, {program.ranks[rank][index]}",
+                    f"happens at {posted} ns, before its OFFLOAD ends at {left} ns",
+                )
 
 
 def _span(engine: Engine) -> tuple[int, int]:
@@ -114,15 +131,19 @@ def _step_ns(
 
 
 def _order(times: Times) -> Iterator[Discrepancy]:
-    """Every op must take micro-batches in index order."""
+    """Every op must take micro-batches in index order, those that have it."""
     for op, starts in enumerate(times.start):
-        for microbatch, (end, start) in enumerate(zip(times.end[op], starts[1:], strict=False)):
-            if end is not None and start is not None and end > start:
+        last: tuple[int, int] | None = None
+        for microbatch, (start, end) in enumerate(zip(starts, times.end[op], strict=True)):
+            if start is None or end is None:
+                continue
+            if last is not None and last[1] > start:
                 yield Discrepancy(
                     "fifo",
-                    f"op {Ops.label(op, microbatch + 1)}",
-                    f"starts at {start} ns, before {Ops.label(op, microbatch)} ends at {end} ns",
+                    f"op {Ops.label(op, microbatch)}",
+                    f"starts at {start} ns, before {Ops.label(op, last[0])} ends at {last[1]} ns",
                 )
+            last = microbatch, end
 
 
 def _weights(plan: Plan, ledgers: list[Ledger]) -> Iterator[Discrepancy]:

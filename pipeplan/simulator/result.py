@@ -29,13 +29,13 @@ class Discrepancy:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A compute on a GPU or a transfer on a link, from `start_ns` to `end_ns`."""
+    """A compute on a GPU or a transfer on a link or to the host, from `start_ns` to `end_ns`."""
 
     kind: OpKind
     stage: int
     microbatch: int
     place: int | tuple[int, int]
-    """GPU, or (from, to)."""
+    """(from, to) of a SEND; GPU of a compute, and of OFFLOAD and PREFETCH, which take its way."""
     start_ns: int
     end_ns: int
 

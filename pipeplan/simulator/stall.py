@@ -36,19 +36,27 @@ def explain(program: Program, engine: Engine, links: Links) -> DeadlockError:
 def _needed(engine: Engine, links: Links, entry: Entry) -> Action:
     """The action that must happen before `entry` can."""
     does, op, microbatch = entry
-    awaited = op if does == Does.FREE else engine.ops.before[op]
-    kind = Ops.kind(awaited)
-    if kind.is_compute:
-        return Action(ActionKind(kind), Ops.stage(awaited), microbatch)
+    awaited = _awaited(engine, does, op, microbatch)
     if (
         isinstance(links, PlannedLinks)
         and {(awaited, microbatch)} <= engine.issued & engine.posted
     ):
         awaited, microbatch = links.head(awaited)
-        kind = Ops.kind(awaited)
-    forward, stage = kind is OpKind.SEND_F, Ops.stage(awaited)
-    if (awaited, microbatch) not in engine.issued:
+    kind, stage = Ops.kind(awaited), Ops.stage(awaited)
+    if kind is OpKind.PREFETCH and (awaited, microbatch) in engine.posted:
+        return Action(ActionKind.OFFLOAD, stage, microbatch)
+    if not kind.is_send or (awaited, microbatch) not in engine.issued:
         return Action(ActionKind(kind), stage, microbatch)
-    if forward:
+    if kind is OpKind.SEND_F:
         return Action(ActionKind.RECV_F, stage + 1, microbatch)
     return Action(ActionKind.RECV_B, stage - 1, microbatch)
+
+
+def _awaited(engine: Engine, does: int, op: int, microbatch: int) -> int:
+    """The op whose end, or whose issue, an entry waits for."""
+    if does == Does.FREE:
+        return op
+    if does != Does.COMPUTE:
+        return engine.ops.before[op]
+    ends = engine.times.end
+    return next(each for each in engine.needs(op, microbatch) if ends[each][microbatch] is None)

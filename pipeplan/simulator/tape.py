@@ -10,7 +10,8 @@ from pipeplan.plan import OpKind, Plan
 from pipeplan.program import ActionKind, Program
 from pipeplan.simulator import costs
 
-KINDS = (OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B)
+KINDS = tuple(OpKind)
+"""In the order of their numbers."""
 
 
 class Does(IntEnum):
@@ -21,6 +22,8 @@ class Does(IntEnum):
     RECV = 2
     FREE = 3
     OPT = 4
+    OFFLOAD = 5
+    PREFETCH = 6
 
 
 Entry = tuple[int, int, int]
@@ -29,23 +32,29 @@ Entry = tuple[int, int, int]
 
 def number(kind: OpKind, stage: int) -> int:
     """The number of an op; `Ops.kind` and `Ops.stage` undo it."""
-    return 4 * stage + KINDS.index(kind)
+    return len(KINDS) * stage + KINDS.index(kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """All ops of one micro-batch by number; entries of absent transfers are unused."""
+    """All ops of one micro-batch by number; entries of absent ones are unused.
+
+    OFFLOAD and PREFETCH are present where the stage may do them; not every micro-batch does.
+    """
 
     present: tuple[bool, ...]
     place: tuple[int | tuple[int, int], ...]
-    """GPU, or (from, to)."""
+    """GPU, or (from, to) of a SEND."""
     duration: tuple[int, ...]
     before: tuple[int, ...]
-    """The op in chain order whose end this one waits for; -1 for the very first."""
+    """The op in chain order whose end this one waits for; -1 for the very first.
+
+    OFFLOAD waits for F, PREFETCH for OFFLOAD, B for PREFETCH too.
+    """
     after: tuple[int, ...]
     """The op in chain order that waits for this one; -1 for the very last."""
     position: tuple[int, ...]
-    """(T1)."""
+    """(T1), (H5)."""
     update: tuple[int, ...]
     """Per stage, the ns of its optimizer step."""
 
@@ -53,7 +62,7 @@ class Ops:
     def of(cls, plan: Plan) -> Ops:
         """The ops that the stages of `plan` need, with the replay's own durations."""
         chain = chain_order(plan)
-        size = 4 * len(plan.stages)
+        size = len(KINDS) * len(plan.stages)
         present, duration = [False] * size, [0] * size
         before, after = [-1] * size, [-1] * size
         places: list[int | tuple[int, int]] = [0] * size
@@ -71,6 +80,13 @@ class Ops:
             if i:
                 before[op] = number(*chain[i - 1])
                 after[before[op]] = op
+        for stage in offloading(plan):
+            previous = number(OpKind.F, stage)
+            for kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
+                op = number(kind, stage)
+                present[op], places[op] = True, plan.stages[stage].gpu
+                before[op], duration[op] = previous, costs.host_ns(plan, stage)
+                previous = op
         return cls(
             tuple(present),
             tuple(places),
@@ -84,12 +100,12 @@ class Ops:
     @staticmethod
     def kind(op: int) -> OpKind:
         """What `op` does."""
-        return KINDS[op % 4]
+        return KINDS[op % len(KINDS)]
 
     @staticmethod
     def stage(op: int) -> int:
         """The stage it belongs to."""
-        return op // 4
+        return op // len(KINDS)
 
     @classmethod
     def label(cls, op: int, microbatch: int) -> str:
@@ -98,11 +114,20 @@ class Ops:
 
 
 def _position(op: int, stages: int) -> int:
-    """(T1): two places per stage on the way down, two per stage on the way back."""
+    """(T1): two places per stage on the way down, two on the way back, then two for the host."""
     kind, stage = Ops.kind(op), Ops.stage(op)
+    if kind.is_host:
+        return 2 * (2 * stages + stage) + (kind is OpKind.PREFETCH)
     down = kind in (OpKind.F, OpKind.SEND_F)
     base = 2 * stage if down else 2 * (2 * stages - 1 - stage) - 1
     return base + (not kind.is_compute)
+
+
+def offloading(plan: Plan) -> list[int]:
+    """The stages that have a host and something to send to it."""
+    if plan.cluster.host is None:
+        return []
+    return [i for i, stage in enumerate(plan.stages) if stage.remat and stage.remat.offload]
 
 
 def chain_order(plan: Plan) -> list[tuple[OpKind, int]]:
@@ -155,15 +180,23 @@ def _table(ops: Ops) -> dict[tuple[ActionKind, int], tuple[int, int, int]]:
         kind, stage, place = ops.kind(op), ops.stage(op), ops.place[op]
         if not present:
             continue
-        if not isinstance(place, tuple):
-            table[ActionKind(kind), stage] = (Does.COMPUTE, op, place)
-            if kind is OpKind.B:
-                table[ActionKind.OPT, stage] = (Does.OPT, op, place)
+        if isinstance(place, tuple):
+            forward = kind is OpKind.SEND_F
+            receive = ActionKind.RECV_F if forward else ActionKind.RECV_B
+            free = ActionKind.FREE_F if forward else ActionKind.FREE_B
+            table[ActionKind(kind), stage] = (Does.SEND, op, place[0])
+            table[free, stage] = (Does.FREE, op, place[0])
+            table[receive, stage + 1 if forward else stage - 1] = (Does.RECV, op, place[1])
             continue
-        forward = kind is OpKind.SEND_F
-        receive = ActionKind.RECV_F if forward else ActionKind.RECV_B
-        free = ActionKind.FREE_F if forward else ActionKind.FREE_B
-        table[ActionKind(kind), stage] = (Does.SEND, op, place[0])
-        table[free, stage] = (Does.FREE, op, place[0])
-        table[receive, stage + 1 if forward else stage - 1] = (Does.RECV, op, place[1])
+        for action, does in _AT_HOME[kind].items():
+            table[action, stage] = (does, op, place)
     return table
+
+
+_AT_HOME = {
+    OpKind.F: {ActionKind.F: Does.COMPUTE},
+    OpKind.B: {ActionKind.B: Does.COMPUTE, ActionKind.OPT: Does.OPT},
+    OpKind.OFFLOAD: {ActionKind.OFFLOAD: Does.OFFLOAD, ActionKind.FREE_O: Does.FREE},
+    OpKind.PREFETCH: {ActionKind.PREFETCH: Does.PREFETCH},
+}
+"""Actions of the ops that concern one rank alone."""
