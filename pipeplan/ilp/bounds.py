@@ -82,6 +82,23 @@ def _average_load(costs: Costs) -> Fraction:
 
 def item_loads(costs: Costs, cuts: list[int], period: int) -> list[int]:
     """Loads on the fastest GPU of sets of layers that must share a GPU at `period`."""
+    fastest = max(range(costs.gpus), key=lambda gpu: costs.cluster.gpus[gpu].speed)
+    forward, backward = costs.compute_sums(fastest)
+    own = [
+        forward[layer + 1] - forward[layer] + backward[layer + 1] - backward[layer]
+        for layer in range(costs.layers)
+    ]
+    return [sum(own[layer] for layer in unit) for unit in forced(costs, cuts, period)]
+
+
+def forced(costs: Costs, cuts: list[int], period: int) -> list[tuple[int, ...]]:
+    """Sets of layers that must share a GPU at `period`: tied, or a cut would outlast it.
+
+    Args:
+        costs: Durations and bytes.
+        cuts: Ns that a cut behind each layer keeps the fastest link busy (`cheapest_cuts`).
+        period: Nanoseconds per micro-batch.
+    """
     parent = list(range(costs.layers))
 
     def root(layer: int) -> int:
@@ -96,13 +113,10 @@ def item_loads(costs: Costs, cuts: list[int], period: int) -> list[int]:
     for group in costs.tied_groups:
         for layer in group[1:]:
             parent[root(layer)] = root(group[0])
-    fastest = max(range(costs.gpus), key=lambda gpu: costs.cluster.gpus[gpu].speed)
-    forward, backward = costs.compute_sums(fastest)
-    sums: dict[int, int] = {}
+    sets: dict[int, list[int]] = {}
     for layer in range(costs.layers):
-        own = forward[layer + 1] - forward[layer] + backward[layer + 1] - backward[layer]
-        sums[root(layer)] = sums.get(root(layer), 0) + own
-    return list(sums.values())
+        sets.setdefault(root(layer), []).append(layer)
+    return [tuple(layers) for layers in sets.values()]
 
 
 def contiguous_bound(costs: Costs, lowest: int) -> Fraction | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
+from pipeplan.ilp.evening import Evening
 from pipeplan.ilp.guide import Guide, Home
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.neighbours import Neighbourhoods
@@ -45,7 +46,7 @@ def search(state: Incumbent) -> None:
             decided &= joint(
                 state, k, state.remaining * (1.0 if len(state.options.ks) == 1 else JOINT_SHARE)
             )
-    walk, around = Walk(state), Neighbourhoods(state)
+    walk, around, evening = Walk(state), Neighbourhoods(state), Evening(state)
     if decided:
         walk.run(GLANCE_S)
     if not state.done:
@@ -56,6 +57,7 @@ def search(state: Incumbent) -> None:
         if decided:
             return
         walk.run(turn)
+        evening.run(turn)
         turn *= 1.5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.ilp import free, packing
+from pipeplan.ilp.evening import Evening
 from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.feasibility import spread_reason
 from pipeplan.ilp.incumbent import Incumbent
@@ -15,6 +16,8 @@ EARLY_SHARE = 0.08
 """Share of the time that the walk has before the bound, which is sought below the best plan."""
 PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
+EVENING_SHARE = 0.2
+"""Share of the time left that evening out loads may take, before the slower bound."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 
@@ -27,6 +30,8 @@ def search(state: Incumbent) -> None:
         Walk(state).run(EARLY_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
+    if state.infeasible is None and not state.done and state.costs.layers > free.JOINT_ITEMS:
+        Evening(state).run(EVENING_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         raise_bound(state, BOUND_SHARE * state.remaining)
     if state.infeasible is None and not state.done:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.holes import packs, pair
 from pipeplan.ilp.ring import Ring
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
@@ -38,6 +39,14 @@ class Outward:
     times: dict[OpId, tuple[int, ...]] = field(default_factory=dict)
     """Starts of all copies, by op."""
     _rings: dict[tuple[int, ...], Ring] = field(default_factory=dict)
+    _rest: dict[int, list[int]] = field(default_factory=dict)
+    """Lengths of the ops that each GPU has still to place."""
+
+    def __post_init__(self) -> None:
+        """Collect what is to be placed on each GPU."""
+        for first, last, gpu in self.runs:
+            lengths = self._lengths(first, last, gpu)
+            self._rest.setdefault(gpu, []).extend(lengths * len(self.centres))
 
     def place(self) -> bool:
         """Whether all ops find room and none overtakes the next period's (R5)."""
@@ -64,10 +73,12 @@ class Outward:
     def _compute(self, stage: int, opening: list[int], closing: list[int]) -> bool:
         first, last, gpu = self.runs[stage]
         ring = self._ring((gpu,))
-        forward = self.costs.forward_ns(first, last, gpu)
-        backward = self.costs.backward_ns(first, last, gpu)
+        lengths = self._lengths(first, last, gpu)
         ops = (F, stage), (B, stage)
-        return self._pairs(ops, (ring, ring), (forward, backward), opening, closing)
+        return self._pairs(ops, (ring, ring), lengths, opening, closing, self._rest[gpu])
+
+    def _lengths(self, first: int, last: int, gpu: int) -> tuple[int, int]:
+        return self.costs.forward_ns(first, last, gpu), self.costs.backward_ns(first, last, gpu)
 
     def _send(self, stage: int, opening: list[int], closing: list[int]) -> bool:
         """Both transfers of the cut behind a stage, if there is one."""
@@ -83,7 +94,7 @@ class Outward:
         forward = costs.send_forward_ns(boundary, here, there)
         backward = costs.send_backward_ns(boundary, there, here)
         ops = (SEND_F, stage), (SEND_B, stage + 1)
-        return self._pairs(ops, rings, (forward, backward), opening, closing)
+        return self._pairs(ops, rings, (forward, backward), opening, closing, None)
 
     def _ring(self, key: tuple[int, ...]) -> Ring:
         ring = self._rings.get(key)
@@ -98,15 +109,21 @@ class Outward:
         lengths: tuple[int, int],
         opening: list[int],
         closing: list[int],
+        rest: list[int] | None,
     ) -> bool:
         """Place an op on the way in and its counterpart on the way out, for all copies.
 
-        Copies are alike, so their starts are handed out in order: FIFO (R5).
+        Copies are alike, so their starts are handed out in order: FIFO (R5). On a GPU, what is
+        left of `rest` afterwards must find room too.
         """
         ins: list[int] = []
         outs: list[int] = []
-        for end, begin in zip(opening, closing, strict=True):
-            found = _pair(*rings, *lengths, end, begin)
+        for window in zip(opening, closing, strict=True):
+            found = _pair(*rings, *lengths, *window)
+            if rest is not None:
+                found = _roomy(rings[0], lengths, window, rest, found)
+            elif found is None and rings[0] is rings[1]:
+                found = _anywhere(rings[0], lengths, window, ())
             if found is None:
                 return False
             ins.append(found[0])
@@ -147,3 +164,32 @@ def _pair(
     ring_in.add(yielding, long_in)
     ring_out.add(early, long_out)
     return yielding, early
+
+
+def _roomy(
+    ring: Ring,
+    lengths: tuple[int, int],
+    window: tuple[int, int],
+    rest: list[int],
+    found: tuple[int, int] | None,
+) -> tuple[int, int] | None:
+    """The places found if they leave room for all that is to come, else others that do."""
+    for length in lengths:
+        rest.remove(length)
+    if found is not None:
+        if packs(ring.holes(), rest):
+            return found
+        for start, length in zip(found, lengths, strict=True):
+            ring.remove(start, length)
+    return _anywhere(ring, lengths, window, rest)
+
+
+def _anywhere(
+    ring: Ring, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
+) -> tuple[int, int] | None:
+    """Occupy the nearest places that leave room for all that is to come."""
+    found = pair(ring.holes(), ring.period, lengths, window, rest)
+    if found is not None:
+        for start, length in zip(found, lengths, strict=True):
+            ring.add(start, length)
+    return found

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
+Hole = tuple[int, int]
+"""(start, length) of a free arc; the start is less than the period."""
+
 
 class Ring:
     """Disjoint arcs on a circle of one period."""
 
-    __slots__ = ("_ends", "_period", "_starts")
+    __slots__ = ("_ends", "_starts", "period")
 
     def __init__(self, period: int) -> None:
-        self._period = period
+        self.period = period
         self._starts: list[int] = []
         self._ends: list[int] = []
         """Of the arc at the same index; beyond the period where it wraps."""
 
     def add(self, start: int, length: int) -> None:
         """Occupy [start, start + length) modulo the period; it must be free."""
-        offset = start % self._period
+        offset = start % self.period
         # an arc without length comes before one that starts with it
         index = (bisect_right if length else bisect_left)(self._starts, offset)
         self._starts.insert(index, offset)
@@ -29,15 +32,24 @@ class Ring:
 
     def remove(self, start: int, length: int) -> None:
         """Undo `add`."""
-        offset = start % self._period
+        offset = start % self.period
         index = bisect_left(self._starts, offset)
         while self._ends[index] != offset + length:
             index += 1
         del self._starts[index], self._ends[index]
 
+    def holes(self) -> list[Hole]:
+        """All free arcs of some length."""
+        starts, ends, period = self._starts, self._ends, self.period
+        if not starts:
+            return [(0, period)]
+        following = [*starts[1:], starts[0] + period]
+        gaps = zip(ends, following, strict=True)
+        return [(end % period, start - end) for end, start in gaps if start > end]
+
     def after(self, time: int, length: int) -> int | None:
         """The earliest start >= `time` at which `length` is free; None if nowhere."""
-        starts, ends, period = self._starts, self._ends, self._period
+        starts, ends, period = self._starts, self._ends, self.period
         count = len(starts)
         if not count:
             return time if length <= period else None
@@ -53,7 +65,7 @@ class Ring:
 
     def before(self, time: int, length: int) -> int | None:
         """The latest start at which `length` is free and ends by `time`; None if nowhere."""
-        starts, ends, period = self._starts, self._ends, self._period
+        starts, ends, period = self._starts, self._ends, self.period
         count = len(starts)
         if not count:
             return time - length if length <= period else None

@@ -1,0 +1,140 @@
+"""Plans from allocations that are evened out under guessed counts, the guess corrected in turn.
+
+At a period between the bound and the best plan `balance` finds an allocation whose loads and
+estimated bytes fit; `outward` schedules it; its exact bytes say how many micro-batches each layer
+really keeps and how full each GPU is beside them. With these the allocation is evened out again,
+until a schedule fits. A few rounds suffice where memory leaves some choice, on hundreds of layers
+and dozens of GPUs too, where judging every step by a schedule (`walk`) is slow. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
+from random import Random
+from typing import Final
+
+from pipeplan.ilp.balance import Balance
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.outward import Outward
+from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.walk import Layout
+from pipeplan.plan import OpKind
+
+STEPS: Final = 500
+"""Steps for each layer in a round."""
+STEP_S: Final = 5e-6
+"""What a step counts for where work is counted instead of time."""
+ROUNDS: Final = 16
+"""Corrections at one period."""
+FIRST: Final = 0.1
+"""The first period lies so far from the bound to the best plan."""
+BLEND: Final = 0.5
+"""Weight of the last schedule's counts against those before."""
+PRICE: Final = 0.02
+"""Of a cut at first; it falls where loads do not even out and rises where bytes do not fit."""
+CHEAPER: Final = 0.6
+DEARER: Final = 1.2
+
+
+class Evening:
+    """Periods between the bound and the best plan, tried until the time is over."""
+
+    def __init__(self, state: Incumbent) -> None:
+        """Repeatable for a seed."""
+        self.state = state
+        self.random = Random(state.options.seed)
+        self._steps = STEPS
+
+    def run(self, seconds: float) -> None:
+        """Shorten the best plan, ambitious periods first."""
+        state = self.state
+        if state.best is None or state.costs.gpus == 1:
+            return
+        end = state.elapsed + min(seconds, state.remaining)
+        share = FIRST
+        while not self._over(end):
+            best, bound = state.best.per_microbatch, state.bound
+            period = int(bound + (best - bound) * Fraction(share))
+            if period >= best or period < bound:
+                return
+            state.enter(f"evened out at {share:.0%} of the gap")
+            if self._at(period, end):
+                continue
+            share *= 1.6
+            if share > 0.95:
+                share, self._steps = FIRST, 2 * self._steps
+
+    def _over(self, end: float) -> bool:
+        return self.state.done or self.state.elapsed >= end
+
+    def _at(self, period: int, end: float) -> bool:
+        """Whether a better plan of about this period was found."""
+        costs, best = self.state.costs, self.state.best
+        assert best is not None
+        homes: Sequence[int] = Layout.of(best, 1).homes
+        counts, beside = measured(costs, best, period)
+        price = PRICE
+        for _ in range(ROUNDS):
+            if self._over(end):
+                return False
+            balance = Balance(costs, period, homes, counts, beside, price)
+            steps = self._steps * len(balance.units)
+            balance.anneal(self.random, steps)
+            self.state.options.clock.spend(steps * STEP_S)
+            homes = balance.homes
+            price *= CHEAPER if balance.overload > 0 else DEARER
+            schedule = self._scheduled(homes, ceil(period * (1 + balance.overload)))
+            if schedule is None:
+                continue
+            if self._offer(schedule):
+                return True
+            new, beside = measured(costs, schedule, period)
+            counts = [
+                BLEND * one + (1 - BLEND) * other for one, other in zip(new, counts, strict=True)
+            ]
+        return False
+
+    def _scheduled(self, homes: Sequence[int], period: int) -> Schedule | None:
+        """A schedule of an allocation at this period, if that is worth it and one is found."""
+        best = self.state.best
+        assert best is not None
+        runs = Layout(tuple(homes), frozenset()).runs()
+        placing = Outward(self.state.costs, runs, period)
+        return placing.schedule() if period < best.per_microbatch and placing.place() else None
+
+    def _offer(self, schedule: Schedule) -> bool:
+        """Whether the schedule fits; also as short as its orders allow."""
+        lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
+        early = tighten(self.state.costs, schedule, lowest)
+        return any([self.state.offer(each) for each in (schedule, early)])
+
+
+def measured(costs: Costs, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:
+    """What a schedule keeps of each layer on average at `period`, and each GPU's other bytes.
+
+    Returns:
+        Micro-batches by layer, and the share of each GPU's memory that its peak takes beyond the
+        states and these counts of its layers.
+    """
+    counts: list[float] = []
+    held = [0.0] * costs.gpus
+    for stage in schedule.stages:
+        length = costs.backward_ns(stage.first, stage.last, stage.gpu)
+        begins, ends = (schedule.times[kind, stage.id] for kind in (OpKind.F, OpKind.B))
+        stay = sum(end + length - begin for begin, end in zip(begins, ends, strict=True))
+        count = stay / schedule.k / period
+        for layer in range(stage.first, stage.last + 1):
+            size = costs.segment(layer, layer, layer > 0)
+            held[stage.gpu] += size.states + count * size.saved
+            counts.append(count)
+    peaks = (row.peak_bytes for row in memory_rows(costs, schedule))
+    beside = [
+        (peak - size) / max(1, budget)
+        for peak, size, budget in zip(peaks, held, costs.budgets, strict=True)
+    ]
+    return counts, beside

@@ -1,0 +1,127 @@
+"""Evened-out allocations: full GPUs get schedules, sums stay right, alternating sizes mix."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+from typing import Literal
+
+from pipeplan.cluster import uniform
+from pipeplan.ilp.balance import Balance
+from pipeplan.ilp.bounds import any_bound, forced
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.evening import Evening, measured
+from pipeplan.ilp.holes import packs, pair
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.outward import Outward
+from pipeplan.ilp.retime import retime
+from pipeplan.ilp.ring import Ring
+from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.walk import Layout
+from tests import handmade
+from tests.searches import limits
+
+
+def test_holes_are_what_is_free() -> None:
+    """Holes are the free arcs, one across the period's end too; points split them."""
+    ring = Ring(20)
+    assert ring.holes() == [(0, 20)]
+    for start, length in ((2, 3), (5, 1), (10, 0), (14, 2)):
+        ring.add(start, length)
+    assert sorted(ring.holes()) == [(6, 4), (10, 4), (16, 6)]
+
+
+def test_a_pair_leaves_room_for_the_rest() -> None:
+    """In 10 free with 4 and 4 to come, 1 and 1 go to the ends, not where they would be first."""
+    holes = [(0, 10)]
+    assert packs(holes, [4, 4])
+    assert not packs([(0, 3), (5, 5)], [4, 4])
+    found = pair(holes, 30, (1, 1), (3, 3), [4, 4])
+    assert found is not None
+    free = sorted(set(range(10)) - {time % 30 for time in found})
+    runs = [one for one, other in pairwise([*free, 99]) if other - one > 1]
+    assert len(runs) == 1, "one hole of eight is left"
+    assert found[0] + 1 <= 3 <= found[1]
+
+
+def test_full_gpus_are_scheduled() -> None:
+    """Allocations that fill every GPU to the last ns find a schedule that keeps every order."""
+    random, placed = Random(3), 0
+    for _ in range(60):
+        gpus, each = random.randint(2, 4), random.randint(2, 4)
+        times = [(random.randint(1, 9), random.randint(1, 9)) for _ in range(each)]
+        homes = [gpu for gpu in range(gpus) for _ in times]
+        chain_times = times * gpus
+        order = list(range(len(homes)))
+        random.shuffle(order)
+        costs = Costs(
+            handmade.chain([chain_times[n] for n in order]), uniform(gpus, 2**40), "2bw", "exact"
+        )
+        runs = [(layer, layer, homes[n]) for layer, n in enumerate(order)]
+        period = sum(map(sum, times))
+        placing = Outward(costs, runs, period)
+        if placing.place():
+            placed += 1
+            assert retime(costs, placing.schedule(), period).period == period
+    assert placed > 50
+
+
+def test_sums_stay_right_after_many_steps() -> None:
+    """What annealing says of its allocation is what adding up the same allocation says."""
+    random = Random(4)
+    for turn in range(20):
+        layers, gpus = random.randint(4, 12), random.randint(2, 4)
+        fields = [
+            {"output_bytes": random.randint(0, 9), "saved_bytes": random.randint(0, 9)}
+            for _ in range(layers)
+        ]
+        times = [(random.randint(1, 9), random.randint(1, 9)) for _ in range(layers)]
+        duplex: Literal["half", "full"] = "half" if turn % 2 else "full"
+        cluster = uniform(gpus, 40, bandwidth_bytes_per_s=10**9, duplex=duplex)
+        costs = Costs(handmade.chain(times, fields), cluster, "2bw", "exact")
+        period = max(max(map(sum, times)), sum(map(sum, times)) // gpus + 1)
+        counts, beside = [1.0 + layer / 3 for layer in range(layers)], [0.1] * gpus
+        homes = [random.randrange(gpus) for _ in range(layers)]
+        one = Balance(costs, period, homes, counts, beside, 0.02)
+        one.anneal(random, 500)
+        other = Balance(costs, period, one.homes, counts, beside, 0.02)
+        assert abs(one.total - other.total) < 1e-6
+        assert abs(one.overload - other.overload) < 1e-6
+
+
+def test_units_are_layers_that_cannot_part() -> None:
+    """A cut that outlasts the period keeps its two layers together, and so layers in a row."""
+    costs = Costs(handmade.chain([(1, 1)] * 5), uniform(2, 100), "2bw", "exact")
+    assert forced(costs, [9, 0, 10, 11], 9) == [(0,), (1,), (2, 3, 4)]
+
+
+def test_measured_bytes_add_up_to_the_peak() -> None:
+    """States, counts times what layers keep, and the rest are each GPU's exact peak."""
+    fields = [{"saved_bytes": 5, "output_bytes": 2, "weight_bytes": 3} for _ in range(6)]
+    cluster = uniform(2, 1000, bandwidth_bytes_per_s=10**9)
+    costs = Costs(handmade.chain([(2, 4)] * 6, fields), cluster, "2bw", "exact")
+    placing = Outward(costs, [(0, 1, 0), (2, 3, 1), (4, 5, 0)], 40)
+    assert placing.place()
+    schedule = placing.schedule()
+    counts, beside = measured(costs, schedule, 40)
+    homes = Layout.of(schedule, 1).homes
+    shares = Balance(costs, 40, homes, counts, beside, 0.02).bytes
+    for row, share in zip(memory_rows(costs, schedule), shares, strict=True):
+        assert abs(share * row.budget_bytes - row.peak_bytes) < 1e-6
+
+
+def test_alternating_sizes_are_mixed() -> None:
+    """10 parts of 70 and of 40 on 3 GPUs: contiguous plans need more than 370, others do not."""
+    times = [(20, 50), (10, 30)] * 10
+    costs = Costs(handmade.chain(times), uniform(3, 2**40), "2bw", "exact")
+    state = Incumbent(costs, limits())
+    state.prove("any", any_bound(costs))
+    contiguous(state)
+    assert state.contiguous is not None
+    assert state.contiguous > 370
+    state.prove("any", Fraction(370))
+    Evening(state).run(10)
+    assert state.best is not None
+    assert state.best.per_microbatch == 370
