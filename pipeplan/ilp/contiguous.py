@@ -23,11 +23,20 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.cluster import Host
+from pipeplan.ilp.away.segments import segment_levels
+from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.tables import Array, SegmentTables, cuttable, loads, segment_tables
+from pipeplan.ilp.tables import (
+    Array,
+    SegmentTables,
+    cuttable,
+    forwards,
+    loads,
+    segment_tables,
+)
 from pipeplan.plan import Stage
 
-INFINITE = np.int64(2**61)
 MAX_STATES = 4096
 """Of the DP over sets of GPUs; beyond it GPUs keep the cluster's order."""
 
@@ -94,12 +103,14 @@ class ContiguousSolver:
             exact model's answer is optimistic, hence a bound; the paper model's is the same.
         any_k: Whether to relax to what every contiguous plan of any k needs: nothing waits, so V
             is a plain sum, and at V / T micro-batches on average some instant has ceil(V / T).
+        offload: Whether stages may send to the host what they keep, and wait for it (`away`).
     """
 
     costs: Costs
     most: int | None = None
     messages: bool = False
     any_k: bool = False
+    offload: bool = False
     tables: SegmentTables = field(init=False)
     classes: list[list[int]] = field(init=False)
     complete: bool = field(init=False)
@@ -121,6 +132,9 @@ class ContiguousSolver:
         self._update = tables.states + tables.optimizer
         if self.messages or not self.costs.exact:
             self._fixed = self._fixed + tables.messages
+        if self.offload:
+            self._forwards = [forwards(self.costs, gpus[0]) for gpus in self.classes]
+            self._levels = segment_levels(self.costs)
 
     @property
     def serial_ns(self) -> int:
@@ -215,11 +229,29 @@ class ContiguousSolver:
         room = budget - self._fixed
         good &= self._update <= budget
         others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
-        good &= others * self.tables.saved <= room
-        spans = np.where(good, spans, INFINITE)
+        if self.offload:
+            spans = np.where(good, spans, INFINITE)
+            size = Bytes(self._free(kind), room, self.tables.saved, self._levels)
+            stay = Stay(asked.period, spans, self._forwards[kind], load)
+            spans = waited(self._host, stay, size, good)
+        else:
+            good &= others * self.tables.saved <= room
+            spans = np.where(good, spans, INFINITE)
         choice = np.argmin(spans, axis=1)
         reach = spans[np.arange(len(choice)), choice]
         return Front(reach, choice, [before] * len(choice))
+
+    def _free(self, kind: int) -> Array:
+        """Memory of a class beside the states, and beside messages where they are counted."""
+        budget = self.costs.budgets[self.classes[kind][0]]
+        beside = self.tables.messages if self.messages else 0
+        free: Array = budget - self.tables.states - beside
+        return free
+
+    @property
+    def _host(self) -> Host:
+        assert self.costs.cluster.host is not None
+        return self.costs.cluster.host
 
     def _send(self, asked: Asked, kind: int, other: int, reach: Array) -> Array:
         """V of the cut behind each layer, the stage behind it on class `other`."""

@@ -36,12 +36,16 @@ class SegmentBytes:
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations and bytes of one chain on one cluster under one memory model."""
+    """Durations and bytes of one chain on one cluster under one memory model.
+
+    `again` are the chain's layers that stand for runs that are computed again.
+    """
 
     chain: Chain
     cluster: Cluster
     semantics: Semantics
     memory_model: MemoryModel
+    again: frozenset[int] = frozenset()
 
     def __hash__(self) -> int:
         return id(self)

@@ -32,7 +32,7 @@ def search(state: Incumbent) -> None:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
     if state.infeasible is None and not state.done and state.costs.layers > free.JOINT_ITEMS:
         Evening(state).run(EVENING_SHARE * state.remaining)
-    if state.infeasible is None and not state.done:
+    if state.infeasible is None and not state.done and not state.options.offload:
         raise_bound(state, BOUND_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         free.search(state)
@@ -42,7 +42,7 @@ def _any_plan(state: Incumbent) -> None:
     """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be."""
     state.enter("spread")
     found = spread(state.costs, state.options, state.remaining)
-    if found.missing:
+    if found.missing and not state.options.offload:
         state.infeasible = spread_reason(state.costs, found.missing)
     if found.home is not None:
         schedule = tighten(state.costs, serial(state.costs, found.home), 1)

@@ -8,6 +8,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Literal
 
+from pipeplan.ilp.away.fit import fitted
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
@@ -38,6 +39,8 @@ class Options:
     seed: int
     workers: int
     deterministic: bool
+    offload: bool = False
+    """Whether what a stage keeps may wait in the host's memory; then bytes prove nothing."""
     clock: Clock = field(default_factory=Clock, compare=False)
 
 
@@ -110,11 +113,14 @@ class Incumbent:
             period = self.best.per_microbatch if self.best else None
             self.report(self.options.clock.wall_s, period, self.bound, self.gap, self.phase)
 
-    def prove(self, name: BoundName, value: Fraction) -> None:
+    def prove(self, name: BoundName, value: Fraction, *, from_bytes: bool = True) -> None:
         """Raise a bound; one for all plans holds for every kind, rounded up where k is 1.
 
-        Fractions that a plan file could not hold are rounded down, by less than a picosecond.
+        Fractions that a plan file could not hold are rounded down, by less than a picosecond. What
+        follows `from_bytes` on the GPUs says nothing where they may wait in the host's memory.
         """
+        if from_bytes and self.options.offload:
+            return
         if max(value.numerator, value.denominator) > MAX_INT:
             value = Fraction(int(value * FINEST), FINEST)
         raised: dict[BoundName, Fraction] = {name: value}
@@ -131,7 +137,10 @@ class Incumbent:
         most = self.most_in_flight
         if most is not None and max(in_flight(self.costs, schedule)) > most:
             return False
-        return fits(memory_rows(self.costs, schedule))
+        rows = memory_rows(self.costs, schedule)
+        host = self.costs.cluster.host
+        waits = sum(row.host_bytes for row in rows)
+        return fits(rows) and (not waits or (host is not None and waits <= host.memory_bytes))
 
     def _keeps_ties(self, schedule: Schedule) -> bool:
         homes = {
@@ -149,7 +158,10 @@ class Incumbent:
         if len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
             schedule = unrolled(schedule, self.options.ks[0])
         if not self.accepts(schedule):
-            return False
+            mended = self._mended(schedule)
+            if mended is None:
+                return False
+            schedule = mended
         gpus = [stage.gpu for stage in schedule.stages]
         if len(gpus) == len(set(gpus)):
             period = schedule.per_microbatch
@@ -158,6 +170,16 @@ class Incumbent:
             self.best = schedule
             self.tell()
         return True
+
+    def _mended(self, schedule: Schedule) -> Schedule | None:
+        """The schedule with what must be away to fit, if that is allowed and makes it the best."""
+        best = self.best
+        if not self.options.offload or schedule.away:
+            return None
+        if best is not None and self._cost(schedule) >= self._cost(best):
+            return None
+        made = fitted(self.costs, schedule)
+        return made if made is not None and self.accepts(made) else None
 
     def _cost(self, schedule: Schedule) -> tuple[Fraction, Fraction]:
         return cost(self.costs, schedule, self.options.microbatches)

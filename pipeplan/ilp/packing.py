@@ -43,7 +43,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
         room = middle - 2 * state.costs.cluster.action_overhead_ns
         if _cannot_pack(state, items, room, min(STEP_S, end - state.elapsed)):
             low = middle + 1
-            state.prove("any", Fraction(low))
+            state.prove("any", Fraction(low), from_bytes=False)
         else:
             high = middle
 

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.away.levels import run_bytes
 from pipeplan.ilp.incumbent import BoundName, Incumbent
 from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.schedule import OpId, Schedule
-from pipeplan.plan import Plan
+from pipeplan.ilp.schedule import Away, OpId, Schedule
+from pipeplan.plan import OpKind, Plan
 
 
 def warm(state: Incumbent, plan: Plan) -> None:
@@ -22,7 +22,7 @@ def warm(state: Incumbent, plan: Plan) -> None:
     Raises:
         InputError: if the plan is for another chain, or uses GPUs that are not there.
     """
-    _check(state.costs, plan)
+    _check(state, plan)
     state.enter("resumed plan")
     for name, value in _proven(state, plan):
         state.prove(name, value)
@@ -31,17 +31,23 @@ def warm(state: Incumbent, plan: Plan) -> None:
         state.notes.append(f"the plan resumed from does not count here: {reason}")
 
 
-def _check(costs: Costs, plan: Plan) -> None:
+def _check(state: Incumbent, plan: Plan) -> None:
+    costs = state.costs
     if plan.chain.digest() != costs.chain.digest():
         raise InputError(
             f"resume: got a plan for chain {plan.chain.name!r} ({len(plan.chain.layers)} layers,"
             f" digest {plan.chain.digest()[:12]}), need one for {costs.chain.name!r}"
             f" ({costs.layers} layers, digest {costs.chain.digest()[:12]}). Plan without --resume."
         )
-    if any(stage.remat is not None for stage in plan.stages):
+    if any(stage.remat is not None and stage.remat.recompute for stage in plan.stages):
         raise InputError(
             "resume: got a plan whose stages compute layers again, need one without: the search"
             " keeps all that is saved. Plan without --resume."
+        )
+    if not state.options.offload and any(op.kind.is_host for op in plan.ops):
+        raise InputError(
+            "resume: got a plan whose stages send what they keep to the host, need one without:"
+            " the search keeps all on the GPUs. Plan without --resume."
         )
     most = max(stage.gpu for stage in plan.stages)
     if most >= costs.gpus:
@@ -59,7 +65,8 @@ def _offer(state: Incumbent, plan: Plan) -> str | None:
     hosts = [stage.gpu for stage in schedule.stages]
     if state.options.contiguous_only and len(hosts) > len(set(hosts)):
         return "a GPU hosts two of its stages, --method contiguous asks for one"
-    if _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts):
+    other = _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts)
+    if other or (schedule.away and plan.cluster.host != state.costs.cluster.host):
         schedule = tighten(state.costs, schedule, 1)
     if state.offer(schedule):
         return None
@@ -75,13 +82,33 @@ def _machines(cluster: Cluster, hosts: list[int]) -> tuple[object, ...]:
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The plan's stages and absolute start times (T4)."""
-    times: dict[OpId, list[int]] = {}
+    """The plan's stages, absolute start times (T4), and what is away."""
+    times: dict[OpId, dict[int, int]] = {}
     for op in plan.ops:
-        row = times.setdefault((op.kind, op.stage), [0] * plan.k)
+        row = times.setdefault((op.kind, op.stage), {})
         row[op.copy_] = op.shift * plan.period_ns + op.start_ns
-    frozen = {op: tuple(row) for op, row in times.items()}
-    return Schedule(plan.stages, plan.period_ns, plan.k, frozen)
+    computed = {
+        op: tuple(row[copy] for copy in range(plan.k))
+        for op, row in times.items()
+        if not op[0].is_host
+    }
+    stages = tuple(stage.model_copy(update={"remat": None}) for stage in plan.stages)
+    return Schedule(stages, plan.period_ns, plan.k, computed, tuple(_away(plan, times)))
+
+
+def _away(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[Away]:
+    """(H1), (H2) of each stage of the plan that sends something to the host."""
+    lengths = {op.stage: op.duration_ns for op in plan.ops if op.kind is OpKind.OFFLOAD}
+    for stage in plan.stages:
+        if stage.remat is not None and stage.remat.offload:
+            out, back = times[OpKind.OFFLOAD, stage.id], times[OpKind.PREFETCH, stage.id]
+            yield Away(
+                stage.id,
+                stage.remat.offload,
+                sum(run_bytes(plan.chain, run) for run in stage.remat.offload),
+                lengths[stage.id],
+                {copy: (out[copy], back[copy]) for copy in sorted(out)},
+            )
 
 
 def _proven(state: Incumbent, plan: Plan) -> Iterator[tuple[BoundName, Fraction]]:

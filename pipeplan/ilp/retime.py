@@ -58,7 +58,7 @@ def tighten(costs: Costs, schedule: Schedule, lowest: int) -> Schedule:
         lowest: A proven lower bound on the period in ns.
 
     Returns:
-        A schedule that keeps (R2)-(R5); its memory is to be counted again.
+        A schedule that keeps (R2)-(R5), nothing away; its memory is to be counted again.
     """
     graph = _graph(costs, schedule)
     low, high = lowest, max(lowest, schedule.period)
@@ -86,7 +86,8 @@ def retime(costs: Costs, schedule: Schedule, period: int) -> Schedule:
     early: dict[OpId, list[int]] = {op: [0] * schedule.k for op in chain_ops(schedule.stages)}
     for (op, copy), time in zip(graph.nodes, times, strict=True):
         early[op][copy] = int(time)
-    return replace(schedule, period=period, times={op: tuple(row) for op, row in early.items()})
+    times_ = {op: tuple(row) for op, row in early.items()}
+    return replace(schedule, period=period, times=times_, away=())
 
 
 def _graph(costs: Costs, schedule: Schedule) -> _Graph:

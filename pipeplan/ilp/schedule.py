@@ -6,8 +6,8 @@ time = shift * period + start). Absolute times keep precedence linear; `to_ops` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from pipeplan.ilp.costs import Costs
@@ -18,13 +18,36 @@ OpId = tuple[OpKind, int]
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """What a stage sends to the host between its forward and its backward: (H1), (H2).
+
+    Attributes:
+        stage: Which one.
+        runs: First and last layer of each run whose inside leaves.
+        size: Bytes of a micro-batch that leave, o(s).
+        ns: How long they take, each way.
+        times: When OFFLOAD and PREFETCH start, of each copy that leaves.
+    """
+
+    stage: int
+    runs: tuple[tuple[int, int], ...]
+    size: int
+    ns: int
+    times: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """Stages, the period of k micro-batches in ns, when each op of micro-batches 0..k-1 starts."""
+    """Stages, the period of k micro-batches in ns, when each op of micro-batches 0..k-1 starts.
+
+    `away` has the stages of which something waits in the host's memory, in their order.
+    """
 
     stages: tuple[Stage, ...]
     period: int
     k: int
     times: Mapping[OpId, tuple[int, ...]]
+    away: tuple[Away, ...] = ()
 
     @property
     def per_microbatch(self) -> Fraction:
@@ -39,7 +62,21 @@ def unrolled(schedule: Schedule, k: int) -> Schedule:
         op: tuple(time + turn * schedule.period for turn in range(repeats) for time in row)
         for op, row in schedule.times.items()
     }
-    return Schedule(schedule.stages, schedule.period * repeats, k, times)
+    away = tuple(
+        replace(
+            each,
+            times={
+                copy + turn * schedule.k: (
+                    out + turn * schedule.period,
+                    back + turn * schedule.period,
+                )
+                for turn in range(repeats)
+                for copy, (out, back) in each.times.items()
+            },
+        )
+        for each in schedule.away
+    )
+    return Schedule(schedule.stages, schedule.period * repeats, k, times, away)
 
 
 def chain_ops(stages: tuple[Stage, ...]) -> list[OpId]:
@@ -88,8 +125,10 @@ def resource(costs: Costs, stages: tuple[Stage, ...], op: OpId) -> tuple[int, ..
 
 
 def position(stages: tuple[Stage, ...], op: OpId) -> int:
-    """(T1)."""
+    """(T1), (H5)."""
     kind, index = op
+    if kind.is_host:
+        return 4 * len(stages) + 2 * index + (kind is OpKind.PREFETCH)
     last = len(stages) - 1
     base = 2 * index if kind in (OpKind.F, OpKind.SEND_F) else 2 * last + 1 + 2 * (last - index)
     return base + (not kind.is_compute)
@@ -117,13 +156,23 @@ def to_ops(costs: Costs, schedule: Schedule) -> tuple[Op, ...]:
             kind=op[0],
             stage=op[1],
             copy_=copy,
-            gpu=stages[op[1]].gpu if op[0].is_compute else None,
-            link=None if op[0].is_compute else link_of(stages, op),
+            gpu=None if op[0].is_send else stages[op[1]].gpu,
+            link=link_of(stages, op) if op[0].is_send else None,
             start_ns=time % period,
-            duration_ns=duration(costs, stages, op),
+            duration_ns=length,
             shift=time // period - origin,
         )
         for copy in range(schedule.k)
-        for op in chain_ops(stages)
-        for time in (schedule.times[op][copy],)
+        for op, time, length in _timed(costs, schedule, copy)
     )
+
+
+def _timed(costs: Costs, schedule: Schedule, copy: int) -> Iterator[tuple[OpId, int, int]]:
+    """(op, absolute start, duration) of one micro-batch, those of the host last."""
+    for op in chain_ops(schedule.stages):
+        yield op, schedule.times[op][copy], duration(costs, schedule.stages, op)
+    for each in schedule.away:
+        if copy in each.times:
+            out, back = each.times[copy]
+            yield (OpKind.OFFLOAD, each.stage), out, each.ns
+            yield (OpKind.PREFETCH, each.stage), back, each.ns

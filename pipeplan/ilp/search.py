@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 from importlib.util import find_spec
 
-from pipeplan.ilp.bounds import any_bound, contiguous_bound
+from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound
 from pipeplan.ilp.contiguous import ContiguousSolver, Partition
-from pipeplan.ilp.feasibility import contiguous_reason, simple_reason
+from pipeplan.ilp.feasibility import contiguous_reason, layer_reason, simple_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.kfkb import EagerSearch
 from pipeplan.ilp.place import place
@@ -27,9 +27,11 @@ def run(state: Incumbent) -> None:
     """Improve `state` until it is done or nothing is left to try; Ctrl-C ends it early."""
     try:
         state.enter("bounds")
-        state.infeasible = simple_reason(state.costs)
+        reason = layer_reason if state.options.offload else simple_reason
+        state.infeasible = reason(state.costs)
         if state.infeasible is not None:
             return
+        state.prove("any", load_bound(state.costs), from_bytes=False)
         state.prove("any", any_bound(state.costs))
         contiguous(state)
         if state.options.ks != (1,) and state.infeasible is None and not state.done:
@@ -57,13 +59,20 @@ def contiguous(state: Incumbent) -> None:
     """The best contiguous plan with k = 1, and the bound on contiguous plans of any k."""
     state.enter("contiguous")
     costs, lowest = state.costs, max(1, int(state.bounds["any"]))
-    optimistic = ContiguousSolver(costs, state.most_in_flight)
-    careful = ContiguousSolver(costs, state.most_in_flight, messages=True)
+    most, offload = state.most_in_flight, state.options.offload
+    optimistic = ContiguousSolver(costs, most)
+    careful = ContiguousSolver(costs, most, messages=True)
     offer_shortest(state, optimistic, careful, lowest)
-    bound = contiguous_bound(costs, lowest)
+    if offload:
+        away, surely = (
+            ContiguousSolver(costs, most, messages=messages, offload=True)
+            for messages in (False, True)
+        )
+        offer_shortest(state, away, surely, lowest)
+    bound = None if offload else contiguous_bound(costs, lowest)
     if bound is not None:
         state.prove("contiguous", bound)
-    elif state.options.contiguous_only:
+    elif state.options.contiguous_only and not offload:
         state.infeasible = contiguous_reason(costs)
     if costs.semantics == "flush":
         _shorter_steps(state, optimistic)

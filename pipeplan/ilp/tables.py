@@ -178,6 +178,12 @@ def loads(costs: Costs, gpu: int) -> Array:
     return _spread(np.array(sums, dtype=np.int64)) + overhead
 
 
+def forwards(costs: Costs, gpu: int) -> Array:
+    """[i, j] -> the forward of layers i..j on `gpu`, overhead included."""
+    sums = np.array(costs.compute_sums(gpu)[0], dtype=np.int64)
+    return _spread(sums) + costs.cluster.action_overhead_ns
+
+
 def cuttable(costs: Costs) -> NDArray[np.bool_]:
     """Whether the boundary behind each layer may be cut: not inside a span of tied parameters."""
     marks = [0] * (costs.layers + 1)

@@ -29,6 +29,7 @@ class Config:
     deterministic: the same seed gives the same plan: limits count work instead of time.
     coarsen: search on this many groups of layers; "auto" does so for chains of very many layers.
     recompute: "auto" also decides which layers each stage computes again in its backward.
+    offload: "auto" also decides what each stage sends to the host between forward and backward.
     resume: a plan of the same chain to start from; its proofs are kept where all else is equal.
     """
 
@@ -45,6 +46,7 @@ class Config:
     resume: Plan | None = None
     coarsen: int | Literal["auto", "off"] = "auto"
     recompute: Literal["off", "auto"] = "off"
+    offload: Literal["off", "auto"] = "off"
 
     def __post_init__(self) -> None:
         """Refuse what no search can honour."""
@@ -56,18 +58,25 @@ class Config:
         _need("gap", self.gap, self.gap >= 0)
         _need("seed", self.seed, 0 <= self.seed < 2**31)
         _need("coarsen", self.coarsen, isinstance(self.coarsen, str) or self.coarsen >= 1)
-        _need("recompute", self.recompute, self.recompute in ("off", "auto"))
-        if self.recompute == "auto" and self.memory_model != "exact":
-            raise InputError(
-                f"config.recompute: got auto with memory model {self.memory_model!r}, need"
-                " 'exact': the paper's model has no recomputation."
-            )
-        if self.recompute == "auto" and self.method == "paper-ilp":
-            raise InputError(
-                "config.recompute: got auto with method paper-ilp, need method auto or contiguous:"
-                " the paper's ILP has no recomputation."
-            )
+        for name, what in (("recompute", "recomputation"), ("offload", "offloading")):
+            asked = getattr(self, name)
+            _need(name, asked, asked in ("off", "auto"))
+            if asked == "auto":
+                self._check_paper(name, what)
         _need("workers", self.workers, self.workers is None or 1 <= self.workers <= 256)
+
+    def _check_paper(self, name: str, what: str) -> None:
+        """The paper's formulas know neither recomputation nor offloading."""
+        if self.memory_model != "exact":
+            raise InputError(
+                f"config.{name}: got auto with memory model {self.memory_model!r}, need"
+                f" 'exact': the paper's model has no {what}."
+            )
+        if self.method == "paper-ilp":
+            raise InputError(
+                f"config.{name}: got auto with method paper-ilp, need method auto or contiguous:"
+                f" the paper's ILP has no {what}."
+            )
 
 
 def _need(name: str, value: object, good: bool) -> None:
@@ -79,6 +88,7 @@ def _need(name: str, value: object, good: bool) -> None:
         "seed": "0..2**31-1",
         "coarsen": "auto, off or at least 1",
         "recompute": "off or auto",
+        "offload": "off or auto",
         "workers": "1..256",
     }
     if not good:
@@ -108,5 +118,6 @@ def limits(config: Config, gpus: int) -> Options:
         seed=config.seed,
         workers=config.workers or min(16, os.cpu_count() or 1),
         deterministic=config.deterministic,
+        offload=config.offload == "auto",
         clock=WorkClock() if config.deterministic else Clock(),
     )

@@ -52,6 +52,11 @@ def solve(
         InternalError: if our own voices disagree about a plan.
     """
     config = config or Config()
+    if config.offload == "auto" and cluster.host is None:
+        raise InputError(
+            "config.offload: got auto for a cluster without a host, need one to offload to: its"
+            " bandwidth and memory (--host-bandwidth, --host-memory, or host in the cluster file)."
+        )
     costs = Costs(chain, cluster, config.semantics, config.memory_model)
     feasibility.check_sums(costs)
     state = Incumbent(costs, limits(config, costs.gpus), progress)
@@ -80,6 +85,8 @@ def _search(state: Incumbent, config: Config) -> Solved:
     groups = _groups(state.costs, config)
     if config.recompute == "auto":
         return again.run(state, config.resume)
+    if config.offload == "auto":
+        return again.keeping(state)
     if groups is None:
         search.run(state)
     else:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.again.peaks import peaks_from
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import Plan, Remat, Stage
 
 Run = tuple[int, int]
@@ -30,34 +31,64 @@ class Merged:
     pieces: tuple[Run, ...]
     runs: frozenset[Run]
 
-    def original(self, stage: Stage) -> Stage:
-        """A stage of the merged chain as a stage of the original one."""
+    @property
+    def again(self) -> frozenset[int]:
+        """The merged layers that stand for runs."""
+        return frozenset(n for n, piece in enumerate(self.pieces) if piece in self.runs)
+
+    def of(self, costs: Costs) -> Costs:
+        """The same machines with the merged chain."""
+        return replace(costs, chain=self.chain, again=self.again)
+
+    def original(self, stage: Stage, away: Sequence[Run] = ()) -> Stage:
+        """A stage of the merged chain as a stage of the original one.
+
+        Args:
+            stage: of the merged chain.
+            away: runs of merged layers whose inside waits in the host's memory.
+        """
         held = self.pieces[stage.first : stage.last + 1]
         runs = tuple(piece for piece in held if piece in self.runs)
+        gone = tuple((self.pieces[first][0], self.pieces[last][1]) for first, last in away)
         return Stage(
             id=stage.id,
             layers=(held[0][0], held[-1][1]),
             gpu=stage.gpu,
-            remat=Remat(recompute=runs) if runs else None,
+            remat=Remat(recompute=runs, offload=gone) if runs or gone else None,
         )
 
 
 def recomputes(plan: Plan) -> bool:
     """Whether a stage of the plan computes layers again."""
-    return any(stage.remat is not None for stage in plan.stages)
+    return any(stage.remat is not None and stage.remat.recompute for stage in plan.stages)
 
 
 def without_runs(plan: Plan) -> tuple[Merged, Plan]:
-    """The merged chain of a valid plan's runs, and the plan as one for that chain."""
+    """The merged chain of a valid plan's runs, and the plan as one for that chain.
+
+    What it sends to the host it still does, in runs of merged layers.
+    """
     runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
     result = merged(plan.chain, runs)
     first = {piece[0]: number for number, piece in enumerate(result.pieces)}
     last = {piece[1]: number for number, piece in enumerate(result.pieces)}
     stages = tuple(
-        Stage(id=stage.id, layers=(first[stage.first], last[stage.last]), gpu=stage.gpu)
+        Stage(
+            id=stage.id,
+            layers=(first[stage.first], last[stage.last]),
+            gpu=stage.gpu,
+            remat=_renumbered(stage.remat, first, last),
+        )
         for stage in plan.stages
     )
     return result, plan.model_copy(update={"chain": result.chain, "stages": stages})
+
+
+def _renumbered(remat: Remat | None, first: dict[int, int], last: dict[int, int]) -> Remat | None:
+    """What goes to the host, in runs of merged layers."""
+    if remat is None or not remat.offload:
+        return None
+    return Remat(offload=tuple((first[a], last[b]) for a, b in remat.offload))
 
 
 def merged(chain: Chain, runs: Sequence[Run]) -> Merged:

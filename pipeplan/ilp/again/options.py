@@ -4,7 +4,7 @@ An option of layers i..j is (more ns, bytes kept per micro-batch, peak bytes of 
 is found from left to right: a stage's pieces are kept layers and runs, and with P bytes kept
 before a piece (what the last layer saves of its output, s, not counted)
 
-    kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,
+    kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,   o' = o + r_l + max(s, si_l),
                    peak = max(P + x_l + r_l + fw_l + y_l,  P' + so_l + bw_l + gy_l + gx_l)   (M3)
     run a..b:      P' = P + x_a,  s' = 0,  peak = P + `run_peaks`[a, b],  more = its forward.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from numpy.typing import NDArray
 from pipeplan.chain import Chain
 from pipeplan.ilp.again.merge import Run
 from pipeplan.ilp.again.peaks import run_peaks
+from pipeplan.ilp.away import segments
+from pipeplan.ilp.away.levels import inner_bytes
+from pipeplan.ilp.away.segments import Lists
 from pipeplan.ilp.tables import Array
 from pipeplan.plan import Stage
 
@@ -32,9 +36,9 @@ MOST = 24
 COUNTS = (1, 2, 3, 4, 6, 9, 14)
 """Micro-batches in flight for which options are compared."""
 
-_FIELDS = 6
-_MORE, _KEPT, _PEAK, _SAVED, _PARENT, _BEGIN = range(_FIELDS)
-"""Rows of a label: more ns, P, peak, s, the label before, the first layer of the last piece."""
+_FIELDS = 7
+_MORE, _KEPT, _PEAK, _SAVED, _LEAVES, _PARENT, _BEGIN = range(_FIELDS)
+"""Rows of a label: more ns, P, peak, s, o, the label before, the first layer of the last piece."""
 
 
 NONE = 2**60
@@ -50,6 +54,8 @@ class Labels:
     """Whether the last piece is a run."""
     ends: list[tuple[int, int]]
     """By last layer: the first label and the one behind the last."""
+    levels: Array
+    """[m, label] -> what of its kept bytes can leave; no rows without offloading."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class Options:
     more: Array
     saved: Array
     peak: Array
+    levels: Array
+    """[m, i, j, n] -> bytes of `saved` that can leave, fewest first; empty without offloading."""
     ids: Array
     """Which label of its first layer each option is."""
     labels: list[Labels] = field(repr=False)
@@ -84,17 +92,19 @@ class Options:
         return tuple(reversed(found))
 
 
-def options(chain: Chain, *, relaxed: bool = False) -> Options:
+def options(chain: Chain, *, relaxed: bool = False, offload: bool = False) -> Options:
     """The options of every segment of `chain`.
 
     Args:
         chain: the chain.
         relaxed: whether every choice must take at least what some option says, for bounds; such
             options need not exist. Else each is exact, or a little more at the start of a stage.
+        offload: whether those count as well that need little with most of it away.
     """
-    count, maker = len(chain.layers), _Maker(chain, relaxed)
+    count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
     none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
+    levels = np.zeros((segments.MOST if offload else 0, *none.shape), dtype=np.int64)
     found = [maker.from_layer(first) for first in range(count)]
     for first, labels in enumerate(found):
         for last, numbers in enumerate(labels.ends, start=first):
@@ -102,17 +112,18 @@ def options(chain: Chain, *, relaxed: bool = False) -> Options:
             more[first, last, :used] = here[_MORE]
             saved[first, last, :used] = here[_KEPT] + here[_SAVED]
             peak[first, last, :used] = here[_PEAK]
+            levels[:, first, last, :used] = labels.levels[:, slice(*numbers)]
             ids[first, last, :used] = np.arange(*numbers)
-    return Options(more, saved, peak, ids, found)
+    return Options(more, saved, peak, levels, ids, found)
 
 
 class _Maker:
     """Finds the options of all segments that begin at one layer."""
 
-    def __init__(self, chain: Chain, relaxed: bool) -> None:
+    def __init__(self, chain: Chain, relaxed: bool, offload: bool) -> None:
         self.chain = chain
-        self.relaxed = relaxed
-        self.thin = _lowered if relaxed else _best
+        self.relaxed, self.offload = relaxed, offload
+        self.thin = _lowered if relaxed else partial(_best, offload=offload)
         self.peaks = [run_peaks(chain, held=held) for held in (False, True)]
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
@@ -130,7 +141,8 @@ class _Maker:
         ends: list[tuple[int, int]] = []
         for last in range(first, count):
             begin = used
-            kept = self.thin(self._keep(rows[:, latest], last, latest.start))
+            joined = ~is_run[latest] if last > first else is_run[latest] & False
+            kept = self.thin(self._keep(rows[:, latest], joined, last, latest.start))
             run = self.thin(self._run(rows[:, :begin], place[:begin], is_run[:begin], last))
             for made in (kept, run):
                 new = slice(used, used + made.shape[1])
@@ -138,10 +150,31 @@ class _Maker:
                 used = new.stop
             latest = slice(begin, used)
             ends.append((begin, used))
-        return Labels(rows[:, :used], is_run[:used], ends)
+        levels = np.zeros((0, used), dtype=np.int64)
+        if self.offload:
+            levels = self._levels(rows[_PARENT, :used], is_run[:used], first, ends)
+        return Labels(rows[:, :used], is_run[:used], ends, levels)
 
-    def _keep(self, old: Array, layer: int, offset: int) -> Array:
-        """Labels behind `old`, the first of which is label `offset`, when `layer` is kept."""
+    def _levels(
+        self, parent: Array, is_run: NDArray[np.bool_], first: int, ends: list[tuple[int, int]]
+    ) -> Array:
+        """What labels of segments from layer `first` on can send to the host."""
+        lists = Lists.empty(len(parent))
+        for last, numbers in enumerate(ends, start=first):
+            new = slice(*numbers)
+            before = lists.at(parent[new])
+            inner = inner_bytes(self.chain, last) if last else 0
+            kept = before.kept(self.chain.layers[last].saved_bytes, inner)
+            stopped = before.stopped()
+            lists.stays[:, new] = np.where(is_run[new], stopped.stays, kept.stays)
+            lists.leaves[:, new] = np.where(is_run[new], stopped.leaves, kept.leaves)
+        return lists.all()
+
+    def _keep(self, old: Array, joined: NDArray[np.bool_], layer: int, offset: int) -> Array:
+        """Labels behind `old`, the first of which is label `offset`, when `layer` is kept.
+
+        Where it is `joined` to a kept layer, what lies between them may leave with them.
+        """
         one, size = self.chain.layers[layer], self.chain.input_of(layer)
         new = np.empty_like(old)
         running = size + one.saved_bytes + one.forward_workspace_bytes + one.output_bytes
@@ -150,6 +183,7 @@ class _Maker:
         new[_MORE] = old[_MORE]
         entry = np.maximum(old[_SAVED], one.saved_input_bytes)
         new[_KEPT] = old[_KEPT] + entry + one.saved_bytes
+        new[_LEAVES] = old[_LEAVES] + one.saved_bytes + np.where(joined, entry, 0)
         new[_PEAK] = np.maximum(old[_PEAK], np.maximum(old[_KEPT] + running, new[_KEPT] + back))
         new[_SAVED] = one.saved_output_bytes
         new[_PARENT] = offset + np.arange(old.shape[1])
@@ -167,15 +201,16 @@ class _Maker:
         new[_KEPT] = old[_KEPT] + self.source[place]
         new[_PEAK] = np.maximum(old[_PEAK], old[_KEPT] + peaks)
         new[_SAVED] = 0
+        new[_LEAVES] = old[_LEAVES]
         new[_PARENT] = np.arange(old.shape[1])
         new[_BEGIN] = place
         return new
 
 
-def _best(labels: Array) -> Array:
+def _best(labels: Array, offload: bool) -> Array:
     """Those that are the cheapest of their memory for some count, at most `MOST` of them."""
     labels = _ordered(labels)
-    chosen: Array = labels[:, _good(labels)]
+    chosen: Array = labels[:, _good(labels, offload)]
     return chosen
 
 
@@ -192,11 +227,20 @@ def _ordered(labels: Array) -> Array:
     return ordered
 
 
-def _good(labels: Array) -> NDArray[np.intp]:
-    """Which of the ordered labels are worth keeping; the first one always is."""
+def _good(labels: Array, offload: bool = False) -> NDArray[np.intp]:
+    """Which of the ordered labels are worth keeping; the first one always is.
+
+    With `offload` also those that need little when two micro-batches are here and the others away.
+    """
     good = np.zeros(labels.shape[1], dtype=bool)
-    for count in COUNTS:
-        need = (count - 1) * labels[_KEPT] + labels[_PEAK]
+    needs = [(count - 1) * labels[_KEPT] + labels[_PEAK] for count in COUNTS]
+    if offload:
+        needs += [
+            need - (count - 2) * labels[_LEAVES]
+            for count, need in zip(COUNTS, needs, strict=True)
+            if count > 2
+        ]
+    for need in needs:
         least = np.minimum.accumulate(need)
         steps = np.flatnonzero(need < np.concatenate([[np.iinfo(np.int64).max], least[:-1]]))
         if len(steps) > MOST // 2:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from pipeplan.ilp.again.merge import Run
 from pipeplan.ilp.again.options import NONE, Options
+from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.contiguous import (
-    INFINITE,
     Asked,
     ContiguousSolver,
     Front,
@@ -26,6 +26,7 @@ from pipeplan.ilp.contiguous import (
     push,
 )
 from pipeplan.ilp.tables import Array
+from pipeplan.plan import Stage
 
 
 @dataclass
@@ -44,13 +45,13 @@ class RunSolver(ContiguousSolver):
         self._count = int((self.options.more < NONE).sum(axis=2).max())
         order = np.argsort(self.options.more, axis=2, kind="stable")[:, :, : self._count]
         self._order = order
-        more, saved, peak = (
-            np.take_along_axis(table, order, axis=2)
+        self._more, self._saved, peak = (
+            np.moveaxis(np.take_along_axis(table, order, axis=2), 2, 0)
             for table in (self.options.more, self.options.saved, self.options.peak)
         )
-        self._more = np.moveaxis(more, 2, 0)
-        self._saved = np.moveaxis(saved, 2, 0)
-        peak = np.moveaxis(peak, 2, 0)
+        if self.offload:
+            levels = np.take_along_axis(self.options.levels, order[None], axis=3)
+            self._levels = np.moveaxis(levels, 3, 0)
         if self.costs.semantics == "2bw":
             peak = np.maximum(peak, np.maximum(self.tables.optimizer, self.tables.late))
         self._need = self.tables.states + peak
@@ -77,10 +78,14 @@ class RunSolver(ContiguousSolver):
         possible = allowed & (start < INFINITE)[None, :]
         for number in range(self._count):
             open_ = possible & (reach == INFINITE)
-            if not open_.any():
+            if not self.offload and not open_.any():
                 break
             spans = self._spans(asked, kind, start, number)
-            reach = np.where(open_ & self._fits(asked, kind, spans, number), spans, reach)
+            if self.offload:
+                better = possible & (spans < reach)
+                reach = np.minimum(reach, self._fitting(asked, kind, spans, number, better))
+            else:
+                reach = np.where(open_ & self._fits(asked, kind, spans, number), spans, reach)
         choice = np.argmin(reach, axis=1)
         return Front(reach[np.arange(len(choice)), choice], choice, [before] * len(choice))
 
@@ -98,17 +103,32 @@ class RunSolver(ContiguousSolver):
         spans = begin + work if self.any_k else push(begin, work, asked.period)
         return np.where(good, spans, INFINITE)
 
+    def _fitting(
+        self, asked: Asked, kind: int, spans: Array, number: int, open_: NDArray[np.bool_]
+    ) -> Array:
+        """V of an option that fits, with what it waits to send bytes away; else `INFINITE`."""
+        good = (spans < INFINITE) & self._allowed(
+            asked, kind, np.where(spans < INFINITE, spans, 0)
+        )
+        room = self.costs.budgets[self.classes[kind][0]] - self._need[number]
+        size = Bytes(self._free(kind), room, self._saved[number], self._levels[number])
+        stay = Stay(asked.period, spans, self._forwards[kind], self._load(kind, number))
+        return waited(self._host, stay, size, good & open_)
+
     def _fits(self, asked: Asked, kind: int, spans: Array, number: int) -> NDArray[np.bool_]:
         good = spans < INFINITE
         copies = asked.copies(np.where(good, spans, 0))
-        if self.most is not None:
-            good &= copies <= self.most
+        good &= self._allowed(asked, kind, np.where(good, spans, 0))
         budget = self.costs.budgets[self.classes[kind][0]]
         room, saved = budget - self._need[number], self._saved[number]
-        good &= self._update <= budget
         others = np.minimum(copies - 1, room // np.maximum(saved, 1) + 1)
         fits: NDArray[np.bool_] = good & (room >= 0) & (others * saved <= room)
         return fits
+
+    def _allowed(self, asked: Asked, kind: int, spans: Array) -> NDArray[np.bool_]:
+        """(R6), and room for the update."""
+        good: NDArray[np.bool_] = self._update <= self.costs.budgets[self.classes[kind][0]]
+        return good if self.most is None else good & (asked.copies(spans) <= self.most)
 
     def runs(self, partition: Partition) -> tuple[Run, ...]:
         """The runs of all stages of a partition that `solve` found."""
@@ -120,7 +140,7 @@ class RunSolver(ContiguousSolver):
             kind = kinds[stage.gpu]
             here = np.full(self.costs.layers, INFINITE)
             here[stage.last] = start
-            number = self._chosen(asked, kind, here, stage.first, stage.last)
+            number = self._chosen(asked, kind, here, stage, partition.spans[stage.id])
             option = int(self._order[stage.first, stage.last, number])
             found = [*self.options.runs(stage.first, stage.last, option), *found]
             if stage.first:
@@ -130,9 +150,16 @@ class RunSolver(ContiguousSolver):
                 start = int(self._send(asked, ahead, kind, behind)[stage.first - 1])
         return tuple(found)
 
-    def _chosen(self, asked: Asked, kind: int, start: Array, first: int, last: int) -> int:
+    def _chosen(self, asked: Asked, kind: int, start: Array, stage: Stage, span: int) -> int:
+        """The first option of a stage that has this V and fits."""
+        place = stage.first, stage.last
         for number in range(self._count):
             spans = self._spans(asked, kind, start, number)
-            if self._fits(asked, kind, spans, number)[first, last]:
+            if self.offload:
+                only = np.zeros(spans.shape, dtype=bool)
+                only[place] = True
+                if self._fitting(asked, kind, spans, number, only)[place] == span:
+                    return number
+            elif self._fits(asked, kind, spans, number)[place]:
                 return number
-        raise AssertionError(f"layers {first}..{last} have no option that fits")
+        raise AssertionError(f"layers {place} have no option that fits")

@@ -14,16 +14,18 @@ from typing import Final
 
 from pipeplan.chain import Chain
 from pipeplan.ilp import search
+from pipeplan.ilp.again.away import shortest_away
 from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
-from pipeplan.ilp.again.options import Options, options
+from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds import load_bound
 from pipeplan.ilp.feasibility import layer_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.resume import warm
-from pipeplan.plan import Plan, Stage
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.plan import Plan, Remat, Stage
 
 POINTS: Final = 6
 """Periods between the bound and the best plan that suggest further runs."""
@@ -54,7 +56,15 @@ class Solved:
         """The best plan's stages in layers of `chain`."""
         best = self.state.best
         assert best is not None
-        return tuple(map(self.merged.original, best.stages)) if self.merged else best.stages
+        away = {each.stage: each.runs for each in best.away}
+        if self.merged:
+            return tuple(self.merged.original(each, away.get(each.id, ())) for each in best.stages)
+        return tuple(
+            each.model_copy(update={"remat": Remat(offload=away[each.id])})
+            if each.id in away
+            else each
+            for each in best.stages
+        )
 
     @property
     def cost(self) -> tuple[Fraction, Fraction]:
@@ -69,8 +79,8 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     """The best plan found, whether or not it computes anything again.
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
-    load bound, that of the relaxed options for contiguous plans, and that no plan exists only
-    where a single layer fits no GPU.
+    load bound, that of the relaxed options for contiguous plans (without offloading), and that no
+    plan exists only where a single layer fits no GPU.
 
     Args:
         state: Of a search without recomputation, not begun.
@@ -81,7 +91,7 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     search.run(state)
     state.options, state.infeasible = limits, layer_reason(state.costs)
     state.bounds = {}
-    state.prove("any", bound)
+    state.prove("any", bound, from_bytes=False)
     best = Solved(state)
     if state.phase != "interrupted" and not state.done and state.infeasible is None:
         best = min(best, _again(state, start), key=lambda solved: solved.cost)
@@ -89,7 +99,19 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     return best
 
 
+def keeping(state: Incumbent) -> Solved:
+    """The best plan found that computes nothing again but may send what it keeps to the host.
+
+    Args:
+        state: not begun, with offloading allowed: what is proven then are loads alone.
+    """
+    search.run(state)
+    return Solved(state)
+
+
 def _prove_contiguous(state: Incumbent) -> None:
+    if state.options.offload:
+        return
     state.enter("recomputation: bound")
     bound = again_bound(state.costs, max(1, int(state.bounds["any"])))
     if bound is not None:
@@ -111,13 +133,14 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
         )
         return best
     share = CANDIDATES_SHARE * state.remaining / 2
-    for number, (chain, plan) in enumerate(_candidates(state, start), start=1):
-        limit = share / SURE if number <= SURE else share / (2 * POINTS)
-        tried = _tried(state, chain, plan, state.elapsed + limit)
+    sure = SURE + state.options.offload
+    for number, candidate in enumerate(_candidates(state, start), start=1):
+        limit = share / sure if number <= sure else share / (2 * POINTS)
+        tried = _tried(state, candidate, state.elapsed + limit)
         if tried.cost < best.cost:
             best = tried
         interrupted = tried.state.phase == "interrupted"
-        if interrupted or (state.remaining <= 0 and number >= SURE):
+        if interrupted or (state.remaining <= 0 and number >= sure):
             return best
     _prove_contiguous(state)
     if best.merged is not None:
@@ -126,36 +149,64 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
     return best
 
 
-def _candidates(state: Incumbent, start: Plan | None) -> Iterator[tuple[Merged, Plan | None]]:
-    """Merged chains to search on, each once; that of `start` with its plan."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A merged chain to search on, and what is known to start from."""
+
+    merged: Merged
+    plan: Plan | None = None
+    schedule: Schedule | None = None
+
+
+def _candidates(state: Incumbent, start: Plan | None) -> Iterator[_Candidate]:
+    """Merged chains, each once: that of `start`, those of the best 1F1B partitions, and others.
+
+    The best ones are found without room for messages, with it, and with offloading.
+    """
     seen: set[frozenset[Run]] = {frozenset()}
     if start is not None:
         known, plan = without_runs(start)
         if known.runs:
             seen.add(known.runs)
-            yield known, plan
+            yield _Candidate(known, plan)
     state.enter("recomputation: options")
     offered = options(state.costs.chain)
-    for runs in _suggested(state, offered):
-        if frozenset(runs) not in seen:
-            seen.add(frozenset(runs))
-            yield merged(state.costs.chain, runs), None
-
-
-def _suggested(state: Incumbent, offered: Options) -> Iterator[tuple[Run, ...]]:
-    """Runs of the best 1F1B partition, without and with room for messages, and of relaxed ones."""
-    costs, most, lowest = state.costs, state.most_in_flight, max(1, int(state.bounds["any"]))
-    roomy, narrow = (
-        RunSolver(costs, most, messages=messages, options=offered) for messages in (False, True)
-    )
-    high = None
-    for solver in (roomy, narrow):
-        partition = solver.shortest(lowest)
+    solvers = [
+        RunSolver(state.costs, state.most_in_flight, messages=messages, options=offered)
+        for messages in (False, True)
+    ]
+    high: int | None = None
+    for solver in solvers:
+        partition = solver.shortest(_lowest(state))
         if partition is not None:
             high = partition.period
-            yield solver.runs(partition)
-    relaxed = RunSolver(costs, most, any_k=True, options=offered)
-    first = relaxed.shortest(lowest)
+            yield from _once(state, solver.runs(partition), seen)
+    if state.options.offload:
+        state.enter("offloading: options")
+        found = shortest_away(state, options(state.costs.chain, offload=True), high)
+        if found is not None:
+            yield _Candidate(found[0], schedule=found[1])
+    for runs in _relaxed(state, solvers[0], high):
+        yield from _once(state, runs, seen)
+
+
+def _once(
+    state: Incumbent, runs: tuple[Run, ...], seen: set[frozenset[Run]]
+) -> Iterator[_Candidate]:
+    """The chain of these runs unless it was seen."""
+    if frozenset(runs) not in seen:
+        seen.add(frozenset(runs))
+        yield _Candidate(merged(state.costs.chain, runs))
+
+
+def _lowest(state: Incumbent) -> int:
+    return max(1, int(state.bounds["any"]))
+
+
+def _relaxed(state: Incumbent, roomy: RunSolver, high: int | None) -> Iterator[tuple[Run, ...]]:
+    """Runs of relaxed partitions, and of 1F1B ones, at periods between bound and plan."""
+    relaxed = RunSolver(state.costs, state.most_in_flight, any_k=True, options=roomy.options)
+    first = relaxed.shortest(_lowest(state))
     if first is None:
         return
     high = max(high or 2 * first.period, first.period)
@@ -167,13 +218,15 @@ def _suggested(state: Incumbent, offered: Options) -> Iterator[tuple[Run, ...]]:
                 yield solver.runs(partition)
 
 
-def _tried(state: Incumbent, chain: Merged, plan: Plan | None, limit: float) -> Solved:
+def _tried(state: Incumbent, candidate: _Candidate, limit: float) -> Solved:
     """The quick part of the search on one merged chain."""
-    costs = replace(state.costs, chain=chain.chain)
+    costs = candidate.merged.of(state.costs)
     quick = replace(state.options, contiguous_only=True, time_limit_s=limit)
     inner = Incumbent(costs, quick, state.report)
-    if plan is not None:
-        warm(inner, plan)
+    if candidate.plan is not None:
+        warm(inner, candidate.plan)
         inner.bounds = {}
+    if candidate.schedule is not None:
+        inner.offer(candidate.schedule)
     search.run(inner)
-    return Solved(inner, chain)
+    return Solved(inner, candidate.merged)

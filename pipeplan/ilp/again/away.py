@@ -1,0 +1,82 @@
+"""Cuts, what is computed again, and what is sent to the host, decided at once: contiguous 1F1B.
+
+`RunSolver` with offloading counts no messages, or all of them. Between the two periods each one in
+question is judged by an exact count: the partition is placed, and sends away what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeplan.ilp.again.merge import Merged, merged
+from pipeplan.ilp.again.options import Options
+from pipeplan.ilp.again.partition import RunSolver
+from pipeplan.ilp.contiguous import Partition
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.place import place
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.plan import Stage
+
+PARTS = 4096
+"""The period is found to this part of it."""
+
+Found = tuple[Merged, Schedule]
+
+
+def shortest_away(state: Incumbent, offered: Options, high: int | None) -> Found | None:
+    """The shortest 1F1B schedule found that fits, with the chain of its runs; None if none does.
+
+    Args:
+        state: costs and limits; the time that is left is not looked at, as few periods are judged.
+        offered: what stages may choose, with what can leave of each.
+        high: a period that is possible; only shorter ones count. None: any.
+    """
+    solvers = [
+        RunSolver(
+            state.costs, state.most_in_flight, messages=messages, offload=True, options=offered
+        )
+        for messages in (False, True)
+    ]
+    low, high = max(1, int(state.bounds["any"])) - 1, high or solvers[0].serial_ns
+    best: Found | None = None
+    while high - low > max(1, low // PARTS):
+        middle = (low + high) // 2
+        found = _found(state, solvers, middle)
+        if found is None:
+            low = middle
+        else:
+            high, best = found[1].period, found
+    return best
+
+
+def _found(state: Incumbent, solvers: Sequence[RunSolver], period: int) -> Found | None:
+    """A schedule of this period that fits."""
+    for solver in solvers:
+        partition = solver.solve(period)
+        if partition is None:
+            # The others ask for more.
+            return None
+        found = _judged(state, solver, partition)
+        if found is not None:
+            return found
+    return None
+
+
+def _judged(state: Incumbent, solver: RunSolver, partition: Partition) -> Found | None:
+    """The partition as a schedule of the merged chain, if it fits."""
+    chain = merged(state.costs.chain, solver.runs(partition))
+    first = {piece[0]: number for number, piece in enumerate(chain.pieces)}
+    last = {piece[1]: number for number, piece in enumerate(chain.pieces)}
+    stages = tuple(
+        Stage(id=stage.id, layers=(first[stage.first], last[stage.last]), gpu=stage.gpu)
+        for stage in partition.stages
+    )
+    mine = Partition(partition.period, stages, partition.spans)
+    costs = chain.of(state.costs)
+    inner = Incumbent(costs, state.options)
+    for gradients_wait in (True, False):
+        schedule = place(costs, mine, gradients_wait=gradients_wait)
+        if inner.offer(schedule):
+            assert inner.best is not None
+            return chain, inner.best
+    return None

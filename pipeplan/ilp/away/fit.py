@@ -1,0 +1,148 @@
+"""Making a schedule fit by sending away as little as possible.
+
+GPUs do not meet on the way to the host, so each is mended alone. Of a GPU that needs too much, the
+stage that rests longest sends the fewest bytes that are enough, all copies first; then copies stay
+again as long as the GPU fits. Bytes are counted exactly; nothing else of the schedule changes.
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pipeplan.ilp.away.levels import levels
+from pipeplan.ilp.away.ways import Choice, Ways
+from pipeplan.ilp.changes import Change, ExactSweep
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
+from pipeplan.ilp.schedule import Away, Schedule
+from pipeplan.plan import OpKind
+
+
+def fitted(costs: Costs, schedule: Schedule) -> Schedule | None:
+    """The schedule with what must be away, if every GPU then fits and the host does; else None.
+
+    Args:
+        costs: of the exact memory model, with a host.
+        schedule: with nothing away.
+    """
+    host = costs.cluster.host
+    assert host is not None
+    over = {
+        row.gpu: row.peak_bytes - row.budget_bytes
+        for row in memory_rows(costs, schedule)
+        if row.peak_bytes > row.budget_bytes
+    }
+    sweep = ExactSweep(costs, schedule)
+    changes = list(sweep.changes())
+    away: list[Away] = []
+    for gpu, missing in over.items():
+        own = [change for change in changes if change.gpu == gpu]
+        mended = _Mender(costs, schedule, sweep, gpu, own).mended(missing)
+        if mended is None:
+            return None
+        away += mended
+    whole = replace(schedule, away=tuple(sorted(away, key=lambda each: each.stage)))
+    fits_host = sum(host_bytes(costs, whole)) <= host.memory_bytes
+    return whole if fits_host else None
+
+
+@dataclass
+class _Mender:
+    """One GPU of a schedule, with its changes of bytes."""
+
+    costs: Costs
+    schedule: Schedule
+    sweep: ExactSweep
+    gpu: int
+    changes: Sequence[Change]
+
+    def mended(self, missing: int) -> tuple[Away, ...] | None:
+        """What must be away for the GPU to fit; None if nothing is enough."""
+        if self._states() + self._update() > self._budget:
+            return None
+        chosen: list[Choice] = []
+        least: int | None = None
+        for stage in self._by_rest():
+            best: Choice | None = None
+            for size, runs in self._offered(stage, missing if not chosen else 0):
+                tried = (stage, size, runs)
+                away = self._placed([*chosen, tried])
+                peak = self._peak(away)
+                if peak <= self._budget:
+                    return self._fewest(away)
+                if least is None or peak < least:
+                    least, best = peak, tried
+            if best is not None:
+                chosen.append(best)
+        return None
+
+    @property
+    def _budget(self) -> int:
+        return self.costs.budgets[self.gpu]
+
+    def _hosted(self) -> list[int]:
+        return [stage.id for stage in self.schedule.stages if stage.gpu == self.gpu]
+
+    def _states(self) -> int:
+        return sum(self.sweep.segment(stage).states for stage in self._hosted())
+
+    def _update(self) -> int:
+        """Bytes of the update that follows the drain."""
+        if self.costs.semantics != "flush":
+            return 0
+        return max(self.sweep.segment(stage).optimizer for stage in self._hosted())
+
+    def _by_rest(self) -> list[int]:
+        """The GPU's stages, longest rest first."""
+
+        def rest(stage: int) -> int:
+            times = self.schedule.times
+            pairs = zip(times[OpKind.F, stage], times[OpKind.B, stage], strict=True)
+            return sum(due - begin for begin, due in pairs)
+
+        return sorted(self._hosted(), key=lambda stage: (-rest(stage), stage))
+
+    def _offered(
+        self, stage: int, missing: int
+    ) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+        """What the stage can send, fewest bytes first; where it is alone, what could be enough."""
+        this = self.schedule.stages[stage]
+        times = self.schedule.times
+        pairs = zip(times[OpKind.F, stage], times[OpKind.B, stage], strict=True)
+        rest = sum(due - begin for begin, due in pairs)
+        others = -(-rest // self.schedule.period)
+        alone = len(self._hosted()) == 1
+        for size, runs in levels(self.costs, this.first, this.last):
+            if not alone or size * others >= missing:
+                yield size, runs
+
+    def _placed(self, chosen: Sequence[Choice]) -> tuple[Away, ...]:
+        """The better of two ways to place the transfers."""
+        ways = Ways(self.costs, self.schedule, self.sweep)
+        host = self.costs.cluster.host
+        assert host is not None
+        orders = (True, False) if host.duplex == "half" else (True,)
+        placed = [ways.placed(chosen, back_first=first) for first in orders]
+        return min(placed, key=self._peak)
+
+    def _peak(self, away: Sequence[Away]) -> int:
+        leaving = [change for each in away for change in self.sweep.leaving(each)]
+        return self._states() + sum(peak_terms(self.schedule, [*self.changes, *leaving]))
+
+    def _fewest(self, away: tuple[Away, ...]) -> tuple[Away, ...]:
+        """Copies stay, shortest rest first, as long as the GPU fits."""
+        for index, each in enumerate(away):
+            for copy in sorted(each.times, key=partial(_rest, each)):
+                left = {c: pair for c, pair in away[index].times.items() if c != copy}
+                tried = (*away[:index], replace(each, times=left), *away[index + 1 :])
+                if self._peak(tried) <= self._budget:
+                    away = tried
+        return tuple(each for each in away if each.times)
+
+
+def _rest(away: Away, copy: int) -> int:
+    leaves, returns = away.times[copy]
+    return returns - leaves

@@ -1,0 +1,77 @@
+"""How many bytes a stage can send to the host, and the runs that make each number: (H1).
+
+Over the layers from left to right: a layer stays, or leaves with what it keeps, and with the
+boundary before it if the layer before leaves too. Every number of bytes that some set of runs
+gives is found where there are few; else `MOST` of them, spread evenly. Source: ours.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pipeplan.chain import Chain
+from pipeplan.ilp.costs import Costs
+
+Run = tuple[int, int]
+MOST = 32
+"""Numbers of bytes that are told apart."""
+
+_Runs = tuple["_Runs", Run] | None
+"""The runs before and the last one."""
+
+
+def inner_bytes(chain: Chain, layer: int) -> int:
+    """K of the boundary before `layer`."""
+    return max(chain.layers[layer - 1].saved_output_bytes, chain.layers[layer].saved_input_bytes)
+
+
+@lru_cache(maxsize=4096)
+def levels(costs: Costs, first: int, last: int) -> tuple[tuple[int, tuple[Run, ...]], ...]:
+    """(bytes, runs) of layers first..last, fewest bytes first, all above zero.
+
+    Layers that are computed again never leave: they keep nothing but their input.
+    """
+    chain = costs.chain
+    stays: dict[int, _Runs] = {0: None}
+    leaves: dict[int, _Runs] = {}
+    for layer in range(first, last + 1):
+        own, going = chain.layers[layer].saved_bytes, leaves
+        leaves = {}
+        if layer not in costs.again:
+            leaves = {size + own: (runs, (layer, layer)) for size, runs in stays.items()}
+        if leaves and going:
+            inner = inner_bytes(chain, layer)
+            for size, runs in going.items():
+                assert runs is not None
+                leaves.setdefault(size + own + inner, (runs[0], (runs[1][0], layer)))
+        stays = _spread({**going, **stays})
+        leaves = _spread(leaves)
+    found = _spread({**leaves, **stays})
+    listed = ((size, _listed(costs, runs)) for size, runs in sorted(found.items()) if size)
+    return tuple(listed)
+
+
+def run_bytes(chain: Chain, run: Run) -> int:
+    """(H1) of one run."""
+    first, last = run
+    rests = sum(layer.saved_bytes for layer in chain.layers[first : last + 1])
+    return rests + sum(inner_bytes(chain, layer) for layer in range(first + 1, last + 1))
+
+
+def _spread(found: dict[int, _Runs]) -> dict[int, _Runs]:
+    """At most `MOST`: the least, the most, and some between."""
+    if len(found) <= MOST:
+        return found
+    sizes = sorted(found)
+    step = (len(sizes) - 1) / (MOST - 1)
+    return {size: found[size] for size in (sizes[round(n * step)] for n in range(MOST))}
+
+
+def _listed(costs: Costs, runs: _Runs) -> tuple[Run, ...]:
+    """In order, without those that keep nothing."""
+    listed: list[Run] = []
+    while runs is not None:
+        runs, run = runs
+        if run_bytes(costs.chain, run):
+            listed.append(run)
+    return tuple(reversed(listed))

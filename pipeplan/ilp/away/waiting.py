@@ -1,0 +1,135 @@
+"""What a stage of a contiguous 1F1B plan can send away, and how long it must wait for that.
+
+With V = (n - 1) T + v of a stage (see `contiguous`), f + b <= v <= T, its GPU idles v - f - b
+between a forward and the backward after it. A micro-batch whose bytes o take d each way leaves
+right after its forward and is back right before its backward. Then, while F or B of one runs,
+
+    d <= v - f - b                      all n - 1 others are away; while nothing runs and
+                                        2 d > v - f - b, all but two of the n
+    d <= T - max(f, b),  full duplex    all but two of the n
+    d <= T,              full duplex    all but three
+
+and a stage that waits, with a larger v, comes to the first line. Under half duplex OFFLOAD and
+PREFETCH share the way: both fit into the idle time of the first line, or one of them lies beside
+F or B and ends within the period. The least V at which the bytes fit is a function of V alone,
+never falls with it, and in a longer period, at the same v, everything above still holds: so the
+program of `contiguous` stays exact and its bisection sound. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cluster import Host
+from pipeplan.ilp.tables import Array
+
+INFINITE = np.int64(2**61)
+_EXACT = 2**62
+SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """By first and last layer: what is free, kept, and may leave.
+
+    Attributes:
+        free: Of the GPU's memory beside the states.
+        room: What is left of `free` beside one micro-batch while it runs.
+        kept: By each micro-batch between its ops.
+        levels: [m, ...] -> what of `kept` can leave, fewest first (`levels`).
+    """
+
+    free: Array
+    room: Array
+    kept: Array
+    levels: Array
+
+
+@dataclass(frozen=True)
+class Stay:
+    """By first and last layer: ns of V, of a forward, and of both computes; the period."""
+
+    period: int
+    spans: Array
+    forward: Array
+    load: Array
+
+
+def waited(host: Host, stay: Stay, size: Bytes, open_: NDArray[np.bool_]) -> Array:
+    """The least V >= `stay.spans` at which a stage fits by the lines above; else `INFINITE`.
+
+    Args:
+        host: Where the bytes wait, and the way to it.
+        stay: V without offloading, `INFINITE` where there is none, and times.
+        size: Bytes.
+        open_: Where the answer matters; elsewhere it is `INFINITE`.
+    """
+    reach = np.full(stay.spans.shape, INFINITE)
+    here = np.nonzero(open_ & (stay.spans < INFINITE) & (size.room >= 0))
+    if not here[0].size:
+        return reach
+    stay = Stay(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
+    rows, columns = here
+    levels = size.levels[:, rows, columns]
+    size = Bytes(size.free[here], size.room[here], size.kept[here], levels)
+    reach[here] = _least(host, stay, size)
+    return reach
+
+
+def _least(host: Host, stay: Stay, size: Bytes) -> Array:
+    copies = -(-stay.spans // stay.period)
+    short = (copies - 1) * size.kept - size.room
+    slack = stay.spans - (copies - 1) * stay.period - stay.load
+    reach = np.where(short <= 0, stay.spans, INFINITE)
+    for away, gap, fits in _ways(host, stay, size, copies, short, slack):
+        fine = fits & (away > 0) & (gap <= stay.period - stay.load)
+        until = stay.spans + np.maximum(0, gap - slack)
+        reach = np.where(fine, np.minimum(reach, until), reach)
+    return reach
+
+
+def _ways(
+    host: Host, stay: Stay, size: Bytes, copies: Array, short: Array, slack: Array
+) -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
+    """(micro-batches away, idle time they need, whether the rest is right) of each line above."""
+    half, nothing = host.duplex == "half", np.zeros_like(copies)
+    backward = stay.load - stay.forward
+    longer, shorter = np.maximum(stay.forward, backward), np.minimum(stay.forward, backward)
+    for fewer, most in ((2, stay.period - longer), (3, nothing + stay.period)):
+        away = copies - fewer
+        ns, fits = _moved(host, size, short, away)
+        if half:
+            fits &= (2 * ns <= stay.period) & (ns <= stay.period - slack - shorter)
+        yield away, nothing, fits & (ns <= most)
+    away, idle = copies - 1, copies * size.kept - size.free
+    ns, fits = _moved(host, size, short, away)
+    yield away, 2 * ns, fits
+    if not half:
+        # Two are here while nothing runs: what leaves of the others must be enough for that too.
+        shared = -(-idle * away // np.maximum(1, away - 1))
+        ns, fits = _moved(host, size, np.maximum(short, np.where(copies > 2, shared, 0)), away)
+        yield away, ns, fits & ((copies > 2) | (idle <= 0))
+
+
+def _moved(host: Host, size: Bytes, short: Array, away: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """How long the bytes take that each of `away` must send for `short` to be gone; if it can."""
+    least = -(-np.maximum(short, 1) // np.maximum(away, 1))
+    enough = size.levels >= least
+    fits = enough[-1]
+    chosen = np.argmax(enough, axis=0)
+    return transfer_ns(host, size.levels[chosen, np.arange(len(chosen))]), fits
+
+
+def transfer_ns(host: Host, size: Array) -> Array:
+    """(H2); beyond 64-bit products a few ns more."""
+    common = gcd(SECOND, host.bandwidth_bytes_per_s)
+    over, under = SECOND // common, host.bandwidth_bytes_per_s // common
+    if int(size.max(initial=0)) * over < _EXACT:
+        return -(-size * over // under)
+    rough: Array = np.ceil(size.astype(np.float64) * over / under).astype(np.int64)
+    return rough + (rough >> 50) + 1

@@ -1,0 +1,116 @@
+"""When bytes go to the host and come back: (H3), (H4).
+
+Each copy leaves as early as its GPU's way is free after the forward, and comes back as late as it
+can before the backward. Copies that rest longest are placed first. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pipeplan.ilp.changes import ExactSweep
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.ring import Ring
+from pipeplan.ilp.schedule import Away, Schedule, duration
+from pipeplan.plan import OpKind
+from pipeplan.units import ceil_div
+
+Choice = tuple[int, int, tuple[tuple[int, int], ...]]
+"""(stage, bytes, runs)."""
+
+
+def transfer_ns(costs: Costs, size: int) -> int:
+    """(H2) of `size` bytes."""
+    host = costs.cluster.host
+    assert host is not None
+    return ceil_div(size * 10**9, host.bandwidth_bytes_per_s)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The way between one GPU and the host under a schedule of computes."""
+
+    costs: Costs
+    schedule: Schedule
+    sweep: ExactSweep
+
+    def placed(self, chosen: Sequence[Choice], *, back_first: bool) -> tuple[Away, ...]:
+        """Times of all copies of the chosen stages, but those that do not rest long enough.
+
+        Args:
+            chosen: stages of one GPU.
+            back_first: which of the two transfers has the choice where they share a way.
+        """
+        host = self.costs.cluster.host
+        assert host is not None
+        out = Ring(self.schedule.period)
+        back = out if host.duplex == "half" else Ring(self.schedule.period)
+        made = {
+            stage: Away(stage, runs, size, transfer_ns(self.costs, size), {})
+            for stage, size, runs in chosen
+        }
+        for stage, copy, left, due in self._by_rest(chosen):
+            away = made[stage]
+            pair = self._pair(away, left, due, (out, back), back_first)
+            if pair is None:
+                continue
+            tried = replace(away, times={**away.times, copy: pair})
+            if self._orderly(tried):
+                made[stage] = tried
+                out.add(pair[0], away.ns)
+                back.add(pair[1], away.ns)
+        return tuple(made[stage] for stage in sorted(made) if made[stage].times)
+
+    def _by_rest(self, chosen: Sequence[Choice]) -> list[tuple[int, int, int, int]]:
+        """(stage, copy, end of F, start of B), longest rest first."""
+        found: list[tuple[int, int, int, int]] = []
+        for stage, _, _ in chosen:
+            forward = OpKind.F, stage
+            length = duration(self.costs, self.schedule.stages, forward)
+            begins, dues = self.schedule.times[forward], self.schedule.times[OpKind.B, stage]
+            pairs = enumerate(zip(begins, dues, strict=True))
+            found += [(stage, copy, begin + length, due) for copy, (begin, due) in pairs]
+        return sorted(found, key=lambda row: (row[2] - row[3], row))
+
+    def _pair(
+        self, away: Away, left: int, due: int, rings: tuple[Ring, Ring], back_first: bool
+    ) -> tuple[int, int] | None:
+        """Start of OFFLOAD and of PREFETCH; None where there is no room for both."""
+        out, back = rings
+        shared, length = out is back, away.ns
+        if shared and back_first:
+            returns = back.before(due, length)
+            if returns is None:
+                return None
+            back.add(returns, length)
+            leaves = out.after(left, length)
+            back.remove(returns, length)
+        else:
+            leaves = out.after(left, length)
+            if leaves is None:
+                return None
+            if shared:
+                out.add(leaves, length)
+            returns = back.before(due, length)
+            if shared:
+                out.remove(leaves, length)
+        if leaves is None or returns is None:
+            return None
+        rests = leaves + length <= self.sweep.held(away.stage, returns)
+        return (leaves, returns) if rests else None
+
+    def _orderly(self, away: Away) -> bool:
+        """(R5) among the copies that have them."""
+        period, k = self.schedule.period, self.schedule.k
+        copies = sorted(away.times)
+        first = copies[0]
+        later = tuple(time + period for time in away.times[first])
+        rows = [*(away.times[copy] for copy in copies), later]
+        assert first < k
+        return all(
+            one + away.ns <= other
+            for before, after in pairwise(rows)
+            for one, other in zip(before, after, strict=True)
+        )
