@@ -34,16 +34,19 @@ class HostWay:
         self._out = _Lane(device, self._main)
         self._back = _Lane(device, self._main) if duplex else self._out
 
-    def out(
-        self, parts: Sequence[Tensor], then: Callable[[], None] | None = None
-    ) -> Future[Copies]:
-        """Copy `parts` to the host; `then` runs in the worker behind the copy."""
+    def out(self, parts: list[Tensor], then: Callable[[], None] | None = None) -> Future[Copies]:
+        """Copy tensors to the host.
+
+        Args:
+            parts: emptied, so that nothing here keeps them alive behind the end of the copy.
+            then: runs in the worker behind the copy.
+        """
 
         def work() -> Copies:
             copies = [self._buffer(part) for part in parts]
             with _named(f"copy of {_bytes(parts)} bytes to the host"), self._out.copying(mark):
-                for part, copy in zip(parts, copies, strict=True):
-                    copy.copy_(part, non_blocking=True)
+                _copy(copies, parts)
+            parts.clear()
             if then is not None:
                 then()
             return copies
@@ -53,11 +56,17 @@ class HostWay:
 
     def back(
         self,
-        parts: Sequence[Tensor],
-        copies: Future[Copies],
+        parts: list[Tensor],
+        copies: Callable[[], Copies],
         first: Callable[[], None] | None = None,
     ) -> Future[None]:
-        """Copy what `out` gave into `parts`; `first` runs in the worker and makes room there."""
+        """Copy what `out` gave back into tensors.
+
+        Args:
+            parts: emptied, as those of `out`.
+            copies: what goes into each; asked for in the worker.
+            first: runs in the worker before the copy, and makes room.
+        """
 
         def work() -> None:
             if first is not None:
@@ -66,8 +75,8 @@ class HostWay:
                 # What lay there before may still be read by work that was issued meanwhile.
                 self._back.follow_main()
             with _named(f"copy of {_bytes(parts)} bytes from the host"), self._back.copying(mark):
-                for part, copy in zip(parts, copies.result(), strict=True):
-                    part.copy_(copy, non_blocking=True)
+                _copy(parts, copies())
+            parts.clear()
 
         mark = self._mark()
         return self._back.worker.submit(work)
@@ -127,6 +136,11 @@ def _named(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise RuntimeError(f"{what}: {error}") from error
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
 
 
 def _bytes(parts: Sequence[Tensor]) -> int:

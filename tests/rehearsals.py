@@ -21,6 +21,7 @@ _LASTING = {
     ActionKind.B: OpKind.B,
     ActionKind.FREE_F: OpKind.SEND_F,
     ActionKind.FREE_B: OpKind.SEND_B,
+    ActionKind.FREE_O: OpKind.OFFLOAD,
 }
 
 

@@ -37,7 +37,7 @@ class Host:
             for part in parts:
                 _resize(part, 0)
 
-        copies = self._way.out(parts, empty)
+        copies = self._way.out(list(parts), empty)
         self._away[unit] = parts, copies
         self._jobs[unit].append(copies)
 
@@ -49,7 +49,7 @@ class Host:
             for part in parts:
                 _resize(part, part.nbytes)
 
-        self._jobs[unit].append(self._way.back(parts, copies, refill))
+        self._jobs[unit].append(self._way.back(list(parts), copies.result, refill))
 
     def wait(self, unit: int) -> None:
         """Returns when the last transfer of `unit` has ended; raises what went wrong in one."""

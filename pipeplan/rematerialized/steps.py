@@ -123,7 +123,8 @@ class Pass:
             units.made(layer + 1, outputs)
 
     def _piece(self, index: int) -> Piece:
-        split, flags = self._prepared.split, self._prepared.flags
+        prepared = self._prepared
+        split, flags = prepared.split, prepared.flags
         places = split.fed_to(index)
         # Not a method's: a piece must not keep the pass, nor the pass itself, alive.
         source = self._source
@@ -138,6 +139,7 @@ class Pass:
                 loss=None,
                 seed=None,
                 fed=fed,
+                device=prepared.device,
             )
         )
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from pipeplan.plan import Plan
+from pipeplan.hostcopy import HostWay
+from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
+from pipeplan.runtime.backend import device_of
 from pipeplan.runtime.decision import Decisions, Layout, Scaler
 from pipeplan.runtime.executor import Executor, Feed, Observer
 from pipeplan.runtime.gate import Gate
@@ -85,7 +88,9 @@ def build(
     )
     scale = scaler.of if scaler else lambda _: 1.0
     number = (shard or Shard(plan.microbatches)).number
-    maker = _Maker(plan, split, task, feed, seed, scale, number, holders)
+    device = device_of(split)
+    host = _way_to_host(plan, device)
+    maker = _Maker(plan, split, task, feed, seed, scale, number, holders, device, host)
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
     links = {index: wires(plan.stages, split.boundaries, index) for index in stages}
     first_tag = first_free_tag(split.boundaries)
@@ -112,10 +117,13 @@ class _Maker:
     scale: Callable[[int], float]
     number: Callable[[int], int]
     holders: Holders
+    device: torch.device
+    host: HostWay
 
     def stage(self, index: int) -> Stage:
         split, planned = self.split, self.plan.stages[index]
         last = index == len(self.plan.stages) - 1
+        again, offload = _runs(planned)
         spec = StageSpec(
             index=index,
             first_layer=planned.first,
@@ -128,15 +136,29 @@ class _Maker:
             scale=self.scale,
             number=self.number,
             fed=_fed(split, planned, self.feed),
-            runs=_runs(planned),
+            runs=again,
+            offload=offload,
+            device=self.device,
+            host=self.host if offload else None,
         )
         return Stage(spec, self.plan.microbatches, self.holders.hold(spec.layers, planned.first))
 
 
-def _runs(planned: PlannedStage) -> tuple[tuple[int, int], ...]:
-    """What the plan lets the stage compute again, counted from the stage's first layer."""
-    runs = planned.remat.recompute if planned.remat else ()
-    return tuple((first - planned.first, last - planned.first) for first, last in runs)
+def _runs(planned: PlannedStage) -> tuple[Runs, Runs]:
+    """What the plan lets the stage compute again, and offload; counted from its first layer."""
+    if planned.remat is None:
+        return (), ()
+
+    def within(runs: Runs) -> Runs:
+        return tuple((first - planned.first, last - planned.first) for first, last in runs)
+
+    return within(planned.remat.recompute), within(planned.remat.offload)
+
+
+def _way_to_host(plan: Plan, device: torch.device) -> HostWay:
+    """One for all stages of the rank: their copies take turns."""
+    host = plan.cluster.host
+    return HostWay(device, duplex=host is not None and host.duplex == "full")
 
 
 def _fed(

@@ -1,9 +1,11 @@
-"""Links of the plan's cluster, emulated where real messages cost next to nothing.
+"""Links and ways to the host of the plan's cluster, emulated where they cost next to nothing.
 
 The sender keeps one clock per directed pair of ranks: a message leaves when it is sent and the
 link is free, arrives its planned duration (T3) later, and that moment travels with it; the
 receiver waits for it. Accounting at the receiver would be wrong as soon as two boundaries share a
 link: it takes messages in the order in which it needs them, not in the order they were sent.
+
+A rank's way to its host is its own: one clock per direction, or one for both under half duplex.
 
 Source: ours. Both ends must share one clock, so all ranks must be on one machine.
 """
@@ -11,11 +13,12 @@ Source: ours. Both ends must share one clock, so all ranks must be on one machin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from pipeplan.plan import OpKind
 from pipeplan.runtime.clock import Clock
 from pipeplan.runtime.transport import Pending, Transport, Vote
 
@@ -86,3 +89,44 @@ class Stamped:
         for part in self._parts:
             part.wait()
         self._clock.until(int(self._stamp))
+
+
+class Ways(Protocol):
+    """The way between a rank and its host, on which nothing really moves."""
+
+    def start(self, kind: OpKind, stage: int, microbatch: int) -> Pending:
+        """An OFFLOAD is issued or a PREFETCH posted; complete when the way has carried it."""
+
+
+class EmulatedWays:
+    """Transfers take their time, one behind the other in the order in which they start."""
+
+    def __init__(
+        self, clock: Clock, durations: Mapping[tuple[OpKind, int], int], *, duplex: bool
+    ) -> None:
+        """Takes what lasts how long.
+
+        Args:
+            clock: of this rank.
+            durations: ns by kind and stage.
+            duplex: whether the two directions have a clock each.
+        """
+        self._clock = clock
+        self._durations = durations
+        self._duplex = duplex
+        self._free: dict[OpKind, int] = {}
+
+    def start(self, kind: OpKind, stage: int, microbatch: int) -> Pending:
+        """See `Ways`."""
+        lane = kind if self._duplex else OpKind.OFFLOAD
+        begin = max(self._clock.now(), self._free.get(lane, 0))
+        self._free[lane] = begin + self._durations[kind, stage]
+        return _Until(self._clock, self._free[lane])
+
+
+class _Until:
+    def __init__(self, clock: Clock, end: int) -> None:
+        self._clock, self._end = clock, end
+
+    def wait(self) -> None:
+        self._clock.until(self._end)

@@ -99,6 +99,15 @@ class _Evaluated:
         """Never comes."""
         raise NotImplementedError
 
+    def offload(self, microbatch: int) -> None:
+        """Never comes."""
+
+    def free(self, microbatch: int) -> None:
+        """Never comes."""
+
+    def prefetch(self, microbatch: int) -> None:
+        """Never comes."""
+
 
 class _NoUpdates:
     """There is no OPT in the program."""

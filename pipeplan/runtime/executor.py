@@ -2,8 +2,8 @@
 
 Every tensor is alive exactly between two actions that the program names (docs/model.md, M4, M5):
 a received one from its RECV to its F or B, a sent one from its F or B to its FREE, one between two
-stages of this rank from producer to consumer. So the bytes follow from the list, not from the
-clock (O7).
+stages of this rank from producer to consumer, one that is offloaded (H6) not from FREE_O to
+PREFETCH. So the bytes follow from the list, not from the clock (O7).
 """
 
 from __future__ import annotations
@@ -77,7 +77,16 @@ class Hosted(Protocol):
         """Outputs for `microbatch`; the last stage's is its loss."""
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
-        """Gradients of the stage's inputs."""
+        """Gradients of the stage's inputs; waits for what is on its way back from the host."""
+
+    def offload(self, microbatch: int) -> None:
+        """Begin to copy what waits for the backward to the host."""
+
+    def free(self, microbatch: int) -> None:
+        """Wait for that copy, and give the bytes back."""
+
+    def prefetch(self, microbatch: int) -> None:
+        """Begin to bring it back."""
 
 
 class Updating(Protocol):
@@ -188,6 +197,9 @@ class Executor:
             ActionKind.SEND_B: self._send_gradient,
             ActionKind.FREE_F: self._free_output,
             ActionKind.FREE_B: self._free_gradient,
+            ActionKind.OFFLOAD: lambda stage, number: stages[stage].offload(number),
+            ActionKind.FREE_O: lambda stage, number: stages[stage].free(number),
+            ActionKind.PREFETCH: lambda stage, number: stages[stage].prefetch(number),
         }
 
     def run(self, first: int, steps: int) -> int:

@@ -1,9 +1,10 @@
 """A run of a stage's layers between two ends: kept for its backward, or computed again in it.
 
 Between forward and backward a kept piece holds a root of zero bytes and, behind it, what autograd
-saved; one that is computed again holds its input and nothing else (docs/model.md, M2 and V2).
-An input is given up as soon as the first layer has run on it for its backward, each boundary
-inside as soon as the next layer has run, the output as soon as it is handed on.
+saved, which may leave for the host meanwhile where it is taped (`tape`); one that is computed
+again holds its input and nothing else (docs/model.md, M2 and V2). An input is given up as soon as
+the first layer has run on it for its backward, each boundary inside as soon as the next layer has
+run, the output as soon as it is handed on.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from torch import Tensor, nn
 
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import InputError
+from pipeplan.plan import Runs
 from pipeplan.runtime.seeds import seed_layer
+from pipeplan.runtime.tape import Tape
 from pipeplan.task import TensorSpec
 
 Loss = Callable[[Any, Any], Tensor]
 Target = Callable[[int], Tensor]
 """Micro-batch -> what the loss compares with."""
+
+CPU = torch.device("cpu")
+_NO_TAPE = Tape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,10 @@ class PieceSpec:
     """Micro-batch -> its number in the data: part of every random seed."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
+    device: torch.device = CPU
+    """Where its tensors are."""
+    offload: Runs = ()
+    """First and last index in `layers` of each run of which a `Tape` is kept."""
 
 
 @dataclass(slots=True)
@@ -55,6 +65,7 @@ class _Graph:
     root: Tensor | None
     entry: Slot
     exit: Slot
+    tape: Tape
 
 
 class Piece:
@@ -75,8 +86,10 @@ class Piece:
         Raises:
             InputError: if the loss is no scalar.
         """
-        graph = _Graph(None, Slot(), Slot())
-        outputs = self._run_layers(microbatch, self._enter(graph.entry, inputs), target)
+        graph = _Graph(None, Slot(), Slot(), Tape(self.spec.offload))
+        outputs = self._run_layers(
+            microbatch, self._enter(graph.entry, inputs), target, graph.tape
+        )
         if any(tensor.requires_grad for tensor in outputs):
             graph.root = leave(graph.exit, self._differentiable(outputs))
         self._graphs[microbatch] = graph
@@ -101,7 +114,11 @@ class Piece:
         if arrived is not None:
             return arrived
         pairs = zip(self.spec.inputs, self.spec.entered, strict=True)
-        return [empty(spec).zero_() for spec, entered in pairs if entered]
+        return [empty(spec, self.spec.device).zero_() for spec, entered in pairs if entered]
+
+    def tape(self, microbatch: int) -> Tape:
+        """What autograd saved in the runs that may be offloaded."""
+        return self._graphs[microbatch].tape
 
     def evaluate(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
         """Outputs without a graph; arguments as in `forward`."""
@@ -121,31 +138,46 @@ class Piece:
         return result
 
     def _run_layers(
-        self, microbatch: int, boundary: tuple[Tensor, ...], target: Target
+        self,
+        microbatch: int,
+        boundary: tuple[Tensor, ...],
+        target: Target,
+        tape: Tape = _NO_TAPE,
     ) -> tuple[Tensor, ...]:
         """`value` is the only name for what flows, so each tensor dies when it is replaced."""
         value: Any = boundary
         del boundary
-        last = len(self.spec.layers) - 1
         for index, module in enumerate(self.spec.layers):
-            wanted = target(microbatch) if self.spec.loss and index == last else None
-            value = value if isinstance(value, tuple) else (value,)
+            wanted = target(microbatch) if self._is_loss(index) else None
+            taping = tape.layer(index, value)
             if index in self.spec.fed:
                 value = (*value, *self.spec.fed[index](microbatch))
             if self.spec.seed is not None:
                 number = self.spec.number(microbatch)
                 seed_layer(self.spec.seed, self.spec.first_layer + index, number)
-            value = module(*value)
-        if self.spec.loss is None:
-            return value if isinstance(value, tuple) else (value,)
-        value = self.spec.loss(value, wanted)
+            with taping:
+                value = module(*value)
+                if self._is_loss(index):
+                    value = self._loss(microbatch, value, wanted)
+            value = value if isinstance(value, tuple) else (value,)
+            tape.made(index, value)
+        result: tuple[Tensor, ...] = value
+        return result
+
+    def _is_loss(self, index: int) -> bool:
+        """Whether the loss comes behind layer `index`."""
+        return self.spec.loss is not None and index == len(self.spec.layers) - 1
+
+    def _loss(self, microbatch: int, output: Any, wanted: Tensor | None) -> Tensor:
+        assert self.spec.loss is not None
+        value = self.spec.loss(output, wanted)
         if not isinstance(value, Tensor) or value.dim() != 0:
             got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
             raise InputError(
                 f"task.loss: got {got} for micro-batch {microbatch}, need a scalar tensor,"
                 " the mean over the micro-batch"
             )
-        return (value,)
+        return value
 
     def _differentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         return [tensor for tensor, flag in zip(outputs, self.spec.left, strict=True) if flag]
@@ -190,9 +222,10 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [tensor._version for tensor in tensors]  # noqa: SLF001
 
 
-def empty(spec: TensorSpec) -> Tensor:
+def empty(spec: TensorSpec, device: torch.device = CPU) -> Tensor:
     """An uninitialised tensor of this shape and dtype."""
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype.removeprefix("torch.")))
+    dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
+    return torch.empty(spec.shape, dtype=dtype, device=device)
 
 
 @contextmanager

@@ -21,12 +21,12 @@ from pipeplan.errors import InternalError
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.clock import Clock, SleepClock, VirtualClock
-from pipeplan.runtime.emulate import EmulatedTransport
+from pipeplan.runtime.emulate import EmulatedTransport, EmulatedWays, Ways
 from pipeplan.runtime.executor import Executor, Observer
 from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.transport import Transport
-from pipeplan.runtime.virtual import Crossing, VirtualTransport
+from pipeplan.runtime.transport import Pending, Transport
+from pipeplan.runtime.virtual import Crossing, VirtualTransport, VirtualWays
 from pipeplan.runtime.wiring import Wires, wires
 from pipeplan.task import TensorSpec
 
@@ -56,8 +56,12 @@ class Times:
 class TimedStage:
     """Stands in for a stage: each op passes its planned time."""
 
-    def __init__(self, times: Times, index: int, clock: Clock) -> None:
+    def __init__(self, times: Times, index: int, clock: Clock, ways: Ways) -> None:
         """Takes how long its ops last; `index` is its place among all stages."""
+        self._index = index
+        self._ways = ways
+        self._out: dict[int, Pending] = {}
+        self._back: dict[int, Pending] = {}
         self.in_flight = 0
         self.version = 0
         self._clock = clock
@@ -83,8 +87,22 @@ class TimedStage:
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
         """See `Stage`."""
         self.in_flight -= 1
+        if microbatch in self._back:
+            self._back.pop(microbatch).wait()
         self._clock.until(self._clock.now() + self._backward_ns)
         return [] if self._first else [torch.zeros(0)]
+
+    def offload(self, microbatch: int) -> None:
+        """See `Stage`."""
+        self._out[microbatch] = self._ways.start(OpKind.OFFLOAD, self._index, microbatch)
+
+    def free(self, microbatch: int) -> None:
+        """See `Stage`."""
+        self._out.pop(microbatch).wait()
+
+    def prefetch(self, microbatch: int) -> None:
+        """See `Stage`."""
+        self._back[microbatch] = self._ways.start(OpKind.PREFETCH, self._index, microbatch)
 
     def update(self, step: int) -> None:
         """See `Weights`."""
@@ -125,8 +143,16 @@ class Rehearsal:
         """
         links = _wires(self.plan)
         timed = self._on_links(transport, _tags(links))
+        ways = self._to_host(transport.rank)
         _executor(
-            self.plan, self.pattern, timed, self.clock, self.times, self.observer, self.recorder
+            self.plan,
+            self.pattern,
+            timed,
+            self.clock,
+            self.times,
+            ways,
+            self.observer,
+            self.recorder,
         ).run(0, self.steps)
 
     def _on_links(
@@ -138,6 +164,12 @@ class Rehearsal:
             return VirtualTransport(transport, self.clock, crossings, self.plan, total)
         lasting = {tag: self.times.ops[named] for tag, named in tags.items()}
         return EmulatedTransport(transport, self.clock, lasting)
+
+    def _to_host(self, rank: int) -> Ways:
+        if isinstance(self.clock, VirtualClock):
+            total = self.steps * self.plan.microbatches
+            return VirtualWays(self.plan, rank, self.clock, total)
+        return _emulated_ways(self.plan, self.clock, self.times)
 
 
 def make_clock(kind: Kind) -> Clock:
@@ -187,7 +219,14 @@ def on_plain_links(
     plan: Plan, pattern: Pattern, transport: Transport, clock: Clock, times: Times
 ) -> Executor:
     """The executor of one rank whose ops pass time and whose messages are just messages."""
-    return _executor(plan, pattern, transport, clock, times, _Deaf(), Recorder(256, clock.now))
+    ways = _emulated_ways(plan, clock, times)
+    recorder = Recorder(256, clock.now)
+    return _executor(plan, pattern, transport, clock, times, ways, _Deaf(), recorder)
+
+
+def _emulated_ways(plan: Plan, clock: Clock, times: Times) -> EmulatedWays:
+    host = plan.cluster.host
+    return EmulatedWays(clock, times.ops, duplex=host is not None and host.duplex == "full")
 
 
 def _executor(
@@ -196,13 +235,14 @@ def _executor(
     transport: Transport,
     clock: Clock,
     times: Times,
+    ways: Ways,
     observer: Observer,
     recorder: Recorder,
 ) -> Executor:
     hosted, links = pattern.hosted[transport.rank], _wires(plan)
     return Executor(
         pattern,
-        {index: TimedStage(times, index, clock) for index in hosted},
+        {index: TimedStage(times, index, clock, ways) for index in hosted},
         {index: links[index] for index in hosted},
         _NoData(),
         transport,

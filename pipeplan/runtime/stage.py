@@ -1,7 +1,8 @@
 """One stage: forward and backward of its layers for one micro-batch, piece by piece.
 
 A stage is a row of pieces (`piece`): layers whose graph is kept from F to B, and runs of layers
-that keep only their input and are computed again in B.
+that keep only their input and are computed again in B. Of what the former keep, `away` moves what
+the plan lets wait on the host.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
+from pipeplan.errors import InternalError
+from pipeplan.hostcopy import HostWay
+from pipeplan.plan import Runs
+from pipeplan.runtime.away import Away
 from pipeplan.runtime.holders import Held
-from pipeplan.runtime.piece import Again, Loss, Piece, PieceSpec
+from pipeplan.runtime.piece import CPU, Again, Loss, Piece, PieceSpec
 from pipeplan.task import TensorSpec
 
 
@@ -38,8 +44,14 @@ class StageSpec:
     """Micro-batch -> its number in the data: part of every random seed."""
     fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
     """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
-    runs: tuple[tuple[int, int], ...] = ()
+    runs: Runs = ()
     """First and last index in `layers` of what is computed again."""
+    offload: Runs = ()
+    """The same of what may wait on the host between its two ends; apart from `runs`."""
+    device: torch.device = CPU
+    """Where its tensors are."""
+    host: HostWay | None = None
+    """The way there; needed where something is offloaded."""
 
 
 class Stage:
@@ -60,6 +72,7 @@ class Stage:
         self._microbatches = microbatches
         self._open: set[int] = set()
         self._pieces = tuple(_pieces(spec))
+        self._away = Away(spec.index, spec.host) if spec.host else None
         self.names: dict[nn.Parameter, str] = {
             parameter: fqns[local]
             for layer, fqns in zip(spec.layers, spec.fqns, strict=True)
@@ -114,11 +127,39 @@ class Stage:
         for leaves in self.leaves:
             leaves.bind(step)
         self._open.remove(microbatch)
+        if self._away:
+            self._away.wait(microbatch)
         for piece in reversed(self._pieces):
             gradients = piece.backward(microbatch, gradients, self.spec.scale(step))
         for leaves in self.leaves:
             leaves.end_graph(step)
         return gradients
+
+    def offload(self, microbatch: int) -> None:
+        """Begin to copy what lies between the ends of the offloaded runs to the host."""
+        tapes = [piece.tape(microbatch) for piece in self._pieces if piece.spec.offload]
+        self._host().offload(microbatch, tapes, self._states())
+
+    def free(self, microbatch: int) -> None:
+        """Wait until that is copied, and give its bytes back."""
+        self._host().free(microbatch)
+
+    def prefetch(self, microbatch: int) -> None:
+        """Take these bytes again, and begin to bring back what was in them."""
+        self._host().prefetch(microbatch)
+
+    def _host(self) -> Away:
+        if self._away is None:
+            raise InternalError(
+                f"offload: stage {self.spec.index} has no way to a host. Report this plan."
+            )
+        return self._away
+
+    def _states(self) -> list[Tensor]:
+        """Weights of all versions, and buffers: what layers use, but no micro-batch keeps."""
+        leaves = [leaf for each in self.leaves for row in each.leaves for leaf in row]
+        layers = self.spec.layers
+        return [*leaves, *(t for x in layers for t in (*x.parameters(), *x.buffers()))]
 
     def evaluate(
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
@@ -145,6 +186,7 @@ def _pieces(spec: StageSpec) -> Iterator[Piece]:
 def _piece(spec: StageSpec, begin: int, end: int) -> PieceSpec:
     """Layers `begin` to `end`, exclusive, of the stage."""
     last = end == len(spec.layers)
+    offload = tuple((a - begin, b - begin) for a, b in spec.offload if begin <= a < end)
     behind = spec.outputs if last else spec.boundaries[end]
     enters = spec.index > 0 or begin > 0
     fed = {index - begin: fetch for index, fetch in spec.fed.items() if begin <= index < end}
@@ -158,6 +200,8 @@ def _piece(spec: StageSpec, begin: int, end: int) -> PieceSpec:
         seed=spec.seed,
         number=spec.number,
         fed=fed,
+        device=spec.device,
+        offload=offload,
     )
 
 

@@ -1,9 +1,10 @@
-"""Messages on the virtual clock: each link as the model has it, docs/model.md (O8).
+"""Messages and ways to the host on the virtual clock, as the model has them: docs/model.md (O8).
 
 A transfer starts when its SEND is issued, its RECV posted, and its link has carried every transfer
 that the plan has before it there. The sender knows the first moment, the receiver the second; each
 tells the other with a real message, and both keep the same account of the link. So nothing here
-depends on when a real message arrives, only on what it says.
+depends on when a real message arrives, only on what it says. A way to the host is one
+rank's alone.
 
 Source: ours; the idea of time that travels with messages is Lamport's (1978).
 """
@@ -11,17 +12,17 @@ Source: ours; the idea of time that travels with messages is Lamport's (1978).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import merge
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pipeplan.errors import InternalError
-from pipeplan.plan import Op, Plan
+from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.runtime.clock import Clock
 from pipeplan.runtime.emulate import STAMP_TAGS
 from pipeplan.runtime.transport import Pending, Transport, Vote
@@ -29,20 +30,20 @@ from pipeplan.runtime.transport import Pending, Transport, Vote
 _POST_TAGS = 2 * STAMP_TAGS
 """Added to a message's tag for the stamp that says when its receive was posted."""
 
-_Link = tuple[int, int]
+_Link = Hashable
 _Key = tuple[int, int]
-"""(tag, micro-batch)."""
+"""(tag, or position of a transfer to or from the host; micro-batch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What the messages of one tag are: the planned transfers of one boundary and direction."""
+    """The planned transfers of one boundary and direction, or of one stage to or from the host."""
 
     link: _Link
     ops: tuple[Op, ...]
     """By copy."""
     position: int
-    """(T1)."""
+    """(T1), (H5)."""
 
 
 class Account:
@@ -52,12 +53,12 @@ class Account:
         """Takes (transfer, duration in ns) in the order in which the link carries them."""
         self._order = order
         self._free = 0
-        self._known: dict[_Key, _Stamps] = {}
+        self._known: dict[_Key, _Moment] = {}
         self._ends: dict[_Key, int] = {}
 
-    def add(self, key: _Key, stamps: _Stamps) -> None:
+    def add(self, key: _Key, moment: _Moment) -> None:
         """Say that this rank has done its part of a transfer."""
-        self._known[key] = stamps
+        self._known[key] = moment
 
     def end(self, key: _Key) -> int:
         """When the transfer ends; waits for what the other rank has to say about it.
@@ -67,15 +68,32 @@ class Account:
         """
         while key not in self._ends:
             head, duration = next(self._order)
-            stamps = self._known.pop(head, None)
-            if stamps is None:
+            moment = self._known.pop(head, None)
+            if moment is None:
                 raise InternalError(
                     f"virtual clock: transfer {key} ends before {head} begins, which the plan has"
                     " before it on their link. Report this plan."
                 )
-            self._free = max(stamps.ready(), self._free) + duration
+            self._free = max(moment.ready(), self._free) + duration
             self._ends[head] = self._free
         return self._ends.pop(key)
+
+
+class _Moment(Protocol):
+    """From when on a transfer may start."""
+
+    def ready(self) -> int:
+        """The time in ns, once it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What this rank alone decides."""
+
+    time: int
+
+    def ready(self) -> int:
+        return self.time
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +133,7 @@ class VirtualTransport:
         self._transport = transport
         self._clock = clock
         self._links = {tag: crossing.link for tag, crossing in crossings.items()}
-        flow = plan.microbatches if plan.semantics == "flush" else microbatches
-        self._accounts = {
-            link: Account(_carried(plan, link, crossings, flow, microbatches))
-            for link in set(self._links.values())
-        }
+        self._accounts = _accounts(plan, crossings, microbatches)
         self._next: dict[int, Iterator[int]] = defaultdict(count)
         """By tag, the micro-batch of the next message here."""
 
@@ -170,6 +184,64 @@ class _Transfer:
         for part in self._parts:
             part.wait()
         self._clock.until(end)
+
+
+class VirtualWays:
+    """The way between one rank and its host."""
+
+    def __init__(self, plan: Plan, rank: int, clock: Clock, microbatches: int) -> None:
+        """Begins with nothing under way.
+
+        Args:
+            plan: gives the transfers, their times and their order.
+            rank: whose way it is.
+            clock: this rank's.
+            microbatches: of the whole run, counted from 0.
+        """
+        host = plan.cluster.host
+        crossings = {
+            _position(plan, *named): Crossing(
+                named[0] if host and host.duplex == "full" else None,
+                tuple(op for op in plan.ops if (op.kind, op.stage) == named),
+                _position(plan, *named),
+            )
+            for named in {(op.kind, op.stage) for op in plan.ops if op.kind.is_host}
+            if plan.stages[named[1]].gpu == rank
+        }
+        self._plan = plan
+        self._clock = clock
+        self._links = {position: crossing.link for position, crossing in crossings.items()}
+        self._accounts = _accounts(plan, crossings, microbatches)
+
+    def start(self, kind: OpKind, stage: int, microbatch: int) -> Pending:
+        """See `emulate.Ways`; complete at the virtual time at which the way has carried it."""
+        position = _position(self._plan, kind, stage)
+        account = self._accounts[self._links[position]]
+        account.add((position, microbatch), _Own(self._clock.now()))
+        return _OwnTransfer(account, (position, microbatch), self._clock)
+
+
+class _OwnTransfer:
+    def __init__(self, account: Account, key: _Key, clock: Clock) -> None:
+        self._account, self._key, self._clock = account, key, clock
+
+    def wait(self) -> None:
+        self._clock.until(self._account.end(self._key))
+
+
+def _position(plan: Plan, kind: OpKind, stage: int) -> int:
+    """(H5)."""
+    return 4 * len(plan.stages) + 2 * stage + (kind is OpKind.PREFETCH)
+
+
+def _accounts(
+    plan: Plan, crossings: Mapping[int, Crossing], microbatches: int
+) -> dict[_Link, Account]:
+    flow = plan.microbatches if plan.semantics == "flush" else microbatches
+    return {
+        link: Account(_carried(plan, link, crossings, flow, microbatches))
+        for link in {crossing.link for crossing in crossings.values()}
+    }
 
 
 def _carried(
