@@ -109,12 +109,14 @@ def uniform(
     latency_ns: int = 0,
     duplex: Literal["full", "half"] = "full",
     action_overhead_ns: int = 0,
+    host: Host | None = None,
 ) -> Cluster:
-    """`gpus` equal GPUs, every pair joined by the same link."""
+    """`gpus` equal GPUs, every pair joined by the same link, each with a way to the `host`."""
     return Cluster(
         gpus=tuple(Gpu(name=f"gpu{i}", memory_bytes=memory_bytes) for i in range(gpus)),
         action_overhead_ns=action_overhead_ns,
         links=Links(
             duplex=duplex, latency_ns=latency_ns, bandwidth_bytes_per_s=bandwidth_bytes_per_s
         ),
+        host=host,
     )

@@ -43,6 +43,12 @@ def add(verbs: common.Verbs) -> None:
         help="auto: our plans may compute layers again, and rows say what that is worth (off)",
     )
     verb.add_argument(
+        "--offload",
+        choices=("off", "auto"),
+        default="off",
+        help="auto: a row of plans that may also keep bytes in the host's memory (off)",
+    )
+    verb.add_argument(
         "--time-limit",
         type=common.duration,
         default=25 * 10**9,
@@ -116,6 +122,7 @@ def _request(args: argparse.Namespace) -> Request:
         time_limit_s=args.time_limit / 1e9,
         seed=args.seed,
         recompute=args.recompute,
+        offload=args.offload,
         workers=args.workers or max(1, cores // jobs),
     )
     return Request(chain, points, config, args.search_limit / 1e9, jobs)

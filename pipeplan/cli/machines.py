@@ -10,10 +10,12 @@ from pipeplan.cli import common
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
-    from pipeplan.cluster import Cluster
+    from pipeplan.cluster import Cluster, Host
 
 _NEEDED = ("gpus", "memory", "bandwidth")
 _OPTIONAL = ("latency", "duplex")
+_HOST_NEEDED = ("host_bandwidth", "host_memory")
+_HOST = (*_HOST_NEEDED, "host_duplex")
 
 
 def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -50,6 +52,20 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
     group.add_argument(
         "--duplex", choices=("full", "half"), help="half: both directions share a link (full)"
     )
+    group.add_argument(
+        "--host-bandwidth",
+        type=common.bandwidth,
+        metavar="RATE",
+        help="of each GPU's way to the host's memory: 12GB/s (nothing is offloaded)",
+    )
+    group.add_argument(
+        "--host-memory", type=size, metavar="SIZE", help="for all GPUs' offloaded bytes: 128GiB"
+    )
+    group.add_argument(
+        "--host-duplex",
+        choices=("full", "half"),
+        help="half: a GPU sends to the host or receives from it, never both at once (full)",
+    )
     group.add_argument("--cluster", metavar="FILE", help="cluster.json, in place of these flags")
 
 
@@ -73,9 +89,9 @@ def machines(args: argparse.Namespace) -> Cluster:
     """
     from pipeplan.cluster import Cluster, uniform
 
-    given = {name: getattr(args, name) for name in (*_NEEDED, *_OPTIONAL)}
+    given = {name: getattr(args, name) for name in (*_NEEDED, *_OPTIONAL, *_HOST)}
     if args.cluster:
-        twice = [f"--{name}" for name, value in given.items() if value is not None]
+        twice = [_flag(name) for name, value in given.items() if value is not None]
         if twice:
             raise InputError(
                 f"machines: got {', '.join(twice)} beside --cluster, which says it already."
@@ -91,4 +107,37 @@ def machines(args: argparse.Namespace) -> Cluster:
         bandwidth_bytes_per_s=args.bandwidth.bytes_per_s,
         latency_ns=args.latency or 0,
         duplex=args.duplex or "full",
+        host=_host(args),
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _host(args: argparse.Namespace) -> Host | None:
+    """What the flags say of the host; None if nothing.
+
+    Raises:
+        InputError: if they say a part of it, or an endless bandwidth.
+    """
+    from pipeplan.cluster import Host
+
+    given = [name for name in _HOST if getattr(args, name) is not None]
+    if not given:
+        return None
+    missing = [_flag(name) for name in _HOST_NEEDED if name not in given]
+    if missing:
+        raise InputError(
+            f"machines: got {', '.join(map(_flag, given))} alone, need {', '.join(missing)} too."
+        )
+    bandwidth = args.host_bandwidth.bytes_per_s
+    if bandwidth is None:
+        raise InputError(
+            "machines: got --host-bandwidth inf, need a rate such as 12GB/s: offloads take time."
+        )
+    return Host(
+        memory_bytes=args.host_memory,
+        bandwidth_bytes_per_s=bandwidth,
+        duplex=args.host_duplex or "full",
     )

@@ -17,6 +17,8 @@ pipeplan plan chain.json --gpus 4 --memory 16GiB --bandwidth 12GB/s -o plan.json
 pipeplan plan chain.json --cluster cluster.json --semantics flush --microbatches 16 -o plan.json
 pipeplan plan chain.json --gpus 8 --memory 24GiB --bandwidth inf --k auto --time-limit 5min \
 --gap 0.5% -o plan.json
+pipeplan plan chain.json --gpus 4 --memory 8GiB --bandwidth 12GB/s --recompute auto \
+--offload auto --host-bandwidth 12GB/s --host-memory 128GiB -o plan.json
 pipeplan plan chain.json --gpus 2,4,8 --memory 8GiB..32GiB --bandwidth 12GB/s -o sweep"""
 
 
@@ -76,6 +78,12 @@ def _add_remat(group: argparse._ArgumentGroup) -> None:
         choices=("off", "auto"),
         default="off",
         help="auto: stages may compute layers again in their backward to need less memory (off)",
+    )
+    group.add_argument(
+        "--offload",
+        choices=("off", "auto"),
+        default="off",
+        help="auto: what stages keep may wait in the host's memory; needs the host flags (off)",
     )
 
 
@@ -164,5 +172,6 @@ def _config(args: argparse.Namespace) -> Config:
         deterministic=args.deterministic,
         coarsen=args.coarsen,
         recompute=args.recompute,
+        offload=args.offload,
         resume=common.read(Plan, args.resume) if args.resume else None,
     )

@@ -24,6 +24,7 @@ from pipeplan.planner.assemble import assemble, cross_check
 from pipeplan.planner.config import limits
 
 NONE = "pipeplan, keeps everything"
+AWAY = "joint + offload"
 FULL = "full recomputation"
 TWO_PHASE = "cuts, then recomputation"
 FITS_NOT = "does not fit at any period"

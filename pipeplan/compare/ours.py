@@ -34,6 +34,8 @@ class Found:
     """With recomputation: the plan that computes nothing again."""
     less: tuple[Row | Absent, ...] = ()
     """With recomputation: what others do about it."""
+    away: Row | Absent | None = None
+    """With offloading: the plan that may send to the host what it keeps; all others do not."""
 
     @property
     def plans(self) -> list[Row]:
@@ -44,7 +46,7 @@ class Found:
     @property
     def bound_ns(self) -> Fraction | None:
         """Proven for every plan on this cluster, per micro-batch."""
-        mine = (self.free, self.contiguous)
+        mine = (self.free, self.contiguous) if self.away is None else (self.away,)
         proven = [_solver(row).bounds.any for row in mine if isinstance(row, Row)]
         return max((Fraction(*bound) for bound in proven if bound is not None), default=None)
 
@@ -52,8 +54,12 @@ class Found:
 def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
     """Our best plan, and our best contiguous one, which is found in a quarter of the time.
 
-    With recomputation also what it is worth: plans that do none, all, or decide after the cuts.
+    With recomputation also what it is worth: plans that do none, all, or decide after the cuts;
+    with offloading one more plan that may use it.
     """
+    if config.offload == "auto":
+        away = _row(again.AWAY, chain, cluster, config)
+        return replace(find(chain, cluster, replace(config, offload="off")), away=away)
     quarter = replace(config, method="contiguous", time_limit_s=config.time_limit_s / 4)
     found = Found(
         cluster, _row(OURS, chain, cluster, config), _row(CONTIGUOUS, chain, cluster, quarter)
@@ -75,7 +81,8 @@ def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Abs
 def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, ...]:
     """Our rows on the cluster of `here`, the first two best of what was found on `everywhere`.
 
-    Those that say what recomputation is worth follow as they were found.
+    Those that say what recomputation is worth follow as they were found; one with offloading,
+    which need not use it, is the last.
 
     Args:
         here: what was found for this cluster.
@@ -86,7 +93,16 @@ def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, ...]:
     contiguous = [row for row in fitting if row.plan is not None and _is_contiguous(row.plan)]
     keeping = () if here.keeping is None else (here.keeping,)
     free = _fastest(here.free, fitting, OURS)
-    return free, _fastest(here.contiguous, contiguous, CONTIGUOUS), *keeping, *here.less
+    away = [] if here.away is None else [_with_host(here.away, here, everywhere, fitting)]
+    return free, _fastest(here.contiguous, contiguous, CONTIGUOUS), *keeping, *here.less, *away
+
+
+def _with_host(
+    mine: Row | Absent, here: Found, everywhere: Sequence[Found], fitting: Sequence[Row]
+) -> Row | Absent:
+    """The fastest of all plans that fit, with or without offloading."""
+    known = [found.away.on(here.cluster) for found in everywhere if isinstance(found.away, Row)]
+    return _fastest(mine, [*fitting, *(row for row in known if row.fits)], again.AWAY)
 
 
 def bound(here: Found, everywhere: Sequence[Found]) -> Fraction | None:

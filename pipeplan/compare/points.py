@@ -11,7 +11,7 @@ from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare import ours
-from pipeplan.compare.again import NONE
+from pipeplan.compare.again import AWAY, NONE
 from pipeplan.compare.field import Field, prepared
 from pipeplan.compare.jobs import Job, Tell, run
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
@@ -67,7 +67,7 @@ class Point:
         rivals = [
             row
             for row in self.rows
-            if isinstance(row, Row) and row.fits and row.name not in (OURS, CONTIGUOUS, NONE)
+            if isinstance(row, Row) and row.fits and row.name not in (OURS, CONTIGUOUS, NONE, AWAY)
         ]
         if ours is not None:
             rivals = [

@@ -12,7 +12,7 @@ import pytest
 import pipeplan.calibrate
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import main
-from pipeplan.cluster import Cluster, uniform
+from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.plan import Plan
 
 LINKS = ["--bandwidth", "inf"]
@@ -88,6 +88,30 @@ def test_cluster_file_replaces_the_machine_flags(
         assert flag[0] in capsys.readouterr().err
     assert plan(chain_file, out, "--cluster", str(machines)) == 0
     assert Plan.read(out).cluster == uniform(2, 10**6)
+
+
+def test_the_host_flags_allow_offloading(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are the plan's host; what is missing or twice is named."""
+    out, asked = tmp_path / "plan.json", ["--offload", "auto", "--gpus", "2", *LINKS]
+    memory, rate = ["--host-memory", "1GiB"], ["--host-bandwidth", "1MB/s"]
+    flags = [*asked, "--memory", "1MB", *memory, *rate, "--host-duplex", "half"]
+    assert plan(chain_file, out, *flags) == 0
+    host = Plan.read(out).cluster.host
+    assert host == Host(memory_bytes=2**30, bandwidth_bytes_per_s=10**6, duplex="half")
+    for more, words in (
+        ([], "got auto for a cluster without a host"),
+        (rate, "got --host-bandwidth alone, need --host-memory too"),
+        ([*memory, "--host-bandwidth", "inf"], "got --host-bandwidth inf, need a rate"),
+    ):
+        capsys.readouterr()
+        assert plan(chain_file, out, *asked, "--memory", "1MB", *more, "--force") == 2
+        assert words in capsys.readouterr().err
+    file = tmp_path / "cluster.json"
+    file.write_text(uniform(2, 10**6).to_json())
+    assert plan(chain_file, out, "--cluster", str(file), *rate, "--force") == 2
+    assert "got --host-bandwidth beside --cluster" in capsys.readouterr().err
 
 
 def test_missing_machine_flags_are_named(

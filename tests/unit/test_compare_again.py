@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from benchmarks.chains import build
-from pipeplan.cluster import Cluster, uniform
+from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.compare import Absent, Row, again, ours
-from pipeplan.compare.again import FULL, NONE, TWO_PHASE
+from pipeplan.compare.again import AWAY, FULL, NONE, TWO_PHASE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.errors import InputError
 from pipeplan.planner import Config
@@ -42,6 +43,24 @@ def test_rows_in_order_and_ours_is_never_worse(memory: int) -> None:
     assert all(row.plan is not None and verify(row.plan) == () for row in (mine, *others))
     if memory < 2 * GIB:
         assert isinstance(rows[2], Absent)
+
+
+def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
+    """It comes on top of all others, which do without a host; its plan is valid."""
+    host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)
+    cluster = machines(2, 3 * GIB).model_copy(update={"host": host})
+    asked = replace(CONFIG, offload="auto", time_limit_s=2)
+    here = ours.find(build("resnet18", 8, 1000), cluster, asked)
+    rows = ours.rows(here, [here])
+    assert [row.name for row in rows] == [OURS, CONTIGUOUS, NONE, FULL, TWO_PHASE, AWAY]
+    mine, away = rows[0], rows[-1]
+    assert isinstance(mine, Row)
+    assert isinstance(away, Row)
+    assert away.plan is not None
+    assert verify(away.plan) == ()
+    assert away.period_ns <= mine.period_ns
+    others = [row.plan for row in rows[:-1] if isinstance(row, Row) and row.plan is not None]
+    assert not any(op.kind.is_host for plan in others for op in plan.ops)
 
 
 def test_full_recomputes_every_stage_as_a_whole() -> None:

@@ -1,8 +1,8 @@
 """How many bytes a stage can send to the host, and the runs that make each number: (H1).
 
 Over the layers from left to right: a layer stays, or leaves with what it keeps, and with the
-boundary before it if the layer before leaves too. Every number of bytes that some set of runs
-gives is found where there are few; else `MOST` of them, spread evenly. Source: ours.
+boundary before it if it is in one run with the layer before. Every number of bytes that some set
+of runs gives is found where there are few; else `MOST` of them, spread evenly. Source: ours.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ def levels(costs: Costs, first: int, last: int) -> tuple[tuple[int, tuple[Run, .
     leaves: dict[int, _Runs] = {}
     for layer in range(first, last + 1):
         own, going = chain.layers[layer].saved_bytes, leaves
+        stays = _spread({**going, **stays})
         leaves = {}
         if layer not in costs.again:
             leaves = {size + own: (runs, (layer, layer)) for size, runs in stays.items()}
-        if leaves and going:
-            inner = inner_bytes(chain, layer)
             for size, runs in going.items():
                 assert runs is not None
-                leaves.setdefault(size + own + inner, (runs[0], (runs[1][0], layer)))
-        stays = _spread({**going, **stays})
+                joined = size + own + inner_bytes(chain, layer)
+                leaves.setdefault(joined, (runs[0], (runs[1][0], layer)))
         leaves = _spread(leaves)
     found = _spread({**leaves, **stays})
     listed = ((size, _listed(costs, runs)) for size, runs in sorted(found.items()) if size)

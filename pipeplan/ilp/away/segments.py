@@ -49,9 +49,10 @@ class Lists:
 
     def kept(self, own: int, inner: int | Array) -> Lists:
         """One more layer behind each, which keeps `own` bytes and `inner` of the boundary."""
+        before = self._any()
+        alone = np.where(before < NEVER, before + own, NEVER)
         joined = np.where(self.leaves < NEVER, self.leaves + own + inner, NEVER)
-        leaves = np.concatenate([np.where(self.stays < NEVER, self.stays + own, NEVER), joined])
-        return Lists(self._any(), _spread(leaves))
+        return Lists(before, _spread(np.concatenate([alone, joined])))
 
     def stopped(self) -> Lists:
         """The same segments with a layer behind that never leaves."""
