@@ -31,6 +31,7 @@ from torch.distributed import FileStore
 
 from benchmarks import dispatch, sleeping
 from benchmarks.sleeping_runs import flush_plan, ours, torchs, twobw_plan
+from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport
 
 MICROBATCHES, STEPS, ROUNDS = 16, 2, 3
@@ -97,7 +98,8 @@ def world(ranks: int, work: Callable[[GlooTransport], Any]) -> Any:
     def body(rank: int, store: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
-        transport = GlooTransport(FileStore(store, ranks), rank, ranks, timedelta(seconds=120))
+        patience = timedelta(seconds=120)
+        transport = GlooTransport(Ranks.started(FileStore(store, ranks), rank, ranks, patience))
         result = work(transport)
         if rank == 0:
             sender.send(result)

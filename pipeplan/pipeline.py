@@ -6,7 +6,6 @@ losses are known on the rank of the last stage and None elsewhere.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
@@ -22,12 +22,14 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime import checkpoint
+from pipeplan.runtime.backend import Wanted, device_of
 from pipeplan.runtime.batches import Inputs, Numbered, Source
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.evaluation import evaluate
+from pipeplan.runtime.executor import Feed
 from pipeplan.runtime.feed import TaskFeed
-from pipeplan.runtime.group import join
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.group import for_pipeline
+from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.ties import find_ties, untie
 from pipeplan.runtime.transport import GlooTransport, LocalTransport, Transport
 from pipeplan.task import SplitModel, Task
@@ -103,6 +105,9 @@ class Pipeline:
         sample: tuple[Tensor, Tensor] | None = None,
         seed: int = 0,
         timeout: str = "600s",
+        replicas: int = 1,
+        mesh: DeviceMesh | None = None,
+        backend: Wanted = "auto",
         transport: Transport | None = None,
         **options: Any,
     ) -> None:
@@ -118,7 +123,11 @@ class Pipeline:
             sample: one micro-batch (input, target), for shapes; not with a task.
             seed: of dropout and all else that layers draw.
             timeout: longest wait for another rank.
-            transport: between the ranks; None joins those that torchrun started.
+            replicas: pipelines side by side, whose gradients are averaged.
+            mesh: which rank is which replica and GPU, with dimensions `dp` and `pp`; None: those
+                that torchrun started, rank = replica * GPUs + GPU.
+            backend: what carries messages: nccl between GPUs, gloo, or what fits.
+            transport: between the ranks of one replica, instead of the three before.
             options: further fields of `Task`, such as `clip_norm` or `scheduler`.
 
         Raises:
@@ -130,14 +139,25 @@ class Pipeline:
         verifier.check(self.plan)
         self._pattern: Pattern = lowering.lower(self.plan)
         lowering.check_deadlock(self._pattern)
+        self._split = split_for(self.plan, self.task)
+        self._device = device_of(self._split)
         self._own: GlooTransport | LocalTransport | None = None
         if transport is None:
-            self._own = transport = _joined(self.plan, parse_time_ns(timeout))
+            patience = parse_time_ns(timeout)
+            ends = self.plan, self._split, replicas, mesh
+            self._own = transport = for_pipeline(*ends, backend, patience)
         self._transport = transport
-        self._split = split_for(self.plan, self.task)
-        self._feed = TaskFeed(self.task, self._split.boundaries[0])
+        self.mesh = mesh
+        """Replicas x GPUs of the plan, as torch names ranks; None for one rank alone."""
+        self._shard, averages = Shard(self.plan.microbatches), None
+        if isinstance(transport, GlooTransport):
+            self.mesh = mesh or transport.mesh(self._device.type)
+            self._shard.replica, self._shard.replicas = transport.replica, transport.replicas
+            averages = Replicas(transport) if transport.replicas > 1 else None
+        boundary = self._split.boundaries[0]
+        feed = TaskFeed(self.task, boundary, self._shard.number, self._device)
         size, m = self._split.microbatch_size, self.plan.microbatches
-        self._source = Source(self._feed, self._split.boundaries[0], size, m)
+        self._source = Source(feed, boundary, size, m, self._device)
         self._heard = _Heard({})
         self._worker: Worker = build(
             self.plan,
@@ -148,6 +168,8 @@ class Pipeline:
             self._transport,
             self._heard,
             seed=seed,
+            replicas=averages,
+            shard=self._shard,
         )
         self.steps = 0
         """Optimizer steps done."""
@@ -171,6 +193,8 @@ class Pipeline:
 
     def step(self, inputs: Inputs | None = None, target: Tensor | None = None) -> float | None:
         """One optimizer step; returns the mean loss where it is known.
+
+        Each replica has a batch of its own, and the loss of that.
 
         Args:
             inputs: the batch of all micro-batches; ranks that host no layer fed with it may leave
@@ -221,24 +245,28 @@ class Pipeline:
             InputError: if nothing is given, or the batch does not divide into micro-batches.
         """
         if numbers:
-            losses = self._evaluated(Numbered(self._feed, numbers), len(numbers))
+            feed = TaskFeed(self.task, self._split.boundaries[0], device=self._device)
+            losses = self._evaluated(Numbered(feed, numbers), len(numbers))
         else:
             batch = self._source.batch(inputs, target, None)
             losses = self._evaluated(batch, batch.count)
         return sum(losses.values()) / len(losses) if losses else None
 
-    def _evaluated(self, feed: Any, count: int) -> dict[int, float]:
+    def _evaluated(self, feed: Feed, count: int) -> dict[int, float]:
         stages, wires = self._worker.stages, self._worker.wires
-        return evaluate(self._pattern, stages, wires, feed, self._transport, count)
+        with self._source.replaced(feed):
+            return evaluate(self._pattern, stages, wires, self._source, self._transport, count)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the training state, flat, keyed by parameter name; not copied.
 
         `model.NAME`, `previous.NAME` (2bw), `optimizer.NAME.FIELD`, and `step`, `scales`,
-        `good_steps`. Any rank of any plan of the same task can go on from the parts of all ranks.
+        `good_steps`, `drawn` (micro-batches of the data used so far). Any rank of any plan of the
+        same task, with any number of replicas, can go on from the parts of one replica's ranks.
         """
         scales, good = self._worker.scales(self.steps)
-        progress = {"step": self.steps, "scales": scales, "good_steps": good}
+        drawn = self._shard.drawn_by(self.steps)
+        progress = {"step": self.steps, "scales": scales, "good_steps": good, "drawn": drawn}
         return checkpoint.state_of(self._worker.stages.values()) | progress
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,6 +277,7 @@ class Pipeline:
         """
         step = int(state["step"])
         checkpoint.put(self._worker, step, state, state["scales"], state["good_steps"])
+        self._shard.go_on(step, int(state["drawn"]))
         self.steps = step
 
     def close(self) -> None:
@@ -281,13 +310,3 @@ def _task(
         return Task(model=model, loss=loss, optimizer=optimizer, data=lambda _: sample, **options)
     except TypeError as error:
         raise InputError(f"pipeline: {error}, need fields of Task") from None
-
-
-def _joined(plan: Plan, timeout_ns: int) -> GlooTransport | LocalTransport:
-    place, need = Place.of(os.environ), len(plan.cluster.gpus)
-    if place.size != need:
-        raise InputError(
-            f"pipeline: got {place.size} ranks, need {need}, one per GPU of the plan."
-            f" Run torchrun --nproc-per-node {need} with this script."
-        )
-    return join(place, timeout_ns)

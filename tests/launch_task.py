@@ -58,7 +58,11 @@ def other_task(seed: int) -> Task:
 @functools.cache
 def chain() -> Chain:
     """The task's chain, with times that make every op last."""
-    found = profile(REFERENCE, repeats=1, warmup=0)
+    return leveled(profile(REFERENCE, repeats=1, warmup=0))
+
+
+def leveled(found: Chain) -> Chain:
+    """A chain with the same times in every layer."""
     layers = tuple(
         layer.model_copy(update={"forward_ns": 300, "backward_ns": 500}) for layer in found.layers
     )
@@ -68,7 +72,11 @@ def chain() -> Chain:
 @functools.cache
 def plan(gpus: int, semantics: Semantics, seed: int = 0) -> Plan:
     """A valid plan with two stages per GPU, looped."""
-    of = chain()
+    return plan_of(chain(), gpus, semantics, seed)
+
+
+def plan_of(of: Chain, gpus: int, semantics: Semantics, seed: int = 0) -> Plan:
+    """`plan` of another chain."""
     count = min(2 * gpus, len(of.layers))
     edges = [round(i * len(of.layers) / count) for i in range(count + 1)]
     stages = tuple(

@@ -46,14 +46,14 @@ class Machine:
         if not self.gpus or not self.has_nccl:
             lacks = "no GPU" if not self.gpus else "no NCCL"
             raise InputError(
-                f"launch: got --backend nccl, and torch {torch.__version__} has {lacks} here;"
-                " need a CUDA build of torch and a GPU for each rank. Or use --backend gloo."
+                f"backend: got nccl, and torch {torch.__version__} has {lacks} here; need a CUDA"
+                " build of torch and a GPU for each rank. Or use backend gloo."
             )
         if self.gpus < place.local_size:
             raise InputError(
-                f"launch: got --backend nccl with {place.local_size} ranks and {self.gpus} GPUs on"
-                " this machine, need a GPU for each rank: NCCL refuses two ranks on one. Use"
-                " --backend gloo, under which ranks can share a GPU."
+                f"backend: got nccl with {place.local_size} ranks and {self.gpus} GPUs on this"
+                " machine, need a GPU for each rank: NCCL refuses two ranks on one. Use backend"
+                " gloo, under which ranks can share a GPU."
             )
 
     def chosen(self, wanted: Wanted, place: Place, device: torch.device) -> Backend:
@@ -65,8 +65,8 @@ class Machine:
         self.check(wanted, place)
         if wanted == "nccl" and device.type != "cuda":
             raise InputError(
-                f"launch: got --backend nccl and a model on {device.type}, need it on cuda: let"
-                " the task build the model and move it there. Or use --backend gloo."
+                f"backend: got nccl and a model on {device.type}, need it on cuda: let the task"
+                " build the model and move it there. Or use backend gloo."
             )
         if wanted != "auto":
             return wanted

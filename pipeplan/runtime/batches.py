@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
+from pipeplan.runtime.executor import Feed
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.task import TensorSpec
 
@@ -17,10 +20,24 @@ class Source:
     """The data of a `Pipeline`: batches that were given for a step, else the task's."""
 
     def __init__(
-        self, feed: TaskFeed, specs: Sequence[TensorSpec], size: int, microbatches: int
+        self,
+        feed: Feed,
+        specs: Sequence[TensorSpec],
+        size: int,
+        microbatches: int,
+        device: torch.device,
     ) -> None:
-        """Takes the task's feed, boundary 0, rows per micro-batch, micro-batches per step."""
+        """Takes what the batches must fit.
+
+        Args:
+            feed: of the task.
+            specs: of boundary 0.
+            size: rows per micro-batch.
+            microbatches: per step.
+            device: where the stages want them.
+        """
         self._feed = feed
+        self._device = device
         self._specs = tuple(specs)
         self._size = size
         self._microbatches = microbatches
@@ -56,7 +73,18 @@ class Source:
         need = [(spec.shape, spec.dtype) for spec in self._specs]
         if tensors and got != need:
             raise InputError(f"step: got micro-batches {got}, need {need}")
-        return Batch(parts, [] if target is None else _parts(target, count), count)
+        targets = [] if target is None else _parts(target, count)
+        return Batch(parts, targets, count, self._device)
+
+    @contextmanager
+    def replaced(self, feed: Feed) -> Iterator[None]:
+        """Inside, all that asks for data gets it from `feed`."""
+        kept = self._feed, self._batches
+        self._feed, self._batches = feed, {}
+        try:
+            yield
+        finally:
+            self._feed, self._batches = kept
 
     def input(self, microbatch: int) -> list[Tensor]:
         """See `Feed`."""
@@ -76,7 +104,14 @@ class Source:
 class Batch:
     """A batch cut into micro-batches; what it lacks this rank does not need."""
 
-    def __init__(self, inputs: list[list[Tensor]], targets: list[Tensor], count: int) -> None:
+    def __init__(
+        self,
+        inputs: list[list[Tensor]],
+        targets: list[Tensor],
+        count: int,
+        device: torch.device,
+    ) -> None:
+        self._device = device
         self._inputs = inputs
         self._targets = targets
         self.count = count
@@ -89,7 +124,7 @@ class Batch:
         """
         if not self._inputs:
             raise InputError("step: got no inputs, which this rank needs for its stages")
-        return [parts[microbatch].clone() for parts in self._inputs]
+        return [parts[microbatch].to(self._device, copy=True) for parts in self._inputs]
 
     def target(self, microbatch: int) -> Tensor:
         """See `Feed`.
@@ -99,7 +134,7 @@ class Batch:
         """
         if not self._targets:
             raise InputError("step: got no target, which the rank of the last stage needs")
-        return self._targets[microbatch].clone()
+        return self._targets[microbatch].to(self._device, copy=True)
 
 
 class Numbered:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from pipeplan.errors import InputError
 from pipeplan.plan import Plan
+from pipeplan.runtime.backend import Machine, Wanted, device_of
 from pipeplan.runtime.channels import Channel, channels
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.place import Place
+from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel
 
@@ -41,9 +47,8 @@ def join(
     timeout = timedelta(microseconds=timeout_ns // 1000)
     store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
     own = PrefixStore(f"attempt{place.attempt}", store)
-    if device is None:
-        return GlooTransport(own, rank, size, timeout, replicas)
-    return ChannelTransport(own, rank, size, timeout, replicas, channels, device)
+    ranks = Ranks.started(own, rank, size, timeout, replicas)
+    return ChannelTransport(ranks, channels, device) if device else GlooTransport(ranks)
 
 
 def joined(
@@ -58,3 +63,72 @@ def joined(
     ranks = len(plan.cluster.gpus)
     needed = channels(plan.stages, split.boundaries, ranks, replicas) if nccl_device else ()
     return join(place, timeout_ns, replicas, needed, nccl_device)
+
+
+def for_pipeline(
+    plan: Plan,
+    split: SplitModel,
+    replicas: int,
+    mesh: DeviceMesh | None,
+    backend: Wanted,
+    timeout_ns: int,
+) -> GlooTransport | LocalTransport:
+    """A transport between the ranks of `mesh`, or those that torchrun started.
+
+    Args:
+        plan: names the GPUs of one replica.
+        split: the model, where this rank computes.
+        replicas: side by side; with a mesh 1 or as many as it has.
+        mesh: see `Ranks.of`; None: rank = replica * GPUs + GPU.
+        backend: what carries messages.
+        timeout_ns: longest wait for one message.
+
+    Raises:
+        InputError: if ranks, mesh or backend do not fit the plan or each other.
+    """
+    place, gpus, device = Place.of(os.environ), len(plan.cluster.gpus), device_of(split)
+    chosen = Machine.here().chosen(backend, place, device)
+    nccl_device = device if chosen == "nccl" else None
+    if mesh is not None:
+        if replicas not in (1, mesh.size(0)):
+            raise InputError(
+                f"pipeline: got {replicas} replicas and a mesh of {mesh.size(0)}, need one of the"
+                " two, or the same number"
+            )
+        return _on_mesh(plan, split, mesh, timeout_ns, nccl_device)
+    need = gpus * replicas
+    if place.size != need:
+        raise InputError(
+            f"pipeline: got {place.size} ranks, need {need}, one per GPU of the plan"
+            + (f" and replica: {gpus} x {replicas}" if replicas > 1 else "")
+            + f". Run torchrun --nproc-per-node {need} with this script."
+        )
+    return joined(plan, split, place, timeout_ns, replicas, nccl_device)
+
+
+def _on_mesh(
+    plan: Plan,
+    split: SplitModel,
+    mesh: DeviceMesh,
+    timeout_ns: int,
+    nccl_device: torch.device | None,
+) -> GlooTransport | LocalTransport:
+    """As `joined`, between ranks that are in a group already."""
+    ranks = Ranks.of(mesh, timedelta(microseconds=timeout_ns // 1000))
+    gpus, replicas = len(plan.cluster.gpus), len(ranks.rows)
+    if len(ranks.rows[0]) != gpus:
+        raise InputError(
+            f"pipeline: mesh: got {len(ranks.rows[0])} ranks in dimension 'pp', need {gpus}, one"
+            " per GPU of the plan"
+        )
+    if mesh.size() == 1:
+        return LocalTransport()
+    if nccl_device is None:
+        return GlooTransport(ranks)
+    if mesh.size() != dist.get_world_size():
+        raise InputError(
+            f"pipeline: mesh: got {mesh.size()} of {dist.get_world_size()} ranks, need all of them"
+            " under backend nccl. Or use backend gloo."
+        )
+    needed = channels(plan.stages, split.boundaries, gpus, replicas)
+    return ChannelTransport(ranks, needed, nccl_device)

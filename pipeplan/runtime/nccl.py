@@ -12,14 +12,14 @@ checked before the start), which is all that NCCL promises. Never run on two GPU
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import ProcessGroup, Store
+from torch.distributed.distributed_c10d import ProcessGroup
 
 from pipeplan.runtime.channels import Channel
+from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport, Pending, lost
 
 
@@ -33,11 +33,7 @@ class ChannelTransport(GlooTransport):
 
     def __init__(
         self,
-        store: Store,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        replicas: int,
+        ranks: Ranks,
         channels: Sequence[Channel],
         device: torch.device,
         *,
@@ -47,36 +43,33 @@ class ChannelTransport(GlooTransport):
         """Joins, makes all channels in their order and sends a first message over each.
 
         Args:
-            store: see `GlooTransport`.
-            rank: see `GlooTransport`.
-            size: see `GlooTransport`.
-            timeout: see `GlooTransport`.
-            replicas: see `GlooTransport`.
+            ranks: all ranks there are.
             channels: the same on every rank.
             device: where this rank computes.
             backend: of the channels' groups.
             carries: which tensors may take a channel.
         """
-        super().__init__(store, rank, size, timeout, replicas)
+        super().__init__(ranks)
         self._carries = carries
-        self._here = rank
+        self._here = ranks.here
         self._channels: dict[tuple[int, int, int], ProcessGroup] = {}
-        for channel in channels:
-            ends = [channel.source, channel.target]
-            group = dist.new_group(ends, timeout=timeout, backend=backend)
-            if rank in ends:
-                keys = ((channel.source, channel.target, tag) for tag in channel.tags)
+        flat = [rank for row in ranks.rows for rank in row]
+        ends = [(flat[each.source], flat[each.target]) for each in channels]
+        for (source, target), channel in zip(ends, channels, strict=True):
+            group = dist.new_group([source, target], timeout=ranks.timeout, backend=backend)
+            if self._here in (source, target):
+                keys = ((source, target, tag) for tag in channel.tags)
                 self._channels.update(dict.fromkeys(keys, group))
-        for channel in channels:
-            self._connect(channel, device)
+        for (source, target), channel in zip(ends, channels, strict=True):
+            self._connect(source, target, channel.tags[0], device)
 
-    def _connect(self, channel: Channel, device: torch.device) -> None:
+    def _connect(self, source: int, target: int, tag: int, device: torch.device) -> None:
         """Communicators connect at their first message, and block both ends until they have."""
         probe = torch.zeros(1, device=device)
-        if self._here == channel.source:
-            self._send(probe, channel.target, channel.tags[0]).wait()
-        elif self._here == channel.target:
-            self._receive(probe, channel.source, channel.tags[0]).wait()
+        if self._here == source:
+            self._send(probe, target, tag).wait()
+        elif self._here == target:
+            self._receive(probe, source, tag).wait()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

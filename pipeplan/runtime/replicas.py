@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeplan.runtime.transport import GlooTransport, PeerLostError, wait_all
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shard:
     """Which micro-batches of the data one replica trains on: m of each m * D."""
 
@@ -29,6 +29,10 @@ class Shard:
     first_step: int = 0
     drawn: int = 0
     """Micro-batches that all steps before `first_step` used, under any number of replicas."""
+
+    def go_on(self, step: int, drawn: int) -> None:
+        """Say that `drawn` micro-batches were used before `step`."""
+        self.first_step, self.drawn = step, drawn
 
     def number(self, microbatch: int) -> int:
         """The number in the data of a micro-batch of the replica's own count."""

@@ -8,15 +8,16 @@ the receive is posted; `send` never blocks, `wait` does and lets other Python th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import ProcessGroup, Store
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import ProcessGroup
 
+from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.staging import receive_staged, send_staged
 
 _PROBE_TAG = (1 << 31) - 1
@@ -71,10 +72,10 @@ _DONE = _Done()
 class _GlooVote:
     """One asynchronous all-reduce; the number lives outside torch's memory accounting."""
 
-    def __init__(self, yes: bool) -> None:
+    def __init__(self, yes: bool, group: ProcessGroup) -> None:
         self._value = np.array([int(yes)], dtype=np.int64)
         self._work = dist.all_reduce(
-            torch.from_numpy(self._value), op=dist.ReduceOp.MAX, async_op=True
+            torch.from_numpy(self._value), op=dist.ReduceOp.MAX, group=group, async_op=True
         )
 
     def wait(self) -> bool:
@@ -84,46 +85,34 @@ class _GlooVote:
 
 
 class GlooTransport:
-    """Ranks of one replica in a gloo process group of all replicas."""
+    """Ranks of one replica in a gloo group of all replicas."""
 
-    def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, replicas: int = 1
-    ) -> None:
-        """Joins the group; returns once all ranks have.
-
-        Args:
-            store: where the ranks find each other; must be empty of earlier attempts.
-            rank: this rank among all.
-            size: number of all ranks.
-            timeout: longest wait for one message before the run is given up.
-            replicas: of equal size, one behind the other; votes are among all of them.
-        """
-        self.replicas, self.size = replicas, size // replicas
-        self.replica, self.rank = divmod(rank, self.size)
-        self._first = self.replica * self.size
-        self.store = store
+    def __init__(self, ranks: Ranks) -> None:
+        """Takes the ranks; votes are among all of them."""
+        self._ranks = ranks
+        self._group = ranks.group
+        self.replica, self.rank = ranks.place
+        self._row = ranks.rows[self.replica]
+        self.replicas, self.size = len(ranks.rows), len(self._row)
+        self.store = ranks.store
         """Where the ranks found each other."""
         self._probes: list[object] = []
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        group = dist.group.WORLD
-        assert group is not None
-        self._group = group
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        return self._send(tensor, self._first + peer, tag)
+        return self._send(tensor, self._row[peer], tag)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
-        return self._receive(tensor, self._first + peer, tag)
+        return self._receive(tensor, self._row[peer], tag)
 
     def send_across(self, tensor: Tensor, replica: int) -> Pending:
         """As `send`, to this rank of another replica."""
-        return self._send(tensor, replica * self.size + self.rank, 0)
+        return self._send(tensor, self._ranks.rows[replica][self.rank], 0)
 
     def receive_across(self, tensor: Tensor, replica: int) -> Pending:
         """As `receive`, from this rank of another replica."""
-        return self._receive(tensor, replica * self.size + self.rank, 0)
+        return self._receive(tensor, self._ranks.rows[replica][self.rank], 0)
 
     def _send(self, tensor: Tensor, rank: int, tag: int) -> Pending:
         """What `dist.isend` does, without asking each time which group is meant."""
@@ -148,13 +137,17 @@ class GlooTransport:
 
     def vote(self, yes: bool) -> Vote:
         """See `Transport`."""
-        return _GlooVote(yes)
+        return _GlooVote(yes, self._group)
 
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         values: list[Any] = [None] * self.size * self.replicas
-        dist.all_gather_object(values, value)
-        return values[self._first : self._first + self.size]
+        dist.all_gather_object(values, value, self._group)
+        return [values[rank] for rank in self._row]
+
+    def mesh(self, device: str) -> DeviceMesh:
+        """See `Ranks.mesh`."""
+        return self._ranks.mesh(device)
 
     def another_group(self) -> ProcessGroup:
         """The first replica's ranks with connections of their own; everyone calls it."""
@@ -167,17 +160,15 @@ class GlooTransport:
         for peer in range(self.size):
             try:
                 if peer != self.rank:
-                    self._probes.append(
-                        dist.isend(torch.zeros(1), self._first + peer, tag=_PROBE_TAG)
-                    )
+                    probe = self._group.send([torch.zeros(1)], self._row[peer], _PROBE_TAG)
+                    self._probes.append(probe)
             except RuntimeError:
                 lost.append(peer)
         return lost
 
     def close(self) -> None:
-        """Leave together with all other ranks, so that nobody loses a message still under way."""
-        dist.barrier()
-        dist.destroy_process_group()
+        """See `Ranks.leave`."""
+        self._ranks.leave()
 
 
 class LocalTransport:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipeplan.plan import Plan
 from pipeplan.runtime.channels import channels
 from pipeplan.runtime.nccl import ChannelTransport
+from pipeplan.runtime.ranks import Ranks
 from tests import pipelines
 from tests.dist.gloo_cases import same
 
@@ -53,17 +54,9 @@ def work(rank: int, number: int, store: str) -> None:
     torch.set_num_threads(1)
     plan = cases()[number]
     made = channels(plan.stages, pipelines.toy()[0].boundaries, RANKS)
-    transport = Counting(
-        FileStore(store, RANKS),
-        rank,
-        RANKS,
-        timedelta(seconds=60),
-        1,
-        made,
-        torch.device("cpu"),
-        backend="gloo",
-        carries=lambda _: True,
-    )
+    ranks = Ranks.started(FileStore(store, RANKS), rank, RANKS, timedelta(seconds=60))
+    cpu = torch.device("cpu")
+    transport = Counting(ranks, made, cpu, backend="gloo", carries=lambda _: True)
     exact = same(plan, pipelines.toy, transport)
     ends = sum(rank in (each.source, each.target) for each in made)
     assert transport.taken > 10 * ends, "messages must take their channels"

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import lowering
 from pipeplan.plan import Plan
+from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport
 from tests import plans, rehearsals
 
@@ -37,8 +38,8 @@ def cases(ranks: int) -> list[Plan]:
 def work(rank: int, ranks: int, store: str) -> None:
     """One rank of one size; rank 0 compares and prints."""
     torch.set_num_threads(1)
-    joined = FileStore(store, ranks)
-    transport = GlooTransport(joined, rank, ranks, timedelta(seconds=60))
+    joined = Ranks.started(FileStore(store, ranks), rank, ranks, timedelta(seconds=60))
+    transport = GlooTransport(joined)
     exact = 0
     for plan in cases(ranks):
         pattern = lowering.lower(plan)

@@ -53,7 +53,7 @@ REFUSED = [
     ("--plan @plan2.json --replicas 0", 2, "from 1"),
     ("--plan @plan1.json --clock virtual --replicas 2", 2, "got --replicas with --clock virtual"),
     ("--plan @plan1.json --clock virtual --backend gloo", 2, "got --backend with --clock virtual"),
-    ("--plan @plan1.json --backend nccl", 2, "launch: got --backend nccl"),
+    ("--plan @plan1.json --backend nccl", 2, "backend: got nccl"),
     ("--plan @plan1.json --backend mpi", 2, "invalid choice: 'mpi'"),
     ("--plan @plan1.json --steps 0", 2, "from 1"),
     ("--plan @plan1.json --step 3", 2, "unrecognized"),

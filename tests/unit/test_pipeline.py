@@ -85,6 +85,41 @@ def test_steps_and_evaluation_equal_one_process(ranks: int, semantics: Semantics
     assert equal(weights([each[3] for each in told]), trained)
 
 
+class _Twice(nn.Module):
+    """Reads its input at both ends, so its last layers are fed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.then, self.last = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = torch.tanh(self.then(torch.tanh(self.first(rows))))
+        logits: Tensor = self.last(hidden * rows)[:, :3]
+        return logits
+
+
+def test_evaluation_of_layers_that_are_fed() -> None:
+    """A layer that gets the input behind its boundary gets that of the evaluated micro-batch."""
+    torch.manual_seed(0)
+    task = replace(launch_task.task(0), model=_Twice())
+    assert any(split(task).fed), "the test needs a layer that is fed"
+    with torch.no_grad():
+        losses = {
+            n: task.loss(task.model(x), y) for n, (x, y) in ((n, task.data(n)) for n in (0, 7))
+        }
+    assert losses[0] != losses[7]
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+    plan = launch_task.plan_of(chain, 2, "flush")
+    pairs = [task.data(7)]
+
+    def body(transport: Transport) -> list[float | None]:
+        with Pipeline(task, plan, transport=transport) as pipeline:
+            return [pipeline.evaluate(numbers=[7]), pipeline.evaluate(*pairs[0])]
+
+    told = run_ranks(2, body)[plan.stages[-1].gpu]
+    assert told == [losses[7].item()] * 2
+
+
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 def test_batches_from_outside(semantics: Semantics) -> None:
     """A batch handed to `step` is cut into the micro-batches that the task would have given."""

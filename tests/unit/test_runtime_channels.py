@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from pipeplan.runtime.backend import Backend, Machine, Wanted
 from pipeplan.runtime.channels import Channel, channels
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.place import Place
-from pipeplan.runtime.transport import GlooTransport
+from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.wiring import wires
 from tests import pipelines
 
 TOY, _ = pipelines.toy()
+PATIENCE = timedelta(seconds=1)
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
@@ -45,7 +47,7 @@ def test_nccl_where_it_cannot_work(machine: Machine, device: torch.device, need:
     """The message says what is missing, and that gloo would do."""
     with pytest.raises(InputError, match=need) as caught:
         machine.chosen("nccl", place(4), device)
-    assert "--backend gloo" in str(caught.value)
+    assert "backend gloo" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +119,9 @@ def test_all_ranks_make_and_connect_channels_in_one_order(monkeypatch: pytest.Mo
             groups.append(ends)  # noqa: B023
             return _Group(ends, told)
 
-        monkeypatch.setattr(GlooTransport, "__init__", lambda *_: None)
         monkeypatch.setattr(dist, "new_group", new_group)
-        transport = ChannelTransport(None, rank, 4, None, 1, made, CPU, carries=lambda _: True)  # type: ignore[arg-type]
+        ranks = Ranks(_Group([], told), None, PATIENCE, ((0, 1, 2, 3),), rank, owned=False)  # type: ignore[arg-type]
+        transport = ChannelTransport(ranks, made, CPU, carries=lambda _: True)
         assert groups == [[each.source, each.target] for each in made]
         mine = [each for each in made if rank in (each.source, each.target)]
         assert told == [

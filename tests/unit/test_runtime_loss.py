@@ -22,7 +22,7 @@ class _Lost:
 def test_loss_while_handing_over(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection found closed by a send or receive is a lost peer, without gloo's place."""
     transport = GlooTransport.__new__(GlooTransport)
-    monkeypatch.setattr(transport, "_first", 0, raising=False)
+    monkeypatch.setattr(transport, "_row", (0, 1), raising=False)
     monkeypatch.setattr(transport, "_group", _Lost(), raising=False)
     with pytest.raises(PeerLostError, match=r"^Connection closed by peer"):
         getattr(transport, verb)(torch.zeros(2), 1, 0)

@@ -1,0 +1,95 @@
+"""The ranks of a run as a grid: one row per replica, one column per GPU of the plan.
+
+The grid is a torch `DeviceMesh` with dimensions `dp` and `pp`: the user's, or one made for the
+run, where rank = replica * P + GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import ProcessGroup, Store
+
+from pipeplan.errors import InputError
+
+NAMES = ("dp", "pp")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """A gloo group and where in it everybody is."""
+
+    group: ProcessGroup
+    store: Store
+    """Where the ranks found each other."""
+    timeout: timedelta
+    """Longest wait for one message before the run is given up."""
+    rows: tuple[tuple[int, ...], ...]
+    """Rank in the group by replica and GPU."""
+    here: int
+    """This rank in the group."""
+    owned: bool
+    """Whether the group is torch's default one and was made for the run."""
+
+    @classmethod
+    def started(
+        cls, store: Store, rank: int, size: int, timeout: timedelta, replicas: int = 1
+    ) -> Ranks:
+        """Joins all ranks; returns once all have.
+
+        Args:
+            store: where the ranks find each other; must be empty of earlier attempts.
+            rank: this rank among all.
+            size: number of all ranks.
+            timeout: longest wait for one message before the run is given up.
+            replicas: of equal size, one behind the other.
+        """
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        group = dist.group.WORLD
+        assert group is not None
+        width = size // replicas
+        rows = tuple(tuple(range(first, first + width)) for first in range(0, size, width))
+        return cls(group, store, timeout, rows, rank, owned=True)
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh, timeout: timedelta) -> Ranks:
+        """A group of its own for the ranks of `mesh`, all of which call it.
+
+        Raises:
+            InputError: if the mesh has not the dimensions `dp` and `pp`.
+        """
+        if mesh.mesh_dim_names != NAMES:
+            raise InputError(
+                f"pipeline: mesh: got dimensions {mesh.mesh_dim_names}, need {NAMES}: replicas,"
+                " then GPUs of the plan. Take init_device_mesh(device, (replicas, GPUs),"
+                " mesh_dim_names=('dp', 'pp')), or such a part of a larger mesh."
+            )
+        table = mesh.mesh.tolist()
+        everybody = sorted(rank for row in table for rank in row)
+        place = {rank: index for index, rank in enumerate(everybody)}
+        group: ProcessGroup = dist.new_group(
+            everybody, timeout=timeout, backend="gloo", use_local_synchronization=True
+        )
+        rows = tuple(tuple(place[rank] for rank in row) for row in table)
+        return cls(group, group.get_group_store(), timeout, rows, group.rank(), owned=False)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Replica and GPU of this rank."""
+        return next(
+            (replica, row.index(self.here))
+            for replica, row in enumerate(self.rows)
+            if self.here in row
+        )
+
+    def mesh(self, device: str) -> DeviceMesh:
+        """The grid as a mesh of `device` type, for what else the user does; all ranks call it."""
+        return DeviceMesh(device, [list(row) for row in self.rows], mesh_dim_names=NAMES)
+
+    def leave(self) -> None:
+        """Leave together with all other ranks, so that nobody loses a message still under way."""
+        dist.barrier(self.group)
+        dist.destroy_process_group(None if self.owned else self.group)

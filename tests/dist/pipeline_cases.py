@@ -1,0 +1,128 @@
+"""`Pipeline` with replicas on forked ranks: made by it, and on a mesh of the user's.
+
+Prints a line per case: `exact` where losses and weights equal one process bit for bit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from pipeplan import Pipeline
+from pipeplan.errors import InputError
+from pipeplan.plan import Semantics
+from pipeplan.task import Task
+from tests import launch_task, pipelines
+
+GPUS, REPLICAS, STEPS = 2, 2, 3
+M = launch_task.MICROBATCHES
+
+
+def mesh(rows: list[list[int]], names: tuple[str, ...] = ("dp", "pp")) -> DeviceMesh:
+    """A mesh of the ranks in `rows`."""
+    return DeviceMesh("cpu", rows, mesh_dim_names=names)
+
+
+def batch(replica: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The micro-batches that the task would give this replica in `step`."""
+    first = (step * REPLICAS + replica) * M
+    inputs, target = zip(*map(pipelines.data, range(first, first + M)), strict=True)
+    return torch.cat(inputs), torch.cat(target)
+
+
+def trained(task: Task, semantics: Semantics, **words: Any) -> tuple[bool, tuple[int, int]]:
+    """Two steps on the task's data, one on a batch of the replica's own; whether all is exact."""
+    plan = launch_task.plan(GPUS, semantics)
+    with Pipeline(task, plan, seed=0, **words) as pipeline:
+        assert pipeline.mesh is not None
+        assert pipeline.mesh.mesh_dim_names == ("dp", "pp")
+        coordinate = pipeline.mesh.get_coordinate()
+        assert coordinate is not None
+        replica, gpu = coordinate
+        losses = pipeline.run(STEPS - 1)
+        last = pipeline.step(*batch(replica, STEPS - 1))
+        losses += [last] if last is not None else []
+        state = {k: v for k, v in pipeline.state_dict().items() if k.startswith("model.")}
+        assert pipeline.state_dict()["drawn"] == STEPS * REPLICAS * M
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, ((replica, gpu), losses, state))
+    expected = launch_task.trained(semantics, STEPS, replicas=[REPLICAS] * STEPS)
+    first = {key: value for (r, _), _, part in told if r == 0 for key, value in part.items()}
+    heard = next(losses for (r, _), losses, _ in told if r == 0 and losses)
+    means = [sum(expected.losses[i : i + M]) / M for i in range(0, STEPS * M, M)]
+    exact = heard == means and all(
+        torch.equal(first[f"model.{name}"], value) for name, value in expected.weights.items()
+    )
+    return exact, (replica, gpu)
+
+
+def refused(words: dict[str, Any]) -> str:
+    """The message with which `Pipeline` refuses."""
+    try:
+        Pipeline(launch_task.task(0), launch_task.plan(GPUS, "flush"), **words)
+    except InputError as error:
+        return str(error)
+    return "accepted"
+
+
+def work(rank: int, port: int) -> None:
+    """All cases of one rank."""
+    torch.set_num_threads(1)
+    size = GPUS * REPLICAS
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    lines = [refused({"replicas": 3}), refused({"backend": "nccl"})]
+    exact, place = trained(launch_task.task(0), "2bw", replicas=REPLICAS)
+    assert place == divmod(rank, GPUS)
+    lines.append(f"replicas: {'exact' if exact else 'differs'}")
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+    again = dist.PrefixStore("users", store)
+    dist.init_process_group("gloo", store=again, rank=rank, world_size=size)
+    crossed = mesh([[0, 2], [1, 3]])
+    exact, place = trained(launch_task.task(0), "flush", mesh=crossed)
+    assert place == (rank % 2, rank // 2)
+    lines.append(f"mesh: {'exact' if exact else 'differs'}")
+    lines.append(refused({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))}))
+    lines.append(refused({"mesh": mesh([[0, 1, 2, 3]])}))
+    lines.append(refused({"mesh": crossed, "replicas": 3}))
+    if rank == 0:
+        print("\n".join(lines), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """The store of all, and the ranks."""
+    launch_task.plan(GPUS, "2bw")
+    context = multiprocessing.get_context("fork")
+    patience = timedelta(seconds=60)
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+    ranks = [
+        context.Process(target=work, args=(rank, store.port)) for rank in range(GPUS * REPLICAS)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(any(rank.exitcode for rank in ranks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Data parallel x pipeline from Python: 2 x 2 ranks equal one process that averages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import launch_task
+
+EXPECTED = (
+    "got 4 ranks, need 6, one per GPU of the plan and replica: 2 x 3",
+    "backend: got nccl",
+    "^replicas: exact$",
+    "^mesh: exact$",
+    r"mesh: got dimensions \('a', 'b'\), need \('dp', 'pp'\)",
+    "mesh: got 4 ranks in dimension 'pp', need 2, one per GPU of the plan",
+    "got 3 replicas and a mesh of 2",
+)
+
+
+def test_pipeline_with_replicas() -> None:
+    """Ranks as torchrun starts them, then a mesh in another order; what does not fit is said."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("pipeline_cases.py"))],
+        env=launch_task.environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(EXPECTED), done.stdout
+    for line, expected in zip(lines, EXPECTED, strict=True):
+        assert re.search(expected, line), line
