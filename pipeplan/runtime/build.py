@@ -92,7 +92,7 @@ def build(
     host = _way_to_host(plan, device)
     maker = _Maker(plan, split, task, feed, seed, scale, number, holders, device, host)
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
-    links = {index: wires(plan.stages, split.boundaries, index) for index in stages}
+    links = {index: wires(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
     tied = TiedGradients(ties, holders.of, transport, first_tag + 1)
     decisions = None

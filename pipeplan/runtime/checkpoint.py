@@ -269,12 +269,19 @@ def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) ->
     for parameter in unit.parameters:
         prefix = f"optimizer.{stage.names[parameter]}"
         fields = {
-            key.rpartition(".")[2]: value
+            key.rpartition(".")[2]: _beside(parameter, key, value)
             for key, value in state.items()
             if key.rpartition(".")[0] == prefix
         }
         if fields:
             unit.optimizer.state[parameter] = fields
+
+
+def _beside(parameter: Tensor, key: str, value: Any) -> Any:
+    """Optimizer state lies with its parameter, but for the number of steps, as torch keeps it."""
+    if key.endswith(".step") or not isinstance(value, Tensor):
+        return value
+    return value.to(parameter.device)
 
 
 def _copy(value: Any) -> Any:

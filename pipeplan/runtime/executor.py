@@ -311,7 +311,7 @@ class Executor:
 
     def _receive(self, wire: Wire | None) -> _Message:
         assert wire is not None
-        buffers = [empty(spec) for spec in wire.specs]
+        buffers = [empty(spec, wire.device) for spec in wire.specs]
         pairs = zip(buffers, wire.tags, strict=True)
         return _Message(
             buffers, [self._transport.receive(buffer, wire.peer, tag) for buffer, tag in pairs]

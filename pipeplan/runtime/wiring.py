@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
+
 from pipeplan.plan import Stage as PlannedStage
+from pipeplan.runtime.piece import CPU
 from pipeplan.runtime.stage import gradient_specs
 from pipeplan.task import TensorSpec
 
@@ -19,6 +22,8 @@ class Wire:
     tags: tuple[int, ...]
     """One per tensor; equal on both ends and used by nothing else."""
     specs: tuple[TensorSpec, ...]
+    device: torch.device
+    """Where its tensors are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,10 @@ class Wires:
 
 
 def wires(
-    stages: Sequence[PlannedStage], boundaries: Sequence[Sequence[TensorSpec]], index: int
+    stages: Sequence[PlannedStage],
+    boundaries: Sequence[Sequence[TensorSpec]],
+    index: int,
+    device: torch.device = CPU,
 ) -> Wires:
     """The wires of stage `index`.
 
@@ -40,9 +48,10 @@ def wires(
         stages: all stages of the plan, in chain order.
         boundaries: specs of the boundary before each layer.
         index: a stage.
+        device: where its tensors are.
     """
-    before = _boundary(stages, boundaries, index)
-    after = _boundary(stages, boundaries, index + 1)
+    before = _boundary(stages, boundaries, index, device)
+    after = _boundary(stages, boundaries, index + 1, device)
     here = stages[index].gpu
     return Wires(
         input=before.forward(here) if before else None,
@@ -65,6 +74,7 @@ class _Boundary:
     first_tag: int
     ranks: tuple[int, int]
     specs: tuple[TensorSpec, ...]
+    device: torch.device
 
     def forward(self, here: int) -> Wire:
         return self._wire(here, self.specs, 0)
@@ -75,15 +85,18 @@ class _Boundary:
     def _wire(self, here: int, specs: tuple[TensorSpec, ...], direction: int) -> Wire:
         peer = self.ranks[1] if here == self.ranks[0] else self.ranks[0]
         tags = tuple(2 * (self.first_tag + i) + direction for i in range(len(specs)))
-        return Wire(peer, tags, specs)
+        return Wire(peer, tags, specs, self.device)
 
 
 def _boundary(
-    stages: Sequence[PlannedStage], boundaries: Sequence[Sequence[TensorSpec]], index: int
+    stages: Sequence[PlannedStage],
+    boundaries: Sequence[Sequence[TensorSpec]],
+    index: int,
+    device: torch.device,
 ) -> _Boundary | None:
     if not 0 < index < len(stages) or stages[index - 1].gpu == stages[index].gpu:
         return None
     layer = stages[index].first
     first_tag = list(accumulate(map(len, boundaries), initial=0))[layer]
     ranks = (stages[index - 1].gpu, stages[index].gpu)
-    return _Boundary(index, first_tag, ranks, tuple(boundaries[layer]))
+    return _Boundary(index, first_tag, ranks, tuple(boundaries[layer]), device)
