@@ -10,12 +10,16 @@ from pipeplan.chain import Layer
 from pipeplan.cluster import Gpu
 from pipeplan.errors import PipeplanError
 from pipeplan.plan import MemoryRow, Op, Plan, Remat, Stage
+from tests import mutations_host
 from tests.plans import settle
 
 
-def mutate(plan: Plan, rng: Random) -> tuple[str, Plan]:
-    """(name of the change, the changed plan); half of them with a memory table that fits again."""
-    name, change = rng.choice(MUTATIONS)
+def mutate(plan: Plan, rng: Random, kind: str | None = None) -> tuple[str, Plan]:
+    """(name of the change, the changed plan); half of them with a memory table that fits again.
+
+    The change is drawn, or the one called `kind`.
+    """
+    name, change = rng.choice([each for each in MUTATIONS if kind in (None, each[0])])
     mutant = change(plan, rng)
     mutant = mutant.model_copy(update={"chain_digest": mutant.chain.digest()})
     if name not in CLAIMS and rng.random() < 0.5:
@@ -94,13 +98,13 @@ def duration_changed(plan: Plan, rng: Random) -> Plan:
 
 
 def place_changed(plan: Plan, rng: Random) -> Plan:
-    """One op runs on another GPU or link."""
+    """One op runs on another GPU, link or way to the host."""
     gpus = len(plan.cluster.gpus)
 
     def change(op: Op) -> dict[str, Any]:
-        if op.kind.is_compute:
-            return {"gpu": rng.randrange(gpus)}
-        return {"link": (rng.randrange(gpus), rng.randrange(gpus))}
+        if op.kind.is_send:
+            return {"link": (rng.randrange(gpus), rng.randrange(gpus))}
+        return {"gpu": rng.randrange(gpus)}
 
     return _op(plan, rng, change)
 
@@ -125,10 +129,10 @@ def _stage(plan: Plan, rng: Random, change: Callable[[Stage], dict[str, Any]]) -
 
 
 def stage_moved(plan: Plan, rng: Random) -> Plan:
-    """One stage is on another GPU, its computes too."""
+    """One stage is on another GPU, its ops too, but for what it sends to other GPUs."""
     gpu, index = rng.randrange(len(plan.cluster.gpus)), rng.randrange(len(plan.stages))
     ops = tuple(
-        op.model_copy(update={"gpu": gpu}) if op.kind.is_compute and op.stage == index else op
+        op.model_copy(update={"gpu": gpu}) if op.gpu is not None and op.stage == index else op
         for op in plan.ops
     )
     stage = plan.stages[index].model_copy(update={"gpu": gpu})
@@ -148,8 +152,29 @@ def stage_renamed(plan: Plan, rng: Random) -> Plan:
 
 def run_recomputed(plan: Plan, rng: Random) -> Plan:
     """One stage recomputes another run of layers, of its own or not."""
-    ends = sorted(rng.randrange(len(plan.chain.layers)) for _ in range(2))
-    return _stage(plan, rng, lambda stage: {"remat": Remat(recompute=((ends[0], ends[1]),))})
+    run = _run(plan, rng)
+
+    def change(stage: Stage) -> dict[str, Any]:
+        sent = stage.remat.offload if stage.remat else ()
+        return {"remat": Remat(recompute=(run,), offload=sent)}
+
+    return _stage(plan, rng, change)
+
+
+def run_offloaded(plan: Plan, rng: Random) -> Plan:
+    """One stage offloads another run of layers, of its own or not."""
+    run = _run(plan, rng)
+
+    def change(stage: Stage) -> dict[str, Any]:
+        again = stage.remat.recompute if stage.remat else ()
+        return {"remat": Remat(recompute=again, offload=(run,))}
+
+    return _stage(plan, rng, change)
+
+
+def _run(plan: Plan, rng: Random) -> tuple[int, int]:
+    first, last = sorted(rng.randrange(len(plan.chain.layers)) for _ in range(2))
+    return first, last
 
 
 def period_changed(plan: Plan, rng: Random) -> Plan:
@@ -275,6 +300,8 @@ MUTATIONS: list[tuple[str, Callable[[Plan, Random], Plan]]] = [
         stage_recut,
         stage_renamed,
         run_recomputed,
+        run_offloaded,
+        *mutations_host.CHANGES,
         period_changed,
         microbatches_changed,
         semantics_changed,
