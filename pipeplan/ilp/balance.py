@@ -75,13 +75,13 @@ class Balance:
         self._add_up()
 
     @property
-    def homes(self) -> list[int]:
+    def homes(self) -> tuple[int, ...]:
         """GPU of each layer."""
         homes = [0] * self._costs.layers
         for unit, gpu in zip(self.units, self._homes, strict=True):
             for layer in unit:
                 homes[layer] = gpu
-        return homes
+        return tuple(homes)
 
     @property
     def overload(self) -> float:

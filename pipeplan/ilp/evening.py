@@ -22,23 +22,31 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.retime import tighten
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walk import Layout
+from pipeplan.ilp.walk import Layout, Walk
 from pipeplan.plan import OpKind
 
 STEPS: Final = 500
-"""Steps for each layer in a round."""
+"""Steps for each unit in a round; twice as many when all shares of the gap were tried."""
 STEP_S: Final = 5e-6
 """What a step counts for where work is counted instead of time."""
 ROUNDS: Final = 16
 """Corrections at one period."""
 FIRST: Final = 0.1
 """The first period lies so far from the bound to the best plan."""
+FURTHER: Final = 1.6
+"""Where nothing was found the next one lies so many times further."""
+PRICE: Final = 0.02
+"""Of a cut at first, in periods of load beyond the period."""
+TOLERANCE: Final = 0.002
+"""Overload from which on cuts get cheaper; below it they get dearer."""
+CHEAPER: Final = 0.7
+DEARER: Final = 1.2
+SETTLED: Final = 4
+"""Allocations that fit nearly at one period from which the walk goes on."""
+SETTLING: Final = 1000
+"""Its steps from each."""
 BLEND: Final = 0.5
 """Weight of the last schedule's counts against those before."""
-PRICE: Final = 0.02
-"""Of a cut at first; it falls where loads do not even out and rises where bytes do not fit."""
-CHEAPER: Final = 0.6
-DEARER: Final = 1.2
 
 
 class Evening:
@@ -48,6 +56,7 @@ class Evening:
         """Repeatable for a seed."""
         self.state = state
         self.random = Random(state.options.seed)
+        self._walk = Walk(state)
         self._steps = STEPS
 
     def run(self, seconds: float) -> None:
@@ -65,7 +74,7 @@ class Evening:
             state.enter(f"evened out at {share:.0%} of the gap")
             if self._at(period, end):
                 continue
-            share *= 1.6
+            share *= FURTHER
             if share > 0.95:
                 share, self._steps = FIRST, 2 * self._steps
 
@@ -76,9 +85,11 @@ class Evening:
         """Whether a better plan of about this period was found."""
         costs, best = self.state.costs, self.state.best
         assert best is not None
-        homes: Sequence[int] = Layout.of(best, 1).homes
+        begun = self.state.elapsed
+        homes = Layout.of(best, 1).homes
         counts, beside = measured(costs, best, period)
         price = PRICE
+        near: list[tuple[float, int, tuple[int, ...]]] = []
         for _ in range(ROUNDS):
             if self._over(end):
                 return False
@@ -87,17 +98,26 @@ class Evening:
             balance.anneal(self.random, steps)
             self.state.options.clock.spend(steps * STEP_S)
             homes = balance.homes
-            price *= CHEAPER if balance.overload > 0 else DEARER
+            price *= CHEAPER if balance.overload > TOLERANCE else DEARER
             schedule = self._scheduled(homes, ceil(period * (1 + balance.overload)))
             if schedule is None:
                 continue
             if self._offer(schedule):
-                return True
+                return self.state.best is not best
+            near.append((_excess(costs, schedule), schedule.period, homes))
             new, beside = measured(costs, schedule, period)
             counts = [
                 BLEND * one + (1 - BLEND) * other for one, other in zip(new, counts, strict=True)
             ]
-        return False
+        self._settle(near, min(end, 2 * self.state.elapsed - begun))
+        return self.state.best is not best
+
+    def _settle(self, near: list[tuple[float, int, tuple[int, ...]]], end: float) -> None:
+        """Walk from the allocations that fit nearly, those that lack least first."""
+        for _, period, homes in sorted(near)[:SETTLED]:
+            if not self._over(end):
+                layout = Layout(homes, frozenset())
+                self._walk.settle(layout, Fraction(period), SETTLING, end)
 
     def _scheduled(self, homes: Sequence[int], period: int) -> Schedule | None:
         """A schedule of an allocation at this period, if that is worth it and one is found."""
@@ -112,6 +132,12 @@ class Evening:
         lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
         early = tighten(self.state.costs, schedule, lowest)
         return any([self.state.offer(each) for each in (schedule, early)])
+
+
+def _excess(costs: Costs, schedule: Schedule) -> float:
+    """Bytes beyond memory, as shares of each GPU's, summed."""
+    rows = memory_rows(costs, schedule)
+    return sum(max(0.0, row.peak_bytes / max(1, row.budget_bytes) - 1) for row in rows)
 
 
 def measured(costs: Costs, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:

@@ -93,18 +93,34 @@ class Walk:
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
 
+    def settle(self, layout: Layout, target: Fraction, steps: int, end: float) -> None:
+        """Walk from a layout that may not fit yet, at a period below the best plan's.
+
+        Args:
+            layout: Where to begin.
+            target: Nanoseconds per micro-batch.
+            steps: From hot to cold.
+            end: When to stop, by the search's clock.
+        """
+        if self.state.best is not None:
+            self._best = self.state.best
+            self._cool(layout, target, steps, SHRINKS[-1], end)
+
     def _round(self, end: float) -> None:
-        """One round from hot to cold; a plan found makes the target shorter on the way."""
+        """One round from hot to cold around the best plan."""
         shrink = self.random.choice(SHRINKS)
         at = Layout.of(self._best, self._choose_k())
-        target = self._target(shrink)
+        self._cool(at, self._target(shrink), ROUND, shrink, end)
+
+    def _cool(self, at: Layout, target: Fraction, steps: int, shrink: float, end: float) -> None:
+        """From hot to cold; a plan found makes the target shorter on the way, by `shrink`."""
         excess = self._excess(at, target)
-        for step in range(ROUND):
+        for step in range(steps):
             if (step % LOOK == 0 and self._over(end)) or target < self.state.bound:
                 return
             new = self._step(at)
             found = self._excess(new, target)
-            heat = HOT * (1 - step / ROUND) + 1e-9
+            heat = HOT * (1 - step / steps) + 1e-9
             if found <= excess or self.random.random() < exp((excess - found) / heat):
                 at, excess = new, found
             if excess <= 0:
