@@ -13,6 +13,17 @@ from pipeplan.remat.schedule import Op, OpKind
 
 
 @dataclass(frozen=True)
+class Storage:
+    """One piece of memory that boundaries and tapes share."""
+
+    size: int
+    boundaries: frozenset[int]
+    """Those that it is a part of while they are full."""
+    tapes: frozenset[int]
+    """Those that keep it."""
+
+
+@dataclass(frozen=True)
 class Costs:
     """Times in ns and sizes in bytes; `boundary` has L + 1 entries, all others L."""
 
@@ -36,6 +47,10 @@ class Costs:
     backward_work: tuple[int, ...]
     static: int = 0
     """Bytes that are there all the time: weights, their gradients, optimizer states."""
+    left: tuple[int, ...] = ()
+    """Bytes that each backward leaves until the end (R6); empty: none."""
+    storages: tuple[Storage, ...] = ()
+    """Of all boundaries, where one rides along in the next (R5); empty where none does."""
 
     @property
     def layers(self) -> int:

@@ -43,6 +43,8 @@ class Device:
     unit_bytes: list[int] = field(default_factory=list)
     settled: int = 0
     """Bytes on the device that no transfer touches, the gradient and static bytes included."""
+    twice: int = 0
+    """Bytes that units count more than once (R5)."""
     queue: Queue = field(init=False)
     host: dict[int, int] = field(default_factory=dict)
     """Bytes reserved on the host for each unit."""
@@ -131,6 +133,7 @@ class Device:
             coming = Queue(self.duplex, [*self.queue.pending, Transfer(layer, out=False)])
             return self.settled + coming.most(self.size)
         held = self.settled + self.queue.most(self.size, used=layer if op.computes else None)
+        held -= self.twice
         if op.kind is OpKind.KEEP_ALL:
             return held + c.saved[layer] + c.forward_work[layer] + c.boundary[layer + 1]
         if op.kind in FORWARDS:
@@ -149,6 +152,7 @@ class Device:
             self.tapes.discard(index)
             self.pending -= 1
             self.settled += self.costs.gradient_in(index) - self.costs.incoming(index)
+            self.settled += self.costs.left[index] if self.costs.left else 0
             self._recount(index)
             self._recount(index + 1)
         elif op.kind is OpKind.FREE:
@@ -158,6 +162,20 @@ class Device:
             self._end(index)
         else:
             self._issue(index, op.kind is OpKind.OFFLOAD)
+        if self.costs.storages:
+            self.twice = self._counted_twice()
+
+    def _counted_twice(self) -> int:
+        own = sum(self.costs.saved[layer] for layer in self.tapes)
+        return (
+            sum(self.unit_bytes)
+            - own
+            - sum(
+                storage.size
+                for storage in self.costs.storages
+                if storage.boundaries & self.full or storage.tapes & self.tapes
+            )
+        )
 
     def _forward(self, op: Op) -> None:
         layer = op.index

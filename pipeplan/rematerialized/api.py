@@ -97,10 +97,11 @@ def rematerialize(
             costs = timed(sizes, called, taken, place, repeats)
     channel = _channel(cut, found, offload, host_bandwidth, place.device)
     kept = _Kept(tuple(storage_bytes(facts.changed) for facts in found.facts))
-    high = replace(costs, static=static + kept.at_most)
+    left = measured.left_bytes(cut)
+    high = replace(costs, static=static + kept.at_most + sum(left))
     plan = rematerialize_chain(high, limit, method, slots, channel)
     script = script_of(plan.schedule)
-    costs = replace(costs, static=static + kept.bytes(script.again))
+    costs = replace(costs, static=static + kept.bytes(script.again), left=left)
     outcome = judge(costs, plan.schedule, limit, channel or Channel())
     prepared = _prepared(cut, found, taken.source, script, offload)
     return wrapped(module, prepared, replace(plan, outcome=outcome), costs, conditions)
@@ -219,16 +220,12 @@ def _channel(
 def _prepared(
     cut: SplitModel, found: Measured, source: Tensor, script: Script, offload: bool
 ) -> Prepared:
-    uses: dict[nn.Parameter, int] = {}
-    for layer in cut.layers:
-        for parameter in layer.parameters():
-            uses[parameter] = uses.get(parameter, 0) + 1
     return Prepared(
         split=cut,
         script=script,
         flags=((source.requires_grad,), *(facts.left for facts in found.facts)),
         changed=tuple(facts.changed for facts in found.facts),
-        shared=tuple(parameter for parameter, count in uses.items() if count > 1),
+        shared=tuple(measured.shared_parameters(cut)),
         offload=offload,
         device=source.device,
         autocast=autocast(source.device),

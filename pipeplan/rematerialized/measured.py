@@ -17,9 +17,9 @@ from pipeplan.capture import layer_bytes
 from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.layer_run import LayerPass, LayerRun, fed_tensors
 from pipeplan.capture.trace import call
-from pipeplan.errors import InputError
-from pipeplan.livebytes import LiveBytes, key, storage_bytes
+from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.remat import Costs
+from pipeplan.rematerialized.facts import LayerFacts, facts_of, fresh, shared
 from pipeplan.rematerialized.units import taped
 from pipeplan.task import SplitModel
 
@@ -48,20 +48,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerFacts:
-    """What one pass over a layer shows, beside its bytes."""
-
-    left: tuple[bool, ...]
-    """Which of its outputs give a gradient."""
-    boundary_bytes: int
-    """Of the storages behind its outputs."""
-    shares: bool
-    """Whether an output lies in the memory of an input."""
-    changed: tuple[Tensor, ...]
-    """Buffers that its forward changes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """All that was found; one entry of `facts` per layer of the module, without the loss."""
 
@@ -73,6 +59,8 @@ class Measured:
     """Working bytes of each backward beside what is kept and the gradients."""
     gradients: tuple[int, ...]
     """Bytes of the storages of the gradients behind each layer."""
+    loss_bytes: int
+    """Of the storage behind the loss, which may be larger than a scalar; 0 without a loss."""
 
 
 def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
@@ -85,7 +73,7 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
     """
     runs = list(_Runs(split, sample))
     own = runs[: len(split.layers)]
-    facts = tuple(map(_facts, own))
+    facts = tuple(map(facts_of, own))
     light = tuple(map(_light, own))
     sizes: list[LayerBytes] = []
     for run in runs:
@@ -101,6 +89,7 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
         light=light,
         backward_work=tuple(each.work for each in back),
         gradients=(*(each.gradient for each in back[1:]), sizes[-1].output_gradient),
+        loss_bytes=_loss_bytes(runs[-1]),
     )
 
 
@@ -138,42 +127,11 @@ class _Runs:
             differentiable=self._flags,
             fed=fed_tensors(split, index, self._sample.source.detach()),
         )
-        outputs = call(run.name, run.layer, _fresh(run))
+        outputs = call(run.name, run.layer, fresh(run))
         self._values = tuple(output.detach() for output in outputs)
         self._flags = tuple(output.requires_grad for output in outputs)
         self._index += 1
         return run
-
-
-def _fresh(run: LayerRun) -> tuple[Tensor, ...]:
-    """Copies of a layer's inputs: no leaves, so that it may do with them as inside the model."""
-    pairs = zip(run.inputs, run.differentiable, strict=True)
-    own = (value.detach().requires_grad_(flag).clone() for value, flag in pairs)
-    return (*own, *(value.clone() for value in run.fed))
-
-
-def _facts(run: LayerRun) -> LayerFacts:
-    inputs = _fresh(run)
-    versions = [value._version for value in inputs]  # noqa: SLF001
-    buffers = list(run.layer.buffers())
-    before = [(buffer.clone(), buffer._version) for buffer in buffers]  # noqa: SLF001
-    outputs = call(run.name, run.layer, inputs)
-    if [value._version for value in inputs] != versions:  # noqa: SLF001
-        raise InputError(
-            f"rematerialize: layer {run.name!r}: works in place on its input, need an input that"
-            " stays as it is, to compute the layer again. Make the operation out of place."
-        )
-    held = {key(value) for value in inputs}
-    return LayerFacts(
-        left=tuple(output.requires_grad for output in outputs),
-        boundary_bytes=storage_bytes(outputs),
-        shares=any(key(output) in held for output in outputs),
-        changed=tuple(
-            buffer
-            for buffer, (value, version) in zip(buffers, before, strict=True)
-            if buffer._version != version or not torch.equal(buffer, value)  # noqa: SLF001
-        ),
-    )
 
 
 def _light(run: LayerRun) -> int:
@@ -185,7 +143,14 @@ def _light(run: LayerRun) -> int:
         live.reset_peak()
         one.forward()
         inputs = sum(value.nbytes for value in run.inputs)
-        return max(0, live.peak - base - inputs - one.output_bytes)
+        return live.peak - base - inputs - one.output_bytes
+
+
+def _loss_bytes(run: LayerRun) -> int:
+    if run.loss is None:
+        return 0
+    function, target = run.loss
+    return storage_bytes([function(fresh(run)[0], target)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,26 +216,37 @@ def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) ->
         light_work=(*found.light, sizes[-1].forward_workspace + sizes[-1].saved),
         backward_work=own,
         static=static,
+        storages=shared(found.facts, sizes[-1]),
     )
 
 
 def states_bytes(module: nn.Module, split: SplitModel, sample: Sample, found: Measured) -> int:
     """Bytes that live all the time: weights, buffers, gradients, input, target, and the loss.
 
-    A parameter that several layers share has its gradient twice while a backward runs; the loss
-    is held by the caller, its gradient by autograd.
+    The loss is held by the caller, its gradient by autograd.
     """
     layers = split.layers
-    weights = {parameter: 0 for parameter in module.parameters()}
-    for layer in layers:
-        for parameter in layer.parameters():
-            weights[parameter] = weights.get(parameter, 0) + 1
+    weights = dict.fromkeys([*module.parameters(), *(p for x in layers for p in x.parameters())])
     buffers = [*module.buffers(), *(buffer for layer in layers for buffer in layer.buffers())]
-    gradients = sum(
-        parameter.nbytes * (2 if uses > 1 else 1)
-        for parameter, uses in weights.items()
-        if parameter.requires_grad
-    )
+    gradients = sum(parameter.nbytes for parameter in weights if parameter.requires_grad)
     data: Sequence[Tensor] = (sample.source, *((sample.loss[1],) if sample.loss else ()))
-    scalars = 2 * found.sizes[-1].output
-    return storage_bytes([*weights, *buffers, *data]) + gradients + scalars
+    loss = found.loss_bytes + found.sizes[-1].output
+    return storage_bytes([*weights, *buffers, *data]) + gradients + loss
+
+
+def shared_parameters(split: SplitModel) -> dict[nn.Parameter, int]:
+    """Trained parameters of several layers -> the last of these, whose backward comes first."""
+    uses: dict[nn.Parameter, list[int]] = {}
+    for index, layer in enumerate(split.layers):
+        for parameter in layer.parameters():
+            uses.setdefault(parameter, []).append(index)
+    pairs = uses.items()
+    return {one: found[-1] for one, found in pairs if len(found) > 1 and one.requires_grad}
+
+
+def left_bytes(split: SplitModel) -> tuple[int, ...]:
+    """Per layer: gradients of shared parameters that its backward is the first to add up apart."""
+    left = [0] * (len(split.layers) + 1)
+    for parameter, last in shared_parameters(split).items():
+        left[last] += parameter.nbytes
+    return tuple(left)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.errors import InputError
 from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs, from_chain
+from pipeplan.remat.costs import Costs, Storage, from_chain
 from pipeplan.remat.judge import judge
 from pipeplan.remat.periodic import keep_all
 from pipeplan.remat.schedule import Op, OpKind, Schedule
@@ -213,3 +213,22 @@ def test_costs_of_a_chain_charge_what_it_says() -> None:
     assert costs.static == sum(
         each.weight_bytes + each.gradient_bytes + each.optimizer_bytes for each in chain.layers
     )
+
+
+def test_what_rides_along_counts_once_and_what_a_backward_leaves_stays() -> None:
+    """A storage of two boundaries counts once; what a backward leaves counts to the end."""
+    rides = replace(
+        HAND,
+        storages=(
+            Storage(10, frozenset({0, 1}), frozenset({0})),
+            Storage(10, frozenset({1}), frozenset({0})),
+            Storage(1, frozenset({2}), frozenset()),
+        ),
+        left=(0, 50),
+    )
+    plain, once = (judge(costs, Schedule.from_text(PLAIN)).steps for costs in (HAND, rides))
+    # Behind layer 0 its tape keeps 10 of boundary 0 and boundary 1 is full: 10 are in both.
+    apart = [first.bytes - second.bytes for first, second in zip(plain, once, strict=True)]
+    assert apart[0] == 0
+    assert apart[1] == 10
+    assert apart[4] == (10 + 6) - (10 + 10) - 50

@@ -23,13 +23,17 @@ TINY = {
     "mixer": {},
     "resnet": {"width": 8, "side": 32},
     "densenet": {},
+    "inception": {},
+    "unet": {},
+    "tied": {"sequence": 16, "tied": True},
 }
+MODELS = {"tied": "gpt2"}
 
 
 def tiny(name: str, **options: object) -> Task:
     """A task of the library with the same weights each time."""
     torch.manual_seed(0)
-    task: Task = getattr(tasks, name)(0, **(options or TINY[name]))
+    task: Task = getattr(tasks, MODELS.get(name, name))(0, **(options or TINY[name]))
     return task
 
 
@@ -64,12 +68,13 @@ def peak(module: nn.Module, task: Task) -> int:
 def limits(task: Task, count: int) -> tuple[int, ...]:
     """Budgets from the least to all that is kept."""
     assert isinstance(task.model, nn.Module)
-    free = rematerialize(task.model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
-    costs = free.rematerialization_costs
-    below, *rest = budgets(costs, None, count)
-    # Copies of running statistics come on top where layers run again.
-    extra = sum(buffer.nbytes for buffer in task.model.buffers()) * 2
-    return below + extra, *rest
+    options = {"loss": task.loss, "repeats": 1}
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    _, *rest = budgets(free.rematerialization_costs, None, count)
+    with pytest.raises(InfeasibleError) as refused:
+        rematerialize(task.model, task.microbatch(0), 1, **options)
+    least = int(str(refused.value).split("need at least ")[1].split(" ")[0])
+    return least, *rest
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -87,7 +92,7 @@ def test_a_module_within_a_budget_is_the_plain_module(name: str) -> None:
         assert all(a is b for a, b in zip(lean.parameters(), model.parameters(), strict=True))
         measured = peak(lean, task)
         assert measured <= budget
-        assert measured <= lean.rematerialization.outcome.peak_bytes <= 1.01 * measured
+        assert measured <= lean.rematerialization.outcome.peak_bytes <= 1.001 * measured
 
 
 @pytest.mark.parametrize("name", ["mixer", "gpt2"])
@@ -133,8 +138,7 @@ def test_shared_parameters_and_interleaved_micro_batches() -> None:
     """Two forwards before their backwards, onto gradients that are there, with tied weights."""
     found = []
     for budget in (None, "least"):
-        torch.manual_seed(0)
-        task = tasks.gpt2(0, sequence=16, tied=True)
+        task = tiny("tied")
         model = task.model
         assert isinstance(model, nn.Module)
         if budget:
