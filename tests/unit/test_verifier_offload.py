@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Remat, Runs
 from pipeplan.verifier import Rule, audit, verify
 from tests import handmade
@@ -101,6 +102,29 @@ class TestBytes:
         issued. 1 to 3: 14 + 15 + 2, F 1; 4: 14 + 2 + 15, B 5: 36. Host: from 3 to 12: two at 3.
         """
         assert terms(made.neighbours()) == (44, 0, 26)
+
+    def test_issuing_an_offload_is_an_event(self) -> None:
+        """At 0 GPU 0 only issues its OFFLOAD, and shows what it carried over the border.
+
+        Stage 0 keeps 2 + 5 of two micro-batches (4..20, T = 8), 2 of them away from 9 to 17 = 1:
+        5 + 7, and 3 of 0F's output from 6 until the SEND 7..9 is over: 15. 0F reaches 5 + 7 + 3
+        at 4 too, but that is later in the period than 0.
+        """
+        layers = (
+            {"output_bytes": 8, "saved_output_bytes": 5, "saved_bytes": 2}
+            | {"output_gradient_bytes": 0},
+            {"output_bytes": 1, "saved_input_bytes": 7, "saved_bytes": 3},
+        )
+        of = handmade.chain([(2, 2), (3, 3)], layers)
+        times = {"0F0": 4, "0SEND_F0": 7, "1F0": 9, "1B0": 12, "1SEND_B0": 15, "0B0": 18}
+        stages = [(0, 0, 0), (1, 1, 1)]
+        plain = handmade.plan(of, stages, 8, times, cluster=uniform(2, 1000, latency_ns=2))
+        sent = {"0OFFLOAD0": 8, "0PREFETCH0": 17}
+        plan = made.offloading(made.with_host(plain, 2), 0, ((0, 0),), sent, 1)
+        assert verify(plan) == ()
+        row = plan.memory[0]
+        assert (row.saved_bytes, row.working_bytes, row.message_bytes) == (12, 0, 3)
+        assert row.peak_bytes == 15
 
     def test_a_stage_that_offloads_nothing_has_no_host_bytes(self) -> None:
         """`host_bytes` is 0, and not in the file, where nothing is away."""
