@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeplan import cluster
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Semantics, Stage
+from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
@@ -162,13 +162,14 @@ def plan_of(
 
 def without_first_in_place(plan: Plan) -> Plan:
     """`plan` with no run that begins at layer 1 of the toy, which works in place on its input."""
-    stages = tuple(
-        stage.model_copy(update={"remat": None})
-        if stage.remat and any(first == 1 for first, _ in stage.remat.recompute)
-        else stage
-        for stage in plan.stages
-    )
-    return plan.model_copy(update={"stages": stages})
+
+    def kept(stage: Stage) -> Stage:
+        if not stage.remat or all(first != 1 for first, _ in stage.remat.recompute):
+            return stage
+        remat = Remat(offload=stage.remat.offload) if stage.remat.offload else None
+        return stage.model_copy(update={"remat": remat})
+
+    return plan.model_copy(update={"stages": tuple(map(kept, plan.stages))})
 
 
 def pattern_of(plan: Plan, period: int) -> Pattern:

@@ -2,7 +2,7 @@
 
 A saved tensor is not handed to autograd but a `Saved`, which may give the tensor up and get it
 back in another storage. So nothing of others is ever emptied: a storage dies where nobody else
-holds it (a table that a layer keeps, a target that the data keeps do not).
+holds it (a table that a layer makes once and keeps does not).
 """
 
 from __future__ import annotations

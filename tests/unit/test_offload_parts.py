@@ -1,0 +1,238 @@
+"""One stage that offloads: what leaves, what others hold, what comes back, what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan import tasks
+from pipeplan.capture import profile_task, split
+from pipeplan.chain import Chain
+from pipeplan.errors import InternalError
+from pipeplan.hostcopy import HostWay
+from pipeplan.livebytes import LiveBytes
+from pipeplan.plan import OpKind, Runs
+from pipeplan.runtime.clock import VirtualClock
+from pipeplan.runtime.emulate import EmulatedWays
+from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.holders import Holders
+from pipeplan.runtime.instrument import CountedFeed
+from pipeplan.runtime.optimizing import Optimizing
+from pipeplan.runtime.stage import Stage, StageSpec
+from pipeplan.task import SplitModel, Task
+from tests import capture_tasks, pipelines
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "mlp": capture_tasks.mlp,
+    "conv": capture_tasks.conv,
+    "transformer": capture_tasks.transformer,
+    "skips": capture_tasks.skips,
+    "gpt2": partial(tasks.gpt2, batch=8),
+    "resnet": partial(tasks.resnet, width=8, batch=8),
+    "t5": partial(tasks.t5, batch=8),
+}
+RIDES = {"t5"}
+"""Its encoder's output is the input of several layers that save it: (M2) counts it for each."""
+
+
+class Alone:
+    """All layers of a model as one stage."""
+
+    def __init__(self, model: SplitModel, task: Task, runs: Runs, duplex: bool = True) -> None:
+        self.live = LiveBytes()
+        self.feed = CountedFeed(TaskFeed(task, model.boundaries[0]), self.live)
+        holders = Holders(
+            [], Optimizing(task.optimizer, None), versions=1, microbatches=8, deferred=False
+        )
+        self.held = holders.hold(model.layers, 0)
+        spec = StageSpec(
+            index=0,
+            first_layer=0,
+            layers=model.layers,
+            fqns=model.fqns,
+            boundaries=model.boundaries,
+            outputs=(),
+            loss=task.loss,
+            seed=1,
+            fed={i: self.feed.input for i in range(len(model.layers)) if model.fed_to(i)},
+            offload=runs,
+            host=HostWay(torch.device("cpu"), duplex=duplex),
+        )
+        self.stage = Stage(spec, 8, self.held)
+        states = [t for x in model.layers for t in (*x.parameters(), *x.buffers())]
+        self.live.count([*states, *(t for x in self.stage.leaves for t in x.tensors())])
+        self.states = self.live.live
+
+    def __enter__(self) -> Alone:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.__exit__(*error)
+        for leaves in self.stage.leaves:
+            leaves.release()
+
+    def forward(self, microbatch: int) -> None:
+        torch.manual_seed(microbatch)  # some data are drawn
+        self.stage.forward(microbatch, self.feed.input(microbatch), self.feed.target)
+
+    def gradients(self) -> list[Tensor]:
+        return [gradient.clone() for gradient in self.held.weights.gradients(0)]
+
+    def kept(self) -> int:
+        return self.live.live - self.states
+
+
+def inner(chain: Chain, first: int, last: int) -> int:
+    """(H1) of one run."""
+    layers = chain.layers[first : last + 1]
+    ends = (max(a.saved_output_bytes, b.saved_input_bytes) for a, b in pairwise(layers))
+    return sum(layer.saved_bytes for layer in layers) + sum(ends)
+
+
+def drawn(rng: Random, chain: Chain) -> Runs:
+    """One or two runs apart that keep something."""
+    cuts = sorted(rng.sample(range(len(chain.layers) + 1), rng.choice([2, 2, 4])))
+    runs = tuple((a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=True))
+    return runs if sum(inner(chain, *run) for run in runs) else drawn(rng, chain)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_leaves_is_what_the_model_says(name: str) -> None:
+    """FREE_O gives (H1) back, PREFETCH takes it, nothing else does; gradients are the same bits.
+
+    Where (M2) counts a storage more than once, what is left is at most what it says.
+    """
+    torch.manual_seed(0)
+    task, rng = TASKS[name](), Random(name)
+    chain, model = profile_task(task, repeats=1, warmup=0), split(task)
+    all_kept = inner(chain, 0, len(chain.layers) - 1)
+    all_kept += chain.layers[0].saved_input_bytes + chain.layers[-1].saved_output_bytes
+    with Alone(model, task, ()) as plain:
+        plain.forward(0)
+        plain.stage.backward(0, [])
+        expected = plain.gradients()
+    for _ in range(4):
+        runs = drawn(rng, chain)
+        away = sum(inner(chain, *run) for run in runs)
+        with Alone(model, task, runs) as one:
+            one.forward(0)
+            before = one.kept()
+            one.stage.offload(0)
+            assert one.kept() == before
+            one.stage.free(0)
+            spare = all_kept - away - one.kept()
+            assert 0 <= spare <= all_kept - before
+            assert name in RIDES or all_kept == before
+            one.stage.prefetch(0)
+            assert one.kept() == before
+            one.stage.backward(0, [])
+            assert one.kept() == 0
+            assert all(map(torch.equal, expected, one.gradients()))
+
+
+class Table(nn.Module):
+    """Multiplies by a table that it makes once and keeps, as caches of positions are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(1, 2, x.shape[1])
+        return x * self.table
+
+
+def with_table() -> tuple[SplitModel, Task]:
+    """Linear, table, tanh, linear."""
+    torch.manual_seed(1)
+    return pipelines.split_by_hand([nn.Linear(6, 6), Table(), nn.Tanh(), nn.Linear(6, 6)], "sgd")
+
+
+@pytest.mark.parametrize("duplex", [True, False])
+def test_what_others_hold_stays_with_them(duplex: bool) -> None:
+    """A layer's table is used by other micro-batches meanwhile: it does not leave."""
+    with Alone(*with_table(), ()) as plain:
+        for microbatch in range(3):
+            plain.forward(microbatch)
+        for microbatch in range(3):
+            plain.stage.backward(microbatch, [])
+        expected = plain.gradients()
+    with Alone(*with_table(), ((0, 3),), duplex) as one:
+        for microbatch in range(3):
+            one.forward(microbatch)
+            one.stage.offload(microbatch)
+            one.stage.free(microbatch)
+        table = one.stage.spec.layers[1].table
+        assert isinstance(table, Tensor)
+        assert one.kept() == 3 * pipelines.data(0)[0].nbytes + table.nbytes
+        for microbatch in range(3):
+            one.stage.prefetch(microbatch)
+            one.stage.backward(microbatch, [])
+        assert one.kept() == table.nbytes
+        assert torch.equal(table, torch.linspace(1, 2, 6))
+        assert all(map(torch.equal, expected, one.gradients()))
+
+
+class InPlace(nn.Module):
+    """Writes to what the layer before saved for its backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+def test_writing_to_what_is_saved_is_an_error() -> None:
+    """As without offloading; behind hooks autograd does not look itself."""
+    for offloads in (False, True):
+        layers = [nn.Linear(6, 6), nn.Sigmoid(), InPlace(), nn.Linear(6, 3)]
+        with Alone(*pipelines.split_by_hand(layers, "sgd"), ((0, 3),)) as one:
+            one.forward(0)
+            with pytest.raises(RuntimeError, match=r"of shape .5, 6., needed for the backward"):
+                one.stage.offload(0) if offloads else one.stage.backward(0, [])
+
+
+@pytest.mark.parametrize(
+    ("actions", "missing"), [("ob", "PREFETCH"), ("ofb", "PREFETCH"), ("op", "FREE_O")]
+)
+def test_a_wrong_program_says_so(actions: str, missing: str) -> None:
+    """A backward while its bytes are away, a way back before the way there."""
+    with Alone(*pipelines.toy(), ((0, 7),)) as one:
+        one.forward(0)
+        does = {
+            "o": one.stage.offload,
+            "f": one.stage.free,
+            "p": one.stage.prefetch,
+            "b": lambda number: one.stage.backward(number, []),
+        }
+        *before, last = actions
+        for action in before:
+            does[action](0)
+        with pytest.raises(InternalError, match=f"micro-batch 0 of stage 0 is .* no {missing}"):
+            does[last](0)
+
+
+def ends(ways: EmulatedWays, clock: VirtualClock, kinds: Sequence[OpKind]) -> list[int]:
+    """When transfers that all start at 10 end."""
+    clock.until(10)
+    pending = [ways.start(kind, 0, number) for number, kind in enumerate(kinds)]
+    found = []
+    for each in pending:
+        each.wait()
+        found.append(clock.now())
+    return found
+
+
+def test_emulated_ways_take_turns() -> None:
+    """One transfer at a time, per direction under full duplex."""
+    kinds = (OpKind.OFFLOAD, OpKind.OFFLOAD, OpKind.PREFETCH)
+    lasting = {(OpKind.OFFLOAD, 0): 3, (OpKind.PREFETCH, 0): 8}
+    full, half = VirtualClock(), VirtualClock()
+    assert ends(EmulatedWays(full, lasting, duplex=True), full, kinds) == [13, 16, 18]
+    assert ends(EmulatedWays(half, lasting, duplex=False), half, kinds) == [13, 16, 24]
