@@ -40,10 +40,14 @@ class Layer(Record):
     """What autograd keeps that is neither the layer's input nor its output."""
     saved_output_bytes: Count = 0
     """The part of the layer's output that autograd keeps; at most `output_bytes`."""
+    saved_passing_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """The part that is a kept input, passed on: in `saved_input_bytes`, not in the one before."""
     forward_workspace_bytes: Signed = 0
     backward_workspace_bytes: Signed = 0
     """What the peaks are above the sums of (M3); below zero where tensors share storage."""
     optimizer_workspace_bytes: Count = 0
+    buffer_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """Buffers, part of `optimizer_bytes`: copied while the layer is computed again (V4)."""
     parameters: tuple[str, ...] = ()
     backward_weight_ns: Count | None = None
     saved_for_weight_bytes: Count | None = None
@@ -62,6 +66,12 @@ class Layer(Record):
             raise ValueError(
                 f"saved_output_bytes: got {self.saved_output_bytes}, need at most"
                 f" output_bytes = {self.output_bytes}: it is a part of the output"
+            )
+        if self.saved_output_bytes + self.saved_passing_bytes > self.output_bytes:
+            raise ValueError(
+                f"saved_passing_bytes: got {self.saved_passing_bytes}, need at most"
+                f" {self.output_bytes - self.saved_output_bytes}, output_bytes without"
+                " saved_output_bytes: it is another part of the output"
             )
         if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:
             raise ValueError(

@@ -115,8 +115,10 @@ def _layer(
         saved_input_bytes=size.saved_input,
         saved_bytes=size.saved,
         saved_output_bytes=size.saved_output,
+        saved_passing_bytes=size.saved_passing,
         forward_workspace_bytes=size.forward_workspace,
         backward_workspace_bytes=size.backward_workspace,
         optimizer_workspace_bytes=cost.step.workspace_bytes,
+        buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
         parameters=tuple(dict.fromkeys(fqns[local] for local, _ in layer.named_parameters())),
     )

@@ -84,7 +84,9 @@ def _most_again(chain: Chain, first: int, last: int, held: int) -> int:
 
     `held` is what the layer before keeps of the run's input, for longer than the run needs it.
     """
+    copies = sum(layer.buffer_bytes for layer in chain.layers[first : last + 1])
     live = most = chain.input_of(first) + chain.layers[last].gradient_of_output_bytes
+    live += copies
     kept: list[int] = []
     for index in range(first, last + 1):
         layer = chain.layers[index]
@@ -93,7 +95,7 @@ def _most_again(chain: Chain, first: int, last: int, held: int) -> int:
         behind = chain.layers[index - 1].saved_output_bytes if index > first else held
         kept.append(max(behind, layer.saved_input_bytes))
         live -= chain.input_of(index) - kept[-1]
-    live -= chain.layers[last].output_bytes - chain.layers[last].saved_output_bytes
+    live -= chain.layers[last].output_bytes - chain.layers[last].saved_output_bytes + copies
     for index in range(last, first - 1, -1):
         layer, gradient = chain.layers[index], chain.gradient_of_input(index)
         most = max(most, live + layer.backward_workspace_bytes + gradient)

@@ -89,6 +89,7 @@ def _again(chain: Chain, first: int, last: int, saved_before: int) -> int:
     rest = list(accumulate(layer.saved_bytes for layer in layers))
     inner = [max(one.saved_output_bytes, two.saved_input_bytes) for one, two in pairwise(layers)]
     through = [0, *accumulate(inner)]
+    copied = sum(layer.buffer_bytes for layer in layers)
     most = 0
     for i, layer in enumerate(layers):
         held = chain.input_of(first + i) + (entry + through[i - 1] if i else 0)
@@ -96,5 +97,5 @@ def _again(chain: Chain, first: int, last: int, saved_before: int) -> int:
         kept = entry + rest[i] + through[i] + layer.saved_output_bytes
         gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(first + i)
         back = kept + layer.backward_workspace_bytes + gradients
-        most = max(most, layers[-1].gradient_of_output_bytes + running, back)
+        most = max(most, layers[-1].gradient_of_output_bytes + running + copied, back)
     return most

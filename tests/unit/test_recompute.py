@@ -8,6 +8,7 @@ from pipeplan import lowering, simulator
 from pipeplan.plan import Plan, Remat, Stage
 from pipeplan.verifier import audit, verify
 from tests import handmade
+from tests.plans import settle
 
 CHAIN = handmade.chain(
     [(1, 2), (3, 4), (5, 6)],
@@ -70,6 +71,19 @@ def test_by_hand(run: tuple[int, int], forward: int, backward: int, saved: int, 
     assert plan.memory[0].peak_bytes == peak
     simulation = simulator.check(plan, lowering.lower(plan))
     assert simulation.memory == plan.memory
+
+
+def test_buffers_are_copied_beside_the_second_forward() -> None:
+    """(V4): gy 2, si 4, K 7, r 9, I 8, fw 2, y 2 are 34; with buffers 3 + 5 more than 41 back."""
+    layers = list(CHAIN.layers)
+    layers[0] = layers[0].model_copy(update={"buffer_bytes": 3})
+    layers[2] = layers[2].model_copy(update={"buffer_bytes": 5})
+    plan = one_stage((0, 2), 9, 21)
+    chain = CHAIN.model_copy(update={"layers": tuple(layers)})
+    again = settle(plan.model_copy(update={"chain": chain, "chain_digest": chain.digest()}))
+    assert verify(again) == ()
+    assert again.memory[0].peak_bytes == 42
+    assert simulator.check(again, lowering.lower(again)).memory == again.memory
 
 
 def test_a_second_micro_batch_costs_what_is_kept() -> None:

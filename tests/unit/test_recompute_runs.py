@@ -85,26 +85,12 @@ def ran(plan: Plan, task: Task) -> list[tuple[int, dict[int, float], dict[str, T
     return run_ranks(RANKS, work)
 
 
-@functools.cache
-def buffers(name: str) -> tuple[int, ...]:
-    """Bytes of the buffers of each layer."""
-    layers = split(TASKS[name]()).layers
-    return tuple(sum(buffer.nbytes for buffer in layer.buffers()) for layer in layers)
-
-
-def copied(plan: Plan, name: str, gpu: int) -> int:
-    """Bytes of the buffers of all layers that this GPU computes again."""
-    runs = [run for stage in plan.hosted(gpu) if stage.remat for run in stage.remat.recompute]
-    return sum(sum(buffers(name)[first : last + 1]) for first, last in runs)
-
-
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize(("name", "share"), SHARES)
 def test_runs_as_planned(name: str, share: float, semantics: Semantics) -> None:
     """On four ranks weights and losses equal one process bit for bit; peaks are as predicted.
 
-    Within 3 % of the prediction, and above it only by what no chain says: running statistics are
-    copied while a run is computed again. The prediction is at most the budget.
+    Never above the prediction, which is at most the budget, and within 3 % of it.
     """
     plan = planned(name, semantics, share)
     assert any(stage.remat for stage in plan.stages)
@@ -115,9 +101,7 @@ def test_runs_as_planned(name: str, share: float, semantics: Semantics) -> None:
     torch.manual_seed(0)
     told = ran(plan, TASKS[name]())
     for row, (peak, _, _) in zip(plan.memory, told, strict=True):
-        spare = copied(plan, name, row.gpu)
-        assert row.peak_bytes <= row.budget_bytes
-        assert 0.97 * row.peak_bytes <= peak <= row.peak_bytes + spare <= 1.01 * row.budget_bytes
+        assert 0.97 * row.peak_bytes <= peak <= row.peak_bytes <= row.budget_bytes
     losses = {number: loss for _, heard, _ in told for number, loss in heard.items()}
     assert [losses[number] for number in sorted(losses)] == expected.losses
     weights = {key: value for _, _, held in told for key, value in held.items()}

@@ -44,7 +44,7 @@ def peaks_from(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]
     """
     source = chain.input_of(first)
     kept = max(chain.layers[first].saved_input_bytes, held)
-    past = saved = light = going = back = 0
+    past = saved = light = going = back = copied = 0
     for index in range(first, len(chain.layers)):
         layer, size = chain.layers[index], chain.input_of(index)
         if index > first:
@@ -57,4 +57,5 @@ def peaks_from(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]
         gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
         own = layer.saved_output_bytes + layer.backward_workspace_bytes + gradients
         back = max(back, kept + saved + own)
-        yield light, max(layer.gradient_of_output_bytes + going, back)
+        copied += layer.buffer_bytes
+        yield light, max(layer.gradient_of_output_bytes + going + copied, back)
