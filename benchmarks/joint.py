@@ -1,4 +1,4 @@
-"""Cuts and recomputation decided together, against everything less, on computed networks.
+"""Cuts, recomputation and offloading decided together, against everything less.
 
     python -m benchmarks.joint [--only resnet18 gpt96] [--gpus 4,8] [--time-limit 60s]
 
@@ -6,7 +6,8 @@ prints one table and what it says, and keeps each row in benchmarks/results/join
 it goes on where it was stopped). Instances are those of benchmarks/planner.py in the exact memory
 model, a part of them unless `--only` says otherwise, with shares 0.6, 0.5, 0.4 and 0.3 of what the
 best contiguous 1F1B plan needs without a limit.
-`none` and `joint` have the same time each; full and two-phase need no search.
+`none`, `joint` and `offload` have the same time each; full and two-phase need no search. `offload`
+is joint with a host: 12 GB/s both ways at once for each GPU, and more memory than it can use.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rich.table import Table
 from benchmarks.planner import Store
 from benchmarks.planner_cases import Case, cases, chain_of
 from pipeplan.cli import common
+from pipeplan.cluster import Host
 from pipeplan.compare import again
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.plan import Plan
@@ -34,13 +36,14 @@ from pipeplan.planner import Config, solve
 RESULT = Path(__file__).parent / "results" / "joint.json"
 SHARES = (0.6, 0.5, 0.4, 0.3)
 SOME = ("resnet18", "resnet50", "gpt24", "llama24")
-KINDS = ("none", "full", "two_phase", "joint")
+KINDS = ("none", "full", "two_phase", "joint", "offload")
+HOST = Host(memory_bytes=2**50, bandwidth_bytes_per_s=12 * 10**9)
 TOLERANCE = 1e-9
 Row = dict[str, Any]
 
 
-def measured(case: Case, seconds: float) -> Row:
-    """One instance: every way's period, and the bounds that hold with recomputation."""
+def measured(case: Case, seconds: float, known: Row) -> Row:
+    """One instance: every way's period but those that are `known`, and the bounds that hold."""
     config = Config(time_limit_s=seconds, gap=0.005)
     # The others' plans are found by bisection alone: time must not make them weaker.
     ample = replace(config, time_limit_s=60.0)
@@ -51,6 +54,11 @@ def measured(case: Case, seconds: float) -> Row:
         "full": lambda: again.full(chain, cluster, ample),
         "two_phase": lambda: again.two_phase(chain, cluster, ample),
         "joint": lambda: solve(chain, cluster, replace(config, recompute="auto")),
+        "offload": lambda: solve(
+            chain,
+            cluster.model_copy(update={"host": HOST}),
+            replace(config, recompute="auto", offload="auto"),
+        ),
     }
     facts: Row = {
         "name": case.name,
@@ -61,7 +69,7 @@ def measured(case: Case, seconds: float) -> Row:
         "load_ns": load / case.gpus,
         "time_limit_s": seconds,
     }
-    return facts | {name: _timed(way) for name, way in ways.items()}
+    return facts | {name: known.get(name) or _timed(way) for name, way in ways.items()}
 
 
 def _timed(way: Callable[[], Plan | None]) -> Row:
@@ -84,6 +92,7 @@ def _figures(plan: Plan) -> Row:
         "period_ns": float(plan.period_per_microbatch),
         "k": plan.k,
         "stages": len(plan.stages),
+        "host_bytes": sum(row.host_bytes for row in plan.memory),
         "again_ns": sum(
             plan.chain.layers[layer].forward_ns
             for stage in plan.stages
@@ -99,8 +108,8 @@ def _figures(plan: Plan) -> Row:
 def table(rows: Sequence[Row]) -> Table:
     """Periods in ms per micro-batch; gaps of joint above the load and the contiguous bound."""
     made = Table(box=None, pad_edge=False, title="ms per micro-batch", title_justify="left")
-    columns = ("chain", "L", "P", "f", "load", "none", "full", "two-phase", "joint", "k", "S")
-    for name in (*columns, "gap", "contiguous", "s"):
+    columns = ("chain", "L", "P", "f", "load", "none", "full", "two-phase", "joint")
+    for name in (*columns, "offload", "k", "S", "gap", "contiguous", "s"):
         made.add_column(name, justify="left" if name == "chain" else "right")
     for row in rows:
         joint = row["joint"]
@@ -131,15 +140,8 @@ def _above(joint: Row, bound: str) -> str:
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """What is asked for, line by line: never worse, how much shorter, how many more plans."""
     for kind in ("none", "full", "two_phase"):
-        pairs = [(_period(row, kind), _period(row, "joint"), row) for row in rows]
-        worse = [
-            f"{row['name']} {row['gpus']} {row['fraction']:g}"
-            for other, joint, row in pairs
-            if other is not None and (joint is None or joint > other * (1 + TOLERANCE))
-        ]
-        known = sum(other is not None for other, _, _ in pairs)
-        listed = f": {', '.join(worse)}" if worse else ""
-        yield f"joint worse than {kind} on {len(worse)} of {known}{listed}"
+        yield _worse("joint", kind, rows)
+    yield _worse("offload", "joint", rows)
     for share in (*sorted({row["fraction"] for row in rows}, reverse=True), None):
         members = [row for row in rows if row["fraction"] == (share or row["fraction"])]
         if share is None:
@@ -147,6 +149,18 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         yield _line("f <= 0.5" if share is None else f"f = {share:g}", members)
     slowest = max(row["joint"]["seconds"] for row in rows)
     yield f"joint takes at most {slowest:.0f} s"
+
+
+def _worse(mine: str, kind: str, rows: Sequence[Row]) -> str:
+    pairs = [(_period(row, kind), _period(row, mine), row) for row in rows]
+    worse = [
+        f"{row['name']} {row['gpus']} {row['fraction']:g}"
+        for other, own, row in pairs
+        if other is not None and (own is None or own > other * (1 + TOLERANCE))
+    ]
+    known = sum(other is not None for other, _, _ in pairs)
+    listed = f": {', '.join(worse)}" if worse else ""
+    return f"{mine} worse than {kind} on {len(worse)} of {known}{listed}"
 
 
 def _line(what: str, rows: Sequence[Row]) -> str:
@@ -157,6 +171,10 @@ def _line(what: str, rows: Sequence[Row]) -> str:
         ratios = [mine / other for other, mine in pairs if other is not None and mine is not None]
         if ratios:
             parts.append(f"{_mean(ratios):.3f} of {kind} ({len(ratios)})")
+    pairs = [(mine, _period(row, "offload")) for row, mine in zip(rows, joint, strict=True)]
+    away = [other / mine for mine, other in pairs if mine is not None and other is not None]
+    if away:
+        parts.append(f"offload {_mean(away):.3f} of joint ({len(away)})")
     loads = [mine / row["load_ns"] for row, mine in zip(rows, joint, strict=True) if mine]
     parts.append(f"{_mean(loads):.3f} of load ({len(loads)})" if loads else "no plan")
     without = [mine for row, mine in zip(rows, joint, strict=True) if _period(row, "none") is None]
@@ -192,11 +210,13 @@ def main() -> int:
         if case.memory_model == "exact"
     ]
     for case in chosen:
-        known = store.rows.get(case.key, {}).get("row", {}).get("time_limit_s")
-        if not args.show and known != seconds:
-            store.put(case.key, "row", measured(case, seconds))
+        row = store.rows.get(case.key, {}).get("row", {})
+        known = row if row.get("time_limit_s") == seconds else {}
+        if not args.show and any(kind not in known for kind in KINDS):
+            store.put(case.key, "row", measured(case, seconds, known))
             print(case.key, file=sys.stderr, flush=True)
     rows = [store.rows[case.key]["row"] for case in chosen if case.key in store.rows]
+    rows = [row for row in rows if all(kind in row for kind in KINDS)]
     console = common.screen()
     console.width = max(console.width, 140)
     console.print(table(rows))

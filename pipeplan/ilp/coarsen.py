@@ -116,6 +116,7 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
         saved_input_bytes=head.saved_input_bytes,
         saved_bytes=saved,
         saved_output_bytes=tail.saved_output_bytes,
+        saved_passing_bytes=tail.saved_passing_bytes,
         forward_workspace_bytes=max(0, forward - saved - tail.output_bytes),
         backward_workspace_bytes=max(
             0,

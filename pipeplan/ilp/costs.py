@@ -132,7 +132,8 @@ class Costs:
             return layer.output_bytes
         if backward:
             return layer.gradient_of_output_bytes
-        return layer.output_bytes - layer.saved_output_bytes
+        stays = layer.saved_passing_bytes if self.cluster.host is None else 0
+        return layer.output_bytes - layer.saved_output_bytes - stays
 
     @lru_cache(maxsize=1 << 18)  # noqa: B019 - one Costs lives as long as one solve
     def segment(self, first: int, last: int, covered: bool = False) -> SegmentBytes:

@@ -112,6 +112,11 @@ def _bisect(
             high = middle
         else:
             low = middle + 1
+    if low < high and state.best is None:
+        # Time is over: with room for every message a partition surely fits.
+        last = careful.shortest(low)
+        if last is not None:
+            _offer_placed(state, last)
 
 
 def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24) -> None:

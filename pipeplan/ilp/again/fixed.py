@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp import search
+from pipeplan.ilp.again.ample import ample_stages
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
@@ -22,9 +23,6 @@ from pipeplan.ilp.contiguous import Asked, ContiguousSolver, Front, State
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.tables import Array
 from pipeplan.plan import Stage
-
-AMPLE = 2**60
-"""Bytes of a GPU whose memory is no limit."""
 
 
 @dataclass
@@ -54,15 +52,12 @@ def full(state: Incumbent, stages: Sequence[Stage]) -> Solved | None:
 
 def two_phase(state: Incumbent) -> Solved | None:
     """The stages that are best without a limit, with the best of their options; None if none."""
-    costs = state.costs
-    gpus = tuple(gpu.model_copy(update={"memory_bytes": AMPLE}) for gpu in costs.cluster.gpus)
-    cluster = costs.cluster.model_copy(update={"gpus": gpus})
-    ample = replace(costs, cluster=cluster)
-    first = ContiguousSolver(ample, state.most_in_flight).shortest(1)
-    if first is None:
+    costs, first = state.costs, ample_stages(state)
+    if not first:
         return None
-    offered = options(costs.chain).only(first.stages)
-    stages = [stage.layers for stage in first.stages]
+    offered = options(costs.chain, first=[stage.first for stage in first], go_on=lambda: False)
+    offered = offered.only(first)
+    stages = [stage.layers for stage in first]
     found: list[Solved | None] = []
     for messages in (False, True):
         solver = RunSolver(costs, state.most_in_flight, messages=messages, options=offered)

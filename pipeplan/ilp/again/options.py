@@ -15,7 +15,7 @@ cheaper one that stands for it, so that no choice takes less than one of them. S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -92,7 +92,14 @@ class Options:
         return tuple(reversed(found))
 
 
-def options(chain: Chain, *, relaxed: bool = False, offload: bool = False) -> Options:
+def options(
+    chain: Chain,
+    *,
+    relaxed: bool = False,
+    offload: bool = False,
+    first: Sequence[int] = (),
+    go_on: Callable[[], bool] = lambda: True,
+) -> Options:
     """The options of every segment of `chain`.
 
     Args:
@@ -100,20 +107,27 @@ def options(chain: Chain, *, relaxed: bool = False, offload: bool = False) -> Op
         relaxed: whether every choice must take at least what some option says, for bounds; such
             options need not exist. Else each is exact, or a little more at the start of a stage.
         offload: whether those count as well that need little with most of it away.
+        first: layers whose segments have all their options in any case, found first.
+        go_on: whether there is time for all of another layer's; the rest have two, which keep
+            everything or compute everything again.
     """
     count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
     none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
     levels = np.zeros((segments.MOST if offload else 0, *none.shape), dtype=np.int64)
-    found = [maker.from_layer(first) for first in range(count)]
-    for first, labels in enumerate(found):
-        for last, numbers in enumerate(labels.ends, start=first):
+    known: dict[int, Labels] = {}
+    for start in (*first, *range(count)):
+        if start not in known:
+            known[start] = maker.from_layer(start, few=len(known) >= len(first) and not go_on())
+    found = [known[start] for start in range(count)]
+    for start, labels in enumerate(found):
+        for last, numbers in enumerate(labels.ends, start=start):
             here, used = labels.rows[:, slice(*numbers)], numbers[1] - numbers[0]
-            more[first, last, :used] = here[_MORE]
-            saved[first, last, :used] = here[_KEPT] + here[_SAVED]
-            peak[first, last, :used] = here[_PEAK]
-            levels[:, first, last, :used] = labels.levels[:, slice(*numbers)]
-            ids[first, last, :used] = np.arange(*numbers)
+            more[start, last, :used] = here[_MORE]
+            saved[start, last, :used] = here[_KEPT] + here[_SAVED]
+            peak[start, last, :used] = here[_PEAK]
+            levels[:, start, last, :used] = labels.levels[:, slice(*numbers)]
+            ids[start, last, :used] = np.arange(*numbers)
     return Options(more, saved, peak, levels, ids, found)
 
 
@@ -129,8 +143,8 @@ class _Maker:
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
         self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
 
-    def from_layer(self, first: int) -> Labels:
-        """All labels of the segments that begin at layer `first`."""
+    def from_layer(self, first: int, *, few: bool = False) -> Labels:
+        """All labels of segments from layer `first` on, or a `few`: all kept, all one run."""
         count = len(self.chain.layers)
         size = 1 + 2 * MOST * (count - first)
         rows, is_run = np.zeros((_FIELDS, size), dtype=np.int64), np.zeros(size, dtype=bool)
@@ -143,12 +157,13 @@ class _Maker:
             begin = used
             joined = ~is_run[latest] if last > first else is_run[latest] & False
             kept = self.thin(self._keep(rows[:, latest], joined, last, latest.start))
-            run = self.thin(self._run(rows[:, :begin], place[:begin], is_run[:begin], last))
+            known = 1 if few else begin
+            run = self.thin(self._run(rows[:, :known], place[:known], is_run[:known], last))
             for made in (kept, run):
                 new = slice(used, used + made.shape[1])
                 rows[:, new], is_run[new], place[new] = made, made is run, last + 1
                 used = new.stop
-            latest = slice(begin, used)
+            latest = slice(begin, begin + 1 if few else used)
             ends.append((begin, used))
         levels = np.zeros((0, used), dtype=np.int64)
         if self.offload:

@@ -28,6 +28,9 @@ from pipeplan.ilp.contiguous import (
 from pipeplan.ilp.tables import Array
 from pipeplan.plan import Stage
 
+Places = tuple[NDArray[np.intp], ...]
+"""First and last layers of segments."""
+
 
 @dataclass
 class RunSolver(ContiguousSolver):
@@ -73,62 +76,44 @@ class RunSolver(ContiguousSolver):
         allowed: NDArray[np.bool_],
         before: State | None,
     ) -> Front:
-        """V of a stage i..j at its cheapest option that fits, for all i, j, and the best j."""
+        """V of a stage i..j at its best option that fits, for all i, j, and the best j.
+
+        Options come cheapest first, so the first that fits is the best, unless a dearer one waits
+        less for bytes to leave.
+        """
         reach = np.full(allowed.shape, INFINITE)
         possible = allowed & (start < INFINITE)[None, :]
+        possible &= self._update <= self.costs.budgets[self.classes[kind][0]]
         for number in range(self._count):
-            open_ = possible & (reach == INFINITE)
-            if not self.offload and not open_.any():
+            possible &= self._more[number] < NONE
+            here = np.nonzero(possible if self.offload else possible & (reach == INFINITE))
+            if not here[0].size:
                 break
-            spans = self._spans(asked, kind, start, number)
-            if self.offload:
-                better = possible & (spans < reach)
-                reach = np.minimum(reach, self._fitting(asked, kind, spans, number, better))
-            else:
-                reach = np.where(open_ & self._fits(asked, kind, spans, number), spans, reach)
+            spans = self._fitting(asked, kind, start, number, here)
+            reach[here] = np.minimum(reach[here], spans)
         choice = np.argmin(reach, axis=1)
         return Front(reach[np.arange(len(choice)), choice], choice, [before] * len(choice))
 
-    def _load(self, kind: int, number: int) -> Array:
-        """Ns of an option on a class of GPUs, `INFINITE` where the segment has none."""
+    def _fitting(self, asked: Asked, kind: int, start: Array, number: int, here: Places) -> Array:
+        """V of an option of the segments `here`; `INFINITE` where it does not fit."""
         speed = self.costs.cluster.gpus[self.classes[kind][0]].speed
-        more = self._more[number]
-        slower = more if speed == 1 else np.ceil(more / speed).astype(np.int64)
-        return np.where(more < NONE, self._loads[kind] + slower, INFINITE)
-
-    def _spans(self, asked: Asked, kind: int, start: Array, number: int) -> Array:
-        load = self._load(kind, number)
-        good = (load <= asked.limit) & (start < INFINITE)[None, :]
-        begin, work = np.where(start < INFINITE, start, 0)[None, :], np.where(good, load, 0)
-        spans = begin + work if self.any_k else push(begin, work, asked.period)
-        return np.where(good, spans, INFINITE)
-
-    def _fitting(
-        self, asked: Asked, kind: int, spans: Array, number: int, open_: NDArray[np.bool_]
-    ) -> Array:
-        """V of an option that fits, with what it waits to send bytes away; else `INFINITE`."""
-        good = (spans < INFINITE) & self._allowed(
-            asked, kind, np.where(spans < INFINITE, spans, 0)
-        )
-        room = self.costs.budgets[self.classes[kind][0]] - self._need[number]
-        size = Bytes(self._free(kind), room, self._saved[number], self._levels[number])
-        stay = Stay(asked.period, spans, self._forwards[kind], self._load(kind, number))
-        return waited(self._host, stay, size, good & open_)
-
-    def _fits(self, asked: Asked, kind: int, spans: Array, number: int) -> NDArray[np.bool_]:
-        good = spans < INFINITE
-        copies = asked.copies(np.where(good, spans, 0))
-        good &= self._allowed(asked, kind, np.where(good, spans, 0))
-        budget = self.costs.budgets[self.classes[kind][0]]
-        room, saved = budget - self._need[number], self._saved[number]
+        more, begin = self._more[number][here], start[here[1]]
+        load = self._loads[kind][here]
+        load = load + (more if speed == 1 else np.ceil(more / speed).astype(np.int64))
+        spans = begin + load if self.any_k else push(begin, load, asked.period)
+        copies = asked.copies(spans)
+        room = self.costs.budgets[self.classes[kind][0]] - self._need[number][here]
+        good = (load <= asked.limit) & (room >= 0)
+        if self.most is not None:
+            good &= copies <= self.most
+        saved = self._saved[number][here]
+        if self.offload:
+            stay = Stay(asked.period, spans, self._forwards[kind][here], load)
+            levels = self._levels[number][:, here[0], here[1]]
+            size = Bytes(self._free(kind)[here], room, saved, levels)
+            return waited(self._host, stay, size, good)
         others = np.minimum(copies - 1, room // np.maximum(saved, 1) + 1)
-        fits: NDArray[np.bool_] = good & (room >= 0) & (others * saved <= room)
-        return fits
-
-    def _allowed(self, asked: Asked, kind: int, spans: Array) -> NDArray[np.bool_]:
-        """(R6), and room for the update."""
-        good: NDArray[np.bool_] = self._update <= self.costs.budgets[self.classes[kind][0]]
-        return good if self.most is None else good & (asked.copies(spans) <= self.most)
+        return np.where(good & (others * saved <= room), spans, INFINITE)
 
     def runs(self, partition: Partition) -> tuple[Run, ...]:
         """The runs of all stages of a partition that `solve` found."""
@@ -151,15 +136,11 @@ class RunSolver(ContiguousSolver):
         return tuple(found)
 
     def _chosen(self, asked: Asked, kind: int, start: Array, stage: Stage, span: int) -> int:
-        """The first option of a stage that has this V and fits."""
-        place = stage.first, stage.last
+        """The first option of a stage that fits with this V."""
+        here = np.array([stage.first]), np.array([stage.last])
         for number in range(self._count):
-            spans = self._spans(asked, kind, start, number)
-            if self.offload:
-                only = np.zeros(spans.shape, dtype=bool)
-                only[place] = True
-                if self._fitting(asked, kind, spans, number, only)[place] == span:
-                    return number
-            elif self._fits(asked, kind, spans, number)[place]:
+            if self._more[number][here] == NONE:
+                break
+            if self._fitting(asked, kind, start, number, here)[0] == span:
                 return number
-        raise AssertionError(f"layers {place} have no option that fits")
+        raise AssertionError(f"layers {stage.layers} have no option that fits")

@@ -7,28 +7,22 @@ on a GPU, exact scheduling. The best candidate gets the time that is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
 from pipeplan.chain import Chain
 from pipeplan.ilp import search
-from pipeplan.ilp.again.away import shortest_away
 from pipeplan.ilp.again.bound import again_bound
-from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
-from pipeplan.ilp.again.options import options
-from pipeplan.ilp.again.partition import RunSolver
+from pipeplan.ilp.again.candidates import POINTS, Candidate, candidates
+from pipeplan.ilp.again.merge import Merged
 from pipeplan.ilp.bounds import load_bound
 from pipeplan.ilp.feasibility import layer_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.resume import warm
-from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Plan, Remat, Stage
 
-POINTS: Final = 6
-"""Periods between the bound and the best plan that suggest further runs."""
 SURE: Final = 2
 """Candidates that are tried even if listing options took all time; they share half of it."""
 KEEPING_SHARE: Final = 0.35
@@ -134,7 +128,7 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
         return best
     share = CANDIDATES_SHARE * state.remaining / 2
     sure = SURE + state.options.offload
-    for number, candidate in enumerate(_candidates(state, start), start=1):
+    for number, candidate in enumerate(candidates(state, start), start=1):
         limit = share / sure if number <= sure else share / (2 * POINTS)
         tried = _tried(state, candidate, state.elapsed + limit)
         if tried.cost < best.cost:
@@ -149,76 +143,7 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A merged chain to search on, and what is known to start from."""
-
-    merged: Merged
-    plan: Plan | None = None
-    schedule: Schedule | None = None
-
-
-def _candidates(state: Incumbent, start: Plan | None) -> Iterator[_Candidate]:
-    """Merged chains, each once: that of `start`, those of the best 1F1B partitions, and others.
-
-    The best ones are found without room for messages, with it, and with offloading.
-    """
-    seen: set[frozenset[Run]] = {frozenset()}
-    if start is not None:
-        known, plan = without_runs(start)
-        if known.runs:
-            seen.add(known.runs)
-            yield _Candidate(known, plan)
-    state.enter("recomputation: options")
-    offered = options(state.costs.chain)
-    solvers = [
-        RunSolver(state.costs, state.most_in_flight, messages=messages, options=offered)
-        for messages in (False, True)
-    ]
-    high: int | None = None
-    for solver in solvers:
-        partition = solver.shortest(_lowest(state))
-        if partition is not None:
-            high = partition.period
-            yield from _once(state, solver.runs(partition), seen)
-    if state.options.offload:
-        state.enter("offloading: options")
-        found = shortest_away(state, options(state.costs.chain, offload=True), high)
-        if found is not None:
-            yield _Candidate(found[0], schedule=found[1])
-    for runs in _relaxed(state, solvers[0], high):
-        yield from _once(state, runs, seen)
-
-
-def _once(
-    state: Incumbent, runs: tuple[Run, ...], seen: set[frozenset[Run]]
-) -> Iterator[_Candidate]:
-    """The chain of these runs unless it was seen."""
-    if frozenset(runs) not in seen:
-        seen.add(frozenset(runs))
-        yield _Candidate(merged(state.costs.chain, runs))
-
-
-def _lowest(state: Incumbent) -> int:
-    return max(1, int(state.bounds["any"]))
-
-
-def _relaxed(state: Incumbent, roomy: RunSolver, high: int | None) -> Iterator[tuple[Run, ...]]:
-    """Runs of relaxed partitions, and of 1F1B ones, at periods between bound and plan."""
-    relaxed = RunSolver(state.costs, state.most_in_flight, any_k=True, options=roomy.options)
-    first = relaxed.shortest(_lowest(state))
-    if first is None:
-        return
-    high = max(high or 2 * first.period, first.period)
-    for point in range(POINTS):
-        period = first.period + (high - first.period) * point // POINTS
-        for solver in (relaxed, roomy):
-            partition = solver.solve(period)
-            if partition is not None:
-                yield solver.runs(partition)
-
-
-def _tried(state: Incumbent, candidate: _Candidate, limit: float) -> Solved:
+def _tried(state: Incumbent, candidate: Candidate, limit: float) -> Solved:
     """The quick part of the search on one merged chain."""
     costs = candidate.merged.of(state.costs)
     quick = replace(state.options, contiguous_only=True, time_limit_s=limit)

@@ -70,14 +70,12 @@ def waited(host: Host, stay: Stay, size: Bytes, open_: NDArray[np.bool_]) -> Arr
         open_: Where the answer matters; elsewhere it is `INFINITE`.
     """
     reach = np.full(stay.spans.shape, INFINITE)
-    here = np.nonzero(open_ & (stay.spans < INFINITE) & (size.room >= 0))
-    if not here[0].size:
-        return reach
-    stay = Stay(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
-    rows, columns = here
-    levels = size.levels[:, rows, columns]
-    size = Bytes(size.free[here], size.room[here], size.kept[here], levels)
-    reach[here] = _least(host, stay, size)
+    here = open_ & (stay.spans < INFINITE) & (size.room >= 0)
+    if here.any():
+        stay = Stay(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
+        levels = size.levels[:, here]
+        size = Bytes(size.free[here], size.room[here], size.kept[here], levels)
+        reach[here] = _least(host, stay, size)
     return reach
 
 
