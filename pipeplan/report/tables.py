@@ -181,13 +181,13 @@ def stage_table(
         stages: all of a plan.
         predicted: peak of each rank.
         measured: the same, None where it was not.
-        away: predicted bytes of each rank in the host's memory; empty if not known.
+        away: predicted bytes of each rank in the host's memory; shown where there are any.
         title: names the run.
     """
     table = Table(title=title, title_justify="left")
     for name in ("stage", "rank", "layers", "computed again", "offloaded"):
         table.add_column(name)
-    for name in ("peak predicted", "measured", "on host"):
+    for name in ("peak predicted", "measured", *(["on host"] if any(away) else [])):
         table.add_column(name, justify="right")
     for index, share in enumerate(stages):
         peak = measured[share.gpu]
@@ -199,6 +199,6 @@ def stage_table(
             share.away or "-",
             format_bytes(predicted[share.gpu]),
             "-" if peak is None else format_bytes(peak),
-            format_bytes(away[share.gpu]) if away else "-",
+            *([format_bytes(away[share.gpu])] if any(away) else []),
         )
     return table
