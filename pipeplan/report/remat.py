@@ -42,8 +42,8 @@ class Share(Record):
         if not self.offload:
             return ""
         some, every = self.offloaded
-        which = "each micro-batch" if some == every else f"{some} in {every} micro-batches"
-        return f"{spans(self.offload)}: {format_bytes(self.offload_bytes)} of {which}"
+        which = "per micro-batch" if some == every else f"of {some} in {every} micro-batches"
+        return f"{spans(self.offload)}: {format_bytes(self.offload_bytes)} {which}"
 
 
 def shares(plan: Plan) -> tuple[Share, ...]:

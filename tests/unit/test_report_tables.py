@@ -80,8 +80,8 @@ def test_headline_says_what_is_offloaded() -> None:
         (
             handmade_offload.two_gpus(),
             [
-                "offloaded gpu0, layers 0-1: 11 B of each micro-batch",
-                "offloaded gpu1, layers 2-3: 10 B of each micro-batch",
+                "offloaded gpu0, layers 0-1: 11 B per micro-batch",
+                "offloaded gpu1, layers 2-3: 10 B per micro-batch",
                 "host memory 53 B of 53 B",
             ],
         ),
