@@ -117,7 +117,7 @@ class Incumbent:
         """Raise a bound; one for all plans holds for every kind, rounded up where k is 1.
 
         Fractions that a plan file could not hold are rounded down, by less than a picosecond. What
-        follows `from_bytes` on the GPUs says nothing where they may wait in the host's memory.
+        follows `from_bytes` that stay on the GPUs says nothing where they may leave.
         """
         if from_bytes and self.options.offload:
             return

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeplan.cluster import Host, uniform
+from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import merged, without_runs
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
@@ -18,6 +19,7 @@ from pipeplan.ilp.away.fit import fitted
 from pipeplan.ilp.away.levels import levels, run_bytes
 from pipeplan.ilp.away.segments import segment_levels
 from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, transfer_ns, waited
+from pipeplan.ilp.bounds import load_bound
 from pipeplan.ilp.contiguous import ContiguousSolver, push_one
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows
@@ -236,6 +238,25 @@ def test_cuts_and_runs_of_both_kinds_equal_brute_force(seed: int) -> None:
         every = (merged(chain, runs).of(costs) for runs in every_choice(0, costs.layers - 1))
         periods = [period for period in map(shortest, every) if period is not None]
         assert (None if found is None else found.period) == min(periods, default=None)
+        lowest = max(1, int(load_bound(costs)))
+        claimed = again_bound(costs, lowest, offload=True)
+        assert found is None or (claimed is not None and claimed <= found.period)
+
+
+def test_the_bound_knows_both_what_leaves_and_what_runs_again() -> None:
+    """It is at most the one without offloading, often less, and still more than the load."""
+    less = more = 0
+    for seed in range(14):
+        costs = costs_of(seed, 6, 3, 45)
+        lowest = max(1, int(load_bound(costs)))
+        kept, away = (again_bound(costs, lowest, offload=offload) for offload in (False, True))
+        if kept is not None:
+            assert away is not None
+            assert away <= kept
+            less += away < kept
+        more += away is None or away > lowest
+    assert less >= 3
+    assert more >= 3
 
 
 def test_offloading_makes_plans_shorter() -> None:

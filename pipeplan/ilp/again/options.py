@@ -4,9 +4,12 @@ An option of layers i..j is (more ns, bytes kept per micro-batch, peak bytes of 
 is found from left to right: a stage's pieces are kept layers and runs, and with P bytes kept
 before a piece (what the last layer saves of its output, s, not counted)
 
-    kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,   o' = o + r_l + max(s, si_l),
+    kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,
                    peak = max(P + x_l + r_l + fw_l + y_l,  P' + so_l + bw_l + gy_l + gx_l)   (M3)
     run a..b:      P' = P + x_a,  s' = 0,  peak = P + `run_peaks`[a, b],  more = its forward.
+
+R is what is left of P if all leaves that can (H1): max(s, si_l) where a kept layer begins a row of
+such, nothing of those behind it, and x_a of a run.
 
 Only options that are best at some number of micro-batches in flight are kept, at most `MOST` a
 segment. The relaxed options leave out none: each that is dropped lowers, field by field, the
@@ -37,8 +40,8 @@ COUNTS = (1, 2, 3, 4, 6, 9, 14)
 """Micro-batches in flight for which options are compared."""
 
 _FIELDS = 7
-_MORE, _KEPT, _PEAK, _SAVED, _LEAVES, _PARENT, _BEGIN = range(_FIELDS)
-"""Rows of a label: more ns, P, peak, s, o, the label before, the first layer of the last piece."""
+_MORE, _KEPT, _PEAK, _SAVED, _STAYS, _PARENT, _BEGIN = range(_FIELDS)
+"""Rows of a label: more ns, P, peak, s, R, the label before, the first layer of the last piece."""
 
 
 NONE = 2**60
@@ -106,6 +109,7 @@ def options(
         chain: the chain.
         relaxed: whether every choice must take at least what some option says, for bounds; such
             options need not exist. Else each is exact, or a little more at the start of a stage.
+            With `offload` too, kept is what stays if all leaves that can.
         offload: whether those count as well that need little with most of it away.
         first: layers whose segments have all their options in any case, found first.
         go_on: whether there is time for all of another layer's; the rest have two, which keep
@@ -124,7 +128,8 @@ def options(
         for last, numbers in enumerate(labels.ends, start=start):
             here, used = labels.rows[:, slice(*numbers)], numbers[1] - numbers[0]
             more[start, last, :used] = here[_MORE]
-            saved[start, last, :used] = here[_KEPT] + here[_SAVED]
+            least = _STAYS if relaxed and offload else _KEPT
+            saved[start, last, :used] = here[least] + here[_SAVED]
             peak[start, last, :used] = here[_PEAK]
             levels[:, start, last, :used] = labels.levels[:, slice(*numbers)]
             ids[start, last, :used] = np.arange(*numbers)
@@ -137,7 +142,7 @@ class _Maker:
     def __init__(self, chain: Chain, relaxed: bool, offload: bool) -> None:
         self.chain = chain
         self.relaxed, self.offload = relaxed, offload
-        self.thin = _lowered if relaxed else partial(_best, offload=offload)
+        self.thin = partial(_lowered if relaxed else _best, offload=offload)
         self.peaks = [run_peaks(chain, held=held) for held in (False, True)]
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
@@ -198,7 +203,7 @@ class _Maker:
         new[_MORE] = old[_MORE]
         entry = np.maximum(old[_SAVED], one.saved_input_bytes)
         new[_KEPT] = old[_KEPT] + entry + one.saved_bytes
-        new[_LEAVES] = old[_LEAVES] + one.saved_bytes + np.where(joined, entry, 0)
+        new[_STAYS] = old[_STAYS] + np.where(joined, 0, entry)
         new[_PEAK] = np.maximum(old[_PEAK], np.maximum(old[_KEPT] + running, new[_KEPT] + back))
         new[_SAVED] = one.saved_output_bytes
         new[_PARENT] = offset + np.arange(old.shape[1])
@@ -216,7 +221,7 @@ class _Maker:
         new[_KEPT] = old[_KEPT] + self.source[place]
         new[_PEAK] = np.maximum(old[_PEAK], old[_KEPT] + peaks)
         new[_SAVED] = 0
-        new[_LEAVES] = old[_LEAVES]
+        new[_STAYS] = old[_STAYS] + self.source[place]
         new[_PARENT] = np.arange(old.shape[1])
         new[_BEGIN] = place
         return new
@@ -229,10 +234,10 @@ def _best(labels: Array, offload: bool) -> Array:
     return chosen
 
 
-def _lowered(labels: Array) -> Array:
+def _lowered(labels: Array, offload: bool) -> Array:
     """As many as `_best` keeps, each with the least of all up to the next one in every field."""
     labels = _ordered(labels)
-    lowered: Array = np.minimum.reduceat(labels, _good(labels), axis=1)
+    lowered: Array = np.minimum.reduceat(labels, _good(labels, offload), axis=1)
     return lowered
 
 
@@ -242,7 +247,7 @@ def _ordered(labels: Array) -> Array:
     return ordered
 
 
-def _good(labels: Array, offload: bool = False) -> NDArray[np.intp]:
+def _good(labels: Array, offload: bool) -> NDArray[np.intp]:
     """Which of the ordered labels are worth keeping; the first one always is.
 
     With `offload` also those that need little when two micro-batches are here and the others away.
@@ -251,7 +256,7 @@ def _good(labels: Array, offload: bool = False) -> NDArray[np.intp]:
     needs = [(count - 1) * labels[_KEPT] + labels[_PEAK] for count in COUNTS]
     if offload:
         needs += [
-            need - (count - 2) * labels[_LEAVES]
+            need - (count - 2) * (labels[_KEPT] - labels[_STAYS])
             for count, need in zip(COUNTS, needs, strict=True)
             if count > 2
         ]

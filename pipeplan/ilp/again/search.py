@@ -73,8 +73,8 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     """The best plan found, whether or not it computes anything again.
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
-    load bound, that of the relaxed options for contiguous plans (without offloading), and that no
-    plan exists only where a single layer fits no GPU.
+    load bound, that of the relaxed options for contiguous plans, and that no plan exists only
+    where a single layer fits no GPU.
 
     Args:
         state: Of a search without recomputation, not begun.
@@ -87,7 +87,8 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     state.bounds = {}
     state.prove("any", bound, from_bytes=False)
     best = Solved(state)
-    if state.phase != "interrupted" and not state.done and state.infeasible is None:
+    reached = state.gap is not None and state.gap <= limits.gap
+    if state.phase != "interrupted" and not reached and state.infeasible is None:
         best = min(best, _again(state, start), key=lambda solved: solved.cost)
     best.state.options, best.state.bounds, best.state.notes = limits, state.bounds, state.notes
     return best
@@ -104,16 +105,16 @@ def keeping(state: Incumbent) -> Solved:
 
 
 def _prove_contiguous(state: Incumbent) -> None:
-    if state.options.offload:
-        return
     state.enter("recomputation: bound")
-    bound = again_bound(state.costs, max(1, int(state.bounds["any"])))
+    lowest = max(1, int(state.bounds["any"]))
+    bound = again_bound(state.costs, lowest, offload=state.options.offload)
     if bound is not None:
-        state.prove("contiguous", bound)
+        state.prove("contiguous", bound, from_bytes=False)
     elif state.options.contiguous_only:
+        more = " or offloaded" if state.options.offload else ""
         state.infeasible = (
             f"chain {state.costs.chain.name!r}: no contiguous plan exists, whatever is computed"
-            " again: every way to cut it exceeds some GPU's memory or a link's time."
+            f" again{more}: every way to cut it exceeds some GPU's memory or a link's time."
             " More memory or more GPUs would help; --method auto allows several stages on a GPU."
         )
 
@@ -134,7 +135,7 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
         if tried.cost < best.cost:
             best = tried
         interrupted = tried.state.phase == "interrupted"
-        if interrupted or (state.remaining <= 0 and number >= sure):
+        if interrupted or (state.remaining <= 0 and number >= sure + (start is not None)):
             return best
     _prove_contiguous(state)
     if best.merged is not None:
