@@ -14,6 +14,7 @@ from pipeplan.ilp.periods import scaled, shorten
 from pipeplan.ilp.units import coarsen
 from pipeplan.ilp.variables import Instance
 from pipeplan.ilp.walk import Walk
+from pipeplan.ilp.whole import Whole
 from pipeplan.units import ceil_div
 
 JOINT_ITEMS: Final = 14
@@ -51,11 +52,12 @@ def search(state: Incumbent) -> None:
         walk.run(GLANCE_S)
     if not state.done:
         guided(state, GUIDE_SHARE * state.remaining)
-    turn = TURN_S
+    turn, whole = TURN_S, Whole(state)
     while state.best is not None and not state.done:
         around.run(turn)
         if decided:
             return
+        whole.run(turn)
         walk.run(turn)
         evening.run(turn)
         turn *= 1.5

@@ -16,8 +16,8 @@ EARLY_SHARE = 0.08
 """Share of the time that the walk has before the bound, which is sought below the best plan."""
 PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
-EVENING_SHARE = 0.2
-"""Share of the time left that evening out loads may take, before the slower bound."""
+EVENING_SHARE = 0.25
+"""Share of the time left that evening out loads has before that."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 
@@ -26,12 +26,12 @@ def search(state: Incumbent) -> None:
     """Find a plan where no contiguous one was found, or prove that none exists; improve it."""
     if state.best is None:
         _any_plan(state)
-    if state.infeasible is None and not state.done and state.costs.layers > free.JOINT_ITEMS:
-        Walk(state).run(EARLY_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
-    if state.infeasible is None and not state.done and state.costs.layers > free.JOINT_ITEMS:
-        Evening(state).run(EVENING_SHARE * state.remaining)
+    for shorten, share in ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE)):
+        many = state.costs.layers > free.JOINT_ITEMS
+        if state.infeasible is None and not state.done and many:
+            shorten(state).run(share * state.remaining)
     if state.infeasible is None and not state.done and not state.options.offload:
         raise_bound(state, BOUND_SHARE * state.remaining)
     if state.infeasible is None and not state.done:

@@ -1,0 +1,62 @@
+"""All layers in one model as a finder: shorter plans, true refutations, none where it is idle."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+from pipeplan.cluster import uniform
+from pipeplan.ilp.bounds import any_bound
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.free import joint
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.whole import MOST_LAYERS, Whole
+from tests import handmade
+from tests.searches import limits
+
+
+def started(layers: int, memory: int) -> Incumbent:
+    """A chain of `layers` uneven layers on two GPUs with the best contiguous plan."""
+    times = [(1 + layer % 3, 2 + layer % 2) for layer in range(layers)]
+    fields = [{"saved_bytes": max(0, 9 - layer), "output_bytes": 1} for layer in range(layers)]
+    cluster = uniform(2, memory, bandwidth_bytes_per_s=10**9, duplex="half")
+    state = Incumbent(
+        Costs(handmade.chain(times, fields), cluster, "2bw", "exact"), limits(time_limit_s=200)
+    )
+    state.prove("any", any_bound(state.costs))
+    contiguous(state)
+    return state
+
+
+def test_finds_and_refutes_as_the_exact_search_does() -> None:
+    """At several memories its plans are no shorter, its bound no longer than the optimum."""
+    shorter = raised = 0
+    bests = []
+    for memory in (30, 34, 38, 46):
+        exact, whole = started(5, memory), started(5, memory)
+        assert exact.best is not None
+        first = exact.best.per_microbatch
+        assert joint(exact, 1, 60)
+        Whole(whole).run(60)
+        assert whole.best is not None
+        optimum, found = exact.best.per_microbatch, whole.best.per_microbatch
+        assert whole.bounds["k1"] <= optimum <= found <= first
+        shorter += found < first
+        raised += whole.bounds["k1"] > started(5, memory).bounds["k1"]
+        bests.append(found)
+    assert shorter
+    assert raised
+    assert all(one >= other for one, other in pairwise(bests))
+
+
+def test_idle_where_the_gap_is_small_or_layers_are_many() -> None:
+    """Within 3 % of the bound, or beyond the largest model, nothing is asked."""
+    for state in (started(5, 38), started(MOST_LAYERS + 1, 10**6)):
+        assert state.best is not None
+        if state.costs.layers == 5:
+            state.prove("any", state.best.per_microbatch * Fraction(99, 100))
+        phases: list[str] = []
+        state.report = lambda *args, heard=phases: heard.append(str(args[-1]))
+        Whole(state).run(5)
+        assert not phases
