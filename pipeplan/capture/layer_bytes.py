@@ -21,6 +21,7 @@ class LayerBytes:
     saved_input: int
     saved: int
     saved_output: int
+    saved_passing: int
     forward_workspace: int
     backward_workspace: int
     forward_peak: int
@@ -65,6 +66,7 @@ def _run(run: LayerRun, live: LiveBytes) -> LayerBytes:
     saved_input = one.inputs.alive()
     saved_output = min(one.outputs.alive(), one.output_bytes)
     saved = kept - saved_input - saved_output
+    saved_passing = min(one.passing(), one.output_bytes - saved_output)
     incoming = one.receive_gradients()
     live.reset_peak()
     one.backward()
@@ -77,6 +79,7 @@ def _run(run: LayerRun, live: LiveBytes) -> LayerBytes:
         saved_input=saved_input,
         saved=saved,
         saved_output=saved_output,
+        saved_passing=saved_passing,
         forward_workspace=forward_peak - (sum(inputs) + saved + one.output_bytes),
         backward_workspace=backward_peak - (kept + incoming + outgoing),
         forward_peak=forward_peak,

@@ -145,6 +145,7 @@ class LayerPass:
         """Storages behind the outputs that are no input's; known after `forward`."""
         self.output_bytes = 0
         """Size of all outputs; known after `forward`."""
+        self._passing: list[tuple[int, int]] = []
 
     def forward(self) -> None:
         """Runs the layer, and the loss behind the last one.
@@ -167,7 +168,16 @@ class LayerPass:
         self._root = leave(self._exit, roots) if roots else None
         self.outputs = Storages(value, without=self.inputs)
         self.output_bytes = sum(output.nbytes for output in value)
+        self._passing = [(key(out), out.nbytes) for out in value if out.is_contiguous()]
         self._gradients = [(root.shape, root.dtype, root.device) for root in roots]
+
+    def passing(self) -> int:
+        """Bytes of outputs that lie in storages of the input that are alive now.
+
+        One that is not contiguous is copied before it is sent, so it is none.
+        """
+        inputs = {id(storage) for storage in self.inputs.living()}
+        return sum(size for name, size in self._passing if name in inputs)
 
     def receive_gradients(self, given: list[Tensor] | None = None) -> int:
         """Takes gradients of the outputs, as if they had just arrived; returns their bytes.

@@ -31,6 +31,7 @@ _NOTHING = LayerBytes(
     saved_input=0,
     saved=0,
     saved_output=0,
+    saved_passing=0,
     forward_workspace=0,
     backward_workspace=0,
     forward_peak=0,

@@ -121,4 +121,7 @@ def _result_bytes(plan: Plan, producer: int) -> int:
     if Ops.kind(producer) is OpKind.B:
         return plan.chain.gradient_of_input(home.first)
     last = plan.chain.layers[home.last]
-    return last.output_bytes - last.saved_output_bytes
+    kept = last.saved_output_bytes
+    if plan.cluster.host is None:  # else what passes may have left for it
+        kept += last.saved_passing_bytes
+    return last.output_bytes - kept

@@ -70,12 +70,13 @@ def _message(
 
 
 def _unsaved(plan: Plan, producer: Timed) -> int:
-    """Bytes of a result that its own stage does not keep anyway: y - so, or gx."""
+    """Bytes of a result that its own stage does not keep anyway: y - so - po, or gx."""
     stage = plan.stages[producer.stage]
     if producer.kind is OpKind.B:
         return plan.chain.gradient_of_input(stage.first)
     layer = plan.chain.layers[stage.last]
-    return layer.output_bytes - layer.saved_output_bytes
+    passing = layer.saved_passing_bytes if plan.cluster.host is None else 0
+    return layer.output_bytes - layer.saved_output_bytes - passing
 
 
 def _workspace(plan: Plan, stage: Stage) -> int:
