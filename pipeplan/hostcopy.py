@@ -43,8 +43,8 @@ class HostWay:
         """
 
         def work() -> Copies:
-            copies = [self._buffer(part) for part in parts]
             with _named(f"copy of {_bytes(parts)} bytes to the host"), self._out.copying(mark):
+                copies = [self._buffer(part) for part in parts]
                 _copy(copies, parts)
             parts.clear()
             if then is not None:

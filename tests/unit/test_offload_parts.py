@@ -27,6 +27,7 @@ from pipeplan.runtime.optimizing import Optimizing
 from pipeplan.runtime.stage import Stage, StageSpec
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks, pipelines
+from tests.unit.test_runtime_exact import Recomputed
 
 TASKS: dict[str, Callable[[], Task]] = {
     "mlp": capture_tasks.mlp,
@@ -179,6 +180,24 @@ def test_what_others_hold_stays_with_them(duplex: bool) -> None:
         assert one.kept() == table.nbytes
         assert torch.equal(table, torch.linspace(1, 2, 6))
         assert all(map(torch.equal, expected, one.gradients()))
+
+
+def test_torchs_checkpointing_in_a_run() -> None:
+    """A layer with hooks of its own runs as it does without offloading."""
+
+    def gradients(runs: Runs) -> list[Tensor]:
+        torch.manual_seed(4)
+        layers = [nn.Linear(6, 6), Recomputed(), nn.Tanh(), Recomputed(), nn.Linear(6, 3)]
+        with Alone(*pipelines.split_by_hand(layers, "sgd"), runs) as one:
+            one.forward(0)
+            if runs:
+                one.stage.offload(0)
+                one.stage.free(0)
+                one.stage.prefetch(0)
+            one.stage.backward(0, [])
+            return one.gradients()
+
+    assert all(map(torch.equal, gradients(()), gradients(((0, 3),))))
 
 
 class InPlace(nn.Module):
