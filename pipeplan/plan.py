@@ -155,6 +155,8 @@ class Solver(Record):
     gap_bound: Literal["any", "k1", "contiguous"] = "any"
     most_microbatches: Positive | None = Field(default=None, exclude_if=lambda most: most is None)
     """The bounds hold for plans of at most so many micro-batches per step; None: of any number."""
+    pins: tuple[tuple[Count, Count], ...] = Field(default=(), exclude_if=lambda pins: not pins)
+    """(layer, GPU) of layers whose GPU was given; the bounds hold for plans with these pins."""
     seconds: Annotated[float, Field(ge=0)] = 0.0
     seed: Count = 0
     version: str = ""

@@ -8,7 +8,7 @@ the period, waiting whole periods longer only keeps tensors longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import pairwise, product
 from math import ceil
@@ -32,6 +32,7 @@ def optimum(
     semantics: Semantics = "2bw",
     memory_model: str = "exact",
     contiguous: bool = False,
+    pins: Mapping[int, int] | None = None,
 ) -> int | None:
     """The shortest period of k micro-batches, at most `limit` ns; None if there is none.
 
@@ -43,12 +44,13 @@ def optimum(
         semantics: As in a plan.
         memory_model: As in a plan.
         contiguous: Whether only one stage per GPU is allowed.
+        pins: GPU of some layers.
     """
     fields = {"semantics": semantics, "memory_model": memory_model, "microbatches": 64}
     longest = serial(chain, cluster)
     allocations = [
         stages
-        for stages in every_allocation(chain, cluster)
+        for stages in every_allocation(chain, cluster, pins)
         if (not contiguous or len({gpu for *_, gpu in stages}) == len(stages))
         and _Placing(chain, cluster, stages, longest, 1, fields).one_at_a_time()
     ]
@@ -59,12 +61,20 @@ def optimum(
     return None
 
 
-def every_allocation(chain: Chain, cluster: Cluster) -> Iterator[Stages]:
-    """All stages on all GPUs; of equal GPUs only the first new one is tried."""
-    count = len(chain.layers)
+def every_allocation(
+    chain: Chain, cluster: Cluster, pins: Mapping[int, int] | None = None
+) -> Iterator[Stages]:
+    """All stages on all GPUs; without pins, of equal GPUs only the first new one is tried."""
+    count, pins = len(chain.layers), pins or {}
     equal = not cluster.links.pairs and len({(g.speed, g.memory_bytes) for g in cluster.gpus}) == 1
     for homes in product(range(len(cluster.gpus)), repeat=count):
-        if equal and any(home > max(homes[:i], default=-1) + 1 for i, home in enumerate(homes)):
+        if any(homes[layer] != gpu for layer, gpu in pins.items()):
+            continue
+        if (
+            equal
+            and not pins
+            and any(home > max(homes[:i], default=-1) + 1 for i, home in enumerate(homes))
+        ):
             continue
         if not _tied_together(chain, homes):
             continue

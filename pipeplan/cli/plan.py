@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common, sweep
@@ -21,6 +22,8 @@ pipeplan plan chain.json --gpus 4 --memory 8GiB --bandwidth 12GB/s --recompute a
 --offload auto --host-bandwidth 12GB/s --host-memory 128GiB -o plan.json
 pipeplan plan chain.json --gpus 2,4,8 --memory 8GiB..32GiB --bandwidth 12GB/s -o sweep"""
 
+_PIN = re.compile(r"\s*(?P<layer>.+?)\s*=\s*(?P<gpu>\d{1,6})\s*(?:,|$)")
+
 
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
@@ -36,6 +39,7 @@ def add(verbs: common.Verbs) -> None:
     add_machines(verb, several=True)
     what = verb.add_argument_group("what to plan for")
     _add_what(what)
+    _add_pins(what)
     _add_remat(what)
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
     common.add_output(verb, "PLAN")
@@ -70,6 +74,31 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         help="contiguous: one run of layers per GPU; paper-ilp: the source's ILP, for small chains"
         " under --memory-model paper --duplex half (auto)",
     )
+
+
+def _add_pins(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--pin",
+        type=_pins,
+        default={},
+        metavar="LAYER=GPU,..",
+        help="layers that must sit on a GPU: LAYER is an index, a name, or a..b for all from a to"
+        " b; GPU an index",
+    )
+
+
+def _pins(text: str) -> dict[int | str, int]:
+    """GPUs by layer, as they are written."""
+    found: dict[int | str, int] = {}
+    place = 0
+    while place < len(text):
+        part = _PIN.match(text, place)
+        if part is None or part["layer"] in found:
+            raise argparse.ArgumentTypeError(
+                f"got {text!r}, need LAYER=GPU,LAYER=GPU,.. with each layer once, as in 0=0,5..7=1"
+            )
+        found[part["layer"]], place = int(part["gpu"]), part.end()
+    return found
 
 
 def _add_remat(group: argparse._ArgumentGroup) -> None:
@@ -173,5 +202,6 @@ def _config(args: argparse.Namespace) -> Config:
         coarsen=args.coarsen,
         recompute=args.recompute,
         offload=args.offload,
+        pins=args.pin,
         resume=common.read(Plan, args.resume) if args.resume else None,
     )

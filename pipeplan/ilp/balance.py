@@ -71,6 +71,8 @@ class Balance:
         self._watched = costs.gpus > 1 and sum(longest) > period
         self._loads, self._bytes = [0.0] * costs.gpus, list(beside)
         self._homes = [homes[unit[0]] for unit in self.units]
+        pinned = frozenset(n for n, home in enumerate(costs.homes) if home is not None)
+        self._pinned = [not pinned.isdisjoint(unit) for unit in self.units]
         self.total = 0.0
         self._add_up()
 
@@ -103,12 +105,12 @@ class Balance:
                 there = homes[random.choice(self._near[unit])[1]]
             else:
                 there = int(random.random() * gpus)
-            if there == here:
+            if there == here or self._pinned[unit]:
                 continue
             before = self.total
             self._move(unit, there)
             back = int(random.random() * count) if random.random() < SWAP else unit
-            swapped = back != unit and homes[back] == there
+            swapped = back != unit and homes[back] == there and not self._pinned[back]
             if swapped:
                 self._move(back, here)
             worse = self.total - before

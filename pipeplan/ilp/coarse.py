@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds import any_bound
@@ -59,7 +60,8 @@ def _rounds(state: Incumbent, groups: int) -> None:
 
 def _coarse(state: Incumbent, groups: int, apart: frozenset[int] = frozenset()) -> Coarse:
     speeds = tuple({gpu.speed for gpu in state.costs.cluster.gpus})
-    coarse = coarsen(state.costs.chain, groups, speeds=speeds, apart=apart)
+    pinned = {n for n, (one, two) in enumerate(pairwise(state.costs.homes)) if one != two}
+    coarse = coarsen(state.costs.chain, groups, speeds=speeds, apart=apart | pinned)
     text = (
         f"searched as {len(coarse.groups)} groups of the {state.costs.layers} layers (--coarsen)"
     )
@@ -83,7 +85,7 @@ def _round(state: Incumbent, coarse: Coarse, share: float) -> bool:
     """One search on a coarse chain, whose best schedule competes; whether there is one."""
     costs = state.costs
     inner = Incumbent(
-        replace(costs, chain=coarse.chain),
+        replace(costs, chain=coarse.chain, pins=_pins(costs, coarse)),
         replace(state.options, time_limit_s=state.elapsed + share * state.remaining),
         _forwarded(state),
     )
@@ -99,6 +101,12 @@ def _round(state: Incumbent, coarse: Coarse, share: float) -> bool:
     if inner.phase == "interrupted":
         state.enter("interrupted")
     return inner.best is not None
+
+
+def _pins(costs: Costs, coarse: Coarse) -> tuple[tuple[int, int], ...]:
+    """The pins of groups: each group's layers have the same."""
+    homes = [costs.homes[first] for first, _ in coarse.groups]
+    return tuple((group, gpu) for group, gpu in enumerate(homes) if gpu is not None)
 
 
 def _forwarded(state: Incumbent) -> Report | None:

@@ -33,6 +33,7 @@ from pipeplan.ilp.tables import (
     cuttable,
     forwards,
     loads,
+    pinned_elsewhere,
     segment_tables,
 )
 from pipeplan.plan import Stage
@@ -123,6 +124,7 @@ class ContiguousSolver:
         self._states, self.complete = _all_states(self.classes)
         self._loads = [loads(self.costs, gpus[0]) for gpus in self.classes]
         self._cuttable = cuttable(self.costs)
+        self._elsewhere = [pinned_elsewhere(self.costs, gpus[0]) for gpus in self.classes]
         self._sends: dict[tuple[int, int], tuple[Array, Array]] = {}
         tables = self.tables
         working = np.maximum(tables.forward, tables.saved + tables.backward)
@@ -198,7 +200,7 @@ class ContiguousSolver:
         """One more stage, on a GPU of the state's class, in front of each way to go on behind."""
         count, (used, kind) = self.costs.layers, state
         load = self._loads[kind]
-        allowed = np.triu(load <= asked.limit)
+        allowed = np.triu(load <= asked.limit) & ~self._elsewhere[kind]
         if sum(used) == 1:
             start = np.full(count, INFINITE)
             start[-1] = 0
@@ -310,7 +312,10 @@ def push_one(span: int, load: int, period: int) -> int:
 
 
 def gpu_classes(costs: Costs) -> list[list[int]]:
-    """GPUs that may swap places without any change: same speed, memory and links to all others."""
+    """GPUs that may swap places without any change: same speed, memory and links to all others.
+
+    A GPU that a layer is pinned to is like no other.
+    """
     classes: list[list[int]] = []
     for gpu in range(costs.gpus):
         for members in classes:
@@ -323,6 +328,8 @@ def gpu_classes(costs: Costs) -> list[list[int]]:
 
 
 def _twins(costs: Costs, one: int, other: int) -> bool:
+    if one in costs.homes or other in costs.homes:
+        return False
     first, second = costs.cluster.gpus[one], costs.cluster.gpus[other]
     if (first.speed, first.memory_bytes) != (second.speed, second.memory_bytes):
         return False

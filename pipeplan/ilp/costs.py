@@ -6,6 +6,7 @@ follow docs/model.md: durations (T2), (T3); bytes (M1)-(M5) or (P1)-(P5).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -13,7 +14,7 @@ from itertools import accumulate
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.plan import MemoryModel, Semantics
+from pipeplan.plan import MemoryModel, Semantics, Stage
 from pipeplan.units import ceil_div
 
 PAPER_WEIGHT_COPIES = 3
@@ -38,7 +39,8 @@ class SegmentBytes:
 class Costs:
     """Durations and bytes of one chain on one cluster under one memory model.
 
-    `again` are the chain's layers that stand for runs that are computed again.
+    `again` are the chain's layers that stand for runs that are computed again; `pins` are
+    (layer, GPU) for layers whose GPU is given.
     """
 
     chain: Chain
@@ -46,6 +48,7 @@ class Costs:
     semantics: Semantics
     memory_model: MemoryModel
     again: frozenset[int] = frozenset()
+    pins: tuple[tuple[int, int], ...] = ()
 
     def __hash__(self) -> int:
         return id(self)
@@ -151,10 +154,10 @@ class Costs:
 
     @cached_property
     def tied_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Layers that share a parameter name and must share a GPU, as sorted groups."""
-        if self.chain.tied == "synchronize":
-            return ()
-        owner: dict[str, int] = {}
+        """Layers that must share a GPU, as sorted groups: by a parameter name or by their pins."""
+        shared = self.chain.tied != "synchronize"
+        pinned = dict(self.pins)
+        owner: dict[str | int, int] = {}
         parent = list(range(self.layers))
 
         def root(layer: int) -> int:
@@ -163,12 +166,33 @@ class Costs:
             return layer
 
         for index, layer in enumerate(self.chain.layers):
-            for name in layer.parameters:
+            names: list[str | int] = list(layer.parameters) if shared else []
+            for name in [*names, pinned[index]] if index in pinned else names:
                 parent[root(index)] = root(owner.setdefault(name, index))
         groups: dict[int, list[int]] = {}
         for index in range(self.layers):
             groups.setdefault(root(index), []).append(index)
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+    @cached_property
+    def homes(self) -> tuple[int | None, ...]:
+        """GPU of each layer where it is given, by its own pin or by that of one tied to it."""
+        homes: list[int | None] = [None] * self.layers
+        for layer, gpu in self.pins:
+            homes[layer] = gpu
+        for group in self.tied_groups:
+            given = next((homes[layer] for layer in group if homes[layer] is not None), None)
+            for layer in group:
+                homes[layer] = given if homes[layer] is None else homes[layer]
+        return tuple(homes)
+
+    def keeps_pins(self, stages: Iterable[Stage]) -> bool:
+        """Whether every pinned layer sits on its GPU."""
+        return not self.pins or all(
+            self.homes[layer] in (None, stage.gpu)
+            for stage in stages
+            for layer in range(stage.first, stage.last + 1)
+        )
 
 
 def ceil_div_fraction(value: int, divisor: Fraction) -> int:

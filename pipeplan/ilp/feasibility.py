@@ -7,6 +7,8 @@ each prove that there is no plan.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from pipeplan.errors import InputError
 from pipeplan.ilp.costs import Costs
 from pipeplan.units import MAX_INT, format_bytes
@@ -44,12 +46,18 @@ def layer_need(costs: Costs, layer: int) -> int:
 
 
 def simple_reason(costs: Costs) -> str | None:
-    """A layer that fits no GPU, or a total that exceeds all memory; None if neither is so."""
-    return layer_reason(costs) or _total_reason(costs)
+    """A layer that fits no GPU, pins, or a total beyond all memory; None if none of them is so."""
+    return layer_reason(costs) or _pinned_reason(costs) or _total_reason(costs)
 
 
 def layer_reason(costs: Costs) -> str | None:
-    """A layer that fits no GPU, even if it is computed again; None if there is none."""
+    """A layer that fits no GPU, even if it is computed again; None if there is none.
+
+    Or layers that must share a GPU and are pinned to two.
+    """
+    apart = _pinned_apart(costs)
+    if apart is not None:
+        return apart
     largest = max(costs.budgets)
     for layer in range(costs.layers):
         need = layer_need(costs, layer)
@@ -60,6 +68,39 @@ def layer_reason(costs: Costs) -> str | None:
                 f" {need} bytes ({format_bytes(need)}) for its states and one micro-batch, the"
                 f" largest GPU has {largest}: {need - largest} bytes over. A smaller micro-batch"
                 " or a GPU with more memory would help."
+            )
+    return None
+
+
+def _pinned_apart(costs: Costs) -> str | None:
+    """Tied layers that are pinned to different GPUs; None if there are none."""
+    for group in costs.tied_groups:
+        pinned = [(layer, gpu) for layer, gpu in costs.pins if layer in group]
+        for (one, here), (other, there) in pairwise(pinned):
+            if here != there:
+                return (
+                    f"chain {costs.chain.name!r}: no plan exists: layers {one} and {other} share"
+                    f" a parameter, so they need one GPU, and are pinned to {here} and {there}."
+                    " Pin them to one GPU, or only one of them."
+                )
+    return None
+
+
+def _pinned_reason(costs: Costs) -> str | None:
+    """A GPU that cannot hold the states of what is pinned to it and one micro-batch's peak."""
+    for gpu, budget in enumerate(costs.budgets):
+        pinned = [layer for layer, home in enumerate(costs.homes) if home == gpu]
+        if not pinned:
+            continue
+        sizes = [costs.segment(layer, layer, True) for layer in pinned]
+        states = sum(size.states for size in sizes)
+        own = max(max(x.forward, x.saved + x.backward, x.optimizer) for x in sizes)
+        if states + own > budget:
+            return (
+                f"chain {costs.chain.name!r}: no plan exists: the {len(pinned)} layers pinned to"
+                f" GPU {gpu} need {states + own} bytes ({format_bytes(states + own)}) for their"
+                f" states and one micro-batch, it has {budget}: {states + own - budget} bytes"
+                " over. Pin fewer layers to it."
             )
     return None
 
@@ -82,17 +123,21 @@ def spread_reason(costs: Costs, missing: int) -> str:
     """No spread of the layers leaves room for one micro-batch on every GPU."""
     return (
         f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
-        f" over the {costs.gpus} GPUs, on some GPU the states and one micro-batch exceed its"
-        f" memory by at least {missing} bytes ({format_bytes(missing)}). More memory, more GPUs,"
-        " a smaller micro-batch or recomputation would help."
+        f" over the {costs.gpus} GPUs{_kept_pins(costs)}, on some GPU the states and one"
+        f" micro-batch exceed its memory by at least {missing} bytes ({format_bytes(missing)})."
+        " More memory, more GPUs, a smaller micro-batch or recomputation would help."
     )
+
+
+def _kept_pins(costs: Costs) -> str:
+    return f" with {len(costs.pins)} layers pinned" if costs.pins else ""
 
 
 def contiguous_reason(costs: Costs) -> str:
     """No partition into one stage per GPU fits, whatever the period and k."""
     return (
         f"chain {costs.chain.name!r}: no contiguous plan exists: however its {costs.layers} layers"
-        f" are cut into at most {costs.gpus} stages, some stage's states and one micro-batch"
-        " exceed its GPU's memory. Method auto may place several stages on a GPU; more memory"
-        " or GPUs would help too."
+        f" are cut into at most {costs.gpus} stages{_kept_pins(costs)}, some stage's states and"
+        " one micro-batch exceed its GPU's memory. Method auto may place several stages on a GPU;"
+        " more memory or GPUs would help too."
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
+from pipeplan.ilp.each import Each, allocations
 from pipeplan.ilp.evening import Evening
 from pipeplan.ilp.guide import Guide, Home
 from pipeplan.ilp.incumbent import Incumbent
@@ -23,6 +24,8 @@ STEPS: Final = (1.0, 1.01, 1.03, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0)
 """Periods that the guide tries, as multiples of the bound."""
 JOINT_SHARE: Final = 0.4
 """Share of the time left for each k of the joint model."""
+FIRST_SHARE: Final = 0.05
+"""Share of it that the joint model has where each allocation can be looked at by itself."""
 GUIDE_SHARE: Final = 0.3
 """Share of the time left for the guide."""
 GLANCE_S: Final = 0.1
@@ -41,12 +44,7 @@ def search(state: Incumbent) -> None:
     Where the joint model decided all, what follows is short; else it goes on while there is time.
     """
     few = state.costs.layers <= JOINT_ITEMS
-    decided = few
-    for k in state.options.ks if few else ():
-        if not state.done:
-            decided &= joint(
-                state, k, state.remaining * (1.0 if len(state.options.ks) == 1 else JOINT_SHARE)
-            )
+    decided = few and _decide(state)
     walk, around, evening = Walk(state), Neighbourhoods(state), Evening(state)
     if decided:
         walk.run(GLANCE_S)
@@ -61,6 +59,22 @@ def search(state: Incumbent) -> None:
         walk.run(turn)
         evening.run(turn)
         turn *= 1.5
+
+
+def _decide(state: Incumbent) -> bool:
+    """The joint model for each k; where it stays open and they are few, each allocation."""
+    homes = None if state.options.offload else allocations(state.costs)
+    share = 1.0 if len(state.options.ks) == 1 else JOINT_SHARE
+    decided = True
+    for k in state.options.ks:
+        if state.done:
+            break
+        seconds = share * state.remaining
+        if homes is None:
+            decided &= joint(state, k, seconds)
+        elif not joint(state, k, FIRST_SHARE * seconds):
+            decided &= Each(state, k).run(homes, (1 - FIRST_SHARE) * seconds)
+    return decided
 
 
 def joint(state: Incumbent, k: int, seconds: float) -> bool:

@@ -131,7 +131,9 @@ class Incumbent:
         self.tell()
 
     def accepts(self, schedule: Schedule) -> bool:
-        """Whether a schedule keeps tied layers together and fits every memory and (R6)."""
+        """Whether a schedule keeps tied layers together, pins, every memory and (R6)."""
+        if not self.costs.keeps_pins(schedule.stages):
+            return False
         if self.costs.tied_groups and not self._keeps_ties(schedule):
             return False
         most = self.most_in_flight

@@ -87,7 +87,7 @@ class EagerSearch:
 
     def _add(self, stages: Stages) -> None:
         """Queue a partition once, if it fits and could be better than the best plan."""
-        if stages in self._seen:
+        if stages in self._seen or not self.state.costs.keeps_pins(stages):
             return
         self._seen.add(stages)
         caps = _caps(self.state.costs, stages, self.state.most_in_flight)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -24,6 +25,10 @@ on models of this kind."""
 
 DECIDERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_costs")
 """CP-SAT's searches for one period, the first as many as there are workers."""
+
+
+LEVELS: Final = (1, 0, 2)
+"""How much of a small model is also a linear program, turn by turn."""
 
 
 class Answer(Enum):
@@ -65,12 +70,52 @@ def solve_at(
     Returns:
         IMPOSSIBLE is a proof for the true data if `budgets` are the GPUs' memories.
     """
+    v = _variables(instance, period, budgets)
+    solver = configured(options, seconds)
+    _decide(solver, options.workers)
+    return _result(run(solver, v.model), solver, v, lowest)
+
+
+def solve_each(
+    asked: Sequence[tuple[Instance, int]],
+    options: Options,
+    seconds: float,
+    lowest: int = 1,
+    turn: int = 0,
+) -> list[Result]:
+    """`solve_at` of several small models side by side, one worker each.
+
+    What one search does not decide in many times as long another often does at once, so each
+    `turn` is another search: use of linear programs and seed change.
+
+    Args:
+        asked: Instances and periods in ticks, as many as there are workers.
+        options: Seed.
+        seconds: Time limit of each.
+        lowest: No schedule is made shorter than this many ns.
+        turn: How often the same was asked before.
+    """
+    alone = replace(options, workers=1, seed=(options.seed + turn) % 2**31)
+    models = [_variables(instance, period, instance.costs.budgets) for instance, period in asked]
+    solvers = [configured(alone, seconds) for _ in models]
+    for solver in solvers:
+        solver.parameters.linearization_level = LEVELS[turn % len(LEVELS)]
+    statuses = run_all([(solver, v.model) for solver, v in zip(solvers, models, strict=True)])
+    return [
+        _result(status, solver, v, lowest)
+        for status, solver, v in zip(statuses, solvers, models, strict=True)
+    ]
+
+
+def _variables(instance: Instance, period: int, budgets: tuple[int, ...]) -> Variables:
     v = Variables(instance, period)
     add_times(v)
     Residency(v, budgets).add()
-    solver = configured(options, seconds)
-    _decide(solver, options.workers)
-    status = run(solver, v.model)
+    return v
+
+
+def _result(status: int, solver: Solver, v: Variables, lowest: int) -> Result:
+    """What a status means, with schedules where there is a solution."""
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Result(Answer.FOUND, tuple(extract.schedules(solver, v, lowest)))
     if status == cp_model.INFEASIBLE:
@@ -117,14 +162,30 @@ def configured(options: Options, seconds: float) -> Solver:
 
 def run(solver: Solver, model: cp_model.CpModel) -> int:
     """Solve; Ctrl-C stops the search at once and is raised again."""
-    statuses: list[int] = []
-    worker = threading.Thread(target=lambda: statuses.append(int(solver.solve(model))))
-    worker.start()
+    return run_all([(solver, model)])[0]
+
+
+def run_all(pairs: Sequence[tuple[Solver, cp_model.CpModel]]) -> list[int]:
+    """Solve models side by side; Ctrl-C stops all at once and is raised again."""
+    statuses: dict[int, int] = {}
+
+    def solve(index: int, solver: Solver, model: cp_model.CpModel) -> None:
+        statuses[index] = int(solver.solve(model))
+
+    workers = [
+        threading.Thread(target=solve, args=(index, *pair)) for index, pair in enumerate(pairs)
+    ]
+    for worker in workers:
+        worker.start()
     try:
-        worker.join()
+        for worker in workers:
+            worker.join()
     except KeyboardInterrupt:
-        solver.stop_search()
-        worker.join()
+        for solver, _ in pairs:
+            solver.stop_search()
+        for worker in workers:
+            worker.join()
         raise
-    solver.clock.spend(solver.deterministic_time / WORK_PER_SECOND)
-    return statuses[0]
+    for solver, _ in pairs:
+        solver.clock.spend(solver.deterministic_time / WORK_PER_SECOND)
+    return [statuses[index] for index in range(len(pairs))]

@@ -38,7 +38,7 @@ def scaled(instance: Instance) -> Instance:
     return replace(instance, tick=tick, unit=unit)
 
 
-def _finest(instance: Instance) -> Instance:
+def finest(instance: Instance) -> Instance:
     """In exact ns and bytes where items are few, else scaled."""
     costs, count = instance.costs, len(instance.items)
     times = 16 * count * instance.k * whole_way_ns(costs)
@@ -68,7 +68,9 @@ def whole_way_ns(costs: Costs) -> int:
     return slowest + overhead + transfers
 
 
-def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool) -> bool:
+def shorten(
+    state: Incumbent, instance: Instance, seconds: float, *, proof: bool, lowest: int = 1
+) -> bool:
     """Look for better schedules: at the bound itself, then by bisection, until the time limit.
 
     Below a schedule that was found, the first impossible period makes the next step ask for
@@ -81,20 +83,21 @@ def shorten(state: Incumbent, instance: Instance, seconds: float, *, proof: bool
         seconds: Limit for all steps together.
         proof: Whether an impossible period is one for every plan of this k: layers are the items
             and the allocation is free. For k = 1 it then raises the bound.
+        lowest: No shorter period (ticks) is possible.
 
     Returns:
         Whether every period that matters was decided within the time.
     """
-    instance = _finest(instance)
+    instance = finest(instance)
     tick, k = instance.tick, instance.k
     end = state.elapsed + seconds
-    low, high = _lowest(state, instance), _highest(state, instance)
+    low, high = max(lowest, _lowest(state, instance)), highest(state, instance)
     period, decided, found, hard = low, True, False, False
     while low <= high and not state.done and state.elapsed < end:
         limit = min(max(0.5, (end - state.elapsed) / 3), state.remaining)
         answer = attempt(state, instance, period, limit).answer
         if answer is Answer.FOUND:
-            high = min(period - 1, _highest(state, instance))
+            high = min(period - 1, highest(state, instance))
             found, hard = True, False
         elif answer is Answer.UNKNOWN and low < period == high:
             hard = True
@@ -114,12 +117,19 @@ def _lowest(state: Incumbent, instance: Instance) -> int:
     return max(1, ceil_div(int(-(-bound // 1)), instance.tick))
 
 
-def _highest(state: Incumbent, instance: Instance) -> int:
-    """The tick period of a plan one ns better than the best; without one, of a serial plan."""
+def highest(state: Incumbent, instance: Instance, tick: int | None = None) -> int:
+    """The period of a plan one ns better than the best; without one, of a serial plan.
+
+    Args:
+        state: What is known.
+        instance: What is to be scheduled.
+        tick: Ns of one unit of the answer; the instance's if not given.
+    """
+    tick = tick or instance.tick
     if state.best is None:
-        return ceil_div(whole_way_ns(instance.costs) * instance.k, instance.tick) + 1
+        return ceil_div(whole_way_ns(instance.costs) * instance.k, tick) + 1
     target = -(-state.best.per_microbatch * instance.k // 1) - 1
-    return int(ceil_div(target, instance.tick))
+    return int(ceil_div(target, tick))
 
 
 def attempt(state: Incumbent, instance: Instance, period: int, seconds: float) -> Result:

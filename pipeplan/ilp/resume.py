@@ -65,6 +65,8 @@ def _offer(state: Incumbent, plan: Plan) -> str | None:
     hosts = [stage.gpu for stage in schedule.stages]
     if state.options.contiguous_only and len(hosts) > len(set(hosts)):
         return "a GPU hosts two of its stages, --method contiguous asks for one"
+    if not state.costs.keeps_pins(schedule.stages):
+        return "a pinned layer sits on another GPU in it"
     other = _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts)
     if other or (schedule.away and plan.cluster.host != state.costs.cluster.host):
         schedule = tighten(state.costs, schedule, 1)
@@ -117,7 +119,8 @@ def _proven(state: Incumbent, plan: Plan) -> Iterator[tuple[BoundName, Fraction]
     same = (plan.semantics, plan.memory_model) == (costs.semantics, costs.memory_model)
     most = plan.solver.most_microbatches
     limited = state.most_in_flight is not None and state.options.microbatches <= (most or 0)
-    if not same or plan.cluster != costs.cluster or not (most is None or limited):
+    pinned = set(plan.solver.pins) <= set(costs.pins)
+    if not same or not pinned or plan.cluster != costs.cluster or not (most is None or limited):
         return
     bounds = plan.solver.bounds
     named: tuple[tuple[BoundName, tuple[int, int] | None], ...] = (

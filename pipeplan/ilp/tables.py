@@ -192,3 +192,9 @@ def cuttable(costs: Costs) -> NDArray[np.bool_]:
         marks[group[-1]] -= 1
     inside = np.array(list(accumulate(marks))[:-1], dtype=np.int64)
     return np.asarray(inside[: costs.layers] == 0)
+
+
+def pinned_elsewhere(costs: Costs, gpu: int) -> NDArray[np.bool_]:
+    """[i, j] -> whether a layer of i..j is pinned to another GPU."""
+    here = (None, gpu)
+    return _between(np.array([home not in here for home in costs.homes], dtype=np.int64)) > 0

@@ -34,7 +34,7 @@ class Instance:
     Attributes:
         costs: Durations and bytes.
         items: (first layer, last layer) in chain order.
-        places: GPUs that each item may sit on; None leaves the allocation free.
+        places: GPUs that each item may sit on; None leaves the allocation free, but for pins.
         k: Micro-batches per period.
         tick: Nanoseconds of one time unit; durations are rounded down.
         unit: Bytes of one memory unit; bytes are rounded down.
@@ -59,9 +59,16 @@ class Instance:
         """Copies of every op in a period."""
         return range(self.k)
 
+    def allowed(self, item: int) -> tuple[int, ...]:
+        """GPUs that an item may sit on: none if its layers are pinned to several."""
+        first, last = self.items[item]
+        pinned = set(self.costs.homes[first : last + 1]) - {None}
+        places = self.gpus if self.places is None else self.places[item]
+        return tuple(gpu for gpu in places if pinned <= {gpu})
+
     def home(self, item: int) -> int | None:
         """The one GPU that an item may sit on, if there is just one."""
-        places = self.gpus if self.places is None else self.places[item]
+        places = self.allowed(item)
         return places[0] if len(places) == 1 else None
 
     def ticks(self, kind: OpKind, item: int, gpu: int, *, begins: bool) -> int:
@@ -117,7 +124,7 @@ class Variables:
         instance, home = self.instance, self.instance.home(item)
         if home is not None:
             return [int(gpu == home) for gpu in instance.gpus]
-        allowed = instance.gpus if instance.places is None else instance.places[item]
+        allowed = instance.allowed(item)
         literals = {gpu: self.model.new_bool_var(f"on_{item}_{gpu}") for gpu in allowed}
         self.model.add_exactly_one(literals.values())
         return [literals.get(gpu, 0) for gpu in instance.gpus]

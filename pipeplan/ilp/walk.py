@@ -175,17 +175,19 @@ class Walk:
         return _beyond(peaks, costs.budgets)
 
     def _step(self, layout: Layout) -> Layout:
-        """One or two random changes; tied layers follow one of theirs."""
+        """One or two random changes; tied layers follow one of theirs, pinned ones stay."""
         for _ in range(2 if self.random.random() < 0.3 else 1):
             layout = self._change(layout)
-        if not self.state.costs.tied_groups:
+        costs = self.state.costs
+        if not costs.tied_groups and not costs.pins:
             return layout
         homes = list(layout.homes)
-        for group in self.state.costs.tied_groups:
+        for group in costs.tied_groups:
             gpu = homes[self.random.choice(group)]
             for layer in group:
                 homes[layer] = gpu
-        return replace(layout, homes=tuple(homes))
+        given = (new if pin is None else pin for new, pin in zip(homes, costs.homes, strict=True))
+        return replace(layout, homes=tuple(given))
 
     def _change(self, layout: Layout) -> Layout:
         """Move a border, a run of layers or a whole stage; swap two stages; split, join; shift."""

@@ -44,6 +44,7 @@ def assemble(solved: Solved, config: Config) -> Plan:
             version=__version__,
             method=config.method,
             most_microbatches=state.options.microbatches if state.options.limit_versions else None,
+            pins=costs.pins,
             contiguous_period_ns=_rational(state.contiguous) if state.contiguous else None,
             notes=tuple(state.notes),
         ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeplan.errors import InputError
@@ -30,6 +31,7 @@ class Config:
     coarsen: search on this many groups of layers; "auto" does so for chains of very many layers.
     recompute: "auto" also decides which layers each stage computes again in its backward.
     offload: "auto" also decides what each stage sends to the host between forward and backward.
+    pins: GPU of some layers, by index, by name, or "a..b" for all from a to b.
     resume: a plan of the same chain to start from; its proofs are kept where all else is equal.
     """
 
@@ -47,6 +49,7 @@ class Config:
     coarsen: int | Literal["auto", "off"] = "auto"
     recompute: Literal["off", "auto"] = "off"
     offload: Literal["off", "auto"] = "off"
+    pins: Mapping[int | str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what no search can honour."""
@@ -63,7 +66,22 @@ class Config:
             _need(name, asked, asked in ("off", "auto"))
             if asked == "auto":
                 self._check_paper(name, what)
+        self._check_pins()
         _need("workers", self.workers, self.workers is None or 1 <= self.workers <= 256)
+
+    def _check_pins(self) -> None:
+        """What is computed again is searched on merged layers; the paper's ILP has no pins."""
+        if not self.pins:
+            return
+        for name, value, refused in (
+            ("recompute", self.recompute, "auto"),
+            ("method", self.method, "paper-ilp"),
+        ):
+            if value == refused:
+                raise InputError(
+                    f"config.pins: got pinned layers with {name} {value}, need none with it."
+                    f" Plan without pins, or without {name} {value}."
+                )
 
     def _check_paper(self, name: str, what: str) -> None:
         """The paper's formulas know neither recomputation nor offloading."""

@@ -24,6 +24,7 @@ from pipeplan.ilp.resume import warm
 from pipeplan.plan import Plan
 from pipeplan.planner.assemble import assemble, cross_check
 from pipeplan.planner.config import Config, limits
+from pipeplan.planner.pins import resolve
 
 Progress = Callable[[float, Fraction | None, Fraction, float | None, str], None]
 """(elapsed s, best period per micro-batch in ns or None, bound in ns, gap or None, phase)."""
@@ -57,7 +58,8 @@ def solve(
             "config.offload: got auto for a cluster without a host, need one to offload to: its"
             " bandwidth and memory (--host-bandwidth, --host-memory, or host in the cluster file)."
         )
-    costs = Costs(chain, cluster, config.semantics, config.memory_model)
+    pins = resolve(config.pins, chain, cluster)
+    costs = Costs(chain, cluster, config.semantics, config.memory_model, pins=pins)
     feasibility.check_sums(costs)
     state = Incumbent(costs, limits(config, costs.gpus), progress)
     if config.resume is not None:

@@ -1,0 +1,218 @@
+"""Few layers on few GPUs: each allocation by itself, the most promising first, until none is left.
+
+A model of one allocation is so much smaller than one of all that CP-SAT decides most of them in a
+few tenths of a second, in exact ns and bytes; those that it does not decide are asked again, by
+another search and in time for longer. Whatever k is, an allocation needs a period of at least
+
+    floor = max( load of a GPU, load of a link, max over layers l of R(l) / c(l) ),
+
+R(l) = work and transfers of one micro-batch from the start of F_l to the end of B_l, c(l) = the
+most micro-batches in flight at l for which its GPU has room beside l at work (`master` says why).
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import islice
+from typing import Final
+
+from pipeplan.ilp.contiguous import gpu_classes
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.model import LEVELS, Answer, Result, solve_each
+from pipeplan.ilp.periods import attempt, finest, highest, shorten
+from pipeplan.ilp.variables import Instance
+from pipeplan.units import ceil_div
+
+Home = tuple[int, ...]
+
+MOST: Final = 3000
+"""Allocations up to which each is looked at."""
+FIRST_S: Final = 0.3
+"""Seconds that a model has at first."""
+LONGER: Final = 4
+"""Factor by which those left open have more when every search has had its turn."""
+SHORTEN_S: Final = 1.5
+"""Seconds to shorten the period of an allocation that gave a plan."""
+
+
+def allocations(costs: Costs) -> list[Home] | None:
+    """Every allocation of single layers, of equal GPUs in order; None if they are too many."""
+    found = list(islice(_extended(costs, gpu_classes(costs), ()), MOST + 1))
+    return found if len(found) <= MOST else None
+
+
+def _extended(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[Home]:
+    if len(start) == costs.layers:
+        yield start
+        return
+    layer = len(start)
+    tied = next((group[0] for group in costs.tied_groups if layer in group[1:]), None)
+    for members in classes:
+        for gpu in members:
+            given = start[tied] if tied is not None else costs.homes[layer]
+            if given in (None, gpu):
+                yield from _extended(costs, classes, (*start, gpu))
+            if gpu not in start:
+                break  # its equals behind it are as good
+
+
+def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
+    """The period per micro-batch that an allocation needs at least; None if it does not fit.
+
+    Args:
+        costs: Durations and bytes.
+        home: GPU of each layer.
+        most: No layer may keep more micro-batches (R6); None for no limit.
+    """
+    busy: dict[tuple[int, ...], int] = {}
+    room, kept = _room(costs, home), _kept(costs, home)
+    span, floor = 0, Fraction(0)
+    for layer in reversed(range(costs.layers)):
+        gpu = home[layer]
+        for length, place in _behind(costs, home, layer):
+            busy[place] = busy.get(place, 0) + length
+            span += length
+        work = costs.load_ns(layer, layer, gpu) - 2 * costs.cluster.action_overhead_ns
+        busy[(gpu,)] = busy.get((gpu,), 2 * costs.cluster.action_overhead_ns) + work
+        span += work
+        size = costs.segment(layer, layer, layer > 0)
+        left = room[gpu] - max(size.forward - size.saved, size.backward)
+        if left < kept[layer]:
+            return None
+        count = left // kept[layer] if kept[layer] else most
+        if most is not None:
+            count = min(most, count if count is not None else most)
+        if count is not None:
+            floor = max(floor, Fraction(span, count))
+    return max(floor, Fraction(max(busy.values())))
+
+
+def _behind(costs: Costs, home: Home, layer: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(ns, link) of both transfers of the cut behind a layer, if there is one."""
+    here, there = home[layer], home[min(layer + 1, costs.layers - 1)]
+    if here != there:
+        links = costs.cluster.links
+        yield costs.send_forward_ns(layer, here, there), links.resource(here, there)
+        yield costs.send_backward_ns(layer, there, here), links.resource(there, here)
+
+
+def _room(costs: Costs, home: Home) -> list[int]:
+    """Memory of each GPU beside its states and the paper's permanent buffers."""
+    room = list(costs.budgets)
+    for layer, gpu in enumerate(home):
+        room[gpu] -= costs.segment(layer, layer, layer > 0).states
+        if not costs.exact and layer + 1 < costs.layers and home[layer + 1] != gpu:
+            buffers = 2 * costs.tensor_bytes(layer, backward=False)
+            room[gpu] -= buffers
+            room[home[layer + 1]] -= buffers
+    return room
+
+
+def _kept(costs: Costs, home: Home) -> list[int]:
+    """Bytes that a micro-batch in flight at each layer keeps on its GPU, up to that layer."""
+    sums = [0] * costs.gpus
+    kept = []
+    for layer, gpu in enumerate(home):
+        sums[gpu] += costs.segment(layer, layer, layer > 0).saved
+        kept.append(sums[gpu])
+    return kept
+
+
+@dataclass
+class Each:
+    """All allocations at one number of micro-batches per period."""
+
+    state: Incumbent
+    k: int
+    _high: int = field(init=False)
+    """The longest period (ns of k micro-batches) that is still asked for."""
+    _turn: int = 0
+    """How often those left open were asked."""
+    _unfit: bool = False
+    """Whether something was found whose exact bytes do not fit."""
+
+    def run(self, homes: list[Home], seconds: float) -> bool:
+        """Look for shorter plans until every allocation is decided or the time is over.
+
+        Returns:
+            Whether nothing shorter is left for this k, as far as the models see.
+        """
+        state = self.state
+        state.enter(f"each allocation k={self.k}")
+        self._high = highest(state, self._instance(homes[0]), tick=1)
+        floors = [(floor_of(state.costs, home, state.most_in_flight), home) for home in homes]
+        left = sorted((floor, home) for floor, home in floors if floor is not None)
+        end = state.elapsed + seconds
+        while left and not self._over(end):
+            left = self._ask_all(left, end)
+            self._turn += 1
+        if self.k == 1 and not self._unfit:
+            lowest = min((floor for floor, _ in left), default=Fraction(self._high + 1))
+            state.prove("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
+        return not left and not self._unfit
+
+    def _over(self, end: float) -> bool:
+        return self.state.done or self.state.elapsed >= end
+
+    def _ask_all(
+        self, asked: list[tuple[Fraction, Home]], end: float
+    ) -> list[tuple[Fraction, Home]]:
+        """Ask each once more after its last success; those that stay open, in the same order."""
+        queue, left = deque(asked), []
+        while queue and not self._over(end):
+            batch: list[tuple[Fraction, Home]] = []
+            while queue and len(batch) < self.state.options.workers:
+                floor, home = queue.popleft()
+                if floor * self.k > self._high:
+                    queue.clear()
+                else:
+                    batch.append((floor, home))
+            for (floor, home), answer in zip(batch, self._answers(batch, end), strict=True):
+                if answer is Answer.FOUND:
+                    queue.appendleft((floor, home))
+                elif answer is Answer.UNKNOWN:
+                    left.append((floor, home))
+        return [*left, *queue]
+
+    def _answers(self, batch: list[tuple[Fraction, Home]], end: float) -> list[Answer]:
+        """Whether each allocation has a schedule of at most the longest period asked for."""
+        instances = [self._instance(home) for _, home in batch]
+        asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
+        lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
+        limit = FIRST_S * LONGER ** (self._turn // len(LEVELS))
+        limit = min(limit, max(0.1, end - self.state.elapsed))
+        results = solve_each(asked, self.state.options, limit, lowest, self._turn)
+        return [
+            self._take(instance, floor, result)
+            for instance, (floor, _), result in zip(instances, batch, results, strict=True)
+        ]
+
+    def _take(self, instance: Instance, floor: Fraction, result: Result) -> Answer:
+        """Offer what was found, making room where exact bytes do not fit; then shorten it."""
+        if result.answer is not Answer.FOUND:
+            return result.answer
+        taken = [each.period for each in result.schedules if self.state.offer(each)]
+        if not taken:
+            period = ceil_div(self._high, instance.tick)
+            result = attempt(self.state, instance, period, FIRST_S)
+            if result.answer is not Answer.FOUND:
+                self._unfit = True
+                return Answer.UNFIT
+            taken = [each.period for each in result.schedules if self.state.accepts(each)]
+        self._high = min(self._high, min(taken) - 1)
+        self._high = min(self._high, highest(self.state, instance, tick=1))
+        lowest = ceil_div(int(-(-floor * self.k // 1)), instance.tick)
+        shorten(self.state, instance, SHORTEN_S, proof=False, lowest=lowest)
+        self._high = min(self._high, highest(self.state, instance, tick=1))
+        return Answer.FOUND
+
+    def _instance(self, home: Home) -> Instance:
+        items = tuple((layer, layer) for layer in range(len(home)))
+        places = tuple((gpu,) for gpu in home)
+        costs, most = self.state.costs, self.state.most_in_flight
+        return finest(Instance(costs, items, places, k=self.k, most=most))

@@ -1,0 +1,86 @@
+"""Deciding each allocation by itself, held against brute force and against the joint model."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from unittest import mock
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster, uniform
+from pipeplan.ilp import each, free
+from pipeplan.ilp.costs import Costs
+from pipeplan.plan import MemoryModel, Semantics
+from tests import handmade, oracle
+from tests.property.test_planner_oracle import chains, clusters, held_against, models, semantics
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def test_equal_gpus_are_taken_in_order() -> None:
+    """Five layers on three equal GPUs: as many allocations as ways to part a set; else none."""
+    costs = Costs(handmade.chain([(1, 1)] * 5), uniform(3, 10), "2bw", "exact")
+    assert len(each.allocations(costs) or ()) == 1 + 15 + 25
+    tied = handmade.chain(
+        [(1, 1)] * 5, [{"parameters": ("w",)} if n in (0, 4) else {} for n in range(5)]
+    )
+    assert len(each.allocations(Costs(tied, uniform(3, 10), "2bw", "exact")) or ()) == 1 + 7 + 6
+    pinned = Costs(costs.chain, costs.cluster, "2bw", "exact", pins=((0, 2),))
+    assert len(each.allocations(pinned) or ()) == 1 + 15 + 25
+    assert (
+        each.allocations(Costs(handmade.chain([(1, 1)] * 12), uniform(3, 10), "2bw", "exact"))
+        is None
+    )
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(
+    chains(4, st.integers(1, 2), messages=False),
+    clusters(3, equal=True, messages=False),
+    semantics,
+    models,
+)
+def test_without_the_joint_model(
+    chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel
+) -> None:
+    """Alone it finds the optimum of k = 1 and proves it."""
+    with mock.patch.object(free, "FIRST_SHARE", 0.0):
+        plan = held_against(chain, cluster, 1, how, model)
+    if plan is not None and how == "2bw" and not cluster.action_overhead_ns:
+        assert plan.solver.status == "optimal"
+
+
+@settings(max_examples=20, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(
+    chains(3, st.integers(0, 2), messages=True),
+    clusters(2, equal=False, messages=True),
+    semantics,
+    models,
+    st.sampled_from([1, 1, 2]),
+)
+def test_unequal_and_messages(
+    chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel, k: int
+) -> None:
+    """With transfers, unequal GPUs, several copies no claim is ever wrong."""
+    with mock.patch.object(free, "FIRST_SHARE", 0.0):
+        held_against(chain, cluster, k, how, model)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(
+    chains(3, st.integers(1, 2), messages=True),
+    clusters(2, equal=True, messages=True),
+    models,
+    st.sampled_from([1, 2]),
+)
+def test_floors_hold(chain: Chain, cluster: Cluster, model: MemoryModel, k: int) -> None:
+    """The smallest floor of all allocations is never above the optimum of any k."""
+    costs = Costs(chain, cluster, "2bw", model)
+    limit = oracle.serial(chain, cluster) * k
+    best = oracle.optimum(chain, cluster, k=k, limit=limit, memory_model=model)
+    floors = [each.floor_of(costs, home, None) for home in each.allocations(costs) or ()]
+    known = [floor for floor in floors if floor is not None]
+    if best is not None:
+        assert min(known) <= Fraction(best, k)
