@@ -17,6 +17,7 @@ from pipeplan.verifier import Rule, audit, verify
 from pipeplan.verifier.durations import compute_ns, transfer_ns
 from pipeplan.verifier.recompute import without_runs
 from pipeplan.verifier.structure import chain_order, place
+from tests.plans_offload import fit_host, offloading
 
 Duplex = Literal["full", "half"]
 _DUPLEXES: tuple[Duplex, ...] = ("full", "half")
@@ -33,8 +34,9 @@ def random_plan(
     semantics: Semantics | None = None,
     memory_model: MemoryModel | None = None,
     duplex: Duplex | None = None,
+    offload: bool | None = None,
 ) -> Plan:
-    """A valid plan; what is not given is drawn."""
+    """A valid plan; what is not given is drawn. Offloading needs the exact memory model."""
     rng = Random(seed)
     chain = _chain(rng, layers or rng.randint(1, 7))
     shared = rng.choice(_DUPLEXES) if duplex is None else duplex
@@ -46,7 +48,13 @@ def random_plan(
     plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
     semantics = semantics or rng.choice(["2bw", "flush"])
     plan = _with(plan, semantics=semantics, memory_model=memory_model)
-    return _fill_in(rng, _tie(rng, plan))
+    plan = _tie(rng, plan)
+    # Draws of its own: plans that do not offload stay what they were.
+    hosts = Random(f"{seed} host")
+    drawn = hosts.random() < 0.3
+    if memory_model == "exact" and (drawn if offload is None else offload):
+        plan = offloading(hosts, plan)
+    return fit_host(hosts, _fill_in(rng, plan))
 
 
 def scheduled(

@@ -15,7 +15,6 @@ from pipeplan.errors import PipeplanError
 from pipeplan.plan import Plan
 from pipeplan.program import ActionKind, Pattern
 from pipeplan.verifier import audit, verify
-from tests import greedy_offload
 from tests.mutations import MUTATIONS, mutate
 from tests.plans import random_plan
 
@@ -42,7 +41,7 @@ def test_the_voices_agree_on_valid_plans(seed: int) -> None:
 @given(SEEDS)
 def test_nothing_is_left_and_fill_and_drain_stay_below(seed: int) -> None:
     """Fill and drain hold subsets of the steady state's bytes, and every byte is given back."""
-    plan = random_plan(seed)
+    plan = random_plan(seed, offload=seed % 2 == 0)
     simulation = simulator.simulate(plan, lowering.lower(plan))
     for gpu, steady in enumerate(simulation.steady_peak_bytes):
         assert simulation.fill_peak_bytes[gpu] <= steady
@@ -54,7 +53,7 @@ def test_nothing_is_left_and_fill_and_drain_stay_below(seed: int) -> None:
 @given(SEEDS)
 def test_eager_is_never_later_and_never_higher(seed: int) -> None:
     """(O7): eager starts and ends no op later than planned, with the same peak on every GPU."""
-    plan = random_plan(seed, memory_model="exact")
+    plan = random_plan(seed, memory_model="exact", offload=seed % 2 == 0)
     pattern = lowering.lower(plan)
     planned = simulator.simulate(plan, pattern)
     eager = simulator.simulate(plan, pattern, clock="eager", microbatches=planned.microbatches)
@@ -63,7 +62,9 @@ def test_eager_is_never_later_and_never_higher(seed: int) -> None:
     for mine, its in pairs:
         assert (mine.kind, mine.stage, mine.microbatch) == (its.kind, its.stage, its.microbatch)
         assert mine.start_ns <= its.start_ns
-    assert [row.peak_bytes for row in eager.memory] == [row.peak_bytes for row in planned.memory]
+    for early, late in zip(eager.memory, planned.memory, strict=True):
+        assert early.peak_bytes == late.peak_bytes
+        assert early.host_bytes == late.host_bytes
     assert eager.in_flight == planned.in_flight
     assert eager.period_ns is None or eager.period_ns <= plan.period_ns
 
@@ -72,7 +73,7 @@ def test_eager_is_never_later_and_never_higher(seed: int) -> None:
 @given(SEEDS)
 def test_lowered_programs_end_with_blocking_sends(seed: int) -> None:
     """(O6): no circle of waits, in the flow and across the updates of both modes."""
-    plan = random_plan(seed)
+    plan = random_plan(seed, offload=seed % 2 == 0)
     pattern = lowering.lower(plan)
     assert lowering.wait_cycle(pattern, blocking=True) is None
     simulator.replay(plan, pattern.unroll(2 * plan.microbatches), updates=True)
@@ -124,7 +125,7 @@ def test_mutants_are_judged_alike(seed: int) -> None:
 def test_mutations_are_worth_the_name() -> None:
     """Every kind of change is rejected for some plan, and those of times accepted for others."""
     plans = [random_plan(seed) for seed in range(100)]
-    plans += [greedy_offload.random_plan(seed) for seed in range(200)]
+    plans += [random_plan(seed, memory_model="exact", offload=True) for seed in range(200)]
 
     def verdicts(kind: str) -> Iterator[bool]:
         for seed, plan in enumerate(plans):
@@ -136,6 +137,24 @@ def test_mutations_are_worth_the_name() -> None:
         assert any(verdicts(kind)), kind
     for kind in ("copy_kept", "host_op_moved", "host_duplex_changed", "host_gone"):
         assert any(verdicts(kind)), kind
+
+
+def test_random_plans_offload_in_many_ways() -> None:
+    """Full and half ways, two stages on one, some copies only, beside recomputed runs."""
+    seen: set[str] = set()
+    for plan in (random_plan(seed, memory_model="exact", offload=True) for seed in range(150)):
+        sending = [s for s in plan.stages if s.remat and s.remat.offload]
+        if not sending or plan.cluster.host is None:
+            continue
+        seen |= {plan.semantics, plan.cluster.host.duplex}
+        pairs = {(op.stage, op.copy_) for op in plan.ops if op.kind.is_host}
+        if len({stage.gpu for stage in sending}) < len(sending):
+            seen.add("shared")
+        if len(pairs) < plan.k * len(sending):
+            seen.add("some")
+        if any(stage.remat and stage.remat.recompute for stage in sending):
+            seen.add("again")
+    assert seen == {"2bw", "flush", "full", "half", "shared", "some", "again"}
 
 
 @pytest.mark.long
@@ -153,7 +172,7 @@ def test_the_voices_agree_on_many_plans_and_mutants() -> None:
 @given(SEEDS)
 def test_the_voices_agree_on_plans_that_offload_and_their_mutants(seed: int) -> None:
     """Rows and verdicts are equal where ways to the host are busy as well."""
-    plan = greedy_offload.random_plan(seed)
+    plan = random_plan(seed, memory_model="exact", offload=True)
     assert simulator.check(plan, lowering.lower(plan)).memory == audit(plan).memory
     _, mutant = mutate(plan, Random(seed))
     assert _replay_accepts(mutant) == (verify(mutant) == ())
