@@ -53,7 +53,11 @@ def cases(ranks: int) -> list[tuple[Plan, Make]]:
     ]
     made = (random_plan(seed, layers=8, gpus=ranks) for seed in range(4))
     toy = partial(pipelines.toy, "adamw")
-    random = [(pipelines.without_first_in_place(plan), toy) for plan in made]
+    away = (
+        random_plan(seed, layers=8, gpus=ranks, memory_model="exact", offload=True)
+        for seed in range(40, 43)
+    )
+    random = [(pipelines.without_first_in_place(plan), toy) for plan in (*made, *away)]
     exchanging = [
         (pipelines.plan_of(*shape, semantics, microbatches=6), make)
         for shape in MAPS[ranks][:2]

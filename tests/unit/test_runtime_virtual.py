@@ -31,6 +31,16 @@ def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
     assert got == rehearsals.simulated(plan, pattern, 3)
 
 
+@pytest.mark.parametrize("seed", range(300, 324))
+def test_copies_to_the_host_keep_the_simulators_time(seed: int) -> None:
+    """OFFLOAD, FREE_O and PREFETCH of plans that offload, on both duplexes: difference 0."""
+    gpus = SIZES[seed % len(SIZES)]
+    plan = plans.random_plan(seed, gpus=gpus, layers=gpus + 4, memory_model="exact", offload=True)
+    pattern = lowering.lower(plan)
+    got = run_ranks(gpus, lambda rank: rehearsals.rehearsed(plan, pattern, 3, rank))
+    assert got == rehearsals.simulated(plan, pattern, 3)
+
+
 @pytest.mark.parametrize("seed", range(100, 116))
 def test_steady_period_is_never_above_the_planned_one(seed: int) -> None:
     """No action ends later than planned, and the last periods take at most the planned one."""
