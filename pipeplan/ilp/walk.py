@@ -228,6 +228,8 @@ class Walk:
         real = {layer for layer in layout.splits if homes[layer] == homes[layer - 1]}
         if real and self.random.random() < 0.5:
             return frozenset(real - {self.random.choice(sorted(real))})
+        if len(homes) == 1:
+            return frozenset()
         return frozenset(real | {self.random.randrange(1, len(homes))})
 
     def _shifted(self, turns: tuple[float, ...]) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from pipeplan.ilp.outward import Outward, Run
 from pipeplan.ilp.retime import retime
 from pipeplan.ilp.ring import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.walk import Walk
+from pipeplan.ilp.walk import Layout, Walk
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade
 from tests.searches import limits
@@ -152,3 +152,13 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
     assert state.best is not None
     assert state.best.per_microbatch == 4
     assert {stage.gpu for stage in state.best.stages} == {0, 1}
+
+
+def test_one_layer_has_nothing_to_split() -> None:
+    """The walk's changes of an allocation of a single layer move it or leave it."""
+    costs = Costs(handmade.chain([(1, 1)]), uniform(2, 100), "2bw", "exact")
+    walk, layout = Walk(Incumbent(costs, limits())), Layout((0,), frozenset())
+    for _ in range(60):
+        layout = walk._step(layout)
+        assert layout.homes in ((0,), (1,))
+        assert not layout.splits
