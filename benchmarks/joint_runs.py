@@ -210,7 +210,7 @@ def digests(weights: Mapping[str, Tensor]) -> dict[str, str]:
 def predicted_ends(plan: Plan) -> dict[int, int]:
     """When the first stage's backwards end on the eager clock, by micro-batch."""
     total = STEPS * MICROBATCHES
-    told = simulate(plan, lowering.lower(plan), microbatches=total, clock="eager", updates=False)
+    told = simulate(plan, lowering.lower(plan), microbatches=total, clock="eager", updates=True)
     found = dict(enumerate(told.times.end[number(OpKind.B, 0)][:total]))
     return {key: end for key, end in found.items() if end is not None}
 

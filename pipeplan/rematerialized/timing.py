@@ -57,11 +57,11 @@ def timed(costs: Costs, run: Run, sample: Sample, place: Place, repeats: int) ->
         )
 
     (forward, backward, light, restored), _ = times(call, repeats, WARMUP, lambda _: None)
-    back = [max(0, more - plain) for more, plain in zip(restored, forward, strict=True)]
+    rows = zip(light, restored, forward, strict=True)
     return replace(
         costs,
         forward=tuple(forward),
-        light=tuple(map(sum, zip(light, back, strict=True))),
+        light=tuple(max(0, first + more - plain) for first, more, plain in rows),
         backward=tuple(backward),
     )
 
