@@ -1,4 +1,4 @@
-"""Messages between ranks. `GlooTransport` is the only code that calls torch.distributed for them.
+"""Messages between ranks. Only this and `nccl` hand any to torch.distributed.
 
 Every directed boundary tensor has a tag of its own, so messages of different boundaries never wait
 for each other, and messages of one tag arrive in the order they were sent. Gloo moves data once
