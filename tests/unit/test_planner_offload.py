@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from benchmarks.chains import build
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
-from pipeplan.errors import InputError
+from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.sweep import sweep
 from pipeplan.verifier import verify
+from tests.plans import random_plan
 
 GIB = 2**30
 FAST = Host(memory_bytes=128 * GIB, bandwidth_bytes_per_s=12 * 10**9)
@@ -142,3 +144,35 @@ def test_refuses_what_cannot_be(options: dict[str, Any], message: str) -> None:
     """Choices that exclude each other are named."""
     with pytest.raises(InputError, match=message):
         Config(**options)
+
+
+def test_voices_agree_on_random_chains() -> None:
+    """What the solver claims of small random plans that offload is what every voice says."""
+    offloading = 0
+    for seed in range(16):
+        rng = Random(seed)
+        plan = random_plan(seed, memory_model="exact", layers=rng.randint(3, 7))
+        need = max(row.peak_bytes for row in plan.memory)
+        host = Host(
+            memory_bytes=rng.choice([100, 10**6]),
+            bandwidth_bytes_per_s=rng.choice([3 * 10**8, 10**9, 7 * 10**9]),
+            duplex=rng.choice(["full", "half"]),
+        )
+        least = max(1, int(need * rng.choice([0.6, 0.8, 1.0])))
+        gpus = tuple(gpu.model_copy(update={"memory_bytes": least}) for gpu in plan.cluster.gpus)
+        config = Config(
+            semantics=rng.choice(["2bw", "flush"]),
+            recompute=rng.choice(["off", "auto"]),
+            k=rng.choice(["auto", 1]),
+            offload="auto",
+            method="contiguous",
+            time_limit_s=0.3,
+            workers=1,
+        )
+        machines_ = plan.cluster.model_copy(update={"gpus": gpus, "host": host})
+        try:
+            found = solve(plan.chain, machines_, config)
+        except (InfeasibleError, TimeLimitError):
+            continue
+        offloading += moved(found) > 0
+    assert offloading >= 3
