@@ -154,7 +154,7 @@ class Each:
         if self.k == 1 and not self._unfit:
             lowest = min((floor for floor, _ in left), default=Fraction(self._high + 1))
             state.prove("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
-        return not left and not self._unfit
+        return not left
 
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end

@@ -66,7 +66,7 @@ def _decide(state: Incumbent) -> bool:
     homes = None if state.options.offload else allocations(state.costs)
     share = 1.0 if len(state.options.ks) == 1 else JOINT_SHARE
     decided = True
-    for k in state.options.ks:
+    for k in state.model_ks:
         if state.done:
             break
         seconds = share * state.remaining

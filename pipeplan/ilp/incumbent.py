@@ -22,6 +22,9 @@ Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]
 FINEST = 1024
 """Parts of a nanosecond that a bound is rounded down to where its own fraction is too long."""
 
+MODEL_K = 3
+"""Largest k that models try where smaller ones are allowed."""
+
 BoundName = Literal["any", "k1", "contiguous"]
 
 
@@ -64,6 +67,15 @@ class Incumbent:
     def most_in_flight(self) -> int | None:
         """Largest number of micro-batches a stage may keep (R6); None for no limit."""
         return self.options.microbatches + 1 if self.options.limit_versions else None
+
+    @property
+    def model_ks(self) -> tuple[int, ...]:
+        """Micro-batches per period that CP-SAT's models try: they grow with k.
+
+        Longer cycles come from eager execution and the walk.
+        """
+        ks = self.options.ks
+        return tuple(k for k in ks if k <= MODEL_K) or ks
 
     @property
     def elapsed(self) -> float:

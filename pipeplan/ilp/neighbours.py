@@ -73,7 +73,7 @@ class Neighbourhoods:
         """The best plan's k first."""
         best = self.state.best
         found = [] if best is None else [best.k]
-        return [k for k in dict.fromkeys([*found, *self.state.options.ks])]
+        return list(dict.fromkeys([*found, *self.state.model_ks]))
 
     def _round(self, shrink: float, end: float) -> bool:
         """Try every neighbourhood once; whether one helped."""

@@ -128,10 +128,15 @@ class Walk:
                 excess = self._excess(at, target)
 
     def _choose_k(self) -> int:
-        """Mostly one or as many as the best plan has; all that are allowed have a chance."""
+        """Mostly one or as many as the best plan has; of the others that are allowed, small ones.
+
+        Longer cycles cost more time a step.
+        """
         ks = self.state.options.ks
-        likely = [k for k in (1, self._best.k) if k in ks]
-        return self.random.choice(likely if likely and self.random.random() < 0.7 else ks)
+        likely = [k for k in (1, self._best.k) if k in ks or len(ks) > 1]
+        if likely and self.random.random() < 0.7:
+            return self.random.choice(likely)
+        return self.random.choices(ks, [1 / k for k in ks])[0]
 
     def _target(self, shrink: float) -> Fraction:
         return self._best.per_microbatch * (1 - Fraction(shrink))

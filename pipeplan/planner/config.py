@@ -14,7 +14,7 @@ from pipeplan.plan import MemoryModel, Plan, Semantics
 
 Method = Literal["auto", "contiguous", "paper-ilp"]
 
-AUTO_K = (1, 2, 3)
+AUTO_K = (1, 2, 3, 4, 5, 6, 7, 8)
 MIN_MICROBATCHES = 8
 
 
