@@ -98,6 +98,7 @@ def _chain(rng: Random, count: int) -> Chain:
                 weight_bytes=some(5),
                 gradient_bytes=(gradient := some(5)),
                 waiting_gradient_bytes=gradient // 2,
+                buffer_bytes=gradient % 3,
                 optimizer_bytes=some(5),
                 output_bytes=output,
                 output_gradient_bytes=None if rng.random() < 0.6 else some(7),
