@@ -23,7 +23,7 @@ from typing import Final
 from pipeplan.ilp.contiguous import gpu_classes
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.model import LEVELS, Answer, Result, solve_each
+from pipeplan.ilp.model import SEARCHES, Answer, Result, solve_each
 from pipeplan.ilp.periods import attempt, finest, highest, shorten
 from pipeplan.ilp.variables import Instance
 from pipeplan.units import ceil_div
@@ -184,7 +184,7 @@ class Each:
         instances = [self._instance(home) for _, home in batch]
         asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
         lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
-        limit = FIRST_S * LONGER ** (self._turn // len(LEVELS))
+        limit = FIRST_S * LONGER ** (self._turn // len(SEARCHES))
         limit = min(limit, max(0.1, end - self.state.elapsed))
         results = solve_each(asked, self.state.options, limit, lowest, self._turn)
         return [

@@ -27,8 +27,13 @@ DECIDERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_co
 """CP-SAT's searches for one period, the first as many as there are workers."""
 
 
-LEVELS: Final = (1, 0, 2)
-"""How much of a small model is also a linear program, turn by turn."""
+SEARCHES: Final = (
+    (1, cp_model.AUTOMATIC_SEARCH),
+    (0, cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH),
+    (0, cp_model.AUTOMATIC_SEARCH),
+    (2, cp_model.AUTOMATIC_SEARCH),
+)
+"""How much of a small model is also a linear program, and how it branches, turn by turn."""
 
 
 class Answer(Enum):
@@ -99,7 +104,9 @@ def solve_each(
     models = [_variables(instance, period, instance.costs.budgets) for instance, period in asked]
     solvers = [configured(alone, seconds) for _ in models]
     for solver in solvers:
-        solver.parameters.linearization_level = LEVELS[turn % len(LEVELS)]
+        level, branching = SEARCHES[turn % len(SEARCHES)]
+        solver.parameters.linearization_level = level
+        solver.parameters.search_branching = branching
     statuses = run_all([(solver, v.model) for solver, v in zip(solvers, models, strict=True)])
     return [
         _result(status, solver, v, lowest)
