@@ -53,6 +53,11 @@ class Layer(Record):
     saved_for_weight_bytes: Count | None = None
 
     @property
+    def light_ns(self) -> int:
+        """A forward without autograd; where the chain does not tell, one that keeps all."""
+        return self.forward_ns if self.forward_light_ns is None else self.forward_light_ns
+
+    @property
     def gradient_of_output_bytes(self) -> int:
         """Size of the gradient that crosses the boundary behind this layer, backwards."""
         given = self.output_gradient_bytes

@@ -102,10 +102,12 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
         return layers[0].model_copy(update={"name": f"{first}-{last}"})
     head, tail = layers[0], layers[-1]
     saved, forward, backward = _bytes(chain, first, last)
+    known = any(layer.forward_light_ns is not None for layer in layers)
     return Layer(
         name=f"{first}-{last}",
         forward_ns=_ns([layer.forward_ns for layer in layers], speeds),
         backward_ns=_ns([layer.backward_ns for layer in layers], speeds),
+        forward_light_ns=_ns([layer.light_ns for layer in layers], speeds) if known else None,
         optimizer_ns=_ns([layer.optimizer_ns for layer in layers], speeds),
         weight_bytes=sum(layer.weight_bytes for layer in layers),
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
@@ -127,6 +129,7 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
             - chain.gradient_of_input(first),
         ),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
+        buffer_bytes=sum(layer.buffer_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
     )
 

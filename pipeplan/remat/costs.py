@@ -99,10 +99,7 @@ def from_chain(chain: Chain) -> Costs:
     return Costs(
         names=tuple(layer.name for layer in layers),
         forward=tuple(layer.forward_ns for layer in layers),
-        light=tuple(
-            layer.forward_ns if layer.forward_light_ns is None else layer.forward_light_ns
-            for layer in layers
-        ),
+        light=tuple(layer.light_ns for layer in layers),
         backward=tuple(layer.backward_ns for layer in layers),
         boundary=(chain.input_bytes, *(layer.output_bytes for layer in layers)),
         gradient=tuple(layer.gradient_of_output_bytes for layer in layers),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import pytest
@@ -26,7 +28,8 @@ DRAWN = (
     "output_bytes", "output_gradient_bytes", "saved_output_bytes", "saved_input_bytes",
     "saved_bytes", "weight_bytes", "gradient_bytes", "waiting_gradient_bytes", "optimizer_bytes",
     "optimizer_ns", "forward_workspace_bytes", "backward_workspace_bytes",
-    "optimizer_workspace_bytes", "parameters",
+    "optimizer_workspace_bytes", "parameters", "forward_light_ns", "saved_passing_bytes",
+    "buffer_bytes",
 )  # fmt: skip
 """The fields that `chains` varies."""
 
@@ -41,11 +44,13 @@ def chains(
     for layer in range(count):
         output = 5 if plain else draw(size)
         before = fields[-1]["output_bytes"] if layer else 0
+        saved_output = draw(st.integers(0, output))
         fields.append(
             values := {
                 "output_bytes": output,
                 "output_gradient_bytes": None if plain else draw(st.none() | size),
-                "saved_output_bytes": draw(st.integers(0, output)),
+                "saved_output_bytes": saved_output,
+                "saved_passing_bytes": draw(st.integers(0, output - saved_output)),
                 "saved_input_bytes": before if plain else draw(st.integers(0, before)),
                 "saved_bytes": draw(size),
                 "weight_bytes": draw(size),
@@ -57,6 +62,8 @@ def chains(
                 "backward_workspace_bytes": draw(size),
                 "optimizer_workspace_bytes": draw(size),
                 "parameters": draw(st.sampled_from([(), (), (), ("a",), ("b",)])),
+                "forward_light_ns": draw(st.none() | size),
+                "buffer_bytes": draw(size),
             }
         )
         assert set(values) == set(DRAWN)
@@ -92,6 +99,11 @@ def test_groups_cover_the_chain(chain: Chain, count: int, apart: set[int]) -> No
     assert len(groups) == max(min(count, len(chain.layers)), 1 + len(kept))
 
 
+def lights(layers: Sequence[Layer], speed: Fraction) -> int:
+    """Forwards without autograd of all layers on a GPU of this speed."""
+    return sum(ceil(layer.light_ns / speed) for layer in layers)
+
+
 @EXAMPLES
 @given(chains(2, 9), st.integers(1, 8), st.sampled_from([(1.0,), (0.3, 1.0), (0.7, 1.9)]))
 def test_never_cheaper(chain: Chain, count: int, speeds: tuple[float, ...]) -> None:
@@ -108,6 +120,11 @@ def test_never_cheaper(chain: Chain, count: int, speeds: tuple[float, ...]) -> N
                 assert got.optimizer == true.optimizer
                 assert got.forward >= true.forward
                 assert got.backward >= true.backward
+            for backward in (False, True):
+                sent = fine.unsaved_bytes(last, backward=backward)
+                assert rough.unsaved_bytes(b, backward=backward) == sent
+            one, many = coarse.chain.layers[a : b + 1], chain.layers[first : last + 1]
+            assert sum(g.buffer_bytes for g in one) == sum(layer.buffer_bytes for layer in many)
             for gpu, speed in enumerate(speeds):
                 forward, backward = (
                     fine.forward_ns(first, last, gpu),
@@ -115,6 +132,8 @@ def test_never_cheaper(chain: Chain, count: int, speeds: tuple[float, ...]) -> N
                 )
                 assert rough.forward_ns(a, b, gpu) >= forward
                 assert rough.backward_ns(a, b, gpu) >= backward
+                exact = Fraction(repr(speed))
+                assert lights(one, exact) >= lights(many, exact)
                 if speeds == (1.0,):
                     assert rough.load_ns(a, b, gpu) == forward + backward, speed
 
