@@ -12,8 +12,13 @@ from pipeplan.verifier.violation import Rule, Violation
 GAP_TOLERANCE = 1e-9
 
 
-def bounds(plan: Plan) -> Iterator[Violation]:
-    """No bound exceeds what it bounds; gap and status follow from the bound `gap_bound` names."""
+def bounds(plan: Plan, *, has_sound_stages: bool) -> Iterator[Violation]:
+    """No bound exceeds what it bounds; gap and status follow from the bound `gap_bound` names.
+
+    What is proven is proven for plans with these pins, so it says nothing of a plan that breaks
+    one.
+    """
+    yield from _pins(plan, has_sound_stages)
     known = _known(plan)
     period = plan.period_per_microbatch
     holds = {"any": True, "k1": plan.k == 1, "contiguous": is_contiguous(plan)}
@@ -25,6 +30,26 @@ def bounds(plan: Plan) -> Iterator[Violation]:
                 f"got {bound} ns per micro-batch, need at most {period} ns, what the plan takes",
             )
     yield from _gap(plan, known.get(plan.solver.gap_bound), period)
+
+
+def _pins(plan: Plan, has_sound_stages: bool) -> Iterator[Violation]:
+    """Each pin names one layer and one GPU that exist, and the plan keeps it."""
+    layers, gpus = len(plan.chain.layers), len(plan.cluster.gpus)
+    homes = {layer: s.gpu for s in plan.stages for layer in range(s.first, s.last + 1)}
+    seen: set[int] = set()
+    for index, (layer, gpu) in enumerate(plan.solver.pins):
+        fault = None
+        if layer >= layers:
+            fault = f"got layer {layer}, need one below {layers}"
+        elif gpu >= gpus:
+            fault = f"got GPU {gpu}, need one below {gpus}"
+        elif layer in seen:
+            fault = f"got layer {layer} again, need each layer once"
+        elif has_sound_stages and homes[layer] != gpu:
+            fault = f"got layer {layer} on GPU {homes[layer]}, need it on GPU {gpu}"
+        if fault:
+            yield Violation(Rule.BOUNDS, f"solver.pins[{index}]", fault)
+        seen.add(layer)
 
 
 def _known(plan: Plan) -> dict[str, Fraction]:

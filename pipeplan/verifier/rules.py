@@ -45,11 +45,12 @@ def verify(plan: Plan) -> tuple[Violation, ...]:
         The violations in the order of `Rule`.
     """
     found = list(structure.stages(plan))
-    if not found:
+    sound = not found
+    if sound:
         found += [*structure.ops(plan), *structure.tied(plan)]
         if not any(violation.rule is Rule.OPS for violation in found):
             found += _judge_schedule(Timetable(without_runs(plan)))
-    return (*found, *claims.bounds(plan), *claims.digests(plan))
+    return (*found, *claims.bounds(plan, has_sound_stages=sound), *claims.digests(plan))
 
 
 def _judge_schedule(table: Timetable) -> Iterator[Violation]:

@@ -219,6 +219,25 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan], Rule, tuple[str, ...]]] = [
         ("solver.status", "need 'optimal'"),
     ),
     ("unproven", solver(status="optimal"), Rule.BOUNDS, ("solver.status", "unknown")),
+    (
+        "pin broken",
+        solver(pins=((0, 0), (1, 0))),
+        Rule.BOUNDS,
+        ("solver.pins[1]", "got layer 1 on GPU 1", "need it on GPU 0"),
+    ),
+    (
+        "pin of no layer",
+        solver(pins=((999, 1),)),
+        Rule.BOUNDS,
+        ("solver.pins[0]", "got layer 999", "below 3"),
+    ),
+    ("pin to no GPU", solver(pins=((0, 77),)), Rule.BOUNDS, ("got GPU 77", "below 2")),
+    (
+        "pin twice",
+        solver(pins=((0, 0), (0, 0))),
+        Rule.BOUNDS,
+        ("solver.pins[1]", "layer 0 again"),
+    ),
     ("digest", lambda p: handmade.with_(p, chain_digest="00"), Rule.DIGESTS, ("got '00'",)),
     ("task", lambda p: handmade.with_(p, task_digest="ab"), Rule.DIGESTS, ("got 'ab'", "None")),
 ]
@@ -273,3 +292,17 @@ def test_the_exact_budget_is_accepted() -> None:
 def test_tied_layers_on_one_gpu_are_accepted() -> None:
     """Layers 0 and 2 share GPU 0, so they may share a parameter."""
     assert verify(named(handmade.base(), {0: ("wte",), 2: ("wte",)})) == ()
+
+
+def test_pins_that_are_kept_are_accepted() -> None:
+    """Every layer pinned to the GPU that hosts it."""
+    assert verify(solver(pins=((0, 0), (1, 1), (2, 0)))(handmade.base())) == ()
+
+
+def test_pins_of_unsound_stages_are_judged_without_them() -> None:
+    """A layer that no stage hosts is on no GPU: only what the pin itself says can be wrong."""
+    plan = solver(pins=((2, 1), (9, 0)))(handmade.base())
+    plan = handmade.with_(plan, stages=plan.stages[:2], ops=())
+    lines = [str(v) for v in verify(plan) if v.rule is Rule.BOUNDS]
+    assert len(lines) == 1
+    assert "solver.pins[1]" in lines[0]
