@@ -207,7 +207,10 @@ class Pipeline:
         if inputs is not None or target is not None:
             batch = self._source.batch(inputs, target, self.plan.microbatches)
             self._source.give(self.steps, batch)
-        losses = self.run(1)
+        try:
+            losses = self.run(1)
+        finally:
+            self._source.forget()
         return losses[0] if losses else None
 
     def run(self, steps: int) -> list[float]:
@@ -272,12 +275,23 @@ class Pipeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`: what `state_dict` gave, parts of all ranks that are needed merged.
 
+        A state without `drawn` was made by one replica, which draws a plan's step at a time.
+
         Raises:
             InputError: if it lacks something this rank needs.
         """
+        missing = [name for name in ("step", "scales", "good_steps") if name not in state]
+        if missing:
+            raise InputError(
+                f"load_state_dict: state: got {len(state)} entries without {missing[0]!r}, need"
+                " step, scales and good_steps beside the weights. Give what state_dict() of a"
+                " Pipeline returned, not the model's; merge the parts of several ranks."
+            )
         step = int(state["step"])
+        drawn = int(state.get("drawn", step * self.plan.microbatches))
         checkpoint.put(self._worker, step, state, state["scales"], state["good_steps"])
-        self._shard.go_on(step, int(state["drawn"]))
+        self._shard.go_on(step, drawn)
+        self._source.forget()
         self.steps = step
 
     def close(self) -> None:

@@ -44,8 +44,12 @@ class Source:
         self._batches: dict[int, Batch] = {}
 
     def give(self, step: int, batch: Batch) -> None:
-        """Use `batch` for `step`; those of earlier steps are forgotten."""
+        """Use `batch` for `step`, until `forget`; those of earlier steps are forgotten."""
         self._batches = {step: batch}
+
+    def forget(self) -> None:
+        """From here on the task's data, also for steps that a batch was given for."""
+        self._batches = {}
 
     def batch(
         self, inputs: Inputs | None, target: Tensor | None, microbatches: int | None

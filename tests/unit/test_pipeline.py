@@ -166,6 +166,42 @@ def test_state_dict_goes_on_elsewhere(semantics: Semantics) -> None:
     assert parts[0]["scales"] == (32.0,) if semantics == "flush" else (16.0, 32.0)
 
 
+def test_a_state_without_drawn_goes_on() -> None:
+    """One replica draws a step's micro-batches per step, so the next step's data are the same."""
+    with Pipeline(launch_task.task(0), launch_task.plan(1, "flush"), seed=3) as pipeline:
+        pipeline.run(2)
+        state = {k: v for k, v in pipeline.state_dict().items() if k != "drawn"}
+        pipeline.load_state_dict(state)
+        assert pipeline.state_dict()["drawn"] == 2 * M
+
+
+@pytest.mark.parametrize("name", ["step", "scales", "good_steps"])
+def test_a_state_without_its_progress_is_refused(name: str) -> None:
+    """It is named before any weight is overwritten."""
+    with Pipeline(launch_task.task(0), launch_task.plan(1, "flush"), seed=3) as pipeline:
+        pipeline.run(1)
+        kept = {k: v for k, v in pipeline.state_dict().items() if k != name}
+        lacking = {k: torch.zeros_like(v) if isinstance(v, Tensor) else v for k, v in kept.items()}
+        with pytest.raises(InputError, match=f"without '{name}'"):
+            pipeline.load_state_dict(lacking)
+        assert any(bool(v.any()) for v in weights([pipeline.state_dict()]).values())
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_given_batch_is_for_its_step_alone(steps: int) -> None:
+    """Behind a state of an earlier step the task's data are used, not the batch of that step."""
+    task = launch_task.task(0)
+    trained = expected("flush", launch_task.task(0), steps + 1)
+    with Pipeline(task, launch_task.plan(1, "flush"), seed=3) as pipeline:
+        pipeline.run(steps)
+        state = pipeline.state_dict()
+        state = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+        pipeline.step(torch.ones(M * 5, 6), torch.zeros(M * 5, dtype=torch.int64))
+        pipeline.load_state_dict(state)
+        pipeline.run(1)
+        assert equal(weights([pipeline.state_dict()]), trained)
+
+
 def test_a_plain_model_gets_its_weights_back() -> None:
     """No task at all: model, loss, optimizer, sample; after the block the model is trained."""
     task = launch_task.task(0)
