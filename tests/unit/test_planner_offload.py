@@ -70,6 +70,14 @@ def test_all_three_together_are_never_worse(memory: int) -> None:
     assert per_microbatch(both) <= per_microbatch(joint)
 
 
+@pytest.mark.timeout(60)
+def test_all_three_together_with_two_microbatches_per_period() -> None:
+    """Halving periods ends where --k writes a schedule of one micro-batch with k of them."""
+    both = planned(4 * GIB, recompute="auto", offload="auto", k=2, time_limit_s=1)
+    assert both.k == 2
+    assert verify(both) == ()
+
+
 def test_nothing_moves_without_need() -> None:
     """Where all fits on the GPUs nothing is offloaded."""
     ample = planned(60 * GIB, recompute="auto", offload="auto")

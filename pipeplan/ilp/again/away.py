@@ -7,6 +7,7 @@ question is judged by an exact count: the partition is placed, and sends away wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from pipeplan.ilp.again.merge import Merged, merged
 from pipeplan.ilp.again.options import Options
@@ -27,7 +28,7 @@ def shortest_away(state: Incumbent, offered: Options, high: int | None) -> Found
     """The shortest 1F1B schedule found that fits, with the chain of its runs; None if none does.
 
     Args:
-        state: costs and limits; the time that is left is not looked at, as few periods are judged.
+        state: costs and limits; once something is found, the end of the time ends the search.
         offered: what stages may choose, with what can leave of each.
         high: a period that is possible; only shorter ones count. None: any.
     """
@@ -39,13 +40,14 @@ def shortest_away(state: Incumbent, offered: Options, high: int | None) -> Found
     ]
     low, high = max(1, int(state.bounds["any"])) - 1, high or solvers[0].serial_ns
     best: Found | None = None
-    while high - low > max(1, low // PARTS):
+    while high - low > max(1, low // PARTS) and (best is None or state.remaining > 0):
         middle = (low + high) // 2
         found = _found(state, solvers, middle)
         if found is None:
             low = middle
         else:
-            high, best = found[1].period, found
+            # Where one k was asked for, the schedule's period is that of k micro-batches.
+            high, best = min(middle, ceil(found[1].per_microbatch)), found
     return best
 
 
