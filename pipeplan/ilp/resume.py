@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
+from pipeplan.ilp.again.merge import recomputes
 from pipeplan.ilp.away.levels import run_bytes
 from pipeplan.ilp.incumbent import BoundName, Incumbent
 from pipeplan.ilp.retime import tighten
@@ -19,10 +20,10 @@ def warm(state: Incumbent, plan: Plan) -> None:
 
     Where links, speeds or overheads differ, its orders are kept and its times made anew.
 
-    Raises:
-        InputError: if the plan is for another chain, or uses GPUs that are not there.
+    Args:
+        state: not begun.
+        plan: one that `check` lets pass, whose stages compute nothing again.
     """
-    _check(state, plan)
     state.enter("resumed plan")
     for name, value in _proven(state, plan):
         state.prove(name, value)
@@ -31,7 +32,18 @@ def warm(state: Incumbent, plan: Plan) -> None:
         state.notes.append(f"the plan resumed from does not count here: {reason}")
 
 
-def _check(state: Incumbent, plan: Plan) -> None:
+def check(state: Incumbent, plan: Plan, *, again: bool) -> None:
+    """Refuse to start from a valid `plan` that answers another question, before any search.
+
+    Args:
+        state: Of the search that is to begin.
+        plan: A valid one.
+        again: Whether stages may compute layers again.
+
+    Raises:
+        InputError: if the plan is for another chain, uses GPUs that are not there, or computes
+            again or offloads what the search keeps.
+    """
     costs = state.costs
     if plan.chain.digest() != costs.chain.digest():
         raise InputError(
@@ -39,7 +51,7 @@ def _check(state: Incumbent, plan: Plan) -> None:
             f" digest {plan.chain.digest()[:12]}), need one for {costs.chain.name!r}"
             f" ({costs.layers} layers, digest {costs.chain.digest()[:12]}). Plan without --resume."
         )
-    if any(stage.remat is not None and stage.remat.recompute for stage in plan.stages):
+    if not again and recomputes(plan):
         raise InputError(
             "resume: got a plan whose stages compute layers again, need one without: the search"
             " keeps all that is saved. Plan without --resume."

@@ -20,7 +20,7 @@ from pipeplan.ilp.again.merge import recomputes
 from pipeplan.ilp.again.search import Solved
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.resume import warm
+from pipeplan.ilp.resume import check, warm
 from pipeplan.plan import Plan
 from pipeplan.planner.assemble import assemble, cross_check
 from pipeplan.planner.config import Config, limits
@@ -48,7 +48,8 @@ def solve(
     Raises:
         InfeasibleError: if it is proven that no plan exists.
         TimeLimitError: if the time ended before a plan was found.
-        InputError: if the configuration or the sizes are out of range.
+        InputError: if the configuration or the sizes are out of range, or the plan to resume from
+            answers another question.
         InvalidPlanError: if the plan to resume from breaks a rule.
         InternalError: if our own voices disagree about a plan.
     """
@@ -64,7 +65,8 @@ def solve(
     state = Incumbent(costs, limits(config, costs.gpus), progress)
     if config.resume is not None:
         verifier.check(config.resume)
-        if config.recompute == "off" or not recomputes(config.resume):
+        check(state, config.resume, again=config.recompute == "auto")
+        if not recomputes(config.resume):
             warm(state, config.resume)
     solved = _search(state, config)
     if solved.state.best is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,9 +12,11 @@ from benchmarks.chains import build
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.ilp.again.merge import recomputes
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.verifier import verify
+from tests.plans import random_plan
 
 GIB = 2**30
 LITTLE = 8 * GIB // 5
@@ -83,6 +86,30 @@ def test_resumes_from_a_plan_that_recomputes() -> None:
     assert per_microbatch(second) <= per_microbatch(first)
     with pytest.raises(InputError, match="compute layers again"):
         planned(16 * GIB, resume=first)
+
+
+def test_resumes_no_plan_of_another_question() -> None:
+    """A recomputing plan of another chain, on more GPUs, or that offloads is refused at once."""
+    first = planned(LITTLE, recompute="auto")
+    seen: list[str] = []
+    config = Config(recompute="auto", resume=first, time_limit_s=1, workers=1)
+
+    def refused(chain_: Chain, cluster: Cluster, again: Config, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            solve(chain_, cluster, again, lambda *row: seen.append(row[4]))
+
+    other = chain().model_copy(update={"layers": chain().layers[:-1]})
+    refused(other, machines(16 * GIB), config, "got a plan for chain .*Plan without --resume")
+    one = uniform(1, 16 * GIB, bandwidth_bytes_per_s=12 * 10**9)
+    refused(chain(), one, config, "uses GPU 1, need GPUs below 1")
+    away = next(
+        plan
+        for plan in (random_plan(seed, memory_model="exact", offload=True) for seed in range(40))
+        if recomputes(plan) and any(op.kind.is_host for op in plan.ops)
+    )
+    asked = replace(config, resume=away)
+    refused(away.chain, away.cluster, asked, "send what they keep to the host")
+    assert seen == []
 
 
 @pytest.mark.parametrize(
