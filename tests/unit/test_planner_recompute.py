@@ -112,6 +112,35 @@ def test_resumes_no_plan_of_another_question() -> None:
     assert seen == []
 
 
+@pytest.mark.parametrize("during", ["recomputation: options", "recomputation: bound", "bounds"])
+def test_ctrl_c_keeps_the_best_plan(during: str) -> None:
+    """Whatever the search does, once there is a plan: options, a candidate's start, the bound."""
+    phases: list[str] = []
+
+    def interrupt(*row: Any) -> None:
+        started = "recomputation: options" in phases
+        phases.append(row[4])
+        if row[4] == during and (started or during == "recomputation: options"):
+            raise KeyboardInterrupt
+
+    config = Config(recompute="auto", time_limit_s=4, workers=1, method="contiguous")
+    plan = solve(chain(), machines(4 * GIB), config, interrupt)
+    assert verify(plan) == ()
+    assert phases[-3:] == [during, "interrupted", "done"]
+
+
+def test_ctrl_c_without_a_plan_is_passed_on() -> None:
+    """Where nothing is found yet there is nothing to return."""
+
+    def interrupt(*row: Any) -> None:
+        if row[4] == "recomputation: options":
+            raise KeyboardInterrupt
+
+    config = Config(recompute="auto", time_limit_s=4, workers=1, method="contiguous")
+    with pytest.raises(KeyboardInterrupt):
+        solve(chain(), machines(LITTLE), config, interrupt)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -120,7 +120,10 @@ def _prove_contiguous(state: Incumbent) -> None:
 
 
 def _again(state: Incumbent, start: Plan | None) -> Solved:
-    """The best plan found on merged chains; one without a plan if there is none."""
+    """The best plan found on merged chains; one without a plan if there is none.
+
+    Ctrl-C ends it early, whatever it does, unless nothing is found yet.
+    """
     best = Solved(state)
     if state.costs.layers > MOST_LAYERS:
         state.notes.append(
@@ -129,18 +132,23 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
         return best
     share = CANDIDATES_SHARE * state.remaining / 2
     sure = SURE + state.options.offload
-    for number, candidate in enumerate(candidates(state, start), start=1):
-        limit = share / sure if number <= sure else share / (2 * POINTS)
-        tried = _tried(state, candidate, state.elapsed + limit)
-        if tried.cost < best.cost:
-            best = tried
-        interrupted = tried.state.phase == "interrupted"
-        if interrupted or (state.remaining <= 0 and number >= sure + (start is not None)):
-            return best
-    _prove_contiguous(state)
-    if best.merged is not None:
-        best.state.options = state.options
-        search.run(best.state)
+    try:
+        for number, candidate in enumerate(candidates(state, start), start=1):
+            limit = share / sure if number <= sure else share / (2 * POINTS)
+            tried = _tried(state, candidate, state.elapsed + limit)
+            if tried.cost < best.cost:
+                best = tried
+            interrupted = tried.state.phase == "interrupted"
+            if interrupted or (state.remaining <= 0 and number >= sure + (start is not None)):
+                return best
+        _prove_contiguous(state)
+        if best.merged is not None:
+            best.state.options = state.options
+            search.run(best.state)
+    except KeyboardInterrupt:
+        if best.state.best is None:
+            raise
+        best.state.enter("interrupted")
     return best
 
 
