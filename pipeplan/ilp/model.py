@@ -23,6 +23,10 @@ WORK_PER_SECOND = 0.25
 on models of this kind."""
 
 
+STOP_S: Final = 0.1
+"""Time between two requests to stop, in seconds."""
+
+
 DECIDERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_costs")
 """CP-SAT's searches for one period, the first as many as there are workers."""
 
@@ -174,25 +178,63 @@ def run(solver: Solver, model: cp_model.CpModel) -> int:
 
 def run_all(pairs: Sequence[tuple[Solver, cp_model.CpModel]]) -> list[int]:
     """Solve models side by side; Ctrl-C stops all at once and is raised again."""
-    statuses: dict[int, int] = {}
-
-    def solve(index: int, solver: Solver, model: cp_model.CpModel) -> None:
-        statuses[index] = int(solver.solve(model))
-
-    workers = [
-        threading.Thread(target=solve, args=(index, *pair)) for index, pair in enumerate(pairs)
-    ]
-    for worker in workers:
-        worker.start()
+    solves = [_Solve(*pair) for pair in pairs]
     try:
-        for worker in workers:
-            worker.join()
-    except KeyboardInterrupt:
-        for solver, _ in pairs:
-            solver.stop_search()
-        for worker in workers:
-            worker.join()
+        for each in solves:
+            each.start()
+        for each in solves:
+            each.join()
+    except BaseException:
+        for each in solves:
+            each.stop()
+        while running := [each for each in solves if each.running]:
+            for each in running:
+                each.stop()  # again: a solver that has not begun does not hear it
+            running[0].wait(STOP_S)
         raise
-    for solver, _ in pairs:
-        solver.clock.spend(solver.deterministic_time / WORK_PER_SECOND)
-    return [statuses[index] for index in range(len(pairs))]
+    for each in solves:
+        each.solver.clock.spend(each.solver.deterministic_time / WORK_PER_SECOND)
+    return [each.status for each in solves]
+
+
+class _Solve:
+    """One model's solve in a thread of its own."""
+
+    def __init__(self, solver: Solver, model: cp_model.CpModel) -> None:
+        self.solver, self._model = solver, model
+        self.status = int(cp_model.UNKNOWN)
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._solve)
+
+    def start(self) -> None:
+        """Begin to solve."""
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, but not longer."""
+        self._thread.join(seconds)
+
+    def join(self) -> None:
+        """Wait for its end; what it raised is raised here."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ask it to end if its search has begun, and not to begin if its thread has not."""
+        self._stopped.set()
+        self.solver.stop_search()
+
+    def _solve(self) -> None:
+        if self._stopped.is_set():
+            return
+        try:
+            self.status = int(self.solver.solve(self._model))
+        except BaseException as error:
+            self._error = error

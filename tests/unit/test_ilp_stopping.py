@@ -1,0 +1,83 @@
+"""Solves side by side: Ctrl-C ends them whenever it comes, and what one raises is heard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from unittest import mock
+
+import pytest
+from ortools.sat.python import cp_model
+
+from pipeplan.ilp.model import Solver, configured, run_all
+from tests.searches import limits
+
+LIMIT_S = 30.0
+
+
+def hard() -> tuple[Solver, cp_model.CpModel]:
+    """Pigeons that no search without symmetries places within the limit."""
+    model = cp_model.CpModel()
+    on = [[model.new_bool_var("") for _ in range(12)] for _ in range(13)]
+    for row in on:
+        model.add_bool_or(row)
+    for hole in zip(*on, strict=True):
+        for n, one in enumerate(hole):
+            for other in hole[:n]:
+                model.add_bool_or([one.negated(), other.negated()])
+    solver = configured(limits(), LIMIT_S)
+    solver.parameters.symmetry_level = 0
+    solver.parameters.cp_model_presolve = False
+    return solver, model
+
+
+def test_while_threads_start() -> None:
+    """Interrupted before the second thread, the first solver is stopped at once."""
+    begun, start = time.monotonic(), threading.Thread.start
+    threads: list[threading.Thread] = []
+
+    def started(thread: threading.Thread) -> None:
+        if threads:
+            raise KeyboardInterrupt
+        threads.append(thread)
+        start(thread)
+
+    with mock.patch.object(threading.Thread, "start", started), pytest.raises(KeyboardInterrupt):
+        run_all([hard(), hard()])
+    assert not threads[0].is_alive()
+    assert time.monotonic() - begun < LIMIT_S / 2
+
+
+def test_before_the_search_begins() -> None:
+    """A solver that has not begun when it is stopped first is stopped as soon as it begins."""
+    begun, solve, join = time.monotonic(), Solver.solve, threading.Thread.join
+    others = threading.active_count()
+
+    def late(solver: Solver, model: cp_model.CpModel) -> object:
+        time.sleep(0.3)
+        return solve(solver, model)
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout is None:
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    with (
+        mock.patch.object(Solver, "solve", late),
+        mock.patch.object(threading.Thread, "join", joined),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run_all([hard()])
+    assert threading.active_count() == others
+    assert time.monotonic() - begun < LIMIT_S / 2
+
+
+def test_what_a_solve_raises() -> None:
+    """An exception in a solver's thread comes out, and the other solver is stopped."""
+    begun, (broken, model) = time.monotonic(), hard()
+    with (
+        mock.patch.object(broken, "solve", side_effect=MemoryError("no room")),
+        pytest.raises(MemoryError, match="no room"),
+    ):
+        run_all([(broken, model), hard()])
+    assert time.monotonic() - begun < LIMIT_S / 2
