@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.model import Answer
-from pipeplan.ilp.periods import attempt, scaled
+from pipeplan.ilp.neighbours import MAX_TASKS
+from pipeplan.ilp.periods import attempt, highest, scaled
 from pipeplan.ilp.variables import Instance
 from pipeplan.units import ceil_div
 
@@ -33,20 +35,39 @@ class Whole:
 
     state: Incumbent
     _refuted: dict[int, Fraction] = field(default_factory=dict)
-    """By k: periods per micro-batch up to this one have no plan, as far as the model sees."""
+    """By k: periods per micro-batch below this one have no plan, as far as the model sees."""
     _step_s: float = STEP_S
 
     def run(self, seconds: float) -> None:
         """Ask for each k in turn until nothing is found in the time of a question."""
-        if self.state.costs.layers > MOST_LAYERS:
+        layers = self.state.costs.layers
+        if layers > MOST_LAYERS:
             return
         end = self.state.elapsed + min(seconds, self.state.remaining)
-        for k in self.state.options.ks:
-            share = 0.5
-            while share < NEAREST and self._worth() and self.state.elapsed < end:
-                answer = self._ask(k, share, end)
-                share = (1 + share) / 2 if answer in (Answer.UNKNOWN, Answer.UNFIT) else 0.5
+        for k in self.state.model_ks:
+            if layers * k <= MAX_TASKS:
+                self._search(k, end)
         self._step_s *= 1.5
+
+    def _search(self, k: int, end: float) -> None:
+        """Ask nearer and nearer to the best plan, from halfway again where an answer moved an end.
+
+        Not every answer does: a shorter period may be no shorter step, and periods are rounded.
+        """
+        state, share = self.state, 0.5
+        items = tuple((layer, layer) for layer in range(state.costs.layers))
+        instance = scaled(Instance(state.costs, items, k=k, most=state.most_in_flight))
+        asked: set[int] = set()
+        while share < NEAREST and self._worth() and state.elapsed < end:
+            period = self._period(instance, share)
+            if period is None:
+                return
+            moved = False
+            if period not in asked:
+                asked.add(period)
+                state.enter(f"all layers, k={k}, {share:.0%} of the way to the best plan")
+                moved = self._ask(instance, period, end)
+            share = 0.5 if moved else (1 + share) / 2
 
     def _worth(self) -> bool:
         state = self.state
@@ -56,21 +77,24 @@ class Whole:
             and state.best.per_microbatch > SCARCE * state.bound
         )
 
-    def _ask(self, k: int, share: float, end: float) -> Answer:
-        """Whether there is a plan of this k at a share of the way to the best plan."""
-        state = self.state
+    def _period(self, instance: Instance, share: float) -> int | None:
+        """The period (ticks) at a share of the way to the best plan; None if none is left."""
+        state, k, tick = self.state, instance.k, instance.tick
         assert state.best is not None
-        items = tuple((layer, layer) for layer in range(state.costs.layers))
-        instance = scaled(Instance(state.costs, items, k=k, most=state.most_in_flight))
         bound = state.bounds["k1" if k == 1 else "any"]
         low, high = max(bound, self._refuted.get(k, bound)), state.best.per_microbatch
-        target = (low + (high - low) * Fraction(share)) * k
-        period = ceil_div(int(target), instance.tick)
-        state.enter(f"all layers, k={k}, {share:.0%} of the way to the best plan")
+        target = ceil((low + (high - low) * Fraction(share)) * k)
+        period = min(ceil_div(target, tick), highest(state, instance))
+        return period if period * tick >= low * k else None
+
+    def _ask(self, instance: Instance, period: int, end: float) -> bool:
+        """Whether an answer at this period (ticks) gave a better plan or refuted the period."""
+        state, k = self.state, instance.k
+        before = state.best
         limit = min(self._step_s, max(0.1, end - state.elapsed))
         answer = attempt(state, instance, period, limit).answer
         if answer is Answer.IMPOSSIBLE:
-            self._refuted[k] = Fraction(period * instance.tick, k)
+            self._refuted[k] = Fraction(period * instance.tick + 1, k)
             if k == 1:
-                state.prove("k1", Fraction(period * instance.tick + 1))
-        return answer
+                state.prove("k1", self._refuted[k])
+        return answer is Answer.IMPOSSIBLE or state.best is not before

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from unittest import mock
 
 from pipeplan.cluster import uniform
+from pipeplan.ilp import whole as asking
 from pipeplan.ilp.bounds import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.free import joint
-from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.incumbent import MODEL_K, Incumbent
+from pipeplan.ilp.neighbours import MAX_TASKS
+from pipeplan.ilp.periods import attempt
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.whole import MOST_LAYERS, Whole
+from pipeplan.plan import Semantics
 from tests import handmade
 from tests.searches import limits
+
+CASES: tuple[tuple[Semantics, int, int, tuple[int, ...]], ...] = (
+    ("flush", 5, 1, (1,)),
+    ("2bw", 5, 1, (1, 2, 9)),
+    ("2bw", 5, 1_000_003, (1,)),
+)
+"""(semantics, layers, ns of a unit of time, ks)."""
 
 
 def started(layers: int, memory: int) -> Incumbent:
@@ -60,3 +72,23 @@ def test_idle_where_the_gap_is_small_or_layers_are_many() -> None:
         state.report = lambda *args, heard=phases: heard.append(str(args[-1]))
         Whole(state).run(5)
         assert not phases
+
+
+def test_nothing_is_asked_twice() -> None:
+    """Not where shorter periods are no shorter steps, or ends lie within a tick; few ks."""
+    asked_ks = set()
+    for semantics, layers, scale, ks in CASES:
+        times = [(scale * (1 + n % 3), scale * (2 + n % 2)) for n in range(layers)]
+        fields = [{"saved_bytes": max(0, 9 - n), "output_bytes": 1} for n in range(layers)]
+        cluster = uniform(2, 34, bandwidth_bytes_per_s=10**9, duplex="half")
+        costs = Costs(handmade.chain(times, fields), cluster, semantics, "exact")
+        state = Incumbent(costs, limits(microbatches=4, ks=ks, time_limit_s=200))
+        state.prove("any", any_bound(costs) / 2)
+        contiguous(state)
+        with mock.patch.object(asking, "attempt", wraps=attempt) as calls:
+            Whole(state).run(30)
+        asked = [(call.args[1].k, call.args[2]) for call in calls.call_args_list]
+        assert len(asked) == len(set(asked)) > 0
+        assert all(layers * k <= MAX_TASKS and k <= MODEL_K for k, _ in asked)
+        asked_ks |= {k for k, _ in asked}
+    assert asked_ks == {1, 2}
