@@ -33,6 +33,7 @@ class Balance:
 
     Attributes:
         homes: GPU of each layer.
+        torn: Whether layers of one unit are pinned to different GPUs: no plan is this short.
         total: What is beyond the period and the memories, as shares of them, and all cuts' prices.
     """
 
@@ -50,7 +51,8 @@ class Balance:
         Args:
             costs: Durations and bytes.
             period: Nanoseconds per micro-batch.
-            homes: GPU of each layer; units go where their first layer sits.
+            homes: GPU of each layer; units go where a layer of them is pinned, else where their
+                first layer sits.
             counts: Micro-batches that each layer keeps on average.
             beside: Share of each GPU's memory that is taken by anything else.
             price: Of a cut, in periods of load beyond the period.
@@ -70,9 +72,13 @@ class Balance:
         longest = sorted((cut for cut in cuts if cut <= period), reverse=True)[:BUSY_CUTS]
         self._watched = costs.gpus > 1 and sum(longest) > period
         self._loads, self._bytes = [0.0] * costs.gpus, list(beside)
-        self._homes = [homes[unit[0]] for unit in self.units]
-        pinned = frozenset(n for n, home in enumerate(costs.homes) if home is not None)
-        self._pinned = [not pinned.isdisjoint(unit) for unit in self.units]
+        given = [{costs.homes[layer] for layer in unit} - {None} for unit in self.units]
+        self.torn = any(len(gpus) > 1 for gpus in given)
+        self._pinned = [bool(gpus) for gpus in given]
+        self._homes = [
+            next((gpu for gpu in gpus if gpu is not None), homes[unit[0]])
+            for unit, gpus in zip(self.units, given, strict=True)
+        ]
         self.total = 0.0
         self._add_up()
 

@@ -94,6 +94,9 @@ class Evening:
             if self._over(end):
                 return False
             balance = Balance(costs, period, homes, counts, beside, price)
+            if balance.torn:
+                self.state.prove("any", Fraction(period + 1), from_bytes=False)
+                return False
             steps = self._steps * len(balance.units)
             balance.anneal(self.random, steps)
             self.state.options.clock.spend(steps * STEP_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from pipeplan.ilp.bounds import cheapest_cuts
 from pipeplan.ilp.costs import Costs
 
@@ -12,19 +14,27 @@ def coarsen(costs: Costs, count: int, period: int) -> tuple[Item, ...]:
     """At most about `count` runs of layers, none cut where that takes longer than `period`.
 
     Forced runs come first; then neighbours with the smallest joint load are merged, where a
-    transfer that the merge saves counts for it.
+    transfer that the merge saves counts for it. Layers whose given GPUs differ never merge.
     """
     cuts = cheapest_cuts(costs)
     items: list[Item] = [(0, 0)]
     for layer in range(1, costs.layers):
-        if cuts[layer - 1] > period:
+        if cuts[layer - 1] > period and _may_join(costs, items[-1], (layer, layer)):
             items[-1] = (items[-1][0], layer)
         else:
             items.append((layer, layer))
     while len(items) > max(count, 1):
-        best = min(range(len(items) - 1), key=lambda n: _price(costs, items, cuts, n))
+        joins = [n for n, pair in enumerate(pairwise(items)) if _may_join(costs, *pair)]
+        if not joins:
+            break
+        best = min(joins, key=lambda n: _price(costs, items, cuts, n))
         items[best : best + 2] = [(items[best][0], items[best + 1][1])]
     return tuple(items)
+
+
+def _may_join(costs: Costs, one: Item, other: Item) -> bool:
+    """Whether at most one GPU is given for the layers of two neighbours."""
+    return len(set(costs.homes[one[0] : other[1] + 1]) - {None}) <= 1
 
 
 def _price(costs: Costs, items: list[Item], cuts: list[int], index: int) -> int:

@@ -19,6 +19,7 @@ from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.retime import retime
 from pipeplan.ilp.ring import Ring
 from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.units import coarsen
 from pipeplan.ilp.walk import Layout
 from tests import handmade
 from tests.searches import limits
@@ -95,6 +96,39 @@ def test_units_are_layers_that_cannot_part() -> None:
     """A cut that outlasts the period keeps its two layers together, and so layers in a row."""
     costs = Costs(handmade.chain([(1, 1)] * 5), uniform(2, 100), "2bw", "exact")
     assert forced(costs, [9, 0, 10, 11], 9) == [(0,), (1,), (2, 3, 4)]
+
+
+def tied(pins: tuple[tuple[int, int], ...]) -> Costs:
+    """Four layers on two GPUs; any cut takes 50 ns."""
+    cluster = uniform(2, 100, bandwidth_bytes_per_s=10**9, duplex="half")
+    of = handmade.chain([(1, 1)] * 4, [{"output_bytes": 25}] * 4)
+    return Costs(of, cluster, "2bw", "exact", pins=pins)
+
+
+def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
+    """Whichever layer that is; pins to two GPUs tear it, and no plan has such a period."""
+    for layer in range(4):
+        balance = Balance(tied(((layer, 1),)), 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02)
+        assert balance.units == [(0, 1, 2, 3)]
+        assert balance.homes == (1, 1, 1, 1)
+        assert not balance.torn
+    costs = tied(((0, 0), (2, 1)))
+    assert Balance(costs, 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02).torn
+    state = Incumbent(costs, limits())
+    state.prove("any", Fraction(8))
+    contiguous(state)
+    assert state.best is not None
+    Evening(state).run(5)
+    assert state.elapsed < 5
+    assert 8 < state.bounds["any"] <= state.best.per_microbatch
+
+
+def test_layers_pinned_apart_are_no_unit() -> None:
+    """Runs of layers for the guide keep pins to different GPUs apart, forced or merged."""
+    pins = ((0, 0), (2, 1), (3, 1))
+    assert coarsen(tied(pins), 1, 10**6) == ((0, 1), (2, 3))
+    assert coarsen(tied(pins), 1, 20) == ((0, 1), (2, 3))
+    assert coarsen(tied(()), 1, 20) == ((0, 3),)
 
 
 def test_measured_bytes_add_up_to_the_peak() -> None:
