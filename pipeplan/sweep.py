@@ -12,9 +12,10 @@ from fractions import Fraction
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.errors import InfeasibleError, TimeLimitError
+from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.plan import Bounds, Plan, Rational
 from pipeplan.planner import Config, Progress, default_microbatches, solve
+from pipeplan.planner.pins import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,15 @@ def sweep(
         progress: As for `solve`; phases begin with the point.
 
     Returns:
-        A point for each cluster. Ctrl-C ends the sweep with the points that have a plan.
+        A point for each cluster; those without a GPU that a pin names have no plan. Ctrl-C ends
+        the sweep with the points that have one.
+
+    Raises:
+        InputError: if a pin names what even the largest cluster or the chain does not have.
     """
     ordered = sorted(clusters, key=_size)
+    for largest in ordered[-1:]:
+        resolve(config.pins, chain, largest)
     if config.semantics == "flush" and config.microbatches is None:
         most = max(len(cluster.gpus) for cluster in ordered)
         config = replace(config, microbatches=default_microbatches("flush", most))
@@ -104,6 +111,11 @@ def _point(
     given = config.resume
     if given is not None and max(stage.gpu for stage in given.stages) >= len(cluster.gpus):
         given = None
+    try:
+        resolve(config.pins, chain, cluster)
+    except InputError as error:
+        # The largest cluster has the GPU.
+        return Point(cluster, None, str(error), infeasible=True)
     known = [plan for plan in fitting if plan is not None]
     resume = min(known, key=_cost) if known else given
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeplan import planner, verifier
 from pipeplan.cli import main
 from pipeplan.cli.common import count, ranges, size
 from pipeplan.cluster import uniform
+from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.sweep import Point, sweep
 from tests import handmade
@@ -78,6 +80,21 @@ def test_an_interrupt_keeps_what_is_there() -> None:
     found = sweep(CHAIN, clusters, config, interrupt)
     assert 2 <= len(found) <= 3
     assert all(point.plan for point in found)
+
+
+def test_points_without_a_pinned_gpu_have_no_plan() -> None:
+    """They say so and the others are planned; a pin that no point can keep is refused."""
+    clusters = [uniform(gpus, 30) for gpus in (1, 2, 3)]
+    config = planner.Config(time_limit_s=0.2, workers=1, pins={0: 1})
+    one, *others = sweep(CHAIN, clusters, config)
+    assert (one.plan, one.infeasible) == (None, True)
+    assert "pin 0=1: got GPU 1, need 0..0" in one.reason
+    for point in others:
+        assert point.plan is not None
+        assert point.plan.stages[0].gpu == 1
+    for pins in ({0: 3}, {"nothing": 1}):
+        with pytest.raises(InputError, match="pin "):
+            sweep(CHAIN, clusters, replace(config, pins=pins))
 
 
 @pytest.mark.parametrize(
