@@ -64,10 +64,18 @@ class Away:
         self._stage = stage
         self._way = way
         self._trips: dict[int, _Trip] = {}
+        self._left: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """What has left and lives: others hold it, such as a table that a layer made once."""
 
     def offload(self, microbatch: int, tapes: Iterable[Tape], fixed: Sequence[Tensor]) -> None:
-        """Begins to copy what `tapes` keep, but for the storages of `fixed`, to the host."""
-        kept = tuple(each for tape in tapes for each in tape.kept(fixed))
+        """Begins to copy what `tapes` keep, but for the storages of `fixed`, to the host.
+
+        Nor does it copy what another micro-batch sent there and others kept alive: (H1) counts
+        what is of one micro-batch only, so such a storage goes once, with the first.
+        """
+        found = (each for tape in tapes for each in tape.kept(fixed))
+        kept = tuple(each for each in found if each.storage not in self._left)
+        self._left.update(each.storage for each in kept)
         copies = self._way.out([flat(each.storage) for each in kept])
         self._trips[microbatch] = _Trip(copies, kept)
 

@@ -86,7 +86,8 @@ class Piece:
         Raises:
             InputError: if the loss is no scalar.
         """
-        graph = _Graph(None, Slot(), Slot(), Tape(self.spec.offload))
+        tape = Tape(self.spec.offload, self.spec.first_layer)
+        graph = _Graph(None, Slot(), Slot(), tape)
         outputs = self._run_layers(
             microbatch, self._enter(graph.entry, inputs), target, graph.tape
         )

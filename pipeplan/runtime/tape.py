@@ -21,20 +21,19 @@ from pipeplan.plan import Runs
 
 
 class Saved:
-    """One tensor that autograd saved; the tensor may be away."""
+    """One tensor that autograd saved; what is in it may be away."""
 
-    __slots__ = ("__weakref__", "_dtype", "_place", "_tensor", "_version", "end")
+    __slots__ = ("__weakref__", "_layer", "_place", "_tensor", "_version", "end")
 
-    def __init__(self, tensor: Tensor, end: bool) -> None:
-        self._hold(tensor)
+    def __init__(self, tensor: Tensor, layer: int, end: bool) -> None:
+        """Takes a tensor of layer `layer` of the chain."""
+        self._tensor = tensor
+        self._layer = layer
+        self._version = tensor._version  # noqa: SLF001
+        self._place: tuple[int | torch.SymInt, torch.Size, tuple[int, ...]] | None = None
+        """Where in its storage it lies, while it is away."""
         self.end = end
         """Whether it is an end of its run, which stays."""
-        self._dtype = tensor.dtype
-        self._place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    def _hold(self, tensor: Tensor) -> None:
-        self._tensor: Tensor | None = tensor
-        self._version = tensor._version  # noqa: SLF001
 
     @property
     def movable(self) -> bool:
@@ -42,7 +41,7 @@ class Saved:
         tensor = self._tensor
         return (
             type(tensor) is Tensor
-            and tensor.layout is torch.strided
+            and not tensor.is_nested
             and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
         )
 
@@ -52,22 +51,31 @@ class Saved:
         Raises:
             RuntimeError: if it was written to since; behind hooks autograd itself does not look.
         """
-        assert self._tensor is not None, "read while it is away"
+        assert self._place is None, "read while it is away"
         if self._tensor._version != self._version:  # noqa: SLF001
-            tensor = f"{self._dtype} of shape {list(self._tensor.shape)}"
-            raise RuntimeError(f"{tensor}, needed for the backward, was modified in place")
+            tensor = f"{self._tensor.dtype} of shape {list(self._tensor.shape)}"
+            raise RuntimeError(
+                f"task: layer {self._layer}: {tensor}, needed for the backward, was modified in"
+                " place. Make the operation out of place, or plan without --offload."
+            )
         return self._tensor
 
     def leave(self) -> None:
-        """Gives the tensor up."""
-        self.tensor()
-        self._tensor = None
+        """Gives the storage up.
+
+        The hollow tensor goes on counting, with all that share its storage now, how often that is
+        written to: so a write while it is away is seen, too.
+        """
+        tensor = self.tensor()
+        self._place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def come_back(self, storage: torch.UntypedStorage) -> None:
         """Holds the same tensor again, in `storage`."""
-        self._hold(
-            torch.empty(0, dtype=self._dtype, device=storage.device).set_(storage, *self._place)
-        )
+        assert self._place is not None, "comes back though it is there"
+        tensor = torch.empty(0, dtype=self._tensor.dtype, device=storage.device)
+        self._tensor.data = tensor.set_(storage, *self._place)
+        self._place = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,10 @@ class Kept:
 class Tape:
     """What autograd saved of one micro-batch in the offloaded runs of one piece."""
 
-    def __init__(self, runs: Runs = ()) -> None:
-        """Takes first and last index of each run in the piece."""
+    def __init__(self, runs: Runs = (), first_layer: int = 0) -> None:
+        """Takes first and last index of each run in the piece, and where that is in the chain."""
         self._runs = runs
+        self._first_layer = first_layer
         self._saved: list[weakref.ref[Saved]] = []
         self._of_layer: list[weakref.ref[Saved]] = []
         self._inputs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -98,7 +107,10 @@ class Tape:
 
         def pack(tensor: Tensor) -> Saved:
             # A tensor of its own: an output kept by its own graph would never be released.
-            saved = Saved(tensor.detach(), index == run[0] and self._is_input(tensor))
+            one, layer = tensor.detach(), self._first_layer + index
+            if tensor.layout is not torch.strided:  # no storage of its own: it stays
+                return Saved(one, layer, end=True)
+            saved = Saved(one, layer, index == run[0] and self._is_input(tensor))
             self._of_layer.append(weakref.ref(saved))
             return saved
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
 from random import Random
@@ -15,7 +16,7 @@ from pipeplan import tasks
 from pipeplan.capture import profile_task, split
 from pipeplan.chain import Chain
 from pipeplan.errors import InternalError
-from pipeplan.hostcopy import HostWay
+from pipeplan.hostcopy import Copies, HostWay
 from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import OpKind, Runs
 from pipeplan.runtime.clock import VirtualClock
@@ -158,8 +159,20 @@ def with_table() -> tuple[SplitModel, Task]:
 
 
 @pytest.mark.parametrize("duplex", [True, False])
-def test_what_others_hold_stays_with_them(duplex: bool) -> None:
-    """A layer's table is used by other micro-batches meanwhile: it does not leave."""
+def test_what_others_hold_stays_with_them(duplex: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's table is used by other micro-batches meanwhile: it does not leave.
+
+    Nor is it copied, from the second micro-batch on: capture counts it for none.
+    """
+    away: list[int] = []
+    out = HostWay.out
+
+    def counted(way: HostWay, parts: list[Tensor]) -> Future[Copies]:
+        away.append(sum(part.nbytes for part in parts))
+        return out(way, parts)
+
+    monkeypatch.setattr(HostWay, "out", counted)
+    of_one = inner(profile_task(with_table()[1], repeats=1, warmup=0), 0, 3)
     with Alone(*with_table(), ()) as plain:
         for microbatch in range(3):
             plain.forward(microbatch)
@@ -174,6 +187,7 @@ def test_what_others_hold_stays_with_them(duplex: bool) -> None:
         table = one.stage.spec.layers[1].table
         assert isinstance(table, Tensor)
         assert one.kept() == 3 * pipelines.data(0)[0].nbytes + table.nbytes
+        assert away == [of_one + table.nbytes, of_one, of_one]
         for microbatch in range(3):
             one.stage.prefetch(microbatch)
             one.stage.backward(microbatch, [])
@@ -207,14 +221,87 @@ class InPlace(nn.Module):
         return x.mul_(2)
 
 
+MODIFIED = (
+    "needed for the backward, was modified in place. Make the operation out of place, or plan"
+    " without --offload."
+)
+
+
 def test_writing_to_what_is_saved_is_an_error() -> None:
     """As without offloading; behind hooks autograd does not look itself."""
     for offloads in (False, True):
         layers = [nn.Linear(6, 6), nn.Sigmoid(), InPlace(), nn.Linear(6, 3)]
         with Alone(*pipelines.split_by_hand(layers, "sgd"), ((0, 3),)) as one:
             one.forward(0)
-            with pytest.raises(RuntimeError, match=r"of shape .5, 6., needed for the backward"):
+            with pytest.raises(RuntimeError, match=rf"layer 1: .* of shape .5, 6., {MODIFIED}"):
                 one.stage.offload(0) if offloads else one.stage.backward(0, [])
+
+
+class Fading(nn.Module):
+    """Multiplies by a table that fades with each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.linspace(1, 2, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.table.mul_(0.99)
+
+
+@pytest.mark.parametrize("back_before", [True, False])
+def test_writing_to_what_others_hold_while_it_is_away_is_an_error(back_before: bool) -> None:
+    """What a layer kept is not taken for what autograd saved, whenever it was written to."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(6, 6), Fading(), nn.Tanh(), nn.Linear(6, 3)]
+    with Alone(*pipelines.split_by_hand(layers, "sgd"), ((0, 3),)) as one:
+        one.forward(0)
+        one.stage.offload(0)
+        one.stage.free(0)
+        if back_before:
+            one.stage.prefetch(0)
+        one.forward(1)
+        if not back_before:
+            one.stage.prefetch(0)
+        with pytest.raises(RuntimeError, match=rf"layer 1: .* of shape .6., {MODIFIED}"):
+            one.stage.backward(0, [])
+
+
+class Sparse(nn.Module):
+    """Multiplies by a sparse matrix, which autograd saves; it has no storage."""
+
+    def __init__(self, fades: bool = False) -> None:
+        super().__init__()
+        self.matrix = torch.eye(6).mul(2).to_sparse()
+        self.fades = fades
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fades:
+            self.matrix.mul_(0.5)
+        return torch.sparse.mm(self.matrix, x.T).T
+
+
+def test_sparse_tensors_stay() -> None:
+    """A layer that saves one runs as without offloading; writing to it is an error, too."""
+
+    def gradients(runs: Runs, fades: bool = False) -> list[Tensor]:
+        torch.manual_seed(4)
+        layers = [nn.Linear(6, 6), nn.Tanh(), Sparse(fades), nn.Tanh(), nn.Linear(6, 3)]
+        one = Alone(
+            *pipelines.split_by_hand(layers, "sgd"), runs
+        )  # its meter knows no sparse ones
+        one.forward(0)
+        if runs:
+            one.stage.offload(0)
+            one.stage.free(0)
+            one.stage.prefetch(0)
+        if fades:
+            one.forward(1)
+        one.stage.backward(0, [])
+        return one.gradients()
+
+    assert all(map(torch.equal, gradients(()), gradients(((0, 4),))))
+    with pytest.raises(RuntimeError, match=rf"layer 2: .* of shape .6, 6., {MODIFIED}"):
+        gradients(((0, 4),), fades=True)
 
 
 @pytest.mark.parametrize(
