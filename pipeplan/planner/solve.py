@@ -81,12 +81,15 @@ def _search(state: Incumbent, config: Config) -> Solved:
     """What the method says.
 
     Raises:
-        InputError: if the method's solver is missing, or the paper's ILP cannot say the problem.
+        InputError: if the method's solver is missing, the paper's ILP cannot say the problem, or
+            groups are asked for where only layers are searched.
     """
     if config.method == "paper-ilp":
         _literal(state)
         return Solved(state)
     groups = _groups(state.costs, config)
+    if groups is not None:
+        _tell_no_groups(state, config)
     if config.recompute == "auto":
         return again.run(state, config.resume)
     if config.offload == "auto":
@@ -110,6 +113,23 @@ def _groups(costs: Costs, config: Config) -> int | None:
             " its working bytes do not add up over merged layers. Plan without --coarsen."
         )
     return config.coarsen
+
+
+def _tell_no_groups(state: Incumbent, config: Config) -> None:
+    """With recomputation or offloading the layers themselves are searched, never in silence."""
+    asked = [name for name in ("recompute", "offload") if getattr(config, name) == "auto"]
+    if not asked:
+        return
+    if config.coarsen != "auto":
+        flags = " and ".join(f"--{name} auto" for name in asked)
+        raise InputError(
+            f"config.coarsen: got {config.coarsen} with {flags}, need auto or off: groups of"
+            f" layers are not searched with it. Plan without --coarsen, or without {flags}."
+        )
+    state.notes.append(
+        f"searched layer by layer although the chain is long: {' and '.join(asked)} auto knows no"
+        " groups (--coarsen)"
+    )
 
 
 def _literal(state: Incumbent) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeplan import planner, verifier
 from pipeplan.chain import Chain, Layer
-from pipeplan.cluster import Cluster, Gpu, uniform
+from pipeplan.cluster import Cluster, Gpu, Host, uniform
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.ilp.coarsen import Coarse, coarsen
 from pipeplan.ilp.costs import Costs
@@ -204,6 +204,23 @@ def test_the_papers_bytes_do_not_add_up() -> None:
     """Coarsening is refused under the paper's memory model."""
     with pytest.raises(InputError, match="coarsen: got 3 with memory model 'paper'"):
         solve(handmade.chain([(1, 1)] * 5), uniform(2, 9), "2bw", coarsen=3, memory_model="paper")
+
+
+@pytest.mark.parametrize("flag", ["recompute", "offload"])
+def test_groups_are_not_searched_with_recomputation_or_offloading(flag: str) -> None:
+    """A number of groups is refused, a long chain gets a note; `off` and short chains do not."""
+    host = Host(memory_bytes=10**6, bandwidth_bytes_per_s=10**9)
+    cluster = uniform(2, 10**6, host=host)
+
+    def notes(layers: int, coarsen: int | str) -> list[str]:
+        options = {flag: "auto", "coarsen": coarsen, "k": 1, "method": "contiguous"}
+        plan = solve(handmade.chain([(2, 3)] * layers), cluster, "2bw", **options)
+        return [note for note in plan.solver.notes if "layer by layer" in note]
+
+    with pytest.raises(InputError, match=rf"config.coarsen: got 5 with --{flag} auto, need auto"):
+        notes(20, 5)
+    assert len(notes(257, "auto")) == 1
+    assert notes(257, "off") == notes(20, "auto") == notes(20, 20) == []
 
 
 def test_ctrl_c_keeps_the_plan() -> None:
