@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.optim import Optimizer
 
 from pipeplan.document import parse_json, read_text
 from pipeplan.errors import InputError
@@ -266,10 +267,11 @@ def _optimizer_keys(known: Iterable[str], stage: Stage, unit: Weights) -> list[s
 def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
     if unit.optimizer is None:
         return
+    on_device = _steps_on_device(unit.optimizer)
     for parameter in unit.parameters:
         prefix = f"optimizer.{stage.names[parameter]}"
         fields = {
-            key.rpartition(".")[2]: _beside(parameter, key, value)
+            key.rpartition(".")[2]: _beside(parameter, key, value, moves=parameter in on_device)
             for key, value in state.items()
             if key.rpartition(".")[0] == prefix
         }
@@ -277,9 +279,19 @@ def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) ->
             unit.optimizer.state[parameter] = fields
 
 
-def _beside(parameter: Tensor, key: str, value: Any) -> Any:
-    """Optimizer state lies with its parameter, but for the number of steps, as torch keeps it."""
-    if key.endswith(".step") or not isinstance(value, Tensor):
+def _steps_on_device(optimizer: Optimizer) -> set[Tensor]:
+    """Parameters whose number of steps their kernel reads on their device."""
+    return {
+        parameter
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for parameter in group["params"]
+    }
+
+
+def _beside(parameter: Tensor, key: str, value: Any, *, moves: bool) -> Any:
+    """Optimizer state lies with its parameter; of steps the number only if it `moves`."""
+    if not isinstance(value, Tensor) or (key.endswith(".step") and not moves):
         return value
     return value.to(parameter.device)
 

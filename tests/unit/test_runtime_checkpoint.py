@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Semantics
@@ -18,8 +20,10 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.saver import Saver
+from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.ties import untie
 from pipeplan.runtime.transport import LocalTransport, Transport
+from pipeplan.runtime.weights import Weights
 from pipeplan.task import LossScale
 from tests import models, pipelines
 
@@ -170,6 +174,23 @@ def test_meta_round_trip_and_refusal(tmp_path: Path) -> None:
     (tmp_path / "c" / "pipeplan.json").write_text('{"format": "other/1"}')
     with pytest.raises(InputError, match="need pipeplan-checkpoint/1"):
         checkpoint.read_meta(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("option", "device"), [("capturable", "meta"), ("fused", "meta"), (None, "cpu")]
+)
+def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: str) -> None:
+    """Beside the parameter if fused or capturable kernels count on the device, else as saved."""
+    parameter = nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.param_groups[0] |= {option: True} if option else {}
+    unit = SimpleNamespace(optimizer=optimizer, parameters=[parameter])
+    saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
+    stage = SimpleNamespace(names={parameter: "w"})
+    checkpoint._restore_optimizer(cast("Stage", stage), cast("Weights", unit), saved)
+    restored = optimizer.state[parameter]
+    assert restored["step"].device.type == device
+    assert restored["exp_avg"].device.type == "meta"
 
 
 def test_flush_checkpoint_lacks_what_2bw_needs(tmp_path: Path) -> None:
