@@ -30,17 +30,18 @@ class HostWay:
             device: where the tensors are.
             duplex: whether both directions run at once; otherwise one copy at a time.
         """
-        self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._out = _Lane(device, self._main)
-        self._back = _Lane(device, self._main) if duplex else self._out
+        self._device = device
+        self._out = _Lane(device)
+        self._back = _Lane(device) if duplex else self._out
 
     def out(self, parts: list[Tensor], then: Callable[[], None] | None = None) -> Future[Copies]:
         """Copy tensors to the host.
 
         Args:
             parts: emptied, so that nothing here keeps them alive behind the end of the copy.
-            then: runs in the worker behind the copy.
+            then: runs in the worker behind the copy, on the caller's stream.
         """
+        caller, mark = self._now()
 
         def work() -> Copies:
             with _named(f"copy of {_bytes(parts)} bytes to the host"), self._out.copying(mark):
@@ -48,10 +49,10 @@ class HostWay:
                 _copy(copies, parts)
             parts.clear()
             if then is not None:
-                then()
+                with torch.cuda.stream(caller):
+                    then()
             return copies
 
-        mark = self._mark()
         return self._out.worker.submit(work)
 
     def back(
@@ -65,57 +66,65 @@ class HostWay:
         Args:
             parts: emptied, as those of `out`.
             copies: what goes into each; asked for in the worker.
-            first: runs in the worker before the copy, and makes room.
+            first: runs in the worker before the copy, on the caller's stream, and makes room.
         """
+        caller, mark = self._now()
 
         def work() -> None:
             if first is not None:
-                with torch.cuda.stream(self._main):
+                with torch.cuda.stream(caller):
                     first()
                 # What lay there before may still be read by work that was issued meanwhile.
-                self._back.follow_main()
+                self._back.follow(caller)
             with _named(f"copy of {_bytes(parts)} bytes from the host"), self._back.copying(mark):
                 _copy(parts, copies())
             parts.clear()
 
-        mark = self._mark()
         return self._back.worker.submit(work)
 
     def join(self) -> None:
-        """Lets the device go on behind all copies that have ended here."""
+        """Lets the caller's stream go on behind all copies that have ended here."""
+        caller = self._stream()
         for lane in (self._out, self._back):
-            if self._main is not None and lane.stream is not None:
-                self._main.wait_stream(lane.stream)
+            if caller is not None and lane.stream is not None:
+                caller.wait_stream(lane.stream)
 
     def settle(self) -> None:
-        """Returns when the device has computed all it was given."""
-        if self._main is not None:
-            self._main.synchronize()
+        """Returns when the device has computed all that the caller's stream was given."""
+        caller = self._stream()
+        if caller is not None:
+            caller.synchronize()
 
     def close(self) -> None:
         """Ends the workers, behind all that was issued."""
         self._out.worker.shutdown()
         self._back.worker.shutdown()
 
-    def _mark(self) -> Any:
-        return self._main.record_event() if self._main is not None else None
+    def _stream(self) -> Any:
+        """Asked for at each call: users switch streams, and each thread has one of its own."""
+        is_cuda = self._device.type == "cuda"
+        return torch.cuda.current_stream(self._device) if is_cuda else None
+
+    def _now(self) -> tuple[Any, Any]:
+        """The caller's stream, and an event behind all that it was given."""
+        caller = self._stream()
+        return caller, caller.record_event() if caller is not None else None
 
     def _buffer(self, part: Tensor) -> Tensor:
-        return torch.empty_like(part, device="cpu", pin_memory=self._main is not None)
+        return torch.empty_like(part, device="cpu", pin_memory=self._device.type == "cuda")
 
 
 class _Lane:
     """A worker, and on CUDA the stream of its copies."""
 
-    def __init__(self, device: torch.device, main: Any) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="pipeplan-host")
-        self.stream = torch.cuda.Stream(device) if main is not None else None
-        self._main = main
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def follow_main(self) -> None:
+    def follow(self, caller: Any) -> None:
         """Copies wait for all that the device was given before."""
         if self.stream is not None:
-            self.stream.wait_stream(self._main)
+            self.stream.wait_stream(caller)
 
     @contextmanager
     def copying(self, mark: Any) -> Iterator[None]:
