@@ -26,13 +26,19 @@ class Host:
         self._way = HostWay(device, duplex=False)
         self._jobs: dict[int, list[Future[Any]]] = defaultdict(list)
         self._away: dict[int, tuple[Sequence[Tensor], Future[Copies]]] = {}
+        self._unused: list[Event] = []
+        self._dropped = False
 
     def offload(self, unit: int, parts: Sequence[Tensor], unused: Event | None) -> None:
         """Copy `parts`, one flat tensor per storage; emptied behind the copy and `unused`."""
+        if unused is not None:
+            self._unused.append(unused)
 
         def empty() -> None:
             if unused is not None:
                 unused.wait()
+                if self._dropped:
+                    return
                 self._way.settle()
             for part in parts:
                 _resize(part, 0)
@@ -60,6 +66,15 @@ class Host:
     def close(self) -> None:
         """Ends the worker, behind all that was issued."""
         self._way.close()
+
+    def drop(self) -> None:
+        """Lets the worker end where the pass does not: what is still in use is not emptied.
+
+        It waits for nothing, so that any thread may call it.
+        """
+        self._dropped = True
+        for unused in self._unused:
+            unused.set()
 
 
 def _resize(part: Tensor, size: int) -> None:

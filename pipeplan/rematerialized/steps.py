@@ -6,6 +6,7 @@ tensors stay where between them, as docs/remat.md §2 says for each operation.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Pass:
         self._full: dict[int, list[Tensor]] = {0: [self._source]}
         self._gradients: list[Tensor] = []
         self._units = _units(prepared, self._source)
+        if self._units is not None:
+            weakref.finalize(self, self._units.drop)
 
     def forward(self) -> Tensor:
         """The module's output, cut off the graph."""
@@ -84,9 +87,16 @@ class Pass:
         return self._gradients
 
     def _run(self, orders: Sequence[Order]) -> None:
-        for order in orders:
-            with self._watch(order.op):
-                self._step(order)
+        """Ends the transfers where an operation fails: the worker would wait for the rest."""
+        try:
+            for order in orders:
+                with self._watch(order.op):
+                    self._step(order)
+        except BaseException:
+            if self._units is not None:
+                self._units.drop()
+                self._units.close()
+            raise
 
     def _step(self, order: Order) -> None:
         op = order.op

@@ -93,6 +93,10 @@ class Units:
         """Ends the transfers."""
         self._host.close()
 
+    def drop(self) -> None:
+        """Ends the wait for operations that will not run."""
+        self._host.drop()
+
     def _parts(self, unit: int) -> list[Tensor]:
         """The living storages of `unit`, as flat tensors."""
         others = self._fixed | set(_living(self._boundaries.get(unit - 1, {})))

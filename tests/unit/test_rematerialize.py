@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from pipeplan import rematerialize, tasks
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.remat import Channel, OpKind, budgets
+from pipeplan.rematerialized import units
 from pipeplan.task import Task
 
 TINY = {
@@ -111,6 +114,45 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
         kinds = {op.kind for op in lean.rematerialization.schedule.ops}
         assert OpKind.OFFLOAD in kinds or budget == lean.rematerialization.outcome.peak_bytes
         assert peak(lean, task) <= budget
+
+
+def host_workers() -> list[str]:
+    """The threads that copy."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("pipeplan-host")]
+
+
+def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for operations that do not run any more, or the process would never end."""
+    waited: list[threading.Event] = []
+
+    def event() -> threading.Event:
+        waited.append(threading.Event())
+        return waited[-1]
+
+    def fails(*_: object) -> Tensor:
+        raise ArithmeticError("odd number")
+
+    task = tiny("mixer")
+    assert isinstance(task.model, nn.Module)
+    options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1GB/s"}
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    budget, *_ = budgets(free.rematerialization_costs, Channel(10**9), 2)
+    lean = rematerialize(task.model, task.microbatch(0), budget, **options)
+    orders = lean._prepared.script.forward
+    layer = next(order.op.index for order in orders if order.used_later)
+    gc.collect()
+    before = host_workers()
+    monkeypatch.setattr(units, "Event", event)
+    monkeypatch.setattr(lean._prepared.split.layers[layer], "forward", fails)
+    try:
+        with pytest.raises(ArithmeticError, match="odd number") as failed:
+            lean(task.microbatch(0)[0])
+        assert failed.tb is not None
+        assert waited
+        assert host_workers() == before
+    finally:
+        for each in waited:
+            each.set()
 
 
 def test_autocast_is_kept_when_layers_run_again() -> None:
