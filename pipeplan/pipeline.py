@@ -22,7 +22,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime import checkpoint
-from pipeplan.runtime.backend import Wanted, device_of
+from pipeplan.runtime.backend import Wanted, check_current, device_of
 from pipeplan.runtime.batches import Inputs, Numbered, Source
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.evaluation import evaluate
@@ -141,6 +141,7 @@ class Pipeline:
         lowering.check_deadlock(self._pattern)
         self._split = split_for(self.plan, self.task)
         self._device = device_of(self._split)
+        check_current(self._device)
         self._own: GlooTransport | LocalTransport | None = None
         if transport is None:
             patience = parse_time_ns(timeout)

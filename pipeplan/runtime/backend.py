@@ -91,3 +91,16 @@ def device_of(split: SplitModel) -> torch.device:
         for tensor in (*layer.parameters(), *layer.buffers()):
             return tensor.device
     return torch.device("cpu")
+
+
+def check_current(device: torch.device) -> None:
+    """Refuse a model on another GPU than the current one, on which streams and waits would be.
+
+    Raises:
+        InputError: if it is.
+    """
+    if device.type == "cuda" and device.index != (current := torch.cuda.current_device()):
+        raise InputError(
+            f"pipeline: model: got it on {device}, need it on cuda:{current}, the current GPU of"
+            f" this process. Call torch.cuda.set_device({device.index}) before making the model."
+        )

@@ -155,7 +155,8 @@ class Piece:
                 value = (*value, *self.spec.fed[index](microbatch))
             if self.spec.seed is not None:
                 number = self.spec.number(microbatch)
-                seed_layer(self.spec.seed, self.spec.first_layer + index, number)
+                layer = self.spec.first_layer + index
+                seed_layer(self.spec.seed, layer, number, self.spec.device)
             with taping:
                 value = module(*value)
                 if self._is_loss(index):

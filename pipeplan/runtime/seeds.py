@@ -25,12 +25,16 @@ def layer_seed(seed: int, layer: int, microbatch: int) -> int:
     return state >> 1
 
 
-def seed_layer(seed: int, layer: int, microbatch: int) -> None:
-    """Set torch's generators for the forward of `layer` on `microbatch`."""
+def seed_layer(seed: int, layer: int, microbatch: int, device: torch.device) -> None:
+    """Set torch's generators for the forward of `layer` on `microbatch`.
+
+    Those of the processor and of `device`; for layers on the processor that of the current GPU.
+    """
     value = layer_seed(seed, layer, microbatch)
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(value)
 
 
 def _finalize(z: int) -> int:

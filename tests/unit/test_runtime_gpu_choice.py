@@ -1,0 +1,46 @@
+"""A model on another GPU than the current one: refused, and never seeded on the wrong one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeplan import Pipeline, pipeline
+from pipeplan.errors import InputError
+from pipeplan.runtime.backend import check_current
+from pipeplan.runtime.seeds import layer_seed, seed_layer
+from tests import launch_task
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_the_current_gpu_and_the_processor_are_accepted(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing to say."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    check_current(torch.device(device))
+
+
+def test_a_model_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the call that is missing; before ranks are joined."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(pipeline, "device_of", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr(pipeline, "for_pipeline", pytest.fail)
+    with pytest.raises(InputError, match=r"cuda:1, need it on cuda:0.*set_device\(1\) before"):
+        Pipeline(launch_task.task(0), launch_task.plan(1, "flush"))
+
+
+@pytest.mark.parametrize(("device", "seeded"), [("cuda:1", 1), ("cuda", 0), ("cpu", 0)])
+def test_the_generator_of_the_layers_device_is_seeded(
+    device: str, seeded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That GPU's alone, beside the processor's."""
+    generators = [torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    seed_layer(3, 4, 5, torch.device(device))
+    value = layer_seed(3, 4, 5)
+    assert torch.default_generator.initial_seed() == value
+    assert generators[seeded].initial_seed() == value
+    assert generators[1 - seeded].initial_seed() == 1
