@@ -12,6 +12,7 @@ from pipeplan.errors import InputError
 from pipeplan.launch.options import Options
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
+from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.place import Place
 from pipeplan.task import SplitModel, Task, load
 from pipeplan.units import format_bytes
@@ -92,6 +93,7 @@ def planned(options: Options, place: Place) -> tuple[Plan, Pattern]:
     pattern = lowering.lower(plan)
     lowering.check_deadlock(pattern)
     _check_size(plan, options, place)
+    check_host_room(plan, place, options.replicas)
     _check_out(options, place)
     return plan, pattern
 
@@ -99,13 +101,17 @@ def planned(options: Options, place: Place) -> tuple[Plan, Pattern]:
 def table(plan: Plan) -> str:
     """What each rank hosts and how many bytes it is predicted to hold at most, for people."""
     names = [layer.name for layer in plan.chain.layers]
-    lines = [f"{'rank':>4}  {'predicted peak':>14}  stages: layers"]
+    away = any(row.host_bytes for row in plan.memory)
+    on_host = f"{'on the host':>14}  " if away else ""
+    lines = [f"{'rank':>4}  {'predicted peak':>14}  {on_host}stages: layers"]
     for gpu, row in enumerate(plan.memory):
         hosted = "; ".join(
             f"{stage.id}: {names[stage.first]} .. {names[stage.last]}"
             for stage in plan.hosted(gpu)
         )
-        lines.append(f"{gpu:>4}  {format_bytes(row.peak_bytes):>14}  {hosted or 'none'}")
+        on_host = f"{format_bytes(row.host_bytes):>14}  " if away else ""
+        peak = format_bytes(row.peak_bytes)
+        lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
     lines.append(
         f"{plan.semantics}, {plan.microbatches} micro-batches per step, period"
         f" {plan.period_ns / 1e6:g} ms of {plan.k} micro-batches. All checks passed."

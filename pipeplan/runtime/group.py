@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.runtime.backend import Machine, Wanted, device_of
 from pipeplan.runtime.channels import Channel, channels
+from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.ranks import Ranks
@@ -95,6 +96,7 @@ def for_pipeline(
                 f"pipeline: got {replicas} replicas and a mesh of {mesh.size(0)}, need one of the"
                 " two, or the same number"
             )
+        check_host_room(plan, place, mesh.size(0))
         return _on_mesh(plan, split, mesh, timeout_ns, nccl_device)
     need = gpus * replicas
     if place.size != need:
@@ -103,6 +105,7 @@ def for_pipeline(
             + (f" and replica: {gpus} x {replicas}" if replicas > 1 else "")
             + f". Run torchrun --nproc-per-node {need} with this script."
         )
+    check_host_room(plan, place, replicas)
     return joined(plan, split, place, timeout_ns, replicas, nccl_device)
 
 
