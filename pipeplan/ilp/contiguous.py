@@ -127,7 +127,8 @@ class ContiguousSolver:
         self._elsewhere = [pinned_elsewhere(self.costs, gpus[0]) for gpus in self.classes]
         self._sends: dict[tuple[int, int], tuple[Array, Array]] = {}
         tables = self.tables
-        working = np.maximum(tables.forward, tables.saved + tables.backward)
+        running = np.maximum(tables.forward, tables.late)
+        working = np.maximum(running, tables.saved + tables.backward)
         if self.costs.semantics == "2bw":
             working = np.maximum(working, tables.optimizer)
         self._fixed = tables.states + working

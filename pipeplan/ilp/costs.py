@@ -25,14 +25,28 @@ class SegmentBytes:
     """Bytes of one segment.
 
     `saved` is A, what each micro-batch keeps. While the forward runs, its own micro-batch counts
-    `forward` bytes (not yet A); while the backward runs, it counts A + `backward`.
+    `running` bytes (not yet A); while the backward runs, it counts A + `backward`.
+
+    (M7) reads the input of a stage's first layer. So `running` and `optimizer` hold for a stage;
+    what holds for a layer in the midst of any stage are `forward`, and `update` at some time.
     """
 
     saved: int
     forward: int
+    """(M3)."""
     backward: int
     states: int
     optimizer: int
+    """W where the update follows a backward (or the drain), 0 where all of it is late (M7)."""
+    update: int = 0
+    """W of an update at any time: it is beside the states once at least."""
+    late: int = 0
+    """(M7): an update just before the forward, beside the input; 0 if no update waits."""
+
+    @property
+    def running(self) -> int:
+        """Bytes of a stage's own micro-batch from the late update to the end of the forward."""
+        return max(self.forward, self.late)
 
 
 @dataclass(frozen=True)
@@ -238,12 +252,10 @@ def _exact_segment(
     saved = kept + layers[last].saved_output_bytes
     versions = 2 if semantics == "2bw" else 1
     hosted = layers[first : last + 1]
-    optimizer = max(x.optimizer_workspace_bytes for x in hosted)
+    update = max(x.optimizer_workspace_bytes for x in hosted)
     waiting = (versions - 1) * sum(x.waiting_gradient_bytes for x in hosted)
-    if waiting:  # (M7)
-        entering = chain.input_of(first) - shared if first else 0
-        forward = max(forward, entering + optimizer)
-        optimizer *= waiting != sum(x.gradient_bytes for x in hosted)
+    entering = chain.input_of(first) - shared if first else 0
+    all_late = waiting and waiting == sum(x.gradient_bytes for x in hosted)
     return SegmentBytes(
         saved=saved,
         forward=forward,
@@ -255,7 +267,9 @@ def _exact_segment(
             + x.optimizer_bytes
             for x in hosted
         ),
-        optimizer=optimizer,
+        optimizer=0 if all_late else update,
+        update=update,
+        late=entering + update if waiting else 0,
     )
 
 

@@ -42,7 +42,7 @@ def check_sums(costs: Costs) -> None:
 def layer_need(costs: Costs, layer: int) -> int:
     """Bytes without which no GPU can run the layer: its states and one micro-batch's peak."""
     size = costs.segment(layer, layer, True)
-    return size.states + max(size.forward, size.saved + size.backward, size.optimizer)
+    return size.states + max(size.forward, size.saved + size.backward, size.update)
 
 
 def simple_reason(costs: Costs) -> str | None:
@@ -94,7 +94,7 @@ def _pinned_reason(costs: Costs) -> str | None:
             continue
         sizes = [costs.segment(layer, layer, True) for layer in pinned]
         states = sum(size.states for size in sizes)
-        own = max(max(x.forward, x.saved + x.backward, x.optimizer) for x in sizes)
+        own = max(max(x.forward, x.saved + x.backward, x.update) for x in sizes)
         if states + own > budget:
             return (
                 f"chain {costs.chain.name!r}: no plan exists: the {len(pinned)} layers pinned to"

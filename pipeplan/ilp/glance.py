@@ -54,7 +54,7 @@ def glance(costs: Costs, placed: Outward) -> list[int]:
         kept_from = 0 if costs.exact else forward
         own = size.saved if costs.exact else 0
         for begin, end in zip(times[F, stage], times[B, stage], strict=True):
-            here.ops.append((begin, forward, size.forward - own))
+            here.ops.append((begin, forward, size.running - own))
             here.ops.append((end, backward, size.backward))
             here.stays.append((begin + kept_from, end + backward, size.saved))
         if stage:

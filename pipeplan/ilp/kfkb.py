@@ -133,7 +133,7 @@ def _caps(costs: Costs, stages: Stages, most: int | None) -> tuple[int, ...] | N
     caps: list[int] = []
     for stage in stages:
         size = costs.segment(stage.first, stage.last)
-        own = max(size.forward, size.saved + size.backward)
+        own = max(size.running, size.saved + size.backward)
         room = costs.budgets[stage.gpu] - size.states - own - _slots(costs, stage)
         if room < 0:
             return None

@@ -68,19 +68,21 @@ class Residency:
         return sum(size * here for size, here in zip(room, self.v.on[item], strict=True))
 
     def _own(self, task: Task) -> Linear:
-        """Bytes of the running op beside what is saved; less if its predecessor covers some."""
+        """Bytes of the running op beside what is saved; less if its predecessor covers some.
+
+        A late update is told only where the item surely begins a stage: behind a cut (M7).
+        """
         kind, item, _ = task
 
-        def working(size: SegmentBytes) -> int:
+        def working(size: SegmentBytes, forward: int) -> int:
             if kind is F:
-                return size.forward
+                return forward
             update = size.optimizer - size.saved if self._updates() else 0
             return max(size.backward, update)
 
-        low, high = (
-            self._units(working(self.covered[item])),
-            self._units(working(self.alone[item])),
-        )
+        covered, alone = self.covered[item], self.alone[item]
+        low = self._units(working(covered, covered.forward))
+        high = self._units(working(alone, alone.running))
         if item == 0 or low == high:
             return high
         return low + (high - low) * self.v.cut(item - 1)
@@ -89,7 +91,8 @@ class Residency:
         """Whether an update may follow each backward, when its own saved bytes are gone."""
         costs = self.v.instance.costs
         long = all(layer.forward_ns and layer.backward_ns for layer in costs.chain.layers)
-        return costs.exact and costs.semantics == "2bw" and long
+        late = any(layer.waiting_gradient_bytes for layer in costs.chain.layers)
+        return costs.exact and costs.semantics == "2bw" and long and not late
 
     def _saved(self, task: Task, n: int, together: Literal) -> list[Linear]:
         """Micro-batches of item n in memory, times what each keeps."""
@@ -259,12 +262,12 @@ class Residency:
     def _update(self, task: Task) -> None:
         """The optimizer's workspace fits beside the states of the GPU."""
         v, item = self.v, task[1]
-        if not self.covered[item].optimizer:
+        if not self.covered[item].update:
             return
         states = [
             self._units(size.states) * v.same(item, n) for n, size in enumerate(self.covered)
         ]
-        v.model.add(sum(states) + self._units(self.covered[item].optimizer) <= self._room(item))
+        v.model.add(sum(states) + self._units(self.covered[item].update) <= self._room(item))
 
     def _versions(self, task: Task) -> None:
         """(R6): a forward that starts finds at most `most` - 1 of its item in memory."""

@@ -54,12 +54,13 @@ def spread(costs: Costs, options: Options, seconds: float) -> Spread:
 def _need(costs: Costs, layer: int) -> int:
     size = costs.segment(layer, layer)
     tensors = costs.tensor_bytes(layer, backward=False) + costs.tensor_bytes(layer, backward=True)
-    return size.saved + size.forward + max(0, size.backward) + size.optimizer + 2 * tensors
+    return size.saved + size.running + max(0, size.backward) + size.update + 2 * tensors
 
 
 def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
     """States, boundaries, kept bytes of the layers before, and the running layer's own."""
     costs = v.instance.costs
+    late = any(layer.waiting_gradient_bytes for layer in costs.chain.layers)
     fixed: list[Linear] = []
     kept: list[Linear] = []
     for layer in range(costs.layers):
@@ -74,12 +75,13 @@ def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
         here = v.on[layer][gpu]
         size, alone = costs.segment(layer, layer, True), costs.segment(layer, layer)
         uncovered = v.both(here, v.cut(layer - 1)) if layer else here
-        update = size.optimizer if costs.semantics == "2bw" else 0
+        # behind a cut the layer begins a stage, and so what its late update needs is known (M7)
+        update = size.optimizer if costs.semantics == "2bw" and not late else 0
         own = max(size.forward, size.saved + size.backward, update)
-        more = max(alone.forward, alone.saved + alone.backward, update) - own
+        more = max(alone.running, alone.saved + alone.backward, update) - own
         limit = costs.budgets[gpu] + extra
         v.require(sum(kept) + own + more * uncovered <= limit - sum(fixed), here)
-        v.require(sum(fixed) + size.optimizer <= limit, here)
+        v.require(sum(fixed) + size.update <= limit, here)
         kept += [size.saved * here, (alone.saved - size.saved) * uncovered]
 
 

@@ -112,7 +112,7 @@ def _exact(costs: Costs) -> SegmentTables:
     late = np.where(waiting > 0, entering + updating, 0)
     return SegmentTables(
         saved,
-        np.maximum(forward, late),
+        forward,
         backward,
         _between(per_layer),
         np.where(at_once, updating, 0),

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from pipeplan import planner
 from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster, Gpu, Links, Pair
+from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InfeasibleError
 from pipeplan.ilp import periods
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import MemoryModel, Plan, Rational, Semantics
 from tests import handmade, oracle
 
@@ -50,6 +51,28 @@ def chains(
             }
         )
     return handmade.chain([(draw(times), draw(times)) for _ in range(count)], fields)
+
+
+@st.composite
+def waiting(draw: st.DrawFn) -> tuple[Chain, int]:
+    """Few layers with large late updates beside unsaved inputs; about what one GPU needs."""
+    fields: list[Mapping[str, Any]] = []
+    for _ in range(draw(st.integers(2, 3))):
+        gradient = draw(st.integers(0, 1))
+        fields.append(
+            {
+                "output_bytes": draw(small),
+                "output_gradient_bytes": 0,
+                "saved_bytes": draw(st.integers(0, 1)),
+                "gradient_bytes": gradient,
+                "waiting_gradient_bytes": draw(st.sampled_from([gradient, gradient, 0])),
+                "optimizer_workspace_bytes": draw(st.sampled_from([0, 5, 7])),
+            }
+        )
+    chain = handmade.chain([(1, 1)] * len(fields), fields)
+    whole = Costs(chain, uniform(1, 1), "2bw", "exact").segment(0, len(fields) - 1)
+    need = max(whole.running, whole.saved + whole.backward, whole.optimizer)
+    return chain, whole.states + need + draw(st.integers(-1, 1))
 
 
 @st.composite
@@ -156,6 +179,13 @@ def test_free_boundaries(
 def test_messages(chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel) -> None:
     """With transfers, message bytes, zero-length ops and tied layers no claim is ever wrong."""
     held_against(chain, cluster, 1, how, model)
+
+
+@settings(max_examples=16, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(waiting(), st.integers(1, 2))
+def test_waiting_gradients(chain: tuple[Chain, int], gpus: int) -> None:
+    """Updates just before a stage's forward (M7): none is charged to layers in its midst."""
+    held_against(chain[0], uniform(gpus, max(1, chain[1])), 1, "2bw", "exact")
 
 
 @FEW

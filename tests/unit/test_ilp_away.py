@@ -196,7 +196,7 @@ def flows(costs: Costs, pieces: list[tuple[int, int]], period: int) -> bool:
             return False
         span = push_one(behind, load, period)
         size = costs.segment(first, end - 1)
-        own = max(size.forward, size.saved + size.backward, size.optimizer)
+        own = max(size.running, size.saved + size.backward, size.optimizer)
         room = costs.budgets[0] - size.states
         found = waiting(
             costs,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
+from pipeplan import planner
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound, residency_bound
 from pipeplan.ilp.costs import Costs
-from tests import handmade
+from pipeplan.ilp.each import floor_of
+from pipeplan.ilp.feasibility import simple_reason
+from pipeplan.ilp.static import spread
+from tests import handmade, searches
 
 
 def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> Costs:
@@ -74,3 +79,27 @@ def test_contiguous_bound_without_room() -> None:
     """No contiguous plan at all is reported as None."""
     of = costs([(1, 1)] * 3, uniform(2, 4), weight_bytes=[1, 2, 1])
     assert contiguous_bound(of, 1) is None
+
+
+def test_a_late_update_needs_the_input_of_its_stage_only() -> None:
+    """Layer 1 alone would update beside its 1000 bytes of input; behind layer 0 it does not."""
+    fields = {
+        "output_bytes": [1000, 0],
+        "gradient_bytes": [10, 10],
+        "waiting_gradient_bytes": [10, 10],
+        "optimizer_workspace_bytes": [0, 2500],
+    }
+    most = 40 + 2500
+    of = costs([(1, 1), (1, 1)], uniform(1, most), **fields)
+    assert of.segment(1, 1, True).running == 1000 + 2500
+    assert of.segment(0, 1).running == 2500
+    assert simple_reason(of) is None
+    assert simple_reason(replace(of, pins=((0, 0), (1, 0)))) is None
+    assert spread(of, searches.limits(), 5).home == (0, 0)
+    assert floor_of(of, (0, 0), None) == 4
+    plan = planner.solve(of.chain, of.cluster, planner.Config(k=1, microbatches=8, workers=1))
+    assert (len(plan.stages), plan.period_ns) == (1, 4)
+    assert [row.peak_bytes for row in plan.memory] == [most]
+    over = simple_reason(costs([(1, 1), (1, 1)], uniform(1, 2519), **fields))
+    assert over is not None
+    assert "layer 1" in over

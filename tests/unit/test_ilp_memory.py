@@ -104,5 +104,5 @@ def test_tables_equal_segments(model: Any, waits: bool) -> None:
             size, at = costs.segment(first, last), (first, last)
             assert (tables.saved[at], tables.forward[at]) == (size.saved, size.forward)
             assert (tables.backward[at], tables.states[at]) == (size.backward, size.states)
-            assert tables.optimizer[at] == size.optimizer
+            assert (tables.optimizer[at], tables.late[at]) == (size.optimizer, size.late)
     assert (tables.late > 0).any() == (waits and model == "exact")
