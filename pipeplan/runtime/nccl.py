@@ -52,6 +52,7 @@ class ChannelTransport(GlooTransport):
         super().__init__(ranks)
         self._carries = carries
         self._here = ranks.here
+        self._device = device
         self._channels: dict[tuple[int, int, int], ProcessGroup] = {}
         flat = [rank for row in ranks.rows for rank in row]
         ends = [(flat[each.source], flat[each.target]) for each in channels]
@@ -72,6 +73,16 @@ class ChannelTransport(GlooTransport):
             self._receive(probe, source, tag).wait()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+    def close(self) -> None:
+        """As `Ranks.leave`, the channels first: no end goes while the other still computes."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        dist.barrier(self._group)
+        for group in dict.fromkeys(self._channels.values()):
+            dist.destroy_process_group(group)
+        self._channels.clear()
+        super().close()
 
     def _send(self, tensor: Tensor, rank: int, tag: int) -> Pending:
         group = self._channel(tensor, self._here, rank, tag)

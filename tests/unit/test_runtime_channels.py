@@ -131,6 +131,22 @@ def test_all_ranks_make_and_connect_channels_in_one_order(monkeypatch: pytest.Mo
         assert len(transport._channels) == sum(len(each.tags) for each in mine)
 
 
+def test_channels_are_left_before_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all are there: each channel's group of this rank once, then the group of all."""
+    told: list[Any] = []
+    whole = _Group([0, 1], [])
+    monkeypatch.setattr(dist, "new_group", lambda ends, **_: _Group(ends, []))
+    monkeypatch.setattr(dist, "barrier", lambda group: told.append(("barrier", group)))
+    monkeypatch.setattr(dist, "destroy_process_group", told.append)
+    ranks = Ranks(whole, None, PATIENCE, ((0, 1, 2),), 0, owned=False)  # type: ignore[arg-type]
+    made = [Channel(0, 1, (0, 1)), Channel(1, 2, (0,)), Channel(1, 0, (0,))]
+    transport = ChannelTransport(ranks, made, CPU, carries=lambda _: True)
+    mine = list(dict.fromkeys(transport._channels.values()))
+    assert len(mine) == 2
+    transport.close()
+    assert told == [("barrier", whole), *mine, ("barrier", whole), whole]
+
+
 def test_channels_of_one_rank() -> None:
     """A plan for one GPU has none; replicas of it have those between them."""
     stages = pipelines.plan_of([4], [0, 0], "flush", microbatches=6).stages
