@@ -134,7 +134,7 @@ class Each:
     _turn: int = 0
     """How often those left open were asked."""
     _unfit: bool = False
-    """Whether something was found whose exact bytes do not fit."""
+    """Whether something was found whose exact bytes or times do not fit."""
 
     def run(self, homes: list[Home], seconds: float) -> bool:
         """Look for shorter plans until every allocation is decided or the time is over.
@@ -186,14 +186,20 @@ class Each:
         lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
         limit = FIRST_S * LONGER ** (self._turn // len(SEARCHES))
         limit = min(limit, max(0.1, end - self.state.elapsed))
+        high = self._high
         results = solve_each(asked, self.state.options, limit, lowest, self._turn)
         return [
-            self._take(instance, floor, result)
+            self._take(instance, floor, result, high)
             for instance, (floor, _), result in zip(instances, batch, results, strict=True)
         ]
 
-    def _take(self, instance: Instance, floor: Fraction, result: Result) -> Answer:
-        """Offer what was found, making room where exact bytes do not fit; then shorten it."""
+    def _take(self, instance: Instance, floor: Fraction, result: Result, high: int) -> Answer:
+        """Offer what was found, making room where exact bytes do not fit; then shorten it.
+
+        Durations round down to ticks, so what was found may last longer than `high`, the period
+        asked for. At once it would come again: it waits for the next turn, unless every shorter
+        period was decided.
+        """
         if result.answer is not Answer.FOUND:
             return result.answer
         taken = [each.period for each in result.schedules if self.state.offer(each)]
@@ -204,12 +210,15 @@ class Each:
                 self._unfit = True
                 return Answer.UNFIT
             taken = [each.period for each in result.schedules if self.state.accepts(each)]
-        self._high = min(self._high, min(taken) - 1)
+        self._high = min([self._high, *(period - 1 for period in taken)])
         self._high = min(self._high, highest(self.state, instance, tick=1))
         lowest = ceil_div(int(-(-floor * self.k // 1)), instance.tick)
-        shorten(self.state, instance, SHORTEN_S, proof=False, lowest=lowest)
+        decided = shorten(self.state, instance, SHORTEN_S, proof=False, lowest=lowest)
         self._high = min(self._high, highest(self.state, instance, tick=1))
-        return Answer.FOUND
+        if self._high < high:
+            return Answer.FOUND
+        self._unfit |= decided
+        return Answer.UNFIT if decided else Answer.UNKNOWN
 
     def _instance(self, home: Home) -> Instance:
         items = tuple((layer, layer) for layer in range(len(home)))
