@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.constraints import SEND_B, SEND_F, B, F, compute_tasks, send_length
-from pipeplan.ilp.costs import SegmentBytes
 from pipeplan.ilp.variables import Linear, Literal, Task, Variables
 from pipeplan.plan import OpKind
 
@@ -70,19 +69,18 @@ class Residency:
     def _own(self, task: Task) -> Linear:
         """Bytes of the running op beside what is saved; less if its predecessor covers some.
 
-        A late update is told only where the item surely begins a stage: behind a cut (M7).
+        Updates are told only where the item surely begins a stage, behind a cut: in the midst of
+        one they come when all of the stage's bytes are gone, and late ones (M7) not at all.
         """
         kind, item, _ = task
-
-        def working(size: SegmentBytes, forward: int) -> int:
-            if kind is F:
-                return forward
-            update = size.optimizer - size.saved if self._updates() else 0
-            return max(size.backward, update)
-
         covered, alone = self.covered[item], self.alone[item]
-        low = self._units(working(covered, covered.forward))
-        high = self._units(working(alone, alone.running))
+        update = alone.optimizer - alone.saved if self._updates() else 0
+        low, high = (
+            (covered.forward, alone.running)
+            if kind is F
+            else (covered.backward, max(alone.backward, update))
+        )
+        low, high = self._units(low), self._units(high)
         if item == 0 or low == high:
             return high
         return low + (high - low) * self.v.cut(item - 1)

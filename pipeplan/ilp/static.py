@@ -75,9 +75,10 @@ def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
         here = v.on[layer][gpu]
         size, alone = costs.segment(layer, layer, True), costs.segment(layer, layer)
         uncovered = v.both(here, v.cut(layer - 1)) if layer else here
-        # behind a cut the layer begins a stage, and so what its late update needs is known (M7)
+        # Only behind a cut the layer surely begins a stage, and an update is beside what is kept
+        # before it; what a late one needs is known there too (M7).
         update = size.optimizer if costs.semantics == "2bw" and not late else 0
-        own = max(size.forward, size.saved + size.backward, update)
+        own = max(size.forward, size.saved + size.backward)
         more = max(alone.running, alone.saved + alone.backward, update) - own
         limit = costs.budgets[gpu] + extra
         v.require(sum(kept) + own + more * uncovered <= limit - sum(fixed), here)

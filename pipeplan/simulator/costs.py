@@ -179,9 +179,10 @@ def update_workspace_bytes(plan: Plan, stage: int) -> int:
 
 
 def update_bytes(plan: Plan, stage: int) -> int:
-    """Working bytes of an OPT under 2bw: none where every update is late (M7)."""
+    """Working bytes of an OPT: under 2bw none where every update is late (M7)."""
     at_once, late = _gradients(plan, stage)
-    return 0 if late and not at_once else update_workspace_bytes(plan, stage)
+    elsewhere = plan.semantics == "2bw" and late and not at_once
+    return 0 if elsewhere else update_workspace_bytes(plan, stage)
 
 
 def _speed(plan: Plan, gpu: int) -> Fraction:

@@ -103,3 +103,10 @@ def test_a_late_update_needs_the_input_of_its_stage_only() -> None:
     over = simple_reason(costs([(1, 1), (1, 1)], uniform(1, 2519), **fields))
     assert over is not None
     assert "layer 1" in over
+
+
+def test_updates_in_the_midst_of_a_stage_wait_for_its_end() -> None:
+    """Stage 0..1 peaks at 100 bytes, its update's: what layer 0 keeps is gone by then."""
+    sizes = [{"saved_bytes": 10}, {"optimizer_workspace_bytes": 100}]
+    costs = Costs(handmade.chain([(1, 1), (1, 1)], sizes), uniform(1, 105), "2bw", "exact")
+    assert spread(costs, searches.limits(), 5).home == (0, 0)

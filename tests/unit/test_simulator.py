@@ -219,6 +219,14 @@ class TestEagerClock:
         plan = two_stages(semantics="flush").model_copy(update={"microbatches": microbatches})
         assert simulate(plan, lower(plan)).step_ns == step
 
+    @pytest.mark.parametrize("waiting", [0, 4])
+    def test_a_flush_updates_late_gradients_after_the_drain_too(self, waiting: int) -> None:
+        """(M7) is about 2bw: under flush every update needs its workspace behind the drain."""
+        sizes = {"gradient_bytes": 4, "waiting_gradient_bytes": waiting}
+        of = handmade.chain([(2, 3)], [sizes | {"optimizer_workspace_bytes": 9}])
+        plan = handmade.packed(of, [(0, 0, 0)], 5, semantics="flush")
+        assert check(plan, lower(plan)).memory[0].working_bytes == 9
+
     def test_the_update_after_a_flush_can_be_the_peak(self) -> None:
         """An optimizer workspace above all else shows in the table, at the update."""
         layers = [{"output_bytes": 1, "optimizer_workspace_bytes": 50, "weight_bytes": 3}]
