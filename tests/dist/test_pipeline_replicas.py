@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from tests import launch_task
+from tests import case_scripts
 
 EXPECTED = (
     "got 4 ranks, need 6, one per GPU of the plan and replica: 2 x 3",
@@ -22,16 +20,7 @@ EXPECTED = (
 
 def test_pipeline_with_replicas() -> None:
     """Ranks as torchrun starts them, then a mesh in another order; what does not fit is said."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("pipeline_cases.py"))],
-        env=launch_task.environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(EXPECTED), done.stdout
+    lines = case_scripts.printed(Path(__file__).with_name("pipeline_cases.py"))
+    assert len(lines) == len(EXPECTED), lines
     for line, expected in zip(lines, EXPECTED, strict=True):
         assert re.search(expected, line), line
