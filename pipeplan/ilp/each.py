@@ -14,7 +14,7 @@ Source: ours.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
@@ -123,65 +123,97 @@ def _kept(costs: Costs, home: Home) -> list[int]:
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One allocation of a chain: it needs a period per micro-batch of at least `floor`."""
+
+    floor: Fraction
+    home: Home
+    """GPU of each layer."""
+    state: Incumbent
+    """Of the chain; takes the schedules that are found."""
+
+    def instance(self, k: int) -> Instance:
+        """Each layer on its GPU, `k` micro-batches per period."""
+        items = tuple((layer, layer) for layer in range(len(self.home)))
+        places = tuple((gpu,) for gpu in self.home)
+        costs, most = self.state.costs, self.state.most_in_flight
+        return finest(Instance(costs, items, places, k=k, most=most))
+
+
+def cases(state: Incumbent, homes: Sequence[Home], lowest: Fraction = Fraction(0)) -> list[Case]:
+    """Allocations in which a micro-batch fits; none is shorter than `lowest`, as is known."""
+    floors = [(floor_of(state.costs, home, state.most_in_flight), home) for home in homes]
+    return [Case(max(floor, lowest), home, state) for floor, home in floors if floor is not None]
+
+
 @dataclass
 class Each:
-    """All allocations at one number of micro-batches per period."""
+    """All allocations at one number of micro-batches per period.
+
+    They may be of several chains that stand for the same one, each with a state of its own:
+    `state` tells the time and what is proven of all.
+    """
 
     state: Incumbent
     k: int
-    _high: int = field(init=False)
+    unfit: Fraction | None = field(default=None, init=False)
+    """Least floor of those found whose exact bytes or times do not fit; None if all do."""
+    _high: int = field(default=0, init=False)
     """The longest period (ns of k micro-batches) that is still asked for."""
     _turn: int = 0
     """How often those left open were asked."""
-    _unfit: bool = False
-    """Whether something was found whose exact bytes or times do not fit."""
+    _reached: bool = False
+    """Whether the gap asked for is."""
 
-    def run(self, homes: list[Home], seconds: float) -> bool:
+    def run(self, asked: Sequence[Case], seconds: float, high: int) -> bool:
         """Look for shorter plans until every allocation is decided or the time is over.
+
+        Args:
+            asked: All allocations in which a micro-batch fits.
+            seconds: Time for it.
+            high: Longest period that would be new, ns of k micro-batches.
 
         Returns:
             Whether nothing shorter is left for this k, as far as the models see.
         """
-        state = self.state
+        state, self._high = self.state, high
         state.enter(f"each allocation k={self.k}")
-        self._high = highest(state, self._instance(homes[0]), tick=1)
-        floors = [(floor_of(state.costs, home, state.most_in_flight), home) for home in homes]
-        left = sorted((floor, home) for floor, home in floors if floor is not None)
+        left = sorted(asked, key=lambda case: (case.floor, case.home))
         end = state.elapsed + seconds
         while left and not self._over(end):
             left = self._ask_all(left, end)
             self._turn += 1
-        if self.k == 1 and not self._unfit:
-            lowest = min((floor for floor, _ in left), default=Fraction(self._high + 1))
+        if self.k == 1:
+            floors = [case.floor for case in left] + ([] if self.unfit is None else [self.unfit])
+            lowest = min(floors, default=Fraction(self._high + 1))
             state.prove("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
         return not left
 
     def _over(self, end: float) -> bool:
-        return self.state.done or self.state.elapsed >= end
+        return self._reached or self.state.done or self.state.elapsed >= end
 
-    def _ask_all(
-        self, asked: list[tuple[Fraction, Home]], end: float
-    ) -> list[tuple[Fraction, Home]]:
+    def _ask_all(self, asked: list[Case], end: float) -> list[Case]:
         """Ask each once more after its last success; those that stay open, in the same order."""
         queue, left = deque(asked), []
         while queue and not self._over(end):
-            batch: list[tuple[Fraction, Home]] = []
+            batch: list[Case] = []
             while queue and len(batch) < self.state.options.workers:
-                floor, home = queue.popleft()
-                if floor * self.k > self._high:
+                case = queue.popleft()
+                if case.floor * self.k > self._high:
                     queue.clear()
                 else:
-                    batch.append((floor, home))
-            for (floor, home), answer in zip(batch, self._answers(batch, end), strict=True):
+                    batch.append(case)
+            for case, answer in zip(batch, self._answers(batch, end), strict=True):
                 if answer is Answer.FOUND:
-                    queue.appendleft((floor, home))
+                    queue.appendleft(case)
                 elif answer is Answer.UNKNOWN:
-                    left.append((floor, home))
+                    left.append(case)
         return [*left, *queue]
 
-    def _answers(self, batch: list[tuple[Fraction, Home]], end: float) -> list[Answer]:
+    def _answers(self, batch: list[Case], end: float) -> list[Answer]:
         """Whether each allocation has a schedule of at most the longest period asked for."""
-        instances = [self._instance(home) for _, home in batch]
+        instances = [case.instance(self.k) for case in batch]
         asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
         lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
         limit = FIRST_S * LONGER ** (self._turn // len(SEARCHES))
@@ -189,11 +221,11 @@ class Each:
         high = self._high
         results = solve_each(asked, self.state.options, limit, lowest, self._turn)
         return [
-            self._take(instance, floor, result, high)
-            for instance, (floor, _), result in zip(instances, batch, results, strict=True)
+            self._take(case, instance, result, high)
+            for case, instance, result in zip(batch, instances, results, strict=True)
         ]
 
-    def _take(self, instance: Instance, floor: Fraction, result: Result, high: int) -> Answer:
+    def _take(self, case: Case, instance: Instance, result: Result, high: int) -> Answer:
         """Offer what was found, making room where exact bytes do not fit; then shorten it.
 
         Durations round down to ticks, so what was found may last longer than `high`, the period
@@ -202,26 +234,25 @@ class Each:
         """
         if result.answer is not Answer.FOUND:
             return result.answer
-        taken = [each.period for each in result.schedules if self.state.offer(each)]
+        state = case.state
+        taken = [each.period for each in result.schedules if state.offer(each)]
         if not taken:
             period = ceil_div(self._high, instance.tick)
-            result = attempt(self.state, instance, period, FIRST_S)
+            result = attempt(state, instance, period, FIRST_S)
             if result.answer is not Answer.FOUND:
-                self._unfit = True
-                return Answer.UNFIT
-            taken = [each.period for each in result.schedules if self.state.accepts(each)]
+                return self._told_unfit(case)
+            taken = [each.period for each in result.schedules if state.accepts(each)]
         self._high = min([self._high, *(period - 1 for period in taken)])
-        self._high = min(self._high, highest(self.state, instance, tick=1))
-        lowest = ceil_div(int(-(-floor * self.k // 1)), instance.tick)
-        decided = shorten(self.state, instance, SHORTEN_S, proof=False, lowest=lowest)
-        self._high = min(self._high, highest(self.state, instance, tick=1))
+        self._high = min(self._high, highest(state, instance, tick=1))
+        lowest = ceil_div(int(-(-case.floor * self.k // 1)), instance.tick)
+        decided = shorten(state, instance, SHORTEN_S, proof=False, lowest=lowest)
+        self._high = min(self._high, highest(state, instance, tick=1))
+        self._reached |= state.done
         if self._high < high:
             return Answer.FOUND
-        self._unfit |= decided
-        return Answer.UNFIT if decided else Answer.UNKNOWN
+        return self._told_unfit(case) if decided else Answer.UNKNOWN
 
-    def _instance(self, home: Home) -> Instance:
-        items = tuple((layer, layer) for layer in range(len(home)))
-        places = tuple((gpu,) for gpu in home)
-        costs, most = self.state.costs, self.state.most_in_flight
-        return finest(Instance(costs, items, places, k=self.k, most=most))
+    def _told_unfit(self, case: Case) -> Answer:
+        """It may be shorter than what is known: nothing above its floor is proven."""
+        self.unfit = case.floor if self.unfit is None else min(self.unfit, case.floor)
+        return Answer.UNFIT

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from pipeplan.ilp.each import Each, allocations
+from pipeplan.ilp.each import Each, allocations, cases
 from pipeplan.ilp.evening import Evening
 from pipeplan.ilp.guide import Guide, Home
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.neighbours import Neighbourhoods
-from pipeplan.ilp.periods import scaled, shorten
+from pipeplan.ilp.periods import highest, scaled, shorten
 from pipeplan.ilp.units import coarsen
 from pipeplan.ilp.variables import Instance
 from pipeplan.ilp.walk import Walk
@@ -73,7 +73,9 @@ def _decide(state: Incumbent) -> bool:
         if homes is None:
             decided &= joint(state, k, seconds)
         elif not joint(state, k, FIRST_SHARE * seconds):
-            decided &= Each(state, k).run(homes, (1 - FIRST_SHARE) * seconds)
+            high = highest(state, Instance(state.costs, (), k=k))
+            seconds *= 1 - FIRST_SHARE
+            decided &= Each(state, k).run(cases(state, homes), seconds, high)
     return decided
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from importlib.util import find_spec
 from typing import Final
 
 from pipeplan.chain import Chain
@@ -29,6 +30,10 @@ KEEPING_SHARE: Final = 0.35
 """Share of the time for plans that keep everything."""
 CANDIDATES_SHARE: Final = 0.4
 """Share of what is left then for trying candidates; the best one gets the rest."""
+EVERY_LAYERS: Final = 7
+"""Layers up to which every set of runs is tried: there are 2.6 times as many with each layer."""
+EVERY_SHARE: Final = 0.5
+"""Share of the time left for that where other numbers of micro-batches per period remain."""
 MOST_LAYERS: Final = 200
 """Longest chain whose options are listed: they grow with its square."""
 
@@ -84,12 +89,12 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     state.options = replace(limits, time_limit_s=state.elapsed + KEEPING_SHARE * state.remaining)
     search.run(state)
     state.options, state.infeasible = limits, layer_reason(state.costs)
-    state.bounds = {}
+    kept, state.bounds = state.bounds.get("k1", bound), {}
     state.prove("any", bound, from_bytes=False)
     best = Solved(state)
     reached = state.gap is not None and state.gap <= limits.gap
     if state.phase != "interrupted" and not reached and state.infeasible is None:
-        best = min(best, _again(state, start), key=lambda solved: solved.cost)
+        best = min(best, _again(state, start, kept), key=lambda solved: solved.cost)
     best.state.options, best.state.bounds, best.state.notes = limits, state.bounds, state.notes
     return best
 
@@ -119,10 +124,15 @@ def _prove_contiguous(state: Incumbent) -> None:
         )
 
 
-def _again(state: Incumbent, start: Plan | None) -> Solved:
+def _again(state: Incumbent, start: Plan | None, kept: Fraction) -> Solved:
     """The best plan found on merged chains; one without a plan if there is none.
 
     Ctrl-C ends it early, whatever it does, unless nothing is found yet.
+
+    Args:
+        state: whose bounds hold with recomputation.
+        start: a valid plan to start from.
+        kept: a bound on plans of one micro-batch per period that compute nothing again.
     """
     best = Solved(state)
     if state.costs.layers > MOST_LAYERS:
@@ -142,6 +152,7 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
             if interrupted or (state.remaining <= 0 and number >= sure + (start is not None)):
                 return best
         _prove_contiguous(state)
+        best = _every(state, best, kept)
         if best.merged is not None:
             best.state.options = state.options
             search.run(best.state)
@@ -150,6 +161,18 @@ def _again(state: Incumbent, start: Plan | None) -> Solved:
             raise
         best.state.enter("interrupted")
     return best
+
+
+def _every(state: Incumbent, best: Solved, kept: Fraction) -> Solved:
+    """The best of all choices where layers are few, else what is known."""
+    few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
+    if not few or find_spec("ortools") is None:
+        return best
+    from pipeplan.ilp.again import every  # only here: contiguous plans need no CP-SAT
+
+    share = 1.0 if len(state.options.ks) == 1 else EVERY_SHARE
+    found = every.decide(state, best.state.best, kept, share * state.remaining)
+    return best if found is None else min(best, Solved(*found), key=lambda solved: solved.cost)
 
 
 def _tried(state: Incumbent, candidate: Candidate, limit: float) -> Solved:

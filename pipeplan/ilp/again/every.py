@@ -1,0 +1,116 @@
+"""Few layers: every set of runs on every allocation, decided one by one.
+
+A set of runs makes a merged chain, in which a run is a layer like any other (`merge`), and each
+allocation of a chain is a small model that CP-SAT decides in exact ns and bytes (`each`). What is
+proven of all of them holds for every plan, whatever it computes again. Runs take time: most cases
+have a floor above the best period known and are never looked at. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Final
+
+from pipeplan.ilp.again.merge import Merged, Run, merged
+from pipeplan.ilp.bounds import load_bound
+from pipeplan.ilp.each import Case, Each, allocations, cases
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.objective import cost
+from pipeplan.ilp.periods import highest
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.variables import Instance
+
+MOST: Final = 30_000
+"""Allocations of all merged chains together up to which each is looked at."""
+
+Found = tuple[Incumbent, Merged]
+
+
+def choices(layers: int) -> Iterator[tuple[Run, ...]]:
+    """Every set of disjoint runs of that many layers, each in order; that of none first."""
+    yield from _behind(0, layers)
+
+
+def _behind(first: int, end: int) -> Iterator[tuple[Run, ...]]:
+    """Every set of runs of layers first..end - 1."""
+    if first == end:
+        yield ()
+        return
+    for rest in _behind(first + 1, end):
+        yield rest
+    for last in range(first, end):
+        for rest in _behind(last + 1, end):
+            yield ((first, last), *rest)
+
+
+def decide(
+    state: Incumbent, best: Schedule | None, kept: Fraction, seconds: float
+) -> Found | None:
+    """The shortest plan over all sets of runs, allocations and orders, as far as the time goes.
+
+    It has the fewest micro-batches per period that are allowed; where that is one, the bound on
+    such plans rises to what is proven.
+
+    Args:
+        state: of the chain itself; its bounds hold with recomputation.
+        best: the best known, of any merged chain; only shorter ones are sought.
+        kept: a bound on the period of plans that compute nothing again, one micro-batch each.
+        seconds: time for it.
+
+    Returns:
+        The best one found and its chain; None if none is shorter, or if there is too much to try.
+    """
+    state.enter("recomputation: every choice")
+    k = state.model_ks[0]
+    high = None if best is None else int(-(-best.per_microbatch * k // 1)) - 1
+    chains = _chains(state, high, k)
+    asked = _cases(chains, kept if k == 1 else Fraction(0))
+    if asked is None:
+        return None
+    if high is None:
+        serial = [highest(inner, Instance(inner.costs, (), k=k)) for inner, _ in chains]
+        high = max(serial, default=0)
+    each = Each(state, k)
+    decided = each.run(asked, seconds, high)
+    found = [(inner, chain) for inner, chain in chains if inner.best is not None]
+    if decided and best is None and not found and each.unfit is None and not state.options.offload:
+        state.infeasible = _nothing_fits(state)
+    return min(found, key=lambda pair: _cost(pair[0]), default=None)
+
+
+def _chains(state: Incumbent, high: int | None, k: int) -> list[Found]:
+    """The merged chain of every set of runs whose load allows a period of `high`."""
+    found = []
+    for runs in choices(state.costs.layers):
+        chain = merged(state.costs.chain, runs)
+        costs = chain.of(state.costs)
+        if high is None or load_bound(costs) * k <= high:
+            inner = Incumbent(costs, state.options, state.report, bounds=state.bounds)
+            inner.phase = state.phase
+            found.append((inner, chain))
+    return found
+
+
+def _cases(chains: Sequence[Found], kept: Fraction) -> list[Case] | None:
+    """All allocations of all chains; None if they are too many."""
+    asked: list[Case] = []
+    for inner, chain in chains:
+        homes = allocations(inner.costs)
+        if homes is None or len(asked) + len(homes) > MOST:
+            return None
+        asked += cases(inner, homes, Fraction(0) if chain.runs else kept)
+    return asked
+
+
+def _cost(state: Incumbent) -> tuple[Fraction, Fraction]:
+    assert state.best is not None
+    return cost(state.costs, state.best, state.options.microbatches)
+
+
+def _nothing_fits(state: Incumbent) -> str:
+    return (
+        f"chain {state.costs.chain.name!r}: no plan exists, whatever is computed again: on every"
+        " allocation of its layers some GPU's memory is exceeded, even by one micro-batch at a"
+        " time. More memory or more GPUs would help."
+    )
