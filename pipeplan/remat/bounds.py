@@ -1,8 +1,8 @@
-"""Lower bounds on the time of any offloading of a line: (B1)-(B3) of docs/remat.md."""
+"""Lower bounds on the time of any offloading of a line: (B1)-(B4) of docs/remat.md."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from pipeplan.remat.line import Line
 from pipeplan.remat.turn import gap, phases
 
 _SECOND = 10**9
+_SUMS = 4096
+"""Sums of unit sizes to tell apart; where there are more, (B4) takes the bytes as they are."""
 
 
 def paper_bound(line: Line, budget: int, channel: Channel) -> int:
@@ -95,3 +97,30 @@ def fluid_bound(line: Line, budget: int, channel: Channel) -> float | None:
     between = gap(one, one + forward.left, one + backward.left, ahead, behind)
     moved = float(time.sum()) + forward.idle + backward.idle + float(between[0])
     return moved * _SECOND / channel.bandwidth
+
+
+def whole_bound(line: Line, budget: int, channel: Channel) -> float | None:
+    """(B4): (B3) where each operation lacks what whole units can cover, not single bytes.
+
+    What is away at an operation are whole units that may be away there. Their sum is at least the
+    smallest one that covers what lacks, so no whole-unit schedule is lost by raising the need.
+    """
+    if line.least > budget:
+        return None
+    need = line.need.copy()
+    for at in np.flatnonzero(need > budget):
+        sizes = [unit.size for unit in line.units if unit.away <= at < unit.due]
+        need[at] = budget + smallest_cover(sizes, int(need[at]) - budget)
+    return fluid_bound(replace(line, need=need), budget, channel)
+
+
+def smallest_cover(sizes: list[int], lacking: int) -> int:
+    """The least sum of some of `sizes` that is at least `lacking`; `lacking` if hard to tell."""
+    below, cover = np.zeros(1, dtype=np.int64), sum(sizes)
+    for size in sizes:
+        sums = np.unique(np.concatenate([below, below + size]))
+        cover = min(cover, int(sums[sums >= lacking].min(initial=cover)))
+        below = sums[sums < lacking]
+        if len(below) > _SUMS:
+            return lacking
+    return cover

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan.remat.channel import Channel
+from pipeplan.remat.choices import fastest
 from pipeplan.remat.line import Ints, Line
-from pipeplan.remat.nowait import prefetch_positions
 from pipeplan.remat.slots import Slots, discretize
 from pipeplan.remat.states import States, both, undominated
 from pipeplan.remat.turn import gap, phases
@@ -20,13 +20,16 @@ from pipeplan.remat.turn import gap, phases
 FEW, MANY = 256, 100_000
 """States kept by the quick pass that bounds the idle time, and by the pass after it."""
 _AT_ONCE = 1024
+TIES = 32
+"""Sets of the same idle time of which the fastest without interruptions is taken."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Units to offload and the idle slots of the program; `exact` where no state was left out."""
+    """Sets of units of one idle time, in slots; `exact` where no state was left out."""
 
-    units: frozenset[int]
+    sets: tuple[frozenset[int], ...]
+    """Those that keep most first; at most `TIES`."""
     idle: int
     exact: bool
 
@@ -34,8 +37,9 @@ class Choice:
 def dynprog(line: Line, budget: int, channel: Channel, slots: int = 500) -> frozenset[int] | None:
     """Units whose offloading idles least with interruptible transfers, sizes in `slots`.
 
-    Unit sizes are rounded up as sums, which is optimistic; where the choice then does not fit,
-    sizes of kept units that were rounded below are raised, closest first, twice as many each time.
+    Of sets that idle the same, the one whose no-wait schedule is shortest. Unit sizes are rounded
+    up as sums, which is optimistic; where no choice then fits, sizes of units that the first one
+    keeps and that were rounded below are raised, closest first, twice as many each time.
 
     Returns:
         None where nothing fits after rounding.
@@ -49,11 +53,11 @@ def dynprog(line: Line, budget: int, channel: Channel, slots: int = 500) -> froz
         choice = choose(table)
         if choice is None:
             return None
-        chosen = [unit for unit in line.units if unit.index in choice.units]
-        if prefetch_positions(line, chosen, budget) is not None:
-            return choice.units
+        best = fastest(line, choice.sets, budget, channel)
+        if best is not None:
+            return best[0]
         lacking = [
-            unit.size - int(size) * table.unit if unit.index not in choice.units else 0
+            unit.size - int(size) * table.unit if unit.index not in choice.sets[0] else 0
             for unit, size in zip(line.units, table.size, strict=True)
         ]
         short = sorted((lack, at) for at, lack in enumerate(lacking) if lack > 0)
@@ -156,22 +160,27 @@ class _Program:
         return states
 
     def _finish(self, states: States) -> Choice | None:
-        """(O9) for all last states, best prospects first."""
+        """(O9) for all last states, best prospects first; of these, those that keep most."""
         least = states.idle + np.maximum(states.a + states.b, 0)
-        order = np.argsort(least, kind="stable")
+        order = np.lexsort((-states.kept, least))
         sides = phases(self.table.time, self.table.spare, self.line.turn)
-        best, where = self.bound, -1
+        best, ties = self.bound, np.zeros(0, dtype=np.int64)
         for start in range(0, len(order), _AT_ONCE):
             some = order[start : start + _AT_ONCE]
-            if best is not None and least[some[0]] >= best:
+            if best is not None and least[some[0]] >= best + bool(len(ties)):
                 break
             part = states.take(some)
             idle = part.idle + gap(part.kept, part.a, part.b, *sides)
-            if best is None or int(idle.min()) < best:
-                best, where = int(idle.min()), int(some[int(idle.argmin())])
-        if best is None or where < 0:
+            now = int(idle.min())
+            if best is None or now < best:
+                best, ties = now, some[:0]
+            elif now > best or not len(ties):
+                continue
+            ties = np.concatenate([ties, some[idle == best]])[:TIES]
+        if best is None or not len(ties):
             return None
-        return Choice(self._chosen(int(states.came[where]) // 2), best, self.exact)
+        sets = dict.fromkeys(self._chosen(int(states.came[at]) // 2) for at in ties)
+        return Choice(tuple(sets), best, self.exact)
 
     def _chosen(self, state: int) -> frozenset[int]:
         found = []

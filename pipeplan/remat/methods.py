@@ -17,7 +17,7 @@ from pipeplan.remat.judge import INSTANT, Outcome, judge
 from pipeplan.remat.least import least_memory
 from pipeplan.remat.least_away import least_with_host
 from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.nowait import no_wait
+from pipeplan.remat.nowait import Timed, no_wait
 from pipeplan.remat.periodic import keep_all, periodic_within
 from pipeplan.remat.pofo import pofo
 from pipeplan.remat.revolve import revolve_within
@@ -123,23 +123,28 @@ def _sets(problem: Problem) -> list[Units]:
     return [*found, *vdnn(line), *autoswap(line, budget, channel)]
 
 
-def _swap(problem: Problem) -> tuple[Schedule, ...]:
+def _search(problem: Problem) -> Timed | None:
+    """The fastest schedule of all methods and of our search around the best set."""
     line, budget, channel = problem.line, problem.budget, problem.host
     start = fastest(line, _sets(problem), budget, channel)
     if start is None:
-        return _offload(problem, [])
-    found = improve(line, start[0], budget, channel)
-    best = (start[1].schedule,) if found is None else (found.schedule,)
-    return (*best, *_tflms(problem))
+        return None
+    found = (start[1], improve(line, start[0], budget, channel), tflms(line, budget, channel))
+    known = [each for each in found if each is not None]
+    return min(known, key=lambda each: each.makespan_ns)
+
+
+def _swap(problem: Problem) -> tuple[Schedule, ...]:
+    found = _search(problem)
+    return _offload(problem, []) if found is None else (found.schedule,)
 
 
 def _exact(problem: Problem) -> tuple[Schedule, ...]:
-    line, budget, channel = problem.line, problem.budget, problem.host
-    start = fastest(line, _sets(problem), budget, channel)
+    start = _search(problem)
     if start is None:
         return _offload(problem, [])
-    found = exact(line, budget, channel, EXACT_S, start[0]).found
-    return (start[1].schedule,) if found is None else (start[1].schedule, found.schedule)
+    proof = exact(problem.line, problem.budget, problem.host, EXACT_S, start)
+    return () if proof.found is None else (proof.found.schedule,)
 
 
 def _pofo(problem: Problem) -> tuple[Schedule, ...]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import pytest
 
-from pipeplan.remat.bounds import fluid_bound, paper_bound, phase_bound
+from pipeplan.remat.bounds import (
+    fluid_bound,
+    paper_bound,
+    phase_bound,
+    smallest_cover,
+    whole_bound,
+)
 from pipeplan.remat.channel import Channel
 from pipeplan.remat.choices import autoswap, fastest, greedy, tflms, vdnn
 from pipeplan.remat.costs import Costs
@@ -18,6 +25,7 @@ from pipeplan.remat.line import Line, line_of
 from pipeplan.remat.nowait import no_wait
 from pipeplan.remat.periodic import keep_all
 from pipeplan.remat.schedule import OpKind
+from tests.offload_brute import fastest_offloading
 from tests.remat_brute import random_costs
 
 ONE = Channel(10**9)
@@ -68,6 +76,9 @@ def test_no_method_is_faster_than_a_bound() -> None:
         assert fluid is not None
         bound = phase_bound(line, budget, ONE)
         assert paper_bound(line, budget, ONE) <= bound <= fluid + 1e-6
+        whole = whole_bound(line, budget, ONE)
+        assert whole is not None
+        assert fluid - 1e-6 <= whole
         program = dynprog(line, budget, ONE, max(1, budget - line.static))
         sets = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, ONE)]
         sets += [] if program is None else [program]
@@ -75,7 +86,37 @@ def test_no_method_is_faster_than_a_bound() -> None:
         assert best is not None
         found = improve(line, best[0], budget, ONE)
         assert found is not None
-        assert fluid - 1e-6 <= found.makespan_ns <= best[1].makespan_ns
+        assert whole - 1e-6 <= found.makespan_ns <= best[1].makespan_ns
+
+
+def test_the_smallest_cover_is_that_of_all_subsets() -> None:
+    """Of all sums of units that cover what lacks, the least; too many sums to tell: what lacks."""
+    rng = random.Random(0)
+    for _ in range(300):
+        sizes = [rng.randint(0, 30) for _ in range(rng.randint(1, 8))]
+        lacking = rng.randint(1, sum(sizes) or 1)
+        sums = [sum(some) for n in range(9) for some in combinations(sizes, n)]
+        covers = [each for each in sums if each >= lacking]
+        if covers:
+            assert smallest_cover(sizes, lacking) == min(covers)
+    many = [2 ** (at + 1) for at in range(20)]
+    assert smallest_cover(many, 2**19 + 1) == 2**19 + 1
+
+
+def test_whole_units_are_never_faster_than_their_bound() -> None:
+    """(B4) is at most the fastest placement of transfers; sometimes above (B3)."""
+    higher = 0
+    for seed in range(60):
+        _, costs, line, budget = case(seed, 3)
+        whole, fluid = whole_bound(line, budget, ONE), fluid_bound(line, budget, ONE)
+        best = fastest_offloading(costs, keep_all(costs), budget, ONE)
+        assert whole is not None
+        assert fluid is not None
+        assert best is not None
+        assert whole <= best + 1e-6
+        higher += whole > fluid + 1e-6
+    assert higher > 5
+    assert whole_bound(line, line.least - 1, ONE) is None
 
 
 def test_greedy_takes_the_first_units_that_cover_the_peak() -> None:
@@ -134,7 +175,7 @@ def test_exact_bounds_and_beats_the_rest_in_time() -> None:
         budget = (line.least + line.peak) // 2
         start = fastest(line, [greedy(line, budget)], budget, ONE)
         assert start is not None
-        proof = exact(line, budget, ONE, 20, start[0])
+        proof = exact(line, budget, ONE, 20, start[1])
         assert proof.found is not None
         assert judge(costs, proof.found.schedule, budget, ONE).violations == ()
         assert proof.bound_ns == proof.found.makespan_ns <= start[1].makespan_ns
