@@ -15,7 +15,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InputError
 from pipeplan.ilp.again import fixed
-from pipeplan.ilp.again.search import Solved
+from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Plan

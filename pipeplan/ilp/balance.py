@@ -8,7 +8,7 @@ and the memories to zero, with few cuts. How many micro-batches a layer keeps is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp
 from random import Random
 from typing import Final
@@ -102,36 +102,46 @@ class Balance:
         return self._bytes
 
     def anneal(self, random: Random, steps: int) -> None:
-        """Random moves and swaps from hot to cold."""
-        count, gpus, homes = len(self.units), self._costs.gpus, self._homes
+        """Random changes from hot to cold."""
         for step in range(steps):
-            unit, draw = int(random.random() * count), random.random()
-            here = homes[unit]
-            if draw < NEAR and self._near[unit]:
-                there = homes[random.choice(self._near[unit])[1]]
-            else:
-                there = int(random.random() * gpus)
-            if there == here or self._pinned[unit]:
-                continue
             before = self.total
-            self._move(unit, there)
-            back = int(random.random() * count) if random.random() < SWAP else unit
-            swapped = back != unit and homes[back] == there and not self._pinned[back]
-            if swapped:
-                self._move(back, here)
+            undo = self._change(random)
             worse = self.total - before
-            if worse > 0 and random.random() >= exp(-worse / (HOT * (1 - step / steps) + 1e-9)):
-                self._move(unit, here)
-                if swapped:
-                    self._move(back, there)
+            heat = HOT * (1 - step / steps) + 1e-9
+            if undo and worse > 0 and random.random() >= exp(-worse / heat):
+                undo()
                 self.total = before
+
+    def _change(self, random: Random) -> Callable[[], None] | None:
+        """Move a unit, perhaps another one back; how to undo that, or None if nothing is done."""
+        count, homes = len(self.units), self._homes
+        unit, draw = int(random.random() * count), random.random()
+        here = homes[unit]
+        if draw < NEAR and self._near[unit]:
+            there = homes[random.choice(self._near[unit])[1]]
+        else:
+            there = int(random.random() * self._costs.gpus)
+        if there == here or self._pinned[unit]:
+            return None
+        self._move(unit, there)
+        back = int(random.random() * count) if random.random() < SWAP else unit
+        swapped = back != unit and homes[back] == there and not self._pinned[back]
+        if swapped:
+            self._move(back, here)
+
+        def undo() -> None:
+            self._move(unit, here)
+            if swapped:
+                self._move(back, there)
+
+        return undo
 
     def _add_up(self) -> None:
         """Loads, bytes, links and the total from scratch."""
         for unit, gpu in enumerate(self._homes):
             self._loads[gpu] += self._work[unit][gpu]
             self._bytes[gpu] += self._size[unit][gpu]
-        self.total = sum(map(_over, self._loads)) + sum(map(_over, self._bytes))
+        self.total = sum(map(over, self._loads)) + sum(map(over, self._bytes))
         for unit, near in enumerate(self._near):
             for boundary, other in near:
                 if unit < other and self._homes[unit] != self._homes[other]:
@@ -144,7 +154,7 @@ class Balance:
             old, new = table[here], table[there]
             table[here] = left = old - sizes[here]
             table[there] = grown = new + sizes[there]
-            self.total += _over(left) - _over(old) + _over(grown) - _over(new)
+            self.total += over(left) - over(old) + over(grown) - over(new)
         for boundary, other in self._near[unit]:
             home = homes[other]
             if home != here:
@@ -160,7 +170,7 @@ class Balance:
             key = (one, other) if one < other else (other, one)
             old = self._links.get(key, 0.0)
             new = self._links[key] = old + sign * self._share(boundary, *key)
-            self.total += _over(new) - _over(old)
+            self.total += over(new) - over(old)
 
     def _share(self, boundary: int, one: int, other: int) -> float:
         """Share of a period for which a cut keeps the link of two GPUs busy."""
@@ -201,6 +211,6 @@ class Balance:
         return near
 
 
-def _over(share: float) -> float:
+def over(share: float) -> float:
     """What exceeds the whole, but for the rounding of sums."""
     return share - 1 if share > 1 + 1e-9 else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 
 from pipeplan.chain import Chain
@@ -132,10 +132,16 @@ class Costs:
         latency, bandwidth = self.link(source, target)
         return latency + (ceil_div(size * 10**9, bandwidth) if bandwidth else 0)
 
-    @lru_cache(maxsize=65536)  # noqa: B019 - one Costs lives as long as one solve
     def link(self, source: int, target: int) -> tuple[int, int | None]:
         """(latency ns, bytes per second or None) from `source` to `target`."""
-        return self.cluster.links.between(source, target)
+        known = self._links
+        if (source, target) not in known:
+            known[source, target] = self.cluster.links.between(source, target)
+        return known[source, target]
+
+    @cached_property
+    def _links(self) -> dict[tuple[int, int], tuple[int, int | None]]:
+        return {}
 
     def tensor_bytes(self, boundary: int, *, backward: bool) -> int:
         """Bytes that a receiver holds for the boundary behind layer `boundary`: (M5), (P5)."""
@@ -152,7 +158,6 @@ class Costs:
         stays = layer.saved_passing_bytes if self.cluster.host is None else 0
         return layer.output_bytes - layer.saved_output_bytes - stays
 
-    @lru_cache(maxsize=1 << 18)  # noqa: B019 - one Costs lives as long as one solve
     def segment(self, first: int, last: int, covered: bool = False) -> SegmentBytes:
         """Bytes of the segment first..last.
 
@@ -162,9 +167,18 @@ class Costs:
             covered: Whether the previous segment is on the same GPU, so that its saved output
                 is counted there already (u of M2).
         """
-        if self.exact:
-            return _exact_segment(self.chain, self.semantics, first, last, covered)
-        return _paper_segment(self.chain, first, last)
+        known, asked = self._segments, (first, last, covered)
+        if asked not in known:
+            if self.exact:
+                known[asked] = _exact_segment(self.chain, self.semantics, *asked)
+            else:
+                known[asked] = _paper_segment(self.chain, first, last)
+        return known[asked]
+
+    @cached_property
+    def _segments(self) -> dict[tuple[int, int, bool], SegmentBytes]:
+        """What was asked for: gone with this object, of which a walk over runs makes many."""
+        return {}
 
     @cached_property
     def tied_groups(self) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ and dozens of GPUs too, where judging every step by a schedule (`walk`) is slow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from random import Random
@@ -22,7 +22,7 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.retime import tighten
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walk import Layout, Walk
+from pipeplan.ilp.walk import Layout, Walk, beyond
 from pipeplan.plan import OpKind
 
 STEPS: Final = 500
@@ -49,25 +49,44 @@ BLEND: Final = 0.5
 """Weight of the last schedule's counts against those before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Where layers sit; micro-batches each keeps on average; shares of memory beside them."""
+
+    layout: Layout
+    counts: list[float]
+    beside: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A layout's schedule; `costs` are of the layers that its stages name."""
+
+    layout: Layout
+    costs: Costs
+    schedule: Schedule
+
+
 class Evening:
     """Periods between the bound and the best plan, tried until the time is over."""
 
-    def __init__(self, state: Incumbent) -> None:
-        """Repeatable for a seed."""
+    def __init__(self, state: Incumbent, walk: Walk | None = None) -> None:
+        """Repeatable for a seed; `walk` goes on from what fits nearly."""
         self.state = state
         self.random = Random(state.options.seed)
-        self._walk = Walk(state)
+        self._walk = walk or Walk(state)
         self._steps = STEPS
 
     def run(self, seconds: float) -> None:
         """Shorten the best plan, ambitious periods first."""
         state = self.state
-        if state.best is None or state.costs.gpus == 1:
-            return
         end = state.elapsed + min(seconds, state.remaining)
         share = FIRST
         while not self._over(end):
-            best, bound = state.best.per_microbatch, state.bound
+            known = self._best()
+            if known is None or state.costs.gpus == 1:
+                return
+            best, bound = known.per_microbatch, state.bound
             period = int(bound + (best - bound) * Fraction(share))
             if period >= best or period < bound:
                 return
@@ -78,69 +97,93 @@ class Evening:
             if share > 0.95:
                 share, self._steps = FIRST, 2 * self._steps
 
+    def _best(self) -> Schedule | None:
+        return self.state.best
+
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
 
     def _at(self, period: int, end: float) -> bool:
         """Whether a better plan of about this period was found."""
-        costs, best = self.state.costs, self.state.best
-        assert best is not None
-        begun = self.state.elapsed
-        homes = Layout.of(best, 1).homes
-        counts, beside = measured(costs, best, period)
-        price = PRICE
-        near: list[tuple[float, int, tuple[int, ...]]] = []
+        best, begun = self._best(), self.state.elapsed
+        guess, price = self._begin(period), PRICE
+        near: list[tuple[float, int, Layout]] = []
         for _ in range(ROUNDS):
             if self._over(end):
                 return False
-            balance = Balance(costs, period, homes, counts, beside, price)
+            balance = self._balance(period, guess, price)
             if balance.torn:
                 self.state.prove("any", Fraction(period + 1), from_bytes=False)
                 return False
             steps = self._steps * len(balance.units)
             balance.anneal(self.random, steps)
             self.state.options.clock.spend(steps * STEP_S)
-            homes = balance.homes
+            guess = replace(guess, layout=self._layout(balance))
             price *= CHEAPER if balance.overload > TOLERANCE else DEARER
-            schedule = self._scheduled(homes, ceil(period * (1 + balance.overload)))
-            if schedule is None:
+            placed = self._scheduled(guess.layout, ceil(period * (1 + balance.overload)))
+            if placed is None:
                 continue
-            if self._offer(schedule):
-                return self.state.best is not best
-            near.append((_excess(costs, schedule), schedule.period, homes))
-            new, beside = measured(costs, schedule, period)
-            counts = [
-                BLEND * one + (1 - BLEND) * other for one, other in zip(new, counts, strict=True)
-            ]
+            if self._offer(placed):
+                return self._best() is not best
+            schedule = placed.schedule
+            near.append((excess(placed.costs, schedule), schedule.period, placed.layout))
+            guess = self._corrected(guess, placed, period)
         self._settle(near, min(end, 2 * self.state.elapsed - begun))
-        return self.state.best is not best
+        return self._best() is not best
 
-    def _settle(self, near: list[tuple[float, int, tuple[int, ...]]], end: float) -> None:
-        """Walk from the allocations that fit nearly, those that lack least first."""
-        for _, period, homes in sorted(near)[:SETTLED]:
-            if not self._over(end):
-                layout = Layout(homes, frozenset())
-                self._walk.settle(layout, Fraction(period), SETTLING, end)
-
-    def _scheduled(self, homes: Sequence[int], period: int) -> Schedule | None:
-        """A schedule of an allocation at this period, if that is worth it and one is found."""
+    def _begin(self, period: int) -> Guess:
+        """What the best plan does."""
         best = self.state.best
         assert best is not None
-        runs = Layout(tuple(homes), frozenset()).runs()
-        placing = Outward(self.state.costs, runs, period)
-        return placing.schedule() if period < best.per_microbatch and placing.place() else None
+        return Guess(Layout.of(best, 1), *measured(self.state.costs, best, period))
 
-    def _offer(self, schedule: Schedule) -> bool:
+    def _balance(self, period: int, guess: Guess, price: float) -> Balance:
+        costs, homes = self.state.costs, guess.layout.homes
+        return Balance(costs, period, homes, guess.counts, guess.beside, price)
+
+    def _layout(self, balance: Balance) -> Layout:
+        return Layout(balance.homes, frozenset())
+
+    def _corrected(self, guess: Guess, placed: Placed, period: int) -> Guess:
+        """The guess moved towards what a schedule really does."""
+        new, beside = self._measured(placed, period)
+        pairs = zip(new, guess.counts, strict=True)
+        counts = [BLEND * one + (1 - BLEND) * other for one, other in pairs]
+        return Guess(guess.layout, counts, beside)
+
+    def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
+        return measured(placed.costs, placed.schedule, period)
+
+    def _settle(self, near: list[tuple[float, int, Layout]], end: float) -> None:
+        """Walk from the allocations that fit nearly, those that lack least first."""
+        for _, period, layout in sorted(near, key=lambda row: row[:2])[:SETTLED]:
+            if not self._over(end):
+                self._walk.settle(layout, Fraction(period), SETTLING, end)
+
+    def _scheduled(self, layout: Layout, period: int) -> Placed | None:
+        """A schedule of an allocation at this period, if that is worth it and one is found."""
+        best = self._best()
+        assert best is not None
+        costs = self.state.costs
+        placing = Outward(costs, layout.runs(), period)
+        if period >= best.per_microbatch or not placing.place():
+            return None
+        return Placed(layout, costs, placing.schedule())
+
+    def _offer(self, placed: Placed) -> bool:
         """Whether the schedule fits; also as short as its orders allow."""
         lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
-        early = tighten(self.state.costs, schedule, lowest)
-        return any([self.state.offer(each) for each in (schedule, early)])
+        early = tighten(placed.costs, placed.schedule, lowest)
+        return any([self._take(placed, each) for each in (placed.schedule, early)])
+
+    def _take(self, placed: Placed, schedule: Schedule) -> bool:
+        """Whether a schedule of the same stages fits; the best one is kept."""
+        return self.state.offer(schedule)
 
 
-def _excess(costs: Costs, schedule: Schedule) -> float:
+def excess(costs: Costs, schedule: Schedule) -> float:
     """Bytes beyond memory, as shares of each GPU's, summed."""
-    rows = memory_rows(costs, schedule)
-    return sum(max(0.0, row.peak_bytes / max(1, row.budget_bytes) - 1) for row in rows)
+    return beyond([row.peak_bytes for row in memory_rows(costs, schedule)], costs.budgets)
 
 
 def measured(costs: Costs, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:

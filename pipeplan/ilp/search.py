@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from importlib.util import find_spec
 
@@ -25,23 +26,40 @@ NO_SOLVER = (
 
 def run(state: Incumbent) -> None:
     """Improve `state` until it is done or nothing is left to try; Ctrl-C ends it early."""
+    _unless_interrupted(state, _everything)
+
+
+def beyond(state: Incumbent) -> None:
+    """As `run`, without contiguous plans: for those who know them."""
+    _unless_interrupted(state, _beyond)
+
+
+def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -> None:
     try:
         state.enter("bounds")
         reason = layer_reason if state.options.offload else simple_reason
         state.infeasible = reason(state.costs)
-        if state.infeasible is not None:
-            return
-        state.prove("any", load_bound(state.costs), from_bytes=False)
-        state.prove("any", any_bound(state.costs))
-        contiguous(state)
-        if state.options.ks != (1,) and state.infeasible is None and not state.done:
-            EagerSearch(state).run(EAGER_SHARE * state.remaining)
-        if not state.options.contiguous_only and state.infeasible is None and not state.done:
-            _beyond_contiguous(state)
+        if state.infeasible is None:
+            state.prove("any", load_bound(state.costs), from_bytes=False)
+            state.prove("any", any_bound(state.costs))
+            search(state)
     except KeyboardInterrupt:
         if state.best is None:
             raise
         state.enter("interrupted")
+
+
+def _everything(state: Incumbent) -> None:
+    contiguous(state)
+    if state.options.ks != (1,) and state.infeasible is None and not state.done:
+        EagerSearch(state).run(EAGER_SHARE * state.remaining)
+    if not state.options.contiguous_only:
+        _beyond(state)
+
+
+def _beyond(state: Incumbent) -> None:
+    if state.infeasible is None and not state.done:
+        _beyond_contiguous(state)
 
 
 def _beyond_contiguous(state: Incumbent) -> None:

@@ -16,6 +16,7 @@ from math import exp
 from random import Random
 from typing import Final
 
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.glance import glance
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
@@ -146,38 +147,42 @@ class Walk:
 
         A schedule that fits is offered, as early and as short as its orders allow.
         """
-        costs = self.state.costs
-        runs, period = layout.runs(), int(target * len(layout.turns))
-        over = self._overload(runs, period, len(layout.turns))
+        costs, runs = self._seen(layout)
+        period = int(target * len(layout.turns))
+        over = _overload(costs, runs, period, len(layout.turns))
         if over > 0:
             return 2 + over
         centres = [int(turn * period) for turn in layout.turns]
         placing = Outward(costs, runs, period, centres)
         if not placing.place():
             return 2 - placing.placed / (len(runs) + 1)
-        excess = _beyond(glance(costs, placing), costs.budgets)
-        return excess or self._take(placing.schedule())
+        excess = self._beside(costs, placing)
+        return excess or self._take(costs, placing.schedule())
 
-    def _overload(self, runs: list[Run], period: int, k: int) -> float:
-        """Load beyond the period, as a share of it."""
-        costs = self.state.costs
-        loads = [0] * costs.gpus
-        for first, last, gpu in runs:
-            loads[gpu] += k * costs.load_ns(first, last, gpu)
-        return sum(max(0, load - period) for load in loads) / max(1, period)
+    def _seen(self, layout: Layout) -> tuple[Costs, list[Run]]:
+        """The chain whose layers are placed, and the stages in layers of it."""
+        return self.state.costs, layout.runs()
 
-    def _take(self, schedule: Schedule) -> float:
+    def _beside(self, costs: Costs, placing: Outward) -> float:
+        """Bytes beyond memory at a glance, as shares of each GPU's, summed."""
+        return beyond(glance(costs, placing), costs.budgets)
+
+    def _take(self, costs: Costs, schedule: Schedule) -> float:
         """Offer a schedule, also as short as its orders allow; the share of exact bytes beyond.
 
         The shortest that fits is what the next target is measured by.
         """
-        costs = self.state.costs
         lowest = max(1, int(-(-self.state.bounds["any"] * schedule.k // 1)))
         for each in (schedule, tighten(costs, schedule, lowest)):
-            if self.state.offer(each) and each.per_microbatch < self._best.per_microbatch:
+            if self._offer(costs, each) and each.per_microbatch < self._best.per_microbatch:
                 self._best = each
         peaks = [row.peak_bytes for row in memory_rows(costs, schedule)]
-        return _beyond(peaks, costs.budgets)
+        return beyond(peaks, costs.budgets)
+
+    def _offer(self, costs: Costs, schedule: Schedule) -> bool:
+        """Whether a schedule of the layers of `costs` fits; the best one is kept."""
+        assert costs is self.state.costs
+        return self.state.offer(schedule)
 
     def _step(self, layout: Layout) -> Layout:
         """One or two random changes; tied layers follow one of theirs, pinned ones stay."""
@@ -243,7 +248,15 @@ class Walk:
         return (0.0, *sorted([*turns[1:copy], min(max(moved, 0.0), 0.999), *turns[copy + 1 :]]))
 
 
-def _beyond(peaks: Sequence[int], budgets: Sequence[int]) -> float:
+def _overload(costs: Costs, runs: list[Run], period: int, k: int) -> float:
+    """Load beyond the period, as a share of it."""
+    loads = [0] * costs.gpus
+    for first, last, gpu in runs:
+        loads[gpu] += k * costs.load_ns(first, last, gpu)
+    return sum(max(0, load - period) for load in loads) / max(1, period)
+
+
+def beyond(peaks: Sequence[int], budgets: Sequence[int]) -> float:
     """Bytes beyond memory, as shares of each GPU's, summed."""
     pairs = zip(peaks, budgets, strict=True)
     return sum(peak / max(1, budget) - 1 for peak, budget in pairs if peak > budget)

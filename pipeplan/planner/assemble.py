@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from pipeplan import __version__, lowering, simulator, verifier
 from pipeplan.errors import DeadlockError, InternalError, InvalidPlanError
-from pipeplan.ilp.again.search import Solved
+from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.objective import step_ns
 from pipeplan.ilp.schedule import Schedule, to_ops

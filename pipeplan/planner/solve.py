@@ -17,7 +17,7 @@ from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.ilp import coarse, feasibility, search
 from pipeplan.ilp.again import search as again
 from pipeplan.ilp.again.merge import recomputes
-from pipeplan.ilp.again.search import Solved
+from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.resume import check, warm

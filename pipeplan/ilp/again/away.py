@@ -24,13 +24,16 @@ PARTS = 4096
 Found = tuple[Merged, Schedule]
 
 
-def shortest_away(state: Incumbent, offered: Options, high: int | None) -> Found | None:
+def shortest_away(
+    state: Incumbent, offered: Options, high: int | None, *, needed: bool
+) -> Found | None:
     """The shortest 1F1B schedule found that fits, with the chain of its runs; None if none does.
 
     Args:
-        state: costs and limits; once something is found, the end of the time ends the search.
+        state: costs and limits.
         offered: what stages may choose, with what can leave of each.
         high: a period that is possible; only shorter ones count. None: any.
+        needed: whether no plan is known, so that one is sought beyond the end of the time.
     """
     solvers = [
         RunSolver(
@@ -40,7 +43,7 @@ def shortest_away(state: Incumbent, offered: Options, high: int | None) -> Found
     ]
     low, high = max(1, int(state.bounds["any"])) - 1, high or solvers[0].serial_ns
     best: Found | None = None
-    while high - low > max(1, low // PARTS) and (best is None or state.remaining > 0):
+    while high - low > max(1, low // PARTS) and (state.remaining > 0 or (needed and best is None)):
         middle = (low + high) // 2
         found = _found(state, solvers, middle)
         if found is None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from pipeplan.ilp.again.ample import ample_stages
 from pipeplan.ilp.again.away import shortest_away
+from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
 from pipeplan.ilp.again.options import Options, options
 from pipeplan.ilp.again.partition import RunSolver
@@ -28,43 +29,72 @@ LISTING_SHARE: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A merged chain to search on, and what is known to start from."""
+    """A merged chain to search on, what is known to start from, whether it must be tried."""
 
     merged: Merged
     plan: Plan | None = None
     schedule: Schedule | None = None
+    sure: bool = False
 
 
-def candidates(state: Incumbent, start: Plan | None) -> Iterator[Candidate]:
-    """Merged chains, each once: that of `start`, those of the best 1F1B partitions, and others.
+class Candidates:
+    """Merged chains, each once: that of a plan, those of the best 1F1B partitions, and others.
 
-    The best ones are found without room for messages, with it, and with offloading.
+    Attributes:
+        joint: the search they are for.
+        offered: what stages may choose, once that is listed.
+        bound_s: seconds that a bound is expected to take, as much as listing and cutting did.
     """
-    seen: set[frozenset[Run]] = {frozenset()}
-    if start is not None:
-        known, plan = without_runs(start)
-        if known.runs:
-            seen.add(known.runs)
-            yield Candidate(known, plan)
-    state.enter("recomputation: options")
-    offered = _listed(state, offload=False)
-    solvers = [
-        RunSolver(state.costs, state.most_in_flight, messages=messages, options=offered)
-        for messages in (False, True)
-    ]
-    high: int | None = None
-    for solver in solvers:
-        partition = solver.shortest(_lowest(state))
-        if partition is not None:
-            high = partition.period
-            yield from _once(state, solver.runs(partition), seen)
-    if state.options.offload and (state.options.deterministic or state.remaining > 0):
+
+    def __init__(self, joint: Joint, start: Plan | None) -> None:
+        """Begin with the runs of `start`, if it has any."""
+        self.joint, self.start = joint, start
+        self.offered: Options | None = None
+        self.bound_s = 0.0
+        self._seen: set[frozenset[Run]] = {frozenset()}
+
+    def __iter__(self) -> Iterator[Candidate]:
+        """The best ones without room for messages and with it are sure; others while time is."""
+        state = self.joint.state
+        if self.start is not None:
+            known, plan = without_runs(self.start)
+            if known.runs:
+                self._seen.add(known.runs)
+                yield Candidate(known, plan, sure=True)
+        begun = state.elapsed
+        state.enter("recomputation: options")
+        self.offered = _listed(state, offload=False)
+        solvers = [
+            RunSolver(state.costs, state.most_in_flight, messages=messages, options=self.offered)
+            for messages in (False, True)
+        ]
+        high: int | None = None
+        for solver in solvers:
+            partition = solver.shortest(_lowest(state))
+            self.bound_s = self.bound_s or state.elapsed - begun
+            if partition is not None:
+                high = partition.period
+                yield from self._once(solver.runs(partition), sure=True)
+        if state.options.offload and (state.remaining > 0 or self.joint.period is None):
+            yield from self._away(state, high)
+        for runs in _relaxed(state, solvers[0], high):
+            if state.remaining <= 0:
+                return
+            yield from self._once(runs)
+
+    def _once(self, runs: tuple[Run, ...], *, sure: bool = False) -> Iterator[Candidate]:
+        """The chain of these runs unless it was seen."""
+        if frozenset(runs) not in self._seen:
+            self._seen.add(frozenset(runs))
+            yield Candidate(merged(self.joint.state.costs.chain, runs), sure=sure)
+
+    def _away(self, state: Incumbent, high: int | None) -> Iterator[Candidate]:
+        """The best 1F1B partition that offloads; it was judged as a whole."""
         state.enter("offloading: options")
-        found = shortest_away(state, _listed(state, offload=True), high)
+        offered = _listed(state, offload=True)
+        found = shortest_away(state, offered, high, needed=self.joint.period is None)
         if found is not None:
-            yield Candidate(found[0], schedule=found[1])
-    for runs in _relaxed(state, solvers[0], high):
-        yield from _once(state, runs, seen)
+            yield Candidate(found[0], schedule=found[1], sure=True)
 
 
 def _listed(state: Incumbent, *, offload: bool) -> Options:
@@ -78,21 +108,14 @@ def _listed(state: Incumbent, *, offload: bool) -> Options:
     )
 
 
-def _once(
-    state: Incumbent, runs: tuple[Run, ...], seen: set[frozenset[Run]]
-) -> Iterator[Candidate]:
-    """The chain of these runs unless it was seen."""
-    if frozenset(runs) not in seen:
-        seen.add(frozenset(runs))
-        yield Candidate(merged(state.costs.chain, runs))
-
-
 def _lowest(state: Incumbent) -> int:
     return max(1, int(state.bounds["any"]))
 
 
 def _relaxed(state: Incumbent, roomy: RunSolver, high: int | None) -> Iterator[tuple[Run, ...]]:
     """Runs of relaxed partitions, and of 1F1B ones, at periods between bound and plan."""
+    if state.remaining <= 0:
+        return
     relaxed = RunSolver(state.costs, state.most_in_flight, any_k=True, options=roomy.options)
     first = relaxed.shortest(_lowest(state))
     if first is None:

@@ -18,7 +18,7 @@ from pipeplan.ilp.again.ample import ample_stages
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.again.search import Solved
+from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.contiguous import Asked, ContiguousSolver, Front, State
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.tables import Array

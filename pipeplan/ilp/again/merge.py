@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 
 from pipeplan.chain import Chain, Layer
@@ -13,6 +14,8 @@ from pipeplan.plan import Plan, Remat, Stage
 
 Run = tuple[int, int]
 """First and last layer, 0-based, inclusive."""
+LayerOf = Callable[[Run, int], Layer]
+"""A run as one layer, given what the layer before saves of its input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class Merged:
     def again(self) -> frozenset[int]:
         """The merged layers that stand for runs."""
         return frozenset(n for n, piece in enumerate(self.pieces) if piece in self.runs)
+
+    def renumbered(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Stages (first, last, GPU) of the original chain, that part no run, in merged layers."""
+        number = {layer: n for n, piece in enumerate(self.pieces) for layer in piece}
+        return [(number[first], number[last], gpu) for first, last, gpu in stages]
 
     def of(self, costs: Costs) -> Costs:
         """The same machines with the merged chain."""
@@ -91,8 +99,15 @@ def _renumbered(remat: Remat | None, first: dict[int, int], last: dict[int, int]
     return Remat(offload=tuple((first[a], last[b]) for a, b in remat.offload))
 
 
-def merged(chain: Chain, runs: Sequence[Run]) -> Merged:
-    """`chain` with `runs`, which are disjoint and in order, as single layers."""
+def merged(chain: Chain, runs: Sequence[Run], layer_of: LayerOf | None = None) -> Merged:
+    """`chain` with `runs`, which are disjoint and in order, as single layers.
+
+    Args:
+        chain: the original one.
+        runs: what is computed again.
+        layer_of: `as_layer` of this chain, for who has it at hand.
+    """
+    made = layer_of or partial(as_layer, chain)
     pieces: list[Run] = []
     for run in runs:
         begin = pieces[-1][1] + 1 if pieces else 0
@@ -104,7 +119,7 @@ def merged(chain: Chain, runs: Sequence[Run]) -> Merged:
     layers: list[Layer] = []
     for piece in pieces:
         held = layers[-1].saved_output_bytes if layers else 0
-        layers.append(as_layer(chain, piece, held) if piece in chosen else chain.layers[piece[0]])
+        layers.append(made(piece, held) if piece in chosen else chain.layers[piece[0]])
     update = {"layers": tuple(layers)}
     return Merged(chain, chain.model_copy(update=update), tuple(pieces), chosen)
 

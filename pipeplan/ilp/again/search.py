@@ -1,77 +1,43 @@
 """The search with recomputation: options and cuts together, then everything else as always.
 
 Each candidate is a set of runs that suited some contiguous partition. Its merged chain, in which a
-run is a layer, is searched like any other: eager cycles of several micro-batches, several stages
-on a GPU, exact scheduling. The best candidate gets the time that is left.
+run is a layer, is searched like any other: eager cycles of several micro-batches. What is found is
+improved in turns (`turns`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
 
-from pipeplan.chain import Chain
 from pipeplan.ilp import search
 from pipeplan.ilp.again.bound import again_bound
-from pipeplan.ilp.again.candidates import POINTS, Candidate, candidates
-from pipeplan.ilp.again.merge import Merged
+from pipeplan.ilp.again.candidates import POINTS, Candidate, Candidates
+from pipeplan.ilp.again.joint import Joint
+from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.again.turns import Turns
 from pipeplan.ilp.bounds import load_bound
 from pipeplan.ilp.feasibility import layer_reason
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.objective import cost
 from pipeplan.ilp.resume import warm
-from pipeplan.plan import Plan, Remat, Stage
+from pipeplan.plan import Plan
 
 SURE: Final = 2
 """Candidates that are tried even if listing options took all time; they share half of it."""
 KEEPING_SHARE: Final = 0.35
-"""Share of the time for plans that keep everything."""
+"""Share of the time, at most, for plans that keep everything before any others are looked at."""
 CANDIDATES_SHARE: Final = 0.4
-"""Share of what is left then for trying candidates; the best one gets the rest."""
+"""Share of what is left then for trying candidates."""
+FEW_LAYERS: Final = 14
+"""Layers up to which plans that keep everything are searched as a whole at first, for proofs."""
 EVERY_LAYERS: Final = 7
 """Layers up to which every set of runs is tried: there are 2.6 times as many with each layer."""
 EVERY_SHARE: Final = 0.5
 """Share of the time left for that where other numbers of micro-batches per period remain."""
 MOST_LAYERS: Final = 200
 """Longest chain whose options are listed: they grow with its square."""
-
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """A search that is over; with recomputation it was one on a merged chain."""
-
-    state: Incumbent
-    merged: Merged | None = None
-
-    @property
-    def chain(self) -> Chain:
-        """What the user asked about."""
-        return self.merged.source if self.merged else self.state.costs.chain
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The best plan's stages in layers of `chain`."""
-        best = self.state.best
-        assert best is not None
-        away = {each.stage: each.runs for each in best.away}
-        if self.merged:
-            return tuple(self.merged.original(each, away.get(each.id, ())) for each in best.stages)
-        return tuple(
-            each.model_copy(update={"remat": Remat(offload=away[each.id])})
-            if each.id in away
-            else each
-            for each in best.stages
-        )
-
-    @property
-    def cost(self) -> tuple[Fraction, Fraction]:
-        """What the semantics minimize; infinite without a plan."""
-        best, options_ = self.state.best, self.state.options
-        if best is None:
-            return Fraction(2**62), Fraction(0)
-        return cost(self.state.costs, best, options_.microbatches)
 
 
 def run(state: Incumbent, start: Plan | None = None) -> Solved:
@@ -85,18 +51,24 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
         state: Of a search without recomputation, not begun.
         start: A valid plan of the same chain to start from.
     """
-    limits, bound = state.options, load_bound(state.costs)
-    state.options = replace(limits, time_limit_s=state.elapsed + KEEPING_SHARE * state.remaining)
-    search.run(state)
-    state.options, state.infeasible = limits, layer_reason(state.costs)
-    kept, state.bounds = state.bounds.get("k1", bound), {}
-    state.prove("any", bound, from_bytes=False)
-    best = Solved(state)
-    reached = state.gap is not None and state.gap <= limits.gap
-    if state.phase != "interrupted" and not reached and state.infeasible is None:
-        best = min(best, _again(state, start, kept), key=lambda solved: solved.cost)
-    best.state.options, best.state.bounds, best.state.notes = limits, state.bounds, state.notes
-    return best
+    limits, notes = state.options, state.notes
+    whole = Incumbent(state.costs, limits, notes=notes)
+    joint = Joint(whole, Solved(state), state.report)
+    state.report = joint.heard
+    whole.prove("any", load_bound(state.costs), from_bytes=False)
+    whole.infeasible = layer_reason(state.costs)
+    try:
+        if whole.infeasible is None:
+            _search(joint, state, start)
+    except KeyboardInterrupt:
+        if joint.period is None:
+            raise
+        joint.best.state.enter("interrupted")
+    state.infeasible, state.options = whole.infeasible, limits
+    best = joint.best.state
+    best.options, best.bounds = limits, whole.bounds
+    best.notes = list(dict.fromkeys(notes))
+    return joint.best
 
 
 def keeping(state: Incumbent) -> Solved:
@@ -107,6 +79,60 @@ def keeping(state: Incumbent) -> Solved:
     """
     search.run(state)
     return Solved(state)
+
+
+def _search(joint: Joint, state: Incumbent, start: Plan | None) -> None:
+    """Plans that keep everything, candidates, bounds, then turns.
+
+    Args:
+        joint: the whole search.
+        state: of plans that keep everything.
+        start: a valid plan to start from.
+    """
+    whole = joint.state
+    _keep(joint, state)
+    kept = state.bounds.get("k1", whole.bounds["any"])
+    if whole.costs.layers > MOST_LAYERS:
+        whole.notes.append(
+            f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
+        )
+        Turns(joint, state, None).run()
+        return
+    if joint.interrupted or _reached(joint):
+        return
+    found = Candidates(joint, start)
+    share = CANDIDATES_SHARE * whole.remaining / 2
+    sure = SURE + whole.options.offload
+    for candidate in found:
+        limit = share / sure if candidate.sure else share / (2 * POINTS)
+        joint.take(_tried(joint, candidate, whole.elapsed + limit))
+        if joint.interrupted:
+            return
+    if whole.remaining >= found.bound_s or joint.period is None:
+        _prove_contiguous(whole)
+    _every(joint, kept)
+    Turns(joint, state, found.offered).run()
+
+
+def _keep(joint: Joint, state: Incumbent) -> None:
+    """Contiguous plans that keep everything, and all others where layers are few."""
+    limits = state.options
+    seconds = KEEPING_SHARE * state.remaining
+    few = state.costs.layers <= FEW_LAYERS
+    state.options = replace(
+        limits,
+        contiguous_only=limits.contiguous_only or not few,
+        time_limit_s=state.elapsed + seconds,
+    )
+    search.run(state)
+    state.options, state.infeasible = limits, None
+    joint.take(Solved(state))
+
+
+def _reached(joint: Joint) -> bool:
+    """Whether the gap asked for is, whatever the time says."""
+    bound, period = joint.state.bound, joint.period
+    return period is not None and period <= bound * (1 + Fraction(joint.state.options.gap))
 
 
 def _prove_contiguous(state: Incumbent) -> None:
@@ -124,62 +150,30 @@ def _prove_contiguous(state: Incumbent) -> None:
         )
 
 
-def _again(state: Incumbent, start: Plan | None, kept: Fraction) -> Solved:
-    """The best plan found on merged chains; one without a plan if there is none.
-
-    Ctrl-C ends it early, whatever it does, unless nothing is found yet.
+def _every(joint: Joint, kept: Fraction) -> None:
+    """Where layers are few, the best of all choices.
 
     Args:
-        state: whose bounds hold with recomputation.
-        start: a valid plan to start from.
+        joint: the whole search.
         kept: a bound on plans of one micro-batch per period that compute nothing again.
     """
-    best = Solved(state)
-    if state.costs.layers > MOST_LAYERS:
-        state.notes.append(
-            f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
-        )
-        return best
-    share = CANDIDATES_SHARE * state.remaining / 2
-    sure = SURE + state.options.offload
-    try:
-        for number, candidate in enumerate(candidates(state, start), start=1):
-            limit = share / sure if number <= sure else share / (2 * POINTS)
-            tried = _tried(state, candidate, state.elapsed + limit)
-            if tried.cost < best.cost:
-                best = tried
-            interrupted = tried.state.phase == "interrupted"
-            if interrupted or (state.remaining <= 0 and number >= sure + (start is not None)):
-                return best
-        _prove_contiguous(state)
-        best = _every(state, best, kept)
-        if best.merged is not None:
-            best.state.options = state.options
-            search.run(best.state)
-    except KeyboardInterrupt:
-        if best.state.best is None:
-            raise
-        best.state.enter("interrupted")
-    return best
-
-
-def _every(state: Incumbent, best: Solved, kept: Fraction) -> Solved:
-    """The best of all choices where layers are few, else what is known."""
+    state = joint.state
     few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
     if not few or find_spec("ortools") is None:
-        return best
+        return
     from pipeplan.ilp.again import every  # only here: contiguous plans need no CP-SAT
 
     share = 1.0 if len(state.options.ks) == 1 else EVERY_SHARE
-    found = every.decide(state, best.state.best, kept, share * state.remaining)
-    return best if found is None else min(best, Solved(*found), key=lambda solved: solved.cost)
+    found = every.decide(state, joint.best.state.best, kept, share * state.remaining)
+    if found is not None:
+        joint.take(Solved(*found))
 
 
-def _tried(state: Incumbent, candidate: Candidate, limit: float) -> Solved:
+def _tried(joint: Joint, candidate: Candidate, limit: float) -> Solved:
     """The quick part of the search on one merged chain."""
-    costs = candidate.merged.of(state.costs)
-    quick = replace(state.options, contiguous_only=True, time_limit_s=limit)
-    inner = Incumbent(costs, quick, state.report)
+    costs = candidate.merged.of(joint.state.costs)
+    quick = replace(joint.state.options, contiguous_only=True, time_limit_s=limit)
+    inner = Incumbent(costs, quick, joint.heard)
     if candidate.plan is not None:
         warm(inner, candidate.plan)
         inner.bounds = {}

@@ -1,0 +1,99 @@
+"""Allocations that even out loads and bytes (`ilp.balance`), with layers computed again.
+
+A step may also decide that a unit's layers are computed again, each for itself: its forward's load
+is added and it keeps its input alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from pipeplan.ilp.balance import Balance, over
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.evening import Guess
+
+FLIPS: Final = 0.4
+"""Share of the steps that decide anew whether a unit is computed again."""
+
+
+class RunBalance(Balance):
+    """An allocation and which units are computed again, under improvement."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        single: Costs,
+        period: int,
+        guess: Guess,
+        again: Sequence[bool],
+        price: float,
+    ) -> None:
+        """Add up an allocation.
+
+        Args:
+            costs: of the chain as it is.
+            single: of the chain each of whose layers is a run.
+            period: Nanoseconds per micro-batch.
+            guess: where layers sit, what they keep, what else GPUs hold.
+            again: whether each layer is computed again; units go by their first layer.
+            price: of a cut, in periods of load beyond the period.
+        """
+        super().__init__(costs, period, guess.layout.homes, guess.counts, guess.beside, price)
+        self._single = single
+        gpus = range(costs.gpus)
+        self._longer = [[self._forward_of(unit, gpu) for gpu in gpus] for unit in self.units]
+        self._fewer = [[self._freed(unit, gpu) for gpu in gpus] for unit in self.units]
+        self._again = [False] * len(self.units)
+        for number, unit in enumerate(self.units):
+            if again[unit[0]]:
+                self._flip(number)
+
+    @property
+    def again(self) -> list[bool]:
+        """Whether each layer is computed again."""
+        found = [False] * self._costs.layers
+        for unit, again in zip(self.units, self._again, strict=True):
+            for layer in unit:
+                found[layer] = again
+        return found
+
+    def _change(self, random: Random) -> Callable[[], None] | None:
+        if random.random() >= FLIPS:
+            return super()._change(random)
+        unit = int(random.random() * len(self.units))
+        self._flip(unit)
+        return lambda: self._flip(unit)
+
+    def _flip(self, unit: int) -> None:
+        """Compute a unit again, or no longer."""
+        gpu, sign = self._homes[unit], -1 if self._again[unit] else 1
+        self._again[unit] = not self._again[unit]
+        changes = (
+            (self._loads, self._work[unit], self._longer[unit], sign),
+            (self._bytes, self._size[unit], self._fewer[unit], -sign),
+        )
+        for table, sizes, shares, way in changes:
+            old = table[gpu]
+            table[gpu] = new = old + way * shares[gpu]
+            self.total += over(new) - over(old)
+            for place, share in enumerate(shares):
+                sizes[place] += way * share
+
+    def _forward_of(self, unit: tuple[int, ...], gpu: int) -> float:
+        """Share of a period that the unit's forwards need on a GPU."""
+        overhead = self._costs.cluster.action_overhead_ns
+        work = sum(self._costs.forward_ns(layer, layer, gpu) - overhead for layer in unit)
+        return work / self._period
+
+    def _freed(self, unit: tuple[int, ...], gpu: int) -> float:
+        """Share of a GPU's memory that is free when the unit keeps its layers' inputs alone."""
+        total = 0.0
+        for layer in unit:
+            kept, light = (
+                costs.segment(layer, layer, layer > 0).saved
+                for costs in (self._costs, self._single)
+            )
+            total += self._counts[layer] * (kept - light)
+        return total / max(1, self._costs.budgets[gpu])

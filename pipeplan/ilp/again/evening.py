@@ -1,0 +1,111 @@
+"""Plans from evened-out allocations (`ilp.evening`) in which layers may be computed again.
+
+The allocation, and which layers are computed again, are found together under guessed counts of
+micro-batches (`balance`). Neighbouring layers of a stage that are computed again may be one run:
+it keeps one input and needs room for all when it is computed, so runs of several lengths are tried
+and the one that lacks the fewest bytes is kept. The walk over runs goes on from what fits nearly.
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pipeplan.ilp.again.balance import RunBalance
+from pipeplan.ilp.again.joint import Joint
+from pipeplan.ilp.again.merge import Merged, Run
+from pipeplan.ilp.again.pieces import within
+from pipeplan.ilp.again.steps import Runs
+from pipeplan.ilp.again.walk import RunLayout, RunWalk, layout_of
+from pipeplan.ilp.balance import Balance
+from pipeplan.ilp.evening import Evening, Guess, Placed, excess, measured
+from pipeplan.ilp.outward import Outward
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.walk import Layout
+
+LENGTHS: Final = (1, 2, 3, 2**30)
+"""Most layers of a run that are tried."""
+
+
+class RunEvening(Evening):
+    """As `Evening`, from the best plan of all merged chains."""
+
+    def __init__(self, joint: Joint, walk: RunWalk) -> None:
+        """Repeatable for a seed."""
+        super().__init__(joint.state, walk)
+        self.joint, self._pieces = joint, walk.pieces
+        every = tuple((layer, layer) for layer in range(joint.state.costs.layers))
+        self._single = self._pieces.of(every)[1]
+
+    def _best(self) -> Schedule | None:
+        return self.joint.best.state.best
+
+    def _over(self, end: float) -> bool:
+        return self.joint.done or self.state.elapsed >= end
+
+    def _begin(self, period: int) -> Guess:
+        layout, best = layout_of(self.joint, 1), self._best()
+        assert best is not None
+        merged, costs = self._pieces.of(layout.again)
+        counts, beside = measured(costs, best, period)
+        return Guess(layout, spread(merged, counts), beside)
+
+    def _balance(self, period: int, guess: Guess, price: float) -> Balance:
+        assert isinstance(guess.layout, RunLayout)
+        again = [False] * self.state.costs.layers
+        for first, last in guess.layout.again:
+            again[first : last + 1] = [True] * (last + 1 - first)
+        return RunBalance(self.state.costs, self._single, period, guess, again, price)
+
+    def _layout(self, balance: Balance) -> Layout:
+        assert isinstance(balance, RunBalance)
+        again = tuple((layer, layer) for layer, flag in enumerate(balance.again) if flag)
+        return RunLayout(balance.homes, frozenset(), again=again)
+
+    def _scheduled(self, layout: Layout, period: int) -> Placed | None:
+        assert isinstance(layout, RunLayout)
+        best, found = self._best(), list[Placed]()
+        assert best is not None
+        if period >= best.per_microbatch:
+            return None
+        for runs in joined(layout.again, layout.segments()):
+            merged, costs = self._pieces.of(runs)
+            placing = Outward(costs, merged.renumbered(layout.runs()), period)
+            if placing.place():
+                found.append(Placed(replace(layout, again=runs), costs, placing.schedule()))
+        return min(found, key=lambda each: excess(each.costs, each.schedule), default=None)
+
+    def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
+        assert isinstance(placed.layout, RunLayout)
+        merged, _ = self._pieces.of(placed.layout.again)
+        counts, beside = measured(placed.costs, placed.schedule, period)
+        return spread(merged, counts), beside
+
+    def _take(self, placed: Placed, schedule: Schedule) -> bool:
+        assert isinstance(placed.layout, RunLayout)
+        merged, costs = self._pieces.of(placed.layout.again)
+        return self.joint.offer(merged, costs, schedule)
+
+
+def spread(merged: Merged, counts: Sequence[float]) -> list[float]:
+    """By layer of the chain as it is: what is known by layer of the merged one."""
+    pieces = zip(merged.pieces, counts, strict=True)
+    return [count for (first, last), count in pieces for _ in range(first, last + 1)]
+
+
+def joined(single: Sequence[Run], stages: Sequence[Run]) -> Iterator[Runs]:
+    """Runs of the same layers, of at most so many layers each, within stages; each set once."""
+    seen: set[Runs] = set()
+    for most in LENGTHS:
+        runs: list[Run] = []
+        for layer, _ in single:
+            if runs and runs[-1][1] == layer - 1 and layer - runs[-1][0] < most:
+                runs[-1] = (runs[-1][0], layer)
+            else:
+                runs.append((layer, layer))
+        found = within(runs, stages)
+        if found not in seen:
+            seen.add(found)
+            yield found

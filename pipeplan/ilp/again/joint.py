@@ -1,0 +1,97 @@
+"""The best plan so far, whatever it computes again, and what the search of all is limited by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pipeplan.ilp.again.merge import Merged
+from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent, Report
+from pipeplan.ilp.objective import cost
+from pipeplan.ilp.schedule import Schedule
+
+
+@dataclass
+class Joint:
+    """What all parts of a search with recomputation share.
+
+    Attributes:
+        state: Of the chain as it is: clock, limits, and what is proven of every plan.
+        best: The shortest plan found of any merged chain.
+        report: Who listens.
+        interrupted: Whether the user ended the search (Ctrl-C).
+    """
+
+    state: Incumbent
+    best: Solved
+    report: Report | None = None
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        """Whatever is told of the whole is told with the best plan."""
+        self.state.report = self.heard
+
+    @property
+    def period(self) -> Fraction | None:
+        """Of the best plan, per micro-batch."""
+        schedule = self.best.state.best
+        return None if schedule is None else schedule.per_microbatch
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap asked for is reached, the time is over, or the user has enough."""
+        if self.interrupted or self.state.remaining <= 0:
+            return True
+        gap = self._gap(self.period)
+        return gap is not None and gap <= self.state.options.gap
+
+    def may_gain(self, inner: Incumbent) -> bool:
+        """Whether a search of one chain, as far as proven, has plans shorter than the best."""
+        if self.period is None:
+            return True
+        return inner.bound * (1 + Fraction(self.state.options.gap)) < self.period
+
+    def take(self, solved: Solved) -> None:
+        """Keep the better one."""
+        self.interrupted |= solved.state.phase == "interrupted"
+        if solved.cost < self.best.cost:
+            self.best = solved
+
+    def offer(self, merged: Merged, costs: Costs, schedule: Schedule) -> bool:
+        """Whether a schedule of a merged chain fits; it is kept if it is the best.
+
+        Args:
+            merged: the chain.
+            costs: of that chain.
+            schedule: one that keeps (R2)-(R5); what must leave to the host is found here, if it
+                would be the best.
+        """
+        inner = Incumbent(costs, self.state.options)
+        if cost(costs, schedule, inner.options.microbatches) >= self.best.cost:
+            return inner.accepts(schedule)
+        if not inner.offer(schedule):
+            return False
+        inner.phase, inner.report = self.state.phase, self.heard
+        self.take(Solved(inner, merged))
+        inner.tell()
+        return True
+
+    def heard(
+        self,
+        seconds: float,
+        period: Fraction | None,
+        bound: Fraction,
+        gap: float | None,
+        phase: str,
+    ) -> None:
+        """Pass a part's report on, as one of the whole: the best plan of all, and its bound."""
+        known = [each for each in (period, self.period) if each is not None]
+        best = min(known, default=None)
+        if self.report:
+            self.report(seconds, best, self.state.bound, self._gap(best), phase)
+
+    def _gap(self, period: Fraction | None) -> float | None:
+        bound = self.state.bound
+        return float((period - bound) / bound) if period is not None and bound else None

@@ -1,0 +1,40 @@
+"""Merged chains of one chain, made quickly for searches over sets of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache, lru_cache, partial
+
+from pipeplan.ilp.again.merge import Merged, Run, as_layer, merged
+from pipeplan.ilp.costs import Costs
+
+LATEST = 256
+"""Merged chains that are remembered, with all that was counted of their segments."""
+
+
+class Pieces:
+    """Sets of runs of one chain on one cluster."""
+
+    def __init__(self, costs: Costs) -> None:
+        """Begin with nothing; `costs` are of the chain as it is."""
+        self._costs = costs
+        self._layer = cache(partial(as_layer, costs.chain))
+        self.of = lru_cache(maxsize=LATEST)(self._of)
+        """The merged chain of disjoint runs in order, and the same machines with it."""
+
+    def _of(self, runs: tuple[Run, ...]) -> tuple[Merged, Costs]:
+        chain = merged(self._costs.chain, runs, self._layer)
+        return chain, chain.of(self._costs)
+
+
+def within(runs: Sequence[Run], stages: Iterable[Run]) -> tuple[Run, ...]:
+    """The parts of `runs` that lie in one stage each; both are in order, stages without gaps."""
+    found: list[Run] = []
+    at = 0
+    for first, last in stages:
+        while at < len(runs) and runs[at][0] <= last:
+            found.append((max(first, runs[at][0]), min(last, runs[at][1])))
+            if runs[at][1] > last:
+                break
+            at += 1
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""A search that is over, and the best of several on merged chains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pipeplan.chain import Chain
+from pipeplan.ilp.again.merge import Merged
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.objective import cost
+from pipeplan.plan import Remat, Stage
+
+NEVER = Fraction(2**62)
+"""The cost of no plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A search that is over; with recomputation it was one on a merged chain."""
+
+    state: Incumbent
+    merged: Merged | None = None
+
+    @property
+    def chain(self) -> Chain:
+        """What the user asked about."""
+        return self.merged.source if self.merged else self.state.costs.chain
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The best plan's stages in layers of `chain`."""
+        best = self.state.best
+        assert best is not None
+        away = {each.stage: each.runs for each in best.away}
+        if self.merged:
+            return tuple(self.merged.original(each, away.get(each.id, ())) for each in best.stages)
+        return tuple(
+            each.model_copy(update={"remat": Remat(offload=away[each.id])})
+            if each.id in away
+            else each
+            for each in best.stages
+        )
+
+    @property
+    def cost(self) -> tuple[Fraction, Fraction]:
+        """What the semantics minimize; infinite without a plan."""
+        best, options_ = self.state.best, self.state.options
+        if best is None:
+            return NEVER, Fraction(0)
+        return cost(self.state.costs, best, options_.microbatches)

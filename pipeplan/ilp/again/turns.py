@@ -1,0 +1,124 @@
+"""Improving the best plan in turns, until the time is over.
+
+Parts of the search take turns that grow: those over allocations and runs together, the search on
+the best plan's merged chain, and the one that keeps everything, as long as the bounds of its chain
+leave room below the best plan. A part that finds nothing has half the time in its next turn; one
+that finds something has all of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from pipeplan.ilp import search
+from pipeplan.ilp.again.evening import RunEvening
+from pipeplan.ilp.again.joint import Joint
+from pipeplan.ilp.again.options import Options
+from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.again.walk import RunWalk
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.kfkb import EagerSearch
+
+TURN_SHARE: Final = 0.2
+"""Share of the time left that a part's first turn takes."""
+TURN_S: Final = 8.0
+"""Seconds of a first turn at most."""
+LONGER: Final = 1.5
+"""Factor from one turn to the next."""
+LEAST: Final = 0.25
+"""Share of its turn that a part still has that never finds anything."""
+NEAR: Final = Fraction(11, 10)
+"""How much longer the best plan that keeps everything may be to come first."""
+IDLE: Final = 0.02
+"""Where all parts together take less than so much of a turn, nothing is left to try."""
+
+
+@dataclass
+class _Part:
+    """One way to go on; `run` takes seconds."""
+
+    run: Callable[[float], None]
+    share: float = 1.0
+
+
+class Turns:
+    """What takes turns on one search."""
+
+    def __init__(self, joint: Joint, kept: Incumbent, offered: Options | None) -> None:
+        """Begin from the best plan.
+
+        Args:
+            joint: the whole search.
+            kept: the search for plans that keep everything.
+            offered: what stages may choose; None where the chain is too long for that.
+        """
+        self.joint, self.kept = joint, kept
+        self._offered = offered
+        self._seed = joint.state.options.seed
+        self._cycles: dict[int, EagerSearch] = {}
+
+    def run(self) -> None:
+        """Go on from the best plan while there is time."""
+        joint, state = self.joint, self.joint.state
+        turn = min(TURN_S, TURN_SHARE * state.remaining)
+        parts = self._parts()
+        while not joint.done:
+            begun = state.elapsed
+            for part in parts:
+                if not joint.done:
+                    before = joint.best.cost
+                    part.run(min(turn * part.share, state.remaining))
+                    found = joint.best.cost < before
+                    part.share = 1.0 if found else max(LEAST, part.share / 2)
+            if state.elapsed - begun < IDLE * turn:
+                return
+            turn *= LONGER
+
+    def _parts(self) -> list[_Part]:
+        """Plans that keep everything come first where they are nearly as short as the best."""
+        joint, best = self.joint, self.kept.best
+        parts = [_Part(self._around), _Part(self._plain)]
+        if self._offered is not None and not joint.state.options.contiguous_only:
+            walk = RunWalk(joint, self._offered)
+            runs = RunEvening(joint, walk)
+            parts = [_Part(runs.run), _Part(self._cycle), *parts, _Part(walk.run)]
+        if best is not None and joint.period is not None:
+            near = best.per_microbatch <= NEAR * joint.period
+            parts.sort(key=lambda part: near and part.run == self._plain, reverse=True)
+        return parts
+
+    def _cycle(self, seconds: float) -> None:
+        """Several micro-batches per period, on partitions of the best plan's chain."""
+        inner = self.joint.best.state
+        if inner.contiguous is None or inner.options.ks == (1,):
+            return
+        self._limit(inner, seconds)
+        cycles = self._cycles.setdefault(id(inner), EagerSearch(inner))
+        cycles.run(seconds)
+
+    def _around(self, seconds: float) -> None:
+        """The best plan's chain, whatever it is."""
+        self._further(self.joint.best, seconds)
+
+    def _plain(self, seconds: float) -> None:
+        """All that is kept, unless that is the best plan's chain."""
+        if self.joint.best.state is not self.kept:
+            self._further(Solved(self.kept), seconds)
+
+    def _further(self, solved: Solved, seconds: float) -> None:
+        """The search on one chain goes on, with other random numbers, unless it cannot gain."""
+        inner = solved.state
+        if not self.joint.may_gain(inner):
+            return
+        self._limit(inner, seconds)
+        (search.run if inner.options.contiguous_only else search.beyond)(inner)
+        inner.infeasible = None
+        self.joint.take(solved)
+
+    def _limit(self, inner: Incumbent, seconds: float) -> None:
+        self._seed = (self._seed + 1) % 2**31
+        limits = self.joint.state.options
+        inner.options = replace(limits, time_limit_s=inner.elapsed + seconds, seed=self._seed)
