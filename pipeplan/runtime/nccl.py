@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from pipeplan.runtime.channels import Channel
+from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
-from pipeplan.runtime.transport import GlooTransport, Pending, lost
+from pipeplan.runtime.transport import GlooTransport, Pending
 
 
 def on_gpu(tensor: Tensor) -> bool:

@@ -6,7 +6,8 @@ run, where rank = replica * P + GPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from pipeplan.errors import InputError
+from pipeplan.runtime import meeting
+from pipeplan.runtime.lines import Lines
 
 NAMES = ("dp", "pp")
 
@@ -33,6 +36,8 @@ class Ranks:
     """This rank in the group."""
     owned: bool
     """Whether the group is torch's default one and was made for the run."""
+    lines: Lines = field(default_factory=Lines)
+    """To ranks on this machine, for small messages."""
 
     @classmethod
     def started(
@@ -47,12 +52,14 @@ class Ranks:
             timeout: longest wait for one message before the run is given up.
             replicas: of equal size, one behind the other.
         """
+        takes_part = meeting.wanted(os.environ)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         group = dist.group.WORLD
         assert group is not None
         width = size // replicas
         rows = tuple(tuple(range(first, first + width)) for first in range(0, size, width))
-        return cls(group, store, timeout, rows, rank, owned=True)
+        lines = Lines(meeting.meet(group, takes_part=takes_part), timeout)
+        return cls(group, store, timeout, rows, rank, owned=True, lines=lines)
 
     @classmethod
     def of(cls, mesh: DeviceMesh, timeout: timedelta) -> Ranks:
@@ -70,11 +77,14 @@ class Ranks:
         table = mesh.mesh.tolist()
         everybody = sorted(rank for row in table for rank in row)
         place = {rank: index for index, rank in enumerate(everybody)}
+        takes_part = meeting.wanted(os.environ)
         group: ProcessGroup = dist.new_group(
             everybody, timeout=timeout, backend="gloo", use_local_synchronization=True
         )
         rows = tuple(tuple(place[rank] for rank in row) for row in table)
-        return cls(group, group.get_group_store(), timeout, rows, group.rank(), owned=False)
+        lines = Lines(meeting.meet(group, takes_part=takes_part), timeout)
+        store = group.get_group_store()
+        return cls(group, store, timeout, rows, group.rank(), owned=False, lines=lines)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -92,4 +102,5 @@ class Ranks:
     def leave(self) -> None:
         """Leave together with all other ranks, so that nobody loses a message still under way."""
         dist.barrier(self.group)
+        self.lines.close()
         dist.destroy_process_group(None if self.owned else self.group)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeplan.runtime.transport import GlooTransport, PeerLostError, wait_all
+from pipeplan.runtime.peerloss import PeerLostError
+from pipeplan.runtime.transport import GlooTransport, wait_all
 
 
 @dataclass(slots=True)

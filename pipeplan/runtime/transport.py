@@ -1,14 +1,15 @@
 """Messages between ranks. Only this and `nccl` hand any to torch.distributed.
 
 Every directed boundary tensor has a tag of its own, so messages of different boundaries never wait
-for each other, and messages of one tag arrive in the order they were sent. Gloo moves data once
-the receive is posted; `send` never blocks, `wait` does and lets other Python threads run.
+for each other, and messages of one tag arrive in the order they were sent. Small ones between
+ranks of one machine travel over `lines`; gloo moves the others once the receive is posted. `send`
+never blocks, `wait` does and lets other Python threads run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 
+from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.staging import receive_staged, send_staged
 
@@ -85,12 +87,13 @@ class _GlooVote:
 
 
 class GlooTransport:
-    """Ranks of one replica in a gloo group of all replicas."""
+    """Ranks of one replica in a gloo group of all replicas, with lines between neighbours."""
 
     def __init__(self, ranks: Ranks) -> None:
         """Takes the ranks; votes are among all of them."""
         self._ranks = ranks
         self._group = ranks.group
+        self._lines = ranks.lines
         self.replica, self.rank = ranks.place
         self._row = ranks.rows[self.replica]
         self.replicas, self.size = len(ranks.rows), len(self._row)
@@ -115,11 +118,14 @@ class GlooTransport:
         return self._receive(tensor, self._ranks.rows[replica][self.rank], 0)
 
     def _send(self, tensor: Tensor, rank: int, tag: int) -> Pending:
-        """What `dist.isend` does, without asking each time which group is meant."""
+        """Over a line, or as `dist.isend` does, without asking each time which group is meant."""
         if not tensor.numel():
             return _DONE
         if tensor.is_cuda:
             return send_staged(tensor, lambda host: self._send(host, rank, tag))
+        line = self._lines.carrying(tensor, rank)
+        if line is not None:
+            return line.send(tensor, tag)
         try:
             return self._group.send([tensor], rank, tag)
         except RuntimeError as error:
@@ -130,6 +136,9 @@ class GlooTransport:
             return _DONE
         if tensor.is_cuda:
             return receive_staged(tensor, lambda host: self._receive(host, rank, tag))
+        line = self._lines.carrying(tensor, rank)
+        if line is not None:
+            return line.receive(tensor, tag)
         try:
             return self._group.recv([tensor], rank, tag)
         except RuntimeError as error:
@@ -156,15 +165,17 @@ class GlooTransport:
 
     def lost_peers(self) -> list[int]:
         """The ranks to which the connection is closed, as far as this one has noticed."""
-        lost = []
-        for peer in range(self.size):
-            try:
-                if peer != self.rank:
-                    probe = self._group.send([torch.zeros(1)], self._row[peer], _PROBE_TAG)
-                    self._probes.append(probe)
-            except RuntimeError:
-                lost.append(peer)
-        return lost
+        others = (peer for peer in range(self.size) if peer != self.rank)
+        return [peer for peer in others if self._is_lost(self._row[peer])]
+
+    def _is_lost(self, rank: int) -> bool:
+        if self._lines.closed(rank):
+            return True
+        try:
+            self._probes.append(self._group.send([torch.zeros(1)], rank, _PROBE_TAG))
+        except RuntimeError:
+            return True
+        return False
 
     def close(self) -> None:
         """See `Ranks.leave`."""
@@ -207,15 +218,6 @@ class _LocalVote:
 
     def wait(self) -> bool:
         return self._yes
-
-
-class PeerLostError(Exception):
-    """The other end of a message is gone or silent for too long."""
-
-
-def lost(error: RuntimeError) -> NoReturn:
-    """A connection may be found closed while sending, posting or waiting: the same loss."""
-    raise PeerLostError(str(error).rpartition("] ")[2]) from error
 
 
 def wait_all(pending: Sequence[Pending]) -> None:

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from pipeplan.errors import RankError
 from pipeplan.runtime.decision import Decisions
+from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.replicas import Replicas
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.tied import TiedGradients
-from pipeplan.runtime.transport import PeerLostError
 from pipeplan.runtime.weights import Weights
 
 
