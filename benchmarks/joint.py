@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +38,30 @@ RESULT = Path(__file__).parent / "results" / "joint.json"
 SHARES = (0.6, 0.5, 0.4, 0.3)
 SOME = ("resnet18", "resnet50", "gpt24", "llama24")
 KINDS = ("none", "full", "two_phase", "joint", "offload")
+GROWING = ("none", "joint", "offload")
+"""Each may do all that the one before it may."""
 HOST = Host(memory_bytes=2**50, bandwidth_bytes_per_s=12 * 10**9)
 TOLERANCE = 1e-9
 Row = dict[str, Any]
 
 
 def measured(case: Case, seconds: float, known: Row) -> Row:
-    """One instance: every way's period but those that are `known`, and the bounds that hold."""
+    """One instance: every way's period but those that are `known`, and the bounds that hold.
+
+    Each search starts from the plan of the one before it (`GROWING`), as --resume does: so it is
+    never longer. Where one of them is missing, all of them are measured.
+    """
     config = Config(time_limit_s=seconds, gap=0.005)
     # The others' plans are found by bisection alone: time must not make them weaker.
     ample = replace(config, time_limit_s=60.0)
     chain, cluster = chain_of(case.name), case.cluster
+    hosted = cluster.model_copy(update={"host": HOST})
     load = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
-    ways: dict[str, Callable[[], Plan | None]] = {
-        "none": lambda: solve(chain, cluster, config),
-        "full": lambda: again.full(chain, cluster, ample),
-        "two_phase": lambda: again.two_phase(chain, cluster, ample),
-        "joint": lambda: solve(chain, cluster, replace(config, recompute="auto")),
-        "offload": lambda: solve(
-            chain,
-            cluster.model_copy(update={"host": HOST}),
-            replace(config, recompute="auto", offload="auto"),
-        ),
+    joint = replace(config, recompute="auto")
+    asked = {
+        "none": (cluster, config),
+        "joint": (cluster, joint),
+        "offload": (hosted, replace(joint, offload="auto")),
     }
     facts: Row = {
         "name": case.name,
@@ -69,17 +72,33 @@ def measured(case: Case, seconds: float, known: Row) -> Row:
         "load_ns": load / case.gpus,
         "time_limit_s": seconds,
     }
-    return facts | {name: known.get(name) or _timed(way) for name, way in ways.items()}
+    found: Row = {
+        "full": known.get("full") or _timed(lambda: again.full(chain, cluster, ample))[1],
+        "two_phase": known.get("two_phase")
+        or _timed(lambda: again.two_phase(chain, cluster, ample))[1],
+    }
+    plan: Plan | None = None
+    for name in GROWING:
+        machines, limits = asked[name]
+        way = partial(solve, chain, machines, replace(limits, resume=plan))
+        row = known.get(name) if all(each in known for each in GROWING) else None
+        if row is None:
+            better, row = _timed(way)
+            plan = better or plan
+        found[name] = row
+    return facts | {name: found[name] for name in KINDS}
 
 
-def _timed(way: Callable[[], Plan | None]) -> Row:
+def _timed(way: Callable[[], Plan | None]) -> tuple[Plan | None, Row]:
+    """The plan that is found, and its figures."""
     begin, work = time.monotonic(), time.process_time()
+    plan: Plan | None = None
     try:
         plan = way()
         found: Row = {"status": "none fits"} if plan is None else _figures(plan)
     except (InfeasibleError, TimeLimitError) as error:
         found = {"status": type(error).__name__}
-    return found | {
+    return plan, found | {
         "seconds": round(time.monotonic() - begin, 2),
         "cpu_seconds": round(time.process_time() - work, 2),
     }
@@ -201,7 +220,9 @@ def main() -> int:
     parser.add_argument("--fractions", type=common.several(float), default=SHARES)
     parser.add_argument("--time-limit", type=common.duration, default=6 * 10**9, metavar="TIME")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
-    parser.add_argument("--show", action="store_true", help="only print what the file has")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", action="store_true", help="only print what the file has")
+    what.add_argument("--anew", action="store_true", help="measure all, whatever the file has")
     args = parser.parse_args()
     store, seconds = Store(args.out), args.time_limit / 1e9
     chosen = [
@@ -211,7 +232,7 @@ def main() -> int:
     ]
     for case in chosen:
         row = store.rows.get(case.key, {}).get("row", {})
-        known = row if row.get("time_limit_s") == seconds else {}
+        known = row if row.get("time_limit_s") == seconds and not args.anew else {}
         if not args.show and any(kind not in known for kind in KINDS):
             store.put(case.key, "row", measured(case, seconds, known))
             print(case.key, file=sys.stderr, flush=True)

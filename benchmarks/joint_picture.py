@@ -124,12 +124,15 @@ def main() -> int:
     parser.add_argument("--time-limit", type=common.duration, default=6 * 10**9, metavar="TIME")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
     parser.add_argument("--picture", type=Path, default=PICTURE, metavar="FILE")
-    parser.add_argument("--show", action="store_true", help="only draw what the file has")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--show", action="store_true", help="only draw what the files have")
+    what.add_argument("--anew", action="store_true", help="measure all but what joint.json has")
     args = parser.parse_args()
     store, known = Store(args.out), Store(joint.RESULT).rows
     chosen = list(instances(args))
     for case in chosen:
-        if not (args.show or case.key in known or case.key in store.rows):
+        missing = case.key not in known and (args.anew or case.key not in store.rows)
+        if missing and not args.show:
             store.put(case.key, "row", joint.measured(case, args.time_limit / 1e9, {}))
             print(case.key, file=sys.stderr, flush=True)
     known = {**store.rows, **known}

@@ -55,19 +55,30 @@ def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
     """Our best plan, and our best contiguous one, which is found in a quarter of the time.
 
     With recomputation also what it is worth: plans that do none, all, or decide after the cuts;
-    with offloading one more plan that may use it.
+    with offloading one more plan that may use it. A search that may do more starts from the plan
+    of the one that may do less, so that it is never longer.
     """
     if config.offload == "auto":
-        away = _row(again.AWAY, chain, cluster, config)
-        return replace(find(chain, cluster, replace(config, offload="off")), away=away)
+        found = find(chain, cluster, replace(config, offload="off"))
+        away = _row(again.AWAY, chain, cluster, _from(found.free, config))
+        return replace(found, away=away)
     quarter = replace(config, method="contiguous", time_limit_s=config.time_limit_s / 4)
-    found = Found(
-        cluster, _row(OURS, chain, cluster, config), _row(CONTIGUOUS, chain, cluster, quarter)
-    )
     if config.recompute == "off":
-        return found
+        free = _row(OURS, chain, cluster, config)
+        return Found(cluster, free, _row(CONTIGUOUS, chain, cluster, quarter))
     keeping = _row(again.NONE, chain, cluster, replace(config, recompute="off"))
-    return replace(found, keeping=keeping, less=again.others(chain, cluster, config))
+    return Found(
+        cluster,
+        _row(OURS, chain, cluster, _from(keeping, config)),
+        _row(CONTIGUOUS, chain, cluster, quarter),
+        keeping=keeping,
+        less=again.others(chain, cluster, config),
+    )
+
+
+def _from(row: Row | Absent, config: Config) -> Config:
+    """A search that starts from the plan of a row, if it has one."""
+    return replace(config, resume=row.plan) if isinstance(row, Row) else config
 
 
 def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Absent:

@@ -125,8 +125,7 @@ class Evening:
                 continue
             if self._offer(placed):
                 return self._best() is not best
-            schedule = placed.schedule
-            near.append((excess(placed.costs, schedule), schedule.period, placed.layout))
+            near.append((self._excess(placed), placed.schedule.period, placed.layout))
             guess = self._corrected(guess, placed, period)
         self._settle(near, min(end, 2 * self.state.elapsed - begun))
         return self._best() is not best
@@ -154,6 +153,11 @@ class Evening:
     def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
         return measured(placed.costs, placed.schedule, period)
 
+    def _excess(self, placed: Placed) -> float:
+        """Bytes beyond memory, as shares of each GPU's, summed."""
+        peaks = [row.peak_bytes for row in memory_rows(placed.costs, placed.schedule)]
+        return beyond(peaks, placed.costs.budgets)
+
     def _settle(self, near: list[tuple[float, int, Layout]], end: float) -> None:
         """Walk from the allocations that fit nearly, those that lack least first."""
         for _, period, layout in sorted(near, key=lambda row: row[:2])[:SETTLED]:
@@ -179,11 +183,6 @@ class Evening:
     def _take(self, placed: Placed, schedule: Schedule) -> bool:
         """Whether a schedule of the same stages fits; the best one is kept."""
         return self.state.offer(schedule)
-
-
-def excess(costs: Costs, schedule: Schedule) -> float:
-    """Bytes beyond memory, as shares of each GPU's, summed."""
-    return beyond([row.peak_bytes for row in memory_rows(costs, schedule)], costs.budgets)
 
 
 def measured(costs: Costs, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:

@@ -173,9 +173,14 @@ class Walk:
         The shortest that fits is what the next target is measured by.
         """
         lowest = max(1, int(-(-self.state.bounds["any"] * schedule.k // 1)))
+        fits = False
         for each in (schedule, tighten(costs, schedule, lowest)):
-            if self._offer(costs, each) and each.per_microbatch < self._best.per_microbatch:
-                self._best = each
+            if self._offer(costs, each):
+                fits |= each is schedule
+                if each.per_microbatch < self._best.per_microbatch:
+                    self._best = each
+        if fits:
+            return 0.0
         peaks = [row.peak_bytes for row in memory_rows(costs, schedule)]
         return beyond(peaks, costs.budgets)
 

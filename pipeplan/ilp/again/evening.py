@@ -19,11 +19,13 @@ from pipeplan.ilp.again.merge import Merged, Run
 from pipeplan.ilp.again.pieces import within
 from pipeplan.ilp.again.steps import Runs
 from pipeplan.ilp.again.walk import RunLayout, RunWalk, layout_of
+from pipeplan.ilp.away.relief import relief
 from pipeplan.ilp.balance import Balance
-from pipeplan.ilp.evening import Evening, Guess, Placed, excess, measured
+from pipeplan.ilp.evening import Evening, Guess, Placed, measured
+from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walk import Layout
+from pipeplan.ilp.walk import Layout, beyond
 
 LENGTHS: Final = (1, 2, 3, 2**30)
 """Most layers of a run that are tried."""
@@ -75,12 +77,31 @@ class RunEvening(Evening):
             placing = Outward(costs, merged.renumbered(layout.runs()), period)
             if placing.place():
                 found.append(Placed(replace(layout, again=runs), costs, placing.schedule()))
-        return min(found, key=lambda each: excess(each.costs, each.schedule), default=None)
+        return min(found, key=self._excess, default=None)
+
+    def _excess(self, placed: Placed) -> float:
+        """As `Evening` counts, less what may be away."""
+        if not self.state.options.offload:
+            return super()._excess(placed)
+        rows = memory_rows(placed.costs, placed.schedule)
+        away = self._away(placed)
+        peaks = [row.peak_bytes - size for row, size in zip(rows, away, strict=True)]
+        return beyond(peaks, placed.costs.budgets)
+
+    def _away(self, placed: Placed) -> list[int]:
+        """What each GPU's stages may send to the host, as far as it needs that."""
+        costs, schedule = placed.costs, placed.schedule
+        over = [row.peak_bytes - row.budget_bytes for row in memory_rows(costs, schedule)]
+        stages = [(stage.first, stage.last, stage.gpu) for stage in schedule.stages]
+        return relief(costs, stages, schedule.times, schedule.period, over)
 
     def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
         assert isinstance(placed.layout, RunLayout)
         merged, _ = self._pieces.of(placed.layout.again)
         counts, beside = measured(placed.costs, placed.schedule, period)
+        if self.state.options.offload:
+            away = zip(beside, self._away(placed), placed.costs.budgets, strict=True)
+            beside = [share - size / max(1, budget) for share, size, budget in away]
         return spread(merged, counts), beside
 
     def _take(self, placed: Placed, schedule: Schedule) -> bool:

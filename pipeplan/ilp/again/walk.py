@@ -18,10 +18,13 @@ from pipeplan.ilp.again.merge import Merged, Run
 from pipeplan.ilp.again.options import NONE, Options
 from pipeplan.ilp.again.pieces import Pieces, within
 from pipeplan.ilp.again.steps import Runs, changed
+from pipeplan.ilp.away.relief import relief
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.glance import glance
+from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.outward import Run as Placed
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walk import ROUND, SHRINKS, Layout, Walk
+from pipeplan.ilp.walk import ROUND, SHRINKS, Layout, Walk, beyond
 
 AGAIN: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""
@@ -82,6 +85,13 @@ class RunWalk(Walk):
         self._merged = merged
         return costs, merged.renumbered(layout.runs())
 
+    def _beside(self, costs: Costs, placing: Outward) -> float:
+        """As `Walk` counts, less what may be away."""
+        peaks = glance(costs, placing)
+        if self.state.options.offload:
+            peaks = relieved(costs, placing, peaks)
+        return beyond(peaks, costs.budgets)
+
     def _offer(self, costs: Costs, schedule: Schedule) -> bool:
         assert self._merged is not None
         return self.joint.offer(self._merged, costs, schedule)
@@ -102,6 +112,13 @@ class RunWalk(Walk):
             used = int((self.offered.more[stage] < NONE).sum())
             self._sets[stage] = [self.offered.runs(*stage, number) for number in range(used)]
         return self._sets[stage]
+
+
+def relieved(costs: Costs, placed: Outward, peaks: Sequence[int]) -> list[int]:
+    """Peaks of a placement, less what its stages may send to the host, at a glance."""
+    over = [peak - budget for peak, budget in zip(peaks, costs.budgets, strict=True)]
+    away = relief(costs, placed.runs, placed.times, placed.period, over)
+    return [peak - size for peak, size in zip(peaks, away, strict=True)]
 
 
 def layout_of(joint: Joint, k: int) -> RunLayout:
