@@ -63,7 +63,7 @@ class Candidates:
                 yield Candidate(known, plan, sure=True)
         begun = state.elapsed
         state.enter("recomputation: options")
-        self.offered = _listed(state, offload=False)
+        self.offered = _listed(state)
         solvers = [
             RunSolver(state.costs, state.most_in_flight, messages=messages, options=self.offered)
             for messages in (False, True)
@@ -90,15 +90,16 @@ class Candidates:
 
     def _away(self, state: Incumbent, high: int | None) -> Iterator[Candidate]:
         """The best 1F1B partition that offloads; it was judged as a whole."""
-        state.enter("offloading: options")
-        offered = _listed(state, offload=True)
-        found = shortest_away(state, offered, high, needed=self.joint.period is None)
+        assert self.offered is not None
+        state.enter("offloading: cuts")
+        found = shortest_away(state, self.offered, high, needed=self.joint.period is None)
         if found is not None:
             yield Candidate(found[0], schedule=found[1], sure=True)
 
 
-def _listed(state: Incumbent, *, offload: bool) -> Options:
+def _listed(state: Incumbent) -> Options:
     """All options, or those there is time for; where work is counted, all."""
+    offload = state.options.offload
     if state.options.deterministic:
         return options(state.costs.chain, offload=offload)
     until = state.elapsed + LISTING_SHARE * state.remaining

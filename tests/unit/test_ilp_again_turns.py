@@ -1,0 +1,290 @@
+"""Allocations and runs sought together, in turns: steps are sound, sums right, time is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from benchmarks.chains import build
+from benchmarks.planner_cases import Case, chain_of
+from pipeplan.cluster import Cluster, Host, uniform
+from pipeplan.ilp.again import turns
+from pipeplan.ilp.again.balance import RunBalance
+from pipeplan.ilp.again.candidates import Candidates
+from pipeplan.ilp.again.evening import joined
+from pipeplan.ilp.again.joint import Joint
+from pipeplan.ilp.again.merge import merged
+from pipeplan.ilp.again.options import options
+from pipeplan.ilp.again.pieces import Pieces, within
+from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.again.steps import changed
+from pipeplan.ilp.again.turns import LEAST, Turns
+from pipeplan.ilp.again.walk import RunLayout, RunWalk
+from pipeplan.ilp.away.fit import fitted
+from pipeplan.ilp.away.relief import leaving, relief
+from pipeplan.ilp.clock import WorkClock
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.evening import Guess
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.objective import cost
+from pipeplan.ilp.outward import Outward
+from pipeplan.plan import OpKind
+from pipeplan.planner import Config, solve
+from pipeplan.verifier import verify
+from tests.plans import random_plan
+from tests.searches import limits
+
+GIB = 2**30
+
+
+def machines(gpus: int, memory: int) -> Cluster:
+    """Equal GPUs, 12 GB/s."""
+    return uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**9)
+
+
+def random_costs(seed: int, layers: int, **cluster: Any) -> Costs:
+    """A random chain with small numbers; its layers share nothing."""
+    chain = random_plan(seed, layers=layers, memory_model="exact").chain
+    free = tuple(layer.model_copy(update={"parameters": ()}) for layer in chain.layers)
+    chain = chain.model_copy(update={"layers": free})
+    usual = {"bandwidth_bytes_per_s": 10**9} | cluster
+    return Costs(chain, uniform(3, usual.pop("memory", 60), **usual), "2bw", "exact")
+
+
+def test_runs_end_at_borders() -> None:
+    """A run across borders becomes one run in each stage; what is kept stays kept."""
+    stages = [(0, 2), (3, 3), (4, 9)]
+    assert within([(1, 5), (7, 8)], stages) == ((1, 2), (3, 3), (4, 5), (7, 8))
+    assert within([(0, 9)], stages) == ((0, 2), (3, 3), (4, 9))
+    assert within([], stages) == ()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_step_changes_one_stage_alone(seed: int) -> None:
+    """Runs stay disjoint, in order and inside their stages; few layers and many are reached."""
+    random, stages = Random(seed), [(0, 4), (5, 5), (6, 11)]
+    runs: tuple[tuple[int, int], ...] = ()
+    counts = set()
+    for _ in range(600):
+        stage = random.choice(stages)
+        new = changed(random, runs, stage, [((6, 7), (9, 11))] if stage == (6, 11) else [])
+        assert within(new, stages) == new
+        assert all(first <= last for first, last in new)
+        assert all(one[1] < other[0] for one, other in pairwise(new))
+        outside = [run for run in runs if not stage[0] <= run[0] <= stage[1]]
+        assert outside == [run for run in new if not stage[0] <= run[0] <= stage[1]]
+        runs = new
+        counts.add(sum(last + 1 - first for first, last in runs))
+    assert counts >= set(range(4, 12))
+
+
+def test_joined_runs_cover_the_same_layers() -> None:
+    """However long runs may be, the same layers are computed again, and none crosses a border."""
+    single = [(layer, layer) for layer in (1, 2, 3, 4, 6)]
+    found = list(joined(single, [(0, 2), (3, 7)]))
+    assert found[0] == tuple(single)
+    assert ((1, 2), (3, 4), (6, 6)) in found
+    for runs in found:
+        assert [n for a, b in runs for n in range(a, b + 1)] == [1, 2, 3, 4, 6]
+
+
+def test_pieces_are_merged_chains() -> None:
+    """A merged chain made of known layers is the one that is made from scratch."""
+    costs = random_costs(5, 9)
+    pieces, random = Pieces(costs), Random(0)
+    for _ in range(40):
+        runs = changed(random, (), (0, 8), [])
+        chain, mine = pieces.of(runs)
+        assert chain == merged(costs.chain, runs)
+        assert mine.chain == chain.chain
+        assert mine.again == chain.again
+        assert pieces.of(runs)[1] is mine
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_of_a_balance_stay_right(seed: int) -> None:
+    """After thousands of steps the total is that of the same allocation and runs from scratch."""
+    costs, random = random_costs(seed, 10), Random(seed)
+    single = Pieces(costs).of(tuple((layer, layer) for layer in range(10)))[1]
+    load = costs.load_ns(0, 9, 0)
+    guess = Guess(RunLayout((0,) * 10, frozenset()), [2.0] * 10, [0.1] * 3)
+    balance = RunBalance(costs, single, load // 2, guess, [False] * 10, 0.01)
+    balance.anneal(random, 3000)
+    known = replace(guess, layout=RunLayout(balance.homes, frozenset()))
+    fresh = RunBalance(costs, single, load // 2, known, balance.again, 0.01)
+    assert fresh.total == pytest.approx(balance.total, abs=1e-6)
+    assert any(balance.again)
+
+
+def placed(costs: Costs, random: Random) -> Outward | None:
+    """A random allocation at a roomy period."""
+    cuts = sorted(random.sample(range(1, costs.layers), 3))
+    bounds = list(zip([0, *cuts], [*cuts, costs.layers], strict=True))
+    runs = [(first, end - 1, number % 3) for number, (first, end) in enumerate(bounds)]
+    placing = Outward(costs, runs, costs.load_ns(0, costs.layers - 1, 0) // 2)
+    return placing if placing.place() else None
+
+
+def test_relief_is_nearly_what_fits() -> None:
+    """Where relief covers what a fast host must take, sending it away nearly always fits."""
+    host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=2 * 10**10)
+    covered = mended = asked = 0
+    for seed in range(60):
+        costs = random_costs(seed, 9, host=host, memory=10**6)
+        placing = placed(costs, Random(seed))
+        if placing is None:
+            continue
+        peaks = [row.peak_bytes for row in memory_rows(costs, placing.schedule())]
+        memory = int(max(peaks) * 0.8)
+        scarce = replace(costs, cluster=costs.cluster.model_copy(update={"gpus": gpus(memory)}))
+        over = [peak - memory for peak in peaks]
+        away = relief(scarce, placing.runs, placing.times, placing.period, over)
+        asked += 1
+        assert all(0 <= size <= max(0, lack) + 99 for size, lack in zip(away, over, strict=True))
+        if all(size >= lack for size, lack in zip(away, over, strict=True)):
+            covered += 1
+            mended += fitted(scarce, placing.schedule()) is not None
+    assert covered >= 5
+    assert mended >= 0.7 * covered
+    assert covered < asked, "what no micro-batch keeps cannot leave"
+
+
+def gpus(memory: int) -> tuple[Any, ...]:
+    """Three equal ones."""
+    return uniform(3, memory).gpus
+
+
+def test_relief_knows_the_way() -> None:
+    """A way that is too slow takes nothing away; a fast one all that rests, in whole periods."""
+    costs = random_costs(1, 8, host=Host(memory_bytes=10**9, bandwidth_bytes_per_s=1))
+    times = {(OpKind.F, 0): (0,), (OpKind.B, 0): (100_000 + costs.forward_ns(0, 7, 0),)}
+    asked = [(0, 7, 0)], times, 30_000, [10**6, 0, 0]
+    assert relief(costs, *asked) == [0, 0, 0]
+    fast = costs.cluster.model_copy(
+        update={"host": Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**12)}
+    )
+    assert relief(replace(costs, cluster=fast), *asked) == [3 * leaving(costs, 0, 7), 0, 0]
+    assert leaving(costs, 0, 7) > 0
+
+
+def test_shorter_than_every_contiguous_plan() -> None:
+    """ResNet-18 on 4 GPUs at 0.6 of its memory: several stages a GPU, and runs, beat 1F1B."""
+    chain, cluster = chain_of("resnet18"), Case("resnet18", 4, 0.6, "exact").cluster
+    config = Config(time_limit_s=1.5, workers=1, recompute="auto", deterministic=True)
+    one = solve(chain, cluster, replace(config, method="contiguous"))
+    free = solve(chain, cluster, config)
+    assert verify(free) == ()
+    assert any(stage.remat for stage in free.stages)
+    assert len(free.stages) > 4
+    assert free.period_per_microbatch < Fraction(98, 100) * one.period_per_microbatch
+
+
+def test_the_walk_finds_runs_by_itself() -> None:
+    """From a serial plan that computes all again it finds shorter ones, each of them exact."""
+    found = 0
+    for seed in range(6):
+        costs = random_costs(seed, 7, memory=70)
+        state = Incumbent(costs, replace(limits(), clock=WorkClock(), time_limit_s=20))
+        state.prove("any", Fraction(1))
+        joint = Joint(state, Solved(state))
+        chain, mine = Pieces(costs).of(((0, 2), (3, 6)))
+        placing = Outward(mine, [(0, 0, 0), (1, 1, 1)], mine.load_ns(0, 1, 0))
+        if not placing.place() or not joint.offer(chain, mine, placing.schedule()):
+            continue
+        before = joint.period
+        RunWalk(joint, options(costs.chain)).run(8)
+        best, known = joint.best.state, joint.period
+        assert best.best is not None
+        assert before is not None
+        assert known is not None
+        assert best.accepts(best.best)
+        assert joint.best.cost == cost(best.costs, best.best, state.options.microbatches)
+        found += known < before
+    assert found >= 2
+
+
+def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part's turn is halved down to a quarter; who finds something has all of it."""
+    costs = random_costs(2, 5, memory=10**6)
+    state = Incumbent(costs, replace(limits(), clock=WorkClock(), time_limit_s=100))
+    state.prove("any", Fraction(1))
+    joint = Joint(state, Solved(state))
+    given: list[tuple[str, float]] = []
+
+    def idle(seconds: float) -> None:
+        given.append(("idle", seconds))
+        state.options.clock.spend(seconds)
+
+    def lucky(seconds: float) -> None:
+        given.append(("lucky", seconds))
+        placing = Outward(costs, [(0, 4, 0)], costs.load_ns(0, 4, 0) + 99 - len(given))
+        assert placing.place()
+        assert joint.offer(merged(costs.chain, ()), costs, placing.schedule())
+        state.options.clock.spend(seconds)
+
+    parts = [turns._Part(idle), turns._Part(lucky)]
+    monkeypatch.setattr(Turns, "_parts", lambda self: parts)
+    Turns(joint, state, None).run()
+    ratios = [one[1] / other[1] for one, other in zip(given[::2], given[1::2], strict=False)]
+    assert ratios[:4] == pytest.approx([1, 0.5, LEAST, LEAST])
+    assert state.remaining <= 0
+
+
+def phases(**asked: Any) -> list[str]:
+    """What a search for ResNet-18 on two GPUs with a host does."""
+    host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)
+    cluster = machines(2, 4 * GIB).model_copy(update={"host": host})
+    seen: list[str] = []
+    config = Config(workers=1, recompute="auto", offload="auto", **asked)
+    solve(build("resnet18", 8, 1000), cluster, config, lambda *row: seen.append(row[4]))
+    return seen
+
+
+def test_when_time_is_over_only_what_is_sure_is_tried() -> None:
+    """With a plan at hand and no time: no offloading, no bound, no turns; else all of them."""
+    hurried = phases(time_limit_s=1e-6)
+    assert "recomputation: options" in hurried
+    for phase in ("offloading: cuts", "recomputation: bound", "recomputation: walk"):
+        assert phase not in hurried
+    assert not any(phase.startswith("evened") for phase in hurried)
+    patient = phases(time_limit_s=1, deterministic=True, gap=0.0)
+    assert {"offloading: cuts", "recomputation: bound"} <= set(patient)
+    assert any(phase.startswith("evened") for phase in patient)
+
+
+def test_progress_never_forgets_the_best_plan() -> None:
+    """Whatever part of the search speaks, periods only fall once there is a plan."""
+    seen: list[Fraction | None] = []
+    config = Config(workers=1, recompute="auto", time_limit_s=1, deterministic=True)
+    plan = solve(
+        build("resnet18", 8, 1000),
+        machines(2, 4 * GIB),
+        config,
+        lambda *row: seen.append(row[1]),
+    )
+    known = seen[next(n for n, period in enumerate(seen) if period is not None) :]
+    assert None not in known
+    assert known == sorted(known, key=lambda period: -(period or 0))
+    assert known[-1] == plan.period_per_microbatch
+
+
+def test_candidates_come_once() -> None:
+    """No set of runs is offered twice, and those of the best 1F1B partitions come first, sure."""
+    seen = 0
+    for seed in range(12):
+        costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
+        state = Incumbent(costs, replace(limits(), clock=WorkClock()))
+        state.prove("any", Fraction(1))
+        found = list(Candidates(Joint(state, Solved(state)), None))
+        assert len({candidate.merged.runs for candidate in found}) == len(found)
+        assert all(candidate.merged.runs for candidate in found)
+        flags = [candidate.sure for candidate in found]
+        assert flags == sorted(flags, reverse=True)
+        seen += sum(flags)
+    assert seen >= 5
