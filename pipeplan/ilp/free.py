@@ -28,6 +28,8 @@ FIRST_SHARE: Final = 0.05
 """Share of it that the joint model has where each allocation can be looked at by itself."""
 GUIDE_SHARE: Final = 0.3
 """Share of the time left for the guide."""
+AHEAD_SHARE: Final = 0.05
+"""Share of it that the walk has then, so that allocations are asked for more than they can do."""
 GLANCE_S: Final = 0.1
 """Seconds that the walk has where the joint model decided all that it sees."""
 TURN_S: Final = 8.0
@@ -44,8 +46,8 @@ def search(state: Incumbent) -> None:
     Where the joint model decided all, what follows is short; else it goes on while there is time.
     """
     few = state.costs.layers <= JOINT_ITEMS
-    decided = few and _decide(state)
     walk, around, evening = Walk(state), Neighbourhoods(state), Evening(state)
+    decided = few and _decide(state, walk)
     if decided:
         walk.run(GLANCE_S)
     if not state.done:
@@ -61,8 +63,12 @@ def search(state: Incumbent) -> None:
         turn *= 1.5
 
 
-def _decide(state: Incumbent) -> bool:
-    """The joint model for each k; where it stays open and they are few, each allocation."""
+def _decide(state: Incumbent, walk: Walk) -> bool:
+    """The joint model for each k; where it stays open and they are few, each allocation.
+
+    The walk goes between the two: a contiguous plan may be several times as long as need be, as
+    with a weight that the first and the last layer share. Then no allocation would be left out.
+    """
     homes = None if state.options.offload else allocations(state.costs)
     share = 1.0 if len(state.options.ks) == 1 else JOINT_SHARE
     decided = True
@@ -73,8 +79,9 @@ def _decide(state: Incumbent) -> bool:
         if homes is None:
             decided &= joint(state, k, seconds)
         elif not joint(state, k, FIRST_SHARE * seconds):
+            walk.run(AHEAD_SHARE * seconds)
             high = highest(state, Instance(state.costs, (), k=k))
-            seconds *= 1 - FIRST_SHARE
+            seconds *= 1 - FIRST_SHARE - AHEAD_SHARE
             decided &= Each(state, k).run(cases(state, homes), seconds, high)
     return decided
 
