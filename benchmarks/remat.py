@@ -4,8 +4,8 @@
 
 draws docs/img/remat-*.png, writes benchmarks/results/remat.json and rewrites the measured part of
 docs/remat.md: Figures 5 and 13 to 18 of Beaumont, Eyraud-Dubois, Shilova (2020) on computed
-chains, POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann, Pallez, Shilova (2019), and
-the planners' CPU seconds.
+chains (`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann, Pallez,
+Shilova (2019), and the planners' CPU seconds.
 """
 
 from __future__ import annotations
@@ -13,125 +13,33 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks import remat_join, remat_speed
-from benchmarks.chains import build
-from pipeplan.errors import InfeasibleError
-from pipeplan.remat import Channel, Costs, budgets, curve, from_chain, rematerialize_chain
-from pipeplan.remat.bounds import fluid_bound, paper_bound
-from pipeplan.remat.line import line_of
-from pipeplan.remat.periodic import keep_all
+from benchmarks import remat_join, remat_offload, remat_speed
+from benchmarks.remat_networks import network
+from benchmarks.remat_offload import HOST
+from pipeplan.remat import budgets, curve, from_chain
 from pipeplan.report.budget import Curves, draw_curves
 
-HOST = Channel(12_200_000_000)
-"""The way to the host that the source measured."""
-IMAGES = {224: 32, 500: 8, 1000: 2}
-"""Image side and batch."""
-NETWORKS = ("resnet18", "resnet50", "resnet101", "resnet152", "densenet121")
-COMPARATORS = ("greedy", "vdnn", "autoswap", "tflms")
-METHODS = ("dynprog", *COMPARATORS, "swap")
 COMBINED = (("resnet18", 224, 32), ("resnet50", 224, 32))
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 
 
-@dataclass(frozen=True)
-class Point:
-    """One budget: share of the way from least to peak, bounds and times in ns."""
+class Section(NamedTuple):
+    """A part of the document: its results are lines of text, or numbers with their key."""
 
-    share: float
-    budget: int
-    bound: int
-    fluid: float
-    times: dict[str, int | None]
-
-    def ratio(self, name: str) -> float | None:
-        """Time of a method against the paper's bound."""
-        time_ns = self.times[name]
-        return None if time_ns is None else time_ns / self.bound
-
-    @property
-    def best_to_fluid(self) -> float:
-        """Our search against what no whole-unit offloading can beat."""
-        return (self.times["swap"] or 0) / self.fluid
-
-
-def measure(costs: Costs, count: int) -> list[Point]:
-    """`count` budgets from the least that offloading needs to the peak."""
-    line = line_of(costs, keep_all(costs))
-    found = []
-    for at in range(count):
-        budget = line.least + (line.peak - line.least) * at // (count - 1)
-        times = {name: _time(costs, budget, name) for name in METHODS}
-        bound, fluid = paper_bound(line, budget, HOST), fluid_bound(line, budget, HOST)
-        assert fluid is not None
-        found.append(Point(at / (count - 1), budget, bound, fluid, times))
-    return found
-
-
-def _time(costs: Costs, budget: int, method: str) -> int | None:
-    try:
-        return rematerialize_chain(costs, budget, method, channel=HOST).outcome.makespan_ns
-    except InfeasibleError:
-        return None
-
-
-def ratios(name: str, points: list[Point]) -> Curves:
-    """Figure 5: time against the lower bound."""
-    lines = {each: [(p.share, p.ratio(each)) for p in points] for each in METHODS}
-    lines["fluid bound"] = [(p.share, p.fluid / p.bound) for p in points]
-    return Curves(name, "memory, from least to peak", "time / lower bound", lines)
-
-
-def throughput(name: str, batch: int, points: list[Point]) -> Curves:
-    """Figures 13 to 18: images per second."""
-    lines = {
-        each: [(p.share, batch * 1e9 / t if (t := p.times[each]) else None) for p in points]
-        for each in METHODS
-    }
-    return Curves(name, "memory, from least to peak", "images per second", lines)
-
-
-def row(name: str, points: list[Point]) -> str:
-    """A line of the table: the worst point of each column."""
-
-    def worst(method: str) -> str:
-        found = [r for p in points if (r := p.ratio(method)) is not None]
-        missing = len(points) - len(found)
-        return f"{max(found):.3f}" + (f" ({missing} none)" if missing else "")
-
-    fluid = max(p.fluid / p.bound for p in points)
-    best = max(p.best_to_fluid for p in points)
-    cells = [worst(method) for method in METHODS] + [f"{fluid:.3f}", f"{best:.3f}"]
-    return f"| {name} | " + " | ".join(cells) + " |"
-
-
-def offloading(networks: list[str], count: int, images: Path) -> Iterator[tuple[str, object]]:
-    """Figures 5 and 13 to 18: pictures, table and numbers."""
-    head = "| worst ratio to the bound (B1) | " + " | ".join(METHODS)
-    yield "text", head + " | bound (B3) | swap / (B3) |\n|" + "---|" * (len(METHODS) + 3)
-    for side, batch in IMAGES.items():
-        measured = {}
-        for name in networks:
-            begin = time.monotonic()
-            points = measure(from_chain(build(name, batch, side)), count)
-            measured[name] = points
-            yield "text", row(f"{name}, {batch} x {side}", points)
-            yield f"{name} {side}", [{**vars(p), "ratio": p.ratio("dynprog")} for p in points]
-            print(name, side, f"{time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        groups = [ratios(f"{name}, {side}", points) for name, points in measured.items()]
-        groups += [throughput(f"{name}, {side}", batch, p) for name, p in measured.items()]
-        draw_curves(groups, images / f"remat-offload-{side}.png", len(networks))
+    title: str
+    results: Iterator[tuple[str, object]]
+    pictures: tuple[str, ...]
 
 
 def combined(images: Path) -> Iterator[tuple[str, object]]:
     """POFO beside Rotor and offloading: time against budget."""
     groups = []
     for name, side, batch in COMBINED:
-        costs = from_chain(build(name, batch, side))
+        costs = from_chain(network(name, batch, side))
         limits = budgets(costs, HOST, 8)
         found = curve(costs, limits, 500, HOST, ("rotor", "dynprog", "swap", "pofo"))
         lines = {
@@ -174,43 +82,59 @@ def speeds() -> Iterator[tuple[str, object]]:
         yield "text", f"| {name} | {spent:.2f} | {allowed:.0f} |"
 
 
+def sections(args: argparse.Namespace, images: Path) -> dict[str, Section]:
+    """All parts by name; nothing is measured before its results are asked for."""
+    return {
+        "speed": Section("Speed", speeds(), ()),
+        "joins": Section("Joins", joins(images), ("remat-join-memory", "remat-join-length")),
+        "combined": Section(
+            "Rematerialization and offloading together", combined(images), ("remat-pofo",)
+        ),
+        "offloading": Section(
+            "Offloading",
+            remat_offload.offloading(args.networks, args.points, args.seconds, args.jobs, images),
+            tuple(f"remat-offload-{side}" for side in remat_offload.IMAGES),
+        ),
+    }
+
+
+def rewrite(document: Path, measured: dict[str, str]) -> None:
+    """Put the new sections, by title, in place of the old ones; others stay."""
+    head, _, rest = document.read_text(encoding="utf-8").partition(BEGIN)
+    body, _, tail = rest.partition(END)
+    old = dict(each.split("\n", 1) for each in body.strip().split("### ") if each)
+    new = old | {title: f"\n{text}\n\n" for title, text in measured.items()}
+    text = "".join(f"### {title}\n{each}" for title, each in new.items()).rstrip()
+    document.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}", encoding="utf-8")
+
+
 def main() -> int:
     """Measure, draw, rewrite the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    parser.add_argument("--only", nargs="+", help="parts to measure again: speed, joins, ...")
+    parser.add_argument("--networks", nargs="+", default=remat_offload.NETWORKS)
     parser.add_argument("--points", type=int, default=9, help="budgets per chain")
+    parser.add_argument("--seconds", type=float, default=60, help="of exact search per budget")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--document", type=Path, default=Path("docs/remat.md"))
     args = parser.parse_args()
-    images = args.document.parent / "img"
-    parts = {
-        "### Speed": speeds(),
-        "### Joins": joins(images),
-        "### Rematerialization and offloading together": combined(images),
-        "### Offloading": offloading(list(args.networks), args.points, images),
-    }
-    pictures = {
-        "### Joins": ("remat-join-memory", "remat-join-length"),
-        "### Rematerialization and offloading together": ("remat-pofo",),
-        "### Offloading": tuple(f"remat-offload-{side}" for side in IMAGES),
-    }
-    text: list[str] = []
-    numbers: dict[str, object] = {}
-    for title, results in parts.items():
-        lines = []
-        for key, value in results:
+    known = sections(args, args.document.parent / "img")
+    results = Path(__file__).parent / "results" / "remat.json"
+    measured = {}
+    numbers: dict[str, dict[str, object]] = {}
+    for name in args.only or known:
+        lines, numbers[name] = [], {}
+        for key, value in known[name].results:
             if key == "text":
                 lines.append(str(value))
             else:
-                numbers[key] = value
-        shown = [f"![{name}](img/{name}.png)" for name in pictures.get(title, ())]
-        text += [title, *(["\n".join(lines)] if lines else []), *shown]
-    results_file = Path(__file__).parent / "results" / "remat.json"
-    results_file.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    document = args.document.read_text(encoding="utf-8")
-    head, _, rest = document.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    body = "\n\n".join(text)
-    args.document.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}", encoding="utf-8")
+                numbers[name][key] = value
+        shown = "\n\n".join(f"![{each}](img/{each}.png)" for each in known[name].pictures)
+        measured[known[name].title] = "\n\n".join(filter(None, ("\n".join(lines), shown)))
+    if args.only:
+        numbers = json.loads(results.read_text(encoding="utf-8")) | numbers
+    results.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    rewrite(args.document, measured)
     return 0
 
 

@@ -9,7 +9,7 @@ from pipeplan.report.budget import Curves
 
 MODELS = {"RNN": (6,), "CM": (5, 1), "SNN": (2, 2, 2)}
 """Branch lengths in units of L."""
-LENGTHS = {"RNN": (5, 10, 15), "CM": (5, 10, 15), "SNN": (5, 10)}
+LENGTHS = {"RNN": (5, 10, 15), "CM": (5, 10, 15), "SNN": (5, 10, 15)}
 SLOTS = (7, 9, 11, 13)
 EQUIVALENT = (9, 12, 15)
 
@@ -98,8 +98,15 @@ def figures(joins: Joins) -> dict[str, object]:
         for model, sizes in LENGTHS.items()
         for size in sizes
     }
+    few = {
+        f"{model} L={size}": joins.time(model, size, least_slots(lengths(model, size)) + 2)
+        / span(size)
+        for model, sizes in LENGTHS.items()
+        for size in sizes
+    }
     return {
         "c_min of two and three long branches": [least_slots((9, 9)), least_slots((9, 9, 9))],
         "toy (4, 10, 12), c = 9": Join((4, 10, 12), 9).time,
         "time / span with half the slots": half,
+        "time / span with c_min + 2 slots": few,
     }

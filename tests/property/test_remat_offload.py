@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,3 +67,21 @@ def test_exact_equals_exhaustive_search(first: int) -> None:
         assert outcome.violations == ()
         best = fastest_offloading(costs, keep_all(costs), budget, channel)
         assert outcome.makespan_ns == best == proof.bound_ns
+
+
+def test_rounded_times_prove_nothing_that_is_false() -> None:
+    """Times that ticks do not divide: the bound is at most the fastest placement, and near it."""
+    for seed in range(40):
+        costs, _, budget = _case(seed, (2, 3))
+        times = {
+            name: tuple(12347 * each + seed for each in getattr(costs, name))
+            for name in ("forward", "light", "backward")
+        }
+        costs, channel = replace(costs, **times), Channel(10**9 // 12347)
+        line = line_of(costs, keep_all(costs))
+        proof = exact(line, budget, channel, 60)
+        best = fastest_offloading(costs, keep_all(costs), budget, channel)
+        assert best is not None
+        assert proof.found is not None
+        assert judge(costs, proof.found.schedule, budget, channel).violations == ()
+        assert 0.99 * best <= proof.bound_ns <= best <= proof.found.makespan_ns <= 1.01 * best

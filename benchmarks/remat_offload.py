@@ -1,0 +1,182 @@
+"""Offloading methods on the source's networks: times, bounds, what holds and what cannot."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from benchmarks.remat_networks import network
+from pipeplan.errors import InfeasibleError
+from pipeplan.remat import Channel, Costs, from_chain, judge, rematerialize_chain
+from pipeplan.remat.bounds import fluid_bound, paper_bound
+from pipeplan.remat.exact import exact, lower_bound
+from pipeplan.remat.line import Line, line_of
+from pipeplan.remat.methods import Rematerialization
+from pipeplan.remat.nowait import Timed
+from pipeplan.remat.periodic import keep_all
+from pipeplan.report.budget import Curves, draw_curves
+
+HOST = Channel(12_200_000_000)
+"""The way to the host that the source measured."""
+IMAGES = {224: 32, 500: 8, 1000: 2}
+"""Image side and batch: Figure 5's for the first, about as many pixels for the others."""
+NETWORKS = (
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
+    "densenet121", "densenet161", "densenet169", "densenet201",
+)  # fmt: skip
+COMPARATORS = ("greedy", "vdnn", "autoswap", "tflms")
+METHODS = ("dynprog", *COMPARATORS, "swap", "exact")
+CLOSE = 1.03
+"""Ratio to the bound from which on the exact search is asked."""
+DYNPROG_GOAL, BEST_GOAL = 1.2, 1.1
+"""What the figures are held against: ratios to (B1)."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget: share of the way from least to peak, bounds and times in ns."""
+
+    share: float
+    budget: int
+    bound: int
+    fluid: float
+    proven: int
+    times: dict[str, int | None]
+
+    def ratio(self, name: str) -> float | None:
+        """Time of a method against the paper's bound."""
+        time_ns = self.times[name]
+        return None if time_ns is None else time_ns / self.bound
+
+    @property
+    def best(self) -> int:
+        """Our best method's time."""
+        found = self.times["exact"]
+        assert found is not None, "offloading fits from the least budget on"
+        return found
+
+    @property
+    def beaten(self) -> bool:
+        """Whether a comparator is faster than our best."""
+        return any(t is not None and t < self.best for t in self.times.values())
+
+
+def measure(count: int, seconds: float, case: tuple[int, str]) -> list[Point]:
+    """`count` budgets of one chain, from the least that offloading needs to the peak."""
+    side, name = case
+    begin = time.monotonic()
+    costs = from_chain(network(name, IMAGES[side], side))
+    line = line_of(costs, keep_all(costs))
+    found = []
+    for at in range(count):
+        budget = line.least + (line.peak - line.least) * at // (count - 1)
+        found.append(_point(costs, line, budget, at / (count - 1), seconds))
+    print(name, side, f"{time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def _point(costs: Costs, line: Line, budget: int, share: float, seconds: float) -> Point:
+    plans = {name: _plan(costs, budget, name) for name in METHODS[:-1]}
+    times = {name: plan.outcome.makespan_ns if plan else None for name, plan in plans.items()}
+    swap = plans["swap"]
+    assert swap is not None
+    best, proven = swap.outcome.makespan_ns, lower_bound(line, budget, HOST)
+    if best > CLOSE * proven:
+        proof = exact(line, budget, HOST, seconds, Timed(swap.schedule, best))
+        assert proof.found is not None
+        outcome = judge(costs, proof.found.schedule, budget, HOST)
+        assert not outcome.violations
+        best, proven = outcome.makespan_ns, proof.bound_ns
+    fluid = fluid_bound(line, budget, HOST)
+    assert fluid is not None
+    bound = paper_bound(line, budget, HOST)
+    return Point(share, budget, bound, fluid, proven, {**times, "exact": best})
+
+
+def _plan(costs: Costs, budget: int, method: str) -> Rematerialization | None:
+    try:
+        return rematerialize_chain(costs, budget, method, channel=HOST)
+    except InfeasibleError:
+        return None
+
+
+def ratios(name: str, points: list[Point]) -> Curves:
+    """Figure 5: time against the lower bound."""
+    lines = {each: [(p.share, p.ratio(each)) for p in points] for each in METHODS}
+    lines["proven bound"] = [(p.share, p.proven / p.bound) for p in points]
+    return Curves(name, "memory, from least to peak", "time / lower bound", lines)
+
+
+def throughput(name: str, batch: int, points: list[Point]) -> Curves:
+    """Figures 13 to 18: images per second."""
+    lines = {
+        each: [(p.share, batch * 1e9 / t if (t := p.times[each]) else None) for p in points]
+        for each in METHODS
+    }
+    return Curves(name, "memory, from least to peak", "images per second", lines)
+
+
+def row(name: str, points: list[Point]) -> str:
+    """A line of the first table: the worst point of each column."""
+
+    def worst(method: str) -> str:
+        found = [r for p in points if (r := p.ratio(method)) is not None]
+        missing = len(points) - len(found)
+        return f"{max(found):.3f}" + (f" ({missing} none)" if missing else "")
+
+    proven = max(p.proven / p.bound for p in points)
+    gap = max(p.best / p.proven for p in points)
+    beaten = sum(p.beaten for p in points)
+    cells = [worst(method) for method in METHODS]
+    return f"| {name} | " + " | ".join([*cells, f"{proven:.3f}", f"{gap:.3f}", str(beaten)]) + " |"
+
+
+def misses(name: str, points: list[Point]) -> Iterator[str]:
+    """Lines of the second table: budgets at which a goal is missed, and what is proven there."""
+    for p in points:
+        dynprog, best, proven = p.ratio("dynprog") or 0.0, p.best / p.bound, p.proven / p.bound
+        if dynprog > DYNPROG_GOAL or best > BEST_GOAL:
+            yield (
+                f"| {name} | {p.share:.0%} | {_against(dynprog, DYNPROG_GOAL, proven)} |"
+                f" {_against(best, BEST_GOAL, proven)} | {proven:.3f} |"
+            )
+
+
+def _against(ratio: float, goal: float, proven: float) -> str:
+    if ratio <= goal:
+        return f"{ratio:.3f}"
+    return f"{ratio:.3f}, " + ("impossible" if proven > goal else "missed")
+
+
+def offloading(
+    networks: Sequence[str], count: int, seconds: float, jobs: int, images: Path
+) -> Iterator[tuple[str, object]]:
+    """Figures 5 and 13 to 18: pictures, tables and numbers."""
+    cases = list(product(IMAGES, networks))
+    # The deepest chains take longest and go first.
+    order = sorted(cases, key=lambda case: -len(network(case[1], 1, 224).layers))
+    with ProcessPoolExecutor(jobs) as pool:
+        results = pool.map(partial(measure, count, seconds), order)
+        found = dict(zip(order, results, strict=True))
+    head = "| worst ratio to (B1) | " + " | ".join(METHODS)
+    yield "text", head + " | proven | exact / proven | beaten |\n|" + "---|" * (len(METHODS) + 4)
+    titles = {(side, name): f"{name}, {IMAGES[side]} x {side}" for side, name in cases}
+    for case in cases:
+        yield "text", row(titles[case], found[case])
+        yield f"{case[1]} {case[0]}", [asdict(point) for point in found[case]]
+    goals = f"| dynprog, goal {DYNPROG_GOAL} | exact, goal {BEST_GOAL} | proven |\n"
+    yield "text", f"\n| goal missed at | memory {goals}|---|---|---|---|---|"
+    for case in cases:
+        for line in misses(titles[case], found[case]):
+            yield "text", line
+    for side, batch in IMAGES.items():
+        mine = {titles[side, name]: found[side, name] for name in networks}
+        groups = [ratios(title, points) for title, points in mine.items()]
+        groups += [throughput(title, batch, points) for title, points in mine.items()]
+        draw_curves(groups, images / f"remat-offload-{side}.png", len(networks))
