@@ -4,11 +4,14 @@ A model of one allocation is so much smaller than one of all that CP-SAT decides
 few tenths of a second, in exact ns and bytes; those that it does not decide are asked again, by
 another search and in time for longer. Whatever k is, an allocation needs a period of at least
 
-    floor = max( load of a GPU, load of a link, max over layers l of R(l) / c(l) ),
+    floor = max( load of a GPU, load of a link, max over layers l of R(l) / c(l),
+                 max over GPUs of H / room ),
 
 R(l) = work and transfers of one micro-batch from the start of F_l to the end of B_l, c(l) = the
 most micro-batches in flight at l for which its GPU has room beside l at work (`master` says why).
-Source: ours.
+H = bytes times ns that one micro-batch takes on the GPU: over its layers, A for R(l) and what F
+and B need beside it while they run; messages while they are on their way. Room is the memory
+beside the states; what is there on average is at most the peak (exact model). Source: ours.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
     """
     busy: dict[tuple[int, ...], int] = {}
     room, kept = _room(costs, home), _kept(costs, home)
+    spans = [0] * costs.layers
     span, floor = 0, Fraction(0)
     for layer in reversed(range(costs.layers)):
         gpu = home[layer]
@@ -80,6 +84,7 @@ def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
         work = costs.load_ns(layer, layer, gpu) - 2 * costs.cluster.action_overhead_ns
         busy[(gpu,)] = busy.get((gpu,), 2 * costs.cluster.action_overhead_ns) + work
         span += work
+        spans[layer] = span
         size = costs.segment(layer, layer, layer > 0)
         left = room[gpu] - max(size.forward - size.saved, size.backward)
         if left < kept[layer]:
@@ -89,7 +94,30 @@ def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
             count = min(most, count if count is not None else most)
         if count is not None:
             floor = max(floor, Fraction(span, count))
+    if costs.exact:
+        floor = max([floor, *_averages(costs, home, spans, room)])
     return max(floor, Fraction(max(busy.values())))
+
+
+def _averages(
+    costs: Costs, home: Home, spans: Sequence[int], room: Sequence[int]
+) -> Iterator[Fraction]:
+    """H / room of each GPU with room."""
+    held = [0] * costs.gpus
+    overhead = costs.cluster.action_overhead_ns
+    for layer, gpu in enumerate(home):
+        size = costs.segment(layer, layer, layer > 0)
+        forward = costs.forward_ns(layer, layer, gpu) - overhead
+        backward = costs.backward_ns(layer, layer, gpu) - overhead
+        held[gpu] += size.saved * spans[layer]
+        held[gpu] += (size.forward - size.saved) * forward + size.backward * backward
+        there = home[min(layer + 1, costs.layers - 1)]
+        for (length, _), (source, target), back in zip(
+            _behind(costs, home, layer), ((gpu, there), (there, gpu)), (False, True), strict=False
+        ):
+            held[source] += costs.unsaved_bytes(layer, backward=back) * length
+            held[target] += costs.tensor_bytes(layer, backward=back) * length
+    return (Fraction(size, left) for size, left in zip(held, room, strict=True) if left > 0)
 
 
 def _behind(costs: Costs, home: Home, layer: int) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -8,7 +8,7 @@ from ortools.sat.python import cp_model
 
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
+from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration, resource
 from pipeplan.ilp.variables import Task, Variables
 from pipeplan.plan import OpKind, Stage
 
@@ -43,13 +43,22 @@ def schedules(solver: cp_model.CpSolver, v: Variables, lowest: int) -> list[Sche
 def _exact(v: Variables, schedule: Schedule) -> bool:
     """Whether the model's times are true ones: early starts may need bytes that late ones do not.
 
-    Not so with ticks, with overhead of joined items, or with ops of no length, which it may
-    place inside others.
+    Not so with ticks, with overhead of joined items, or where the model placed an op of no length
+    inside another one.
     """
-    costs = v.instance.costs
+    costs, stages = v.instance.costs, schedule.stages
     if v.instance.tick > 1 or costs.cluster.action_overhead_ns:
         return False
-    return all(duration(costs, schedule.stages, op) for op in chain_ops(schedule.stages))
+    placed = [
+        (resource(costs, stages, op), start, duration(costs, stages, op))
+        for op in chain_ops(stages)
+        for start in schedule.times[op]
+    ]
+    return not any(
+        not length and place == other and 0 < (start - begin) % schedule.period < lasts
+        for place, start, length in placed
+        for other, begin, lasts in placed
+    )
 
 
 def _times(
