@@ -7,12 +7,15 @@ given, the place as a path into the file, near names for unknown fields.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from pipeplan import units
+from pipeplan.errors import InputError
 
 _NEEDS = {
     "int_type": "an integer",
@@ -32,6 +35,21 @@ _NEEDS = {
     "too_short": "{min_length} items or more",
     "too_long": "{max_length} items or fewer",
 }
+_UNITS: dict[str, tuple[Callable[[str], int | None], str]] = {
+    "_bytes": (units.parse_bytes, "bytes"),
+    "_ns": (units.parse_time_ns, "ns"),
+    "_bytes_per_s": (units.parse_bandwidth, "bytes per second"),
+}
+"""How a field's ending says what people may have meant, the longest last."""
+_MAKERS = {
+    "chain": "`pipeplan profile` and `pipeplan import` make chains",
+    "cluster": "`pipeplan calibrate` makes cluster files, docs/formats.md has one to copy",
+    "plan": "`pipeplan plan` makes plans",
+    "stages": "`pipeplan profile --stages` makes these",
+    "devices": "docs/profile.md has one to copy",
+    "run": "`pipeplan.launch --out` writes it",
+}
+"""Where files of each kind come from."""
 _NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -96,8 +114,27 @@ def _sentence(fault: ErrorDetails, place: str, at: Any) -> str:
     if _is_choice(at):
         return f"{place}: got {show(got)}, need {_choice(at)}"
     need = _NEEDS.get(kind, "").format(**fault.get("ctx", {})) or f"something else: {fault['msg']}"
-    hint = _format_hint(got) if last == ("format",) else ""
-    return f"{place}: got {show(got)}, need {need}{hint}"
+    if last == ("format",):
+        return f"{place}: got {show(got)}, need {need}{_format_hint(got, need)}"
+    return f"{place}: got {show(got)}, need {need}{_meant(got, kind, last)}"
+
+
+def _meant(got: object, kind: str, last: Sequence[int | str]) -> str:
+    """The integer that a quantity with a unit, or a whole number with a point, stands for."""
+    if kind not in ("int_type", "int_from_float"):
+        return ""
+    if isinstance(got, float) and got.is_integer() and abs(got) <= units.MAX_INT:
+        return f" without point or exponent: {int(got)}"
+    if not isinstance(got, str) or got.strip().isdigit():
+        return ""
+    meant = ""
+    for ending, (parse, unit) in _UNITS.items():
+        if str(last[-1]).endswith(ending):
+            try:
+                meant = f" of {unit}: {show(parse(got))}"
+            except InputError:
+                meant = f" of {unit}"
+    return meant
 
 
 def _unknown(name: str, place: str, record: Any) -> str:
@@ -107,10 +144,20 @@ def _unknown(name: str, place: str, record: Any) -> str:
     return f"{place}: got the unknown field {show(name)}, need {need}"
 
 
-def _format_hint(got: object) -> str:
-    if isinstance(got, str) and got.startswith("pipeplan-"):
-        return ". Another kind of file, or one written by another version: make it again."
-    return ". Is it a file of pipeplan?"
+def _format_hint(got: object, need: str) -> str:
+    given, wanted = _kind(show(got)), _kind(need)
+    if not given:
+        return ". Is it a file of pipeplan?"
+    if given == wanted:
+        return ". Another version wrote it: make it again."
+    made = _MAKERS.get(wanted, "")
+    return ". Another kind of file" + (f": {made}." if made else ".")
+
+
+def _kind(text: str) -> str:
+    """`plan` in `'pipeplan-plan/1'`; empty for anything else."""
+    name, slash, _ = text.strip("'").partition("/")
+    return name.removeprefix("pipeplan-") if slash and name.startswith("pipeplan-") else ""
 
 
 def _place(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[str, Any]:

@@ -32,6 +32,17 @@ FIELDS: list[tuple[str, tuple[int | str, ...], object, str]] = [
     ("chain", (*L0, "forward_ns"), None, "layers[0].forward_ns: got null, need an integer"),
     ("chain", (*L0, "forward_ns"), [1], "layers[0].forward_ns: got a list of 1, need an integer"),
     ("chain", (*L0, "forward_ns"), {}, "layers[0].forward_ns: got an object, need an integer"),
+    ("chain", (*L0, "forward_ns"), "1.5ms", "need an integer of ns: 1500000"),
+    ("cluster", (*G0, "memory_bytes"), "16GiB", "need an integer of bytes: 17179869184"),
+    ("cluster", (*G0, "memory_bytes"), "16 gigs", "got '16 gigs', need an integer of bytes"),
+    ("cluster", (*G0, "memory_bytes"), 1.6e10, "without point or exponent: 16000000000"),
+    (
+        "cluster",
+        ("links", "bandwidth_bytes_per_s"),
+        "12GB/s",
+        "got '12GB/s', need an integer of bytes per second: 12000000000",
+    ),
+    ("cluster", ("links", "bandwidth_bytes_per_s"), "inf", "integer of bytes per second: null"),
     ("chain", (*L0, "name"), 5, "layers[0].name: got 5, need text"),
     ("chain", (*L0, "name"), "", "layers[0].name: got '', need a non-empty name"),
     ("chain", (*L0, "parameters"), "w", "layers[0].parameters: got 'w', need a list"),
@@ -118,6 +129,8 @@ FIELDS: list[tuple[str, tuple[int | str, ...], object, str]] = [
     ("chain", ("format",), "pipeplan-plan/1", "need 'pipeplan-chain/1'. Another kind of file"),
     ("cluster", ("format",), 1, "format: got 1, need 'pipeplan-cluster/1'."),
     ("plan", ("format",), "", "format: got '', need 'pipeplan-plan/1'."),
+    ("plan", ("format",), "pipeplan-chain/1", "kind of file: `pipeplan plan` makes plans."),
+    ("plan", ("format",), "pipeplan-plan/9", "Another version wrote it: make it again."),
     ("plan", ("chain", "format"), "x", "chain.format: got 'x', need 'pipeplan-chain/1'."),
 ]
 
