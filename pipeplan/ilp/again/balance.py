@@ -42,9 +42,16 @@ class RunBalance(Balance):
         """
         super().__init__(costs, period, guess.layout.homes, guess.counts, guess.beside, price)
         self._single = single
+        # What each unit would add if it were decided the other way: swapped with what it adds.
         gpus = range(costs.gpus)
-        self._longer = [[self._forward_of(unit, gpu) for gpu in gpus] for unit in self.units]
-        self._fewer = [[self._freed(unit, gpu) for gpu in gpus] for unit in self.units]
+        self._other_work = [
+            [row[gpu] + self._forward_of(unit, gpu) for gpu in gpus]
+            for unit, row in zip(self.units, self._work, strict=True)
+        ]
+        self._other_size = [
+            [row[gpu] - self._freed(unit, gpu) for gpu in gpus]
+            for unit, row in zip(self.units, self._size, strict=True)
+        ]
         self._again = [False] * len(self.units)
         for number, unit in enumerate(self.units):
             if again[unit[0]]:
@@ -68,18 +75,16 @@ class RunBalance(Balance):
 
     def _flip(self, unit: int) -> None:
         """Compute a unit again, or no longer."""
-        gpu, sign = self._homes[unit], -1 if self._again[unit] else 1
+        gpu = self._homes[unit]
         self._again[unit] = not self._again[unit]
-        changes = (
-            (self._loads, self._work[unit], self._longer[unit], sign),
-            (self._bytes, self._size[unit], self._fewer[unit], -sign),
-        )
-        for table, sizes, shares, way in changes:
+        for table, mine, other in (
+            (self._loads, self._work, self._other_work),
+            (self._bytes, self._size, self._other_size),
+        ):
             old = table[gpu]
-            table[gpu] = new = old + way * shares[gpu]
+            table[gpu] = new = old + other[unit][gpu] - mine[unit][gpu]
+            mine[unit], other[unit] = other[unit], mine[unit]
             self.total += over(new) - over(old)
-            for place, share in enumerate(shares):
-                sizes[place] += way * share
 
     def _forward_of(self, unit: tuple[int, ...], gpu: int) -> float:
         """Share of a period that the unit's forwards need on a GPU."""

@@ -27,6 +27,8 @@ from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.walk import Layout, beyond
 
+STEPS: Final = 100
+"""Steps for each unit in a round at first: what fits nearly is walked on from."""
 LENGTHS: Final = (1, 2, 3, 2**30)
 """Most layers of a run that are tried."""
 
@@ -37,7 +39,7 @@ class RunEvening(Evening):
     def __init__(self, joint: Joint, walk: RunWalk) -> None:
         """Repeatable for a seed."""
         super().__init__(joint.state, walk)
-        self.joint, self._pieces = joint, walk.pieces
+        self.joint, self._pieces, self._steps = joint, walk.pieces, STEPS
         every = tuple((layer, layer) for layer in range(joint.state.costs.layers))
         self._single = self._pieces.of(every)[1]
 
