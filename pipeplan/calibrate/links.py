@@ -1,7 +1,8 @@
 """Latency and bandwidth of each link, measured with both directions busy.
 
 A run sends activations one way while gradients come the other way, so that is what is timed: both
-ends send and receive at once. One exchange of n bytes takes latency + n / bandwidth.
+ends send and receive at once. One exchange of n bytes takes latency + n / bandwidth. The messages
+take the roads that a run's take: small ones a line, if there is one, larger ones gloo.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from itertools import combinations
 import torch
 
 from pipeplan.cluster import Links, Pair
+from pipeplan.runtime.lines import LIMIT_BYTES
 from pipeplan.runtime.transport import Transport, wait_all
 
 SMALL_BYTES = 1024
 """An exchange of this size counts as latency alone."""
-LARGE_BYTES = (2**18, 2**20, 2**22)
+LARGE_BYTES = (2**16, LIMIT_BYTES, 2**18, 2**20, 2**22)
 REPEATS = 31
 _ALIKE = 1.5
 """A pair gets its own entry where its figures differ from the typical ones by this factor."""

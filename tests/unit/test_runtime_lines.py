@@ -18,7 +18,7 @@ import torch
 
 from pipeplan.errors import InputError, InternalError
 from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime import meeting
+from pipeplan.runtime import meeting, outgoing
 from pipeplan.runtime.lines import LIMIT_BYTES, Line, Lines
 from pipeplan.runtime.peerloss import PeerLostError
 
@@ -31,15 +31,15 @@ pytestmark = pytest.mark.skipif(
 def ends(patience_s: float = 20) -> Iterator[tuple[Line, Line]]:
     """Both ends of a line: what is sent here, arrives there."""
     pair = socket.socketpair()
-    lines = [Lines({0: end}, timedelta(seconds=patience_s)) for end in pair]
+    both = [Lines({0: end}, timedelta(seconds=patience_s)) for end in pair]
     small = torch.zeros(1)
-    here, there = (each.carrying(small, 0) for each in lines)
+    here, there = (each.carrying(small, 0) for each in both)
     assert here is not None
     assert there is not None
     try:
         yield here, there
     finally:
-        for each in lines:
+        for each in both:
             each.close()
 
 
@@ -71,12 +71,52 @@ def test_more_than_the_kernel_holds() -> None:
         for number in range(100):
             tensor.fill_(number)
             here.send(tensor, number % 3).wait()
-        assert here._unsent, "the kernel must have refused some, or this shows nothing"
+        assert here.outgoing.waiting_bytes, (
+            "the kernel must have refused some, or this shows nothing"
+        )
         for number in sorted(range(100), key=lambda n: (n % 3, n)):
             buffer = torch.empty_like(tensor)
             there.receive(buffer, number % 3).wait()
             assert bool((buffer == number).all())
-        assert not here._unsent
+        assert not here.outgoing.waiting_bytes
+
+
+def test_a_sender_far_ahead_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond what may wait for room a sender goes on only as its reader does: bounded memory."""
+    monkeypatch.setattr(outgoing, "AHEAD_BYTES", 4 * LIMIT_BYTES)
+    sent, behind = [], []
+    with ends() as (here, there):
+
+        def send() -> None:
+            for number in range(200):
+                message = here.send(torch.full((LIMIT_BYTES,), number, dtype=torch.uint8), 0)
+                message.wait()
+                sent.append(number)
+                behind.append(here.outgoing.waiting_bytes)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        time.sleep(0.5)
+        assert len(sent) < 150, "nobody has read anything"
+        buffer = torch.zeros(LIMIT_BYTES, dtype=torch.uint8)
+        for number in range(200):
+            there.receive(buffer, 0).wait()
+            assert bool((buffer == number).all())
+        sender.join()
+        assert max(behind) == 4 * LIMIT_BYTES
+        assert here.outgoing.waiting_bytes == 0
+
+
+def test_a_reader_that_stops_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that waits for it gives up after the timeout."""
+    monkeypatch.setattr(outgoing, "AHEAD_BYTES", 0)
+    with ends(patience_s=0.3) as (here, _):
+        tensor = torch.zeros(LIMIT_BYTES, dtype=torch.uint8)
+        sent = [here.send(tensor, 0) for _ in range(200)]
+        with pytest.raises(PeerLostError, match="no message read within 300 ms"):
+            sent[-1].wait()
+        with pytest.raises(PeerLostError, match="no message read within 300 ms"):
+            here.send(torch.zeros(1), 0)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +142,14 @@ def test_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> No
 def test_what_a_line_carries() -> None:
     """Both ends choose by size: up to the limit, and nothing that has holes."""
     pair = socket.socketpair()
-    lines = Lines({3: pair[0]}, timedelta(seconds=1))
+    made = Lines({3: pair[0]}, timedelta(seconds=1))
     fits = torch.zeros(LIMIT_BYTES, dtype=torch.uint8)
-    assert lines.carrying(fits, 3) is not None
-    assert lines.carrying(torch.zeros(LIMIT_BYTES + 1, dtype=torch.uint8), 3) is None
-    assert lines.carrying(fits, 2) is None
-    assert lines.carrying(torch.zeros(4, 4).T, 3) is None
-    lines.close()
-    assert lines.carrying(fits, 3) is None
+    assert made.carrying(fits, 3) is not None
+    assert made.carrying(torch.zeros(LIMIT_BYTES + 1, dtype=torch.uint8), 3) is None
+    assert made.carrying(fits, 2) is None
+    assert made.carrying(torch.zeros(4, 4).T, 3) is None
+    made.close()
+    assert made.carrying(fits, 3) is None
     pair[1].close()
 
 
@@ -138,7 +178,7 @@ def test_a_peer_that_dies_with_unread_messages() -> None:
         sent = [here.send(tensor, 0) for _ in range(100)]
         there.close()
         deadline = time.monotonic() + 10
-        while here._unsent and time.monotonic() < deadline:
+        while here.outgoing.waiting_bytes and time.monotonic() < deadline:
             time.sleep(0.01)
         with pytest.raises(PeerLostError, match="connection closed"):
             sent[-1].wait()

@@ -1,0 +1,202 @@
+"""What leaves this rank over lines: eager, and pushed on while the rank computes.
+
+`send` gives the kernel what it takes. The rest waits here, in order, and a thread pushes it on
+whenever the kernel has room again. When its tensor is to go, a copy stays behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from datetime import timedelta
+
+from torch import Tensor
+
+from pipeplan.runtime.peerloss import PeerLostError
+
+AHEAD_BYTES = 2**26
+"""What may wait for room in the kernel, per line, before its sender waits too.
+
+Where sends block, a program that ends has few messages of a line under way: those sent and not
+freed, and those posted and not read, some per micro-batch in flight. With room for these nobody
+waits who would not wait there, so whoever does is ahead of its reader, as in an evaluation.
+"""
+_ROOM_BYTES = 2**22
+"""What we ask the kernel to hold per direction; it may grant less."""
+HEAD = struct.Struct("=QQ")
+"""Tag and bytes of the message that follows."""
+
+
+class Outgoing:
+    """One line's messages that have not left yet; used by the rank's thread and the pusher."""
+
+    def __init__(self, end: socket.socket, timeout: timedelta, pusher: Pusher) -> None:
+        """Takes a connected socket; `timeout` is the longest wait for its reader."""
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
+        self.end = end
+        self._timeout = timeout
+        self._pusher = pusher
+        self._unsent: deque[Sent] = deque()
+        self._bytes = 0
+        self._broken = ""
+        """Why nothing leaves any more."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of all messages that have not left as a whole."""
+        return self._bytes
+
+    def send(self, tensor: Tensor, tag: int) -> Sent:
+        """Hand over a contiguous `tensor` of at least a byte; it must live until `wait`.
+
+        Raises:
+            PeerLostError: if the other end is closed.
+        """
+        message = Sent(tensor, tag, self)
+        with self._pusher.lock:
+            self._check()
+            self._unsent.append(message)
+            self._bytes += message.size
+            full = self.push() if len(self._unsent) == 1 else True
+            self._check()
+        if full:
+            self._pusher.wake()
+        return message
+
+    def push(self) -> bool:
+        """Give the kernel what it takes; whether anything is left. The caller has the lock."""
+        try:
+            while self._unsent:
+                self._unsent[0].push()
+                self._bytes -= self._unsent.popleft().size
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            self._broken = closed(error)
+            self._unsent.clear()
+            self._bytes = 0
+        return False
+
+    def settle(self, message: Sent) -> None:
+        """Let go of the tensor of a message, although the kernel may have no room for it yet.
+
+        Raises:
+            PeerLostError: if the other end is closed, or too far behind for too long.
+        """
+
+        def may_go() -> bool:
+            over = message.left is None or bool(self._broken)
+            return over or self._bytes <= AHEAD_BYTES
+
+        with self._pusher.lock:
+            if not self._pusher.moved.wait_for(may_go, self._timeout.total_seconds()):
+                self._broken = f"no message read within {in_ms(self._timeout)}"
+            if message.left is not None:
+                self._check()
+                message.keep()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise PeerLostError(self._broken)
+
+
+class Sent:
+    """A message that the kernel takes, in pieces if need be."""
+
+    __slots__ = ("_head", "_line", "_tensor", "left", "size")
+
+    def __init__(self, tensor: Tensor, tag: int, line: Outgoing) -> None:
+        self._line = line
+        self._tensor: Tensor | None = tensor
+        self.left: memoryview | None = bytes_of(tensor)
+        """What has not left yet."""
+        self.size = tensor.nbytes
+        self._head = HEAD.pack(tag, self.size)
+
+    def push(self) -> None:
+        """Send all of it.
+
+        Raises:
+            BlockingIOError: if the kernel has no room for what is left.
+        """
+        assert self.left is not None
+        while self.left.nbytes:
+            parts = (self._head, self.left) if self._head else (self.left,)
+            count = self._line.end.sendmsg(parts, (), socket.MSG_DONTWAIT)
+            of_head = min(count, len(self._head))
+            self._head = self._head[of_head:]
+            self.left = self.left[count - of_head :]
+        self.left = self._tensor = None
+
+    def keep(self) -> None:
+        """Go on from a copy."""
+        if self._tensor is not None and self.left is not None:
+            self.left, self._tensor = memoryview(bytes(self.left)), None
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        if self.left is not None:
+            self._line.settle(self)
+
+
+class Pusher:
+    """The thread of a rank that pushes on what the kernel had no room for."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Guards what has not left, of all lines."""
+        self.moved = threading.Condition(self.lock)
+        """Notified when some of it has, or never will."""
+        self._wake = os.eventfd(0)
+        self._over = False
+        self._lines: tuple[Outgoing, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="pusher", daemon=True)
+
+    def start(self, lines: tuple[Outgoing, ...]) -> None:
+        """Begin to push for `lines`."""
+        self._lines = lines
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that a line has something to push."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Stop pushing."""
+        self._over = True
+        self.wake()
+        self._thread.join()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        while not self._over:
+            look = select.poll()
+            look.register(self._wake, select.POLLIN)
+            with self.lock:
+                for line in self._lines:
+                    if line.push():
+                        look.register(line.end, select.POLLOUT)
+                self.moved.notify_all()
+            if any(ready == self._wake for ready, _ in look.poll()):
+                os.eventfd_read(self._wake)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor of any type, without an operation of torch."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+
+
+def in_ms(time: timedelta) -> str:
+    """A time for messages."""
+    return f"{time // timedelta(milliseconds=1)} ms"
+
+
+def closed(error: OSError | None = None) -> str:
+    """What is said of an end that is gone."""
+    why = f" ({error.strerror})" if error else ""
+    return f"connection closed by the other end{why}"
