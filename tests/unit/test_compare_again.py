@@ -7,13 +7,18 @@ from fractions import Fraction
 
 import pytest
 
+from benchmarks import joint
 from benchmarks.chains import build
+from benchmarks.planner_cases import Case
+from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.compare import Absent, Row, again, ours
 from pipeplan.compare.again import AWAY, FULL, NONE, TWO_PHASE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.errors import InputError
-from pipeplan.planner import Config
+from pipeplan.ilp.again.merge import recomputes
+from pipeplan.plan import Plan
+from pipeplan.planner import Config, solve
 from pipeplan.verifier import verify
 from tests.baselines import chain as short_chain
 
@@ -61,6 +66,52 @@ def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
     assert away.period_ns <= mine.period_ns
     others = [row.plan for row in rows[:-1] if isinstance(row, Row) and row.plan is not None]
     assert not any(op.kind.is_host for plan in others for op in plan.ops)
+
+
+def test_each_search_starts_from_what_less_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours starts from the plan that keeps everything, the one with a host from ours."""
+    asked: dict[tuple[str, str, str], Plan | None] = {}
+    plans: dict[tuple[str, str, str], Plan] = {}
+
+    def recorded(chain: Chain, cluster: Cluster, config: Config) -> Plan:
+        key = config.recompute, config.offload, config.method
+        asked[key] = config.resume
+        plans[key] = solve(chain, cluster, replace(config, time_limit_s=0.2))
+        return plans[key]
+
+    monkeypatch.setattr(ours, "solve", recorded)
+    host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)
+    cluster = machines(2, 4 * GIB).model_copy(update={"host": host})
+    ours.find(build("resnet18", 8, 1000), cluster, replace(CONFIG, offload="auto"))
+    assert asked["off", "off", "auto"] is None
+    assert asked["auto", "off", "auto"] is plans["off", "off", "auto"]
+    assert asked["auto", "auto", "auto"] is plans["auto", "off", "auto"]
+
+
+def test_the_benchmark_hands_plans_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, joint, offload: each from the plan before; where one is missing all are measured."""
+    seen: list[tuple[str, Plan | None]] = []
+
+    def recorded(chain: Chain, cluster: Cluster, config: Config) -> Plan:
+        seen.append((config.recompute + config.offload, config.resume))
+        return solve(chain, cluster, replace(config, time_limit_s=0.2, deterministic=True))
+
+    monkeypatch.setattr(joint, "solve", recorded)
+    case = Case("resnet18", 2, 0.5, "exact")
+    row = joint.measured(case, 1.0, {})
+    assert [what for what, _ in seen] == ["offoff", "autooff", "autoauto"]
+    starts = [plan for _, plan in seen]
+    assert starts[0] is None
+    assert starts[1] is not None
+    assert starts[2] is not None
+    assert recomputes(starts[2])
+    periods = [row[kind]["period_ns"] for kind in joint.GROWING]
+    assert periods == sorted(periods, reverse=True)
+    assert [float(plan.period_per_microbatch) for plan in starts[1:] if plan] == periods[:2]
+    assert joint.measured(case, 1.0, row) == row
+    assert len(seen) == 3
+    joint.measured(case, 1.0, {name: part for name, part in row.items() if name != "offload"})
+    assert len(seen) == 6
 
 
 def test_full_recomputes_every_stage_as_a_whole() -> None:

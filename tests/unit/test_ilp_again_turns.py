@@ -281,7 +281,7 @@ def test_candidates_come_once() -> None:
         costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
         state = Incumbent(costs, replace(limits(), clock=WorkClock()))
         state.prove("any", Fraction(1))
-        found = list(Candidates(Joint(state, Solved(state)), None))
+        found = list(Candidates(Joint(state, Solved(state))))
         assert len({candidate.merged.runs for candidate in found}) == len(found)
         assert all(candidate.merged.runs for candidate in found)
         flags = [candidate.sure for candidate in found]

@@ -88,6 +88,14 @@ def test_resumes_from_a_plan_that_recomputes() -> None:
         planned(16 * GIB, resume=first)
 
 
+def test_a_plan_to_start_from_competes_though_the_gap_is_reached() -> None:
+    """A search that is content at once still is no longer than the plan it starts from."""
+    first = planned(4 * GIB, recompute="auto", method="contiguous")
+    lazy = {"recompute": "auto", "gap": 9.0, "method": "contiguous"}
+    assert per_microbatch(planned(4 * GIB, **lazy)) > per_microbatch(first)
+    assert per_microbatch(planned(4 * GIB, **lazy, resume=first)) <= per_microbatch(first)
+
+
 def test_resumes_no_plan_of_another_question() -> None:
     """A recomputing plan of another chain, on more GPUs, or that offloads is refused at once."""
     first = planned(LITTLE, recompute="auto")

@@ -46,21 +46,23 @@ class Candidates:
         bound_s: seconds that a bound is expected to take, as much as listing and cutting did.
     """
 
-    def __init__(self, joint: Joint, start: Plan | None) -> None:
-        """Begin with the runs of `start`, if it has any."""
-        self.joint, self.start = joint, start
+    def __init__(self, joint: Joint) -> None:
+        """Begin with nothing."""
+        self.joint = joint
         self.offered: Options | None = None
         self.bound_s = 0.0
         self._seen: set[frozenset[Run]] = {frozenset()}
 
+    def of(self, start: Plan) -> Iterator[Candidate]:
+        """The merged chain of a valid plan with that plan, if it computes anything again."""
+        known, plan = without_runs(start)
+        if known.runs:
+            self._seen.add(known.runs)
+            yield Candidate(known, plan)
+
     def __iter__(self) -> Iterator[Candidate]:
         """The best ones without room for messages and with it are sure; others while time is."""
         state = self.joint.state
-        if self.start is not None:
-            known, plan = without_runs(self.start)
-            if known.runs:
-                self._seen.add(known.runs)
-                yield Candidate(known, plan, sure=True)
         begun = state.elapsed
         state.enter("recomputation: options")
         self.offered = _listed(state)

@@ -82,14 +82,16 @@ def keeping(state: Incumbent) -> Solved:
 
 
 def _search(joint: Joint, state: Incumbent, start: Plan | None) -> None:
-    """Plans that keep everything, candidates, bounds, then turns.
+    """The plan to start from, those that keep everything, candidates, bounds, then turns.
 
     Args:
         joint: the whole search.
         state: of plans that keep everything.
         start: a valid plan to start from.
     """
-    whole = joint.state
+    whole, found = joint.state, Candidates(joint)
+    for candidate in found.of(start) if start is not None else ():
+        joint.take(_tried(joint, candidate, whole.elapsed))
     _keep(joint, state)
     kept = state.bounds.get("k1", whole.bounds["any"])
     if whole.costs.layers > MOST_LAYERS:
@@ -100,7 +102,6 @@ def _search(joint: Joint, state: Incumbent, start: Plan | None) -> None:
         return
     if joint.interrupted or _reached(joint):
         return
-    found = Candidates(joint, start)
     share = CANDIDATES_SHARE * whole.remaining / 2
     sure = SURE + whole.options.offload
     for candidate in found:
