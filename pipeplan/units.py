@@ -111,6 +111,14 @@ def format_ns(value: int | Fraction | float) -> str:
     return f"{amount:.4g} ns"
 
 
+def format_rate(value: int) -> str:
+    """`value` bytes per second for people: `12.00 GB/s`, exact below 1 kB/s."""
+    for power, prefix in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
+        if value >= 1000**power:
+            return f"{value / 1000**power:.2f} {prefix}B/s"
+    return f"{value} B/s"
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """`numerator / denominator` rounded up, in integers."""
     return -(-numerator // denominator)

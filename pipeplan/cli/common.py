@@ -44,11 +44,11 @@ def add_verb(
     return verb
 
 
-def add_output(verb: argparse.ArgumentParser, name: str) -> None:
+def add_output(
+    verb: argparse.ArgumentParser, name: str, text: str = "file to write; - is stdout"
+) -> None:
     """`-o FILE` and `--force`."""
-    verb.add_argument(
-        "-o", "--output", required=True, metavar=name, help="file to write; - is stdout"
-    )
+    verb.add_argument("-o", "--output", required=True, metavar=name, help=text)
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 

@@ -42,7 +42,7 @@ def add(verbs: common.Verbs) -> None:
     _add_pins(what)
     _add_remat(what)
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
-    common.add_output(verb, "PLAN")
+    common.add_output(verb, "PLAN", "file to write, a folder for several machines; - is stdout")
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
@@ -83,7 +83,7 @@ def _add_pins(group: argparse._ArgumentGroup) -> None:
         default={},
         metavar="LAYER=GPU,..",
         help="layers that must sit on a GPU: LAYER is an index, a name, or a..b for all from a to"
-        " b; GPU an index",
+        " b; GPU an index; not with --recompute auto",
     )
 
 
@@ -156,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.cli import progress
     from pipeplan.lowering import lower
     from pipeplan.planner import solve
+    from pipeplan.report import tables
     from pipeplan.simulator import check
     from pipeplan.stages import StageProfile, refine
 
@@ -169,6 +170,7 @@ def run(args: argparse.Namespace) -> int:
     config = _config(args)
     if folder is not None:
         return sweep.run(chain, points, config, folder, as_json=args.json)
+    common.say(f"machines: {tables.machines_line(points[0])}")
     with progress.search() as listener:
         plan = solve(chain, points[0], config, progress=listener)
     common.write(args.output, plan.to_json())

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """Report `args.runs` as one table; what stages do not keep as one more for each plan."""
     from pipeplan.errors import InputError
     from pipeplan.report import tables
-    from pipeplan.report.run import comparisons, read, stage_tables
+    from pipeplan.report.run import comparisons, crowded, read, stage_tables
 
     runs = [read(folder) for folder in args.runs]
     rows = comparisons(runs)
@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         screen.print(tables.comparison_table(rows, ", ".join(args.runs)))
         for table in stage_tables(runs, args.runs):
             screen.print(table)
+        for line in crowded(runs, args.runs):
+            print(line)
     return 0
 
 

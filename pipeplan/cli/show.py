@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.plan import Plan
 
     files = [file for file in (args.png, args.svg) if file]
+    _check_endings(args)
     for file in files:
         common.check_output(file, args.force)
     plan = common.read(Plan, args.plan)
@@ -48,6 +49,20 @@ def run(args: argparse.Namespace) -> int:
         present(plan, common.screen())
     common.then(f"pipeplan verify {args.plan}")
     return 0
+
+
+def _check_endings(args: argparse.Namespace) -> None:
+    """The ending chooses the format, so it must be the flag's.
+
+    Raises:
+        InputError: if it is another one.
+    """
+    from pipeplan.errors import InputError
+
+    for kind in ("png", "svg"):
+        file = getattr(args, kind)
+        if file and not file.endswith(f".{kind}"):
+            raise InputError(f"--{kind} {file}: need a name that ends with .{kind}.")
 
 
 def present(plan: Plan, console: Console) -> None:

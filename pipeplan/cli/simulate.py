@@ -95,3 +95,5 @@ def _present(plan: Plan, simulation: Simulation) -> None:
         rows.insert(0, tables.Comparison("period", "ns", plan.period_ns, period))
     names = ("plan", "replay", "difference")
     common.screen().print(tables.comparison_table(rows, title, names))
+    if simulation.period_ns is None:
+        common.say("too few micro-batches for a steady period: peaks may lie below the plan's")

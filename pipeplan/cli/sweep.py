@@ -41,6 +41,8 @@ def run(
             if point.plan is None:
                 print(f"{point.gpus} GPUs, {format_bytes(point.memory_bytes)}: {point.reason}")
         print("every plan is verified and replayed")
+    if len(points) < len(clusters):
+        common.say(f"interrupted: {len(clusters) - len(points)} more were asked for")
     planned = [point for point in points if point.plan is not None]
     if planned:
         common.then(f"pipeplan show {folder / _name(planned[-1])}")

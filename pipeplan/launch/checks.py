@@ -15,7 +15,7 @@ from pipeplan.program import Pattern
 from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.place import Place
 from pipeplan.task import SplitModel, Task, load
-from pipeplan.units import format_bytes
+from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def table(plan: Plan) -> str:
     lines = [f"{'rank':>4}  {'predicted peak':>14}  {on_host}stages: layers"]
     for gpu, row in enumerate(plan.memory):
         hosted = "; ".join(
-            f"{stage.id}: {names[stage.first]} .. {names[stage.last]}"
+            f"{stage.id}: {' .. '.join(dict.fromkeys((names[stage.first], names[stage.last])))}"
             for stage in plan.hosted(gpu)
         )
         on_host = f"{format_bytes(row.host_bytes):>14}  " if away else ""
@@ -114,7 +114,7 @@ def table(plan: Plan) -> str:
         lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
     lines.append(
         f"{plan.semantics}, {plan.microbatches} micro-batches per step, period"
-        f" {plan.period_ns / 1e6:g} ms of {plan.k} micro-batches. All checks passed."
+        f" {format_ns(plan.period_ns)} (k = {plan.k}). All checks passed."
     )
     return "\n".join(lines)
 
@@ -189,17 +189,24 @@ def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
 def _check_resume(plan: Plan, options: Options, meta: Meta | None, task_digest: str) -> None:
     if meta is None:
         return
+    planned = f"--semantics {meta.semantics} --microbatches {meta.microbatches}"
+    same_plan = f"Make the plan with pipeplan plan {planned}."
     pairs = (
-        ("semantics", meta.semantics, plan.semantics),
-        ("micro-batches per step", meta.microbatches, plan.microbatches),
-        ("task digest", meta.task_digest, task_digest),
-        ("seed", meta.seed, meta.seed if options.seed is None else options.seed),
+        ("semantics", meta.semantics, plan.semantics, same_plan),
+        ("micro-batches per step", meta.microbatches, plan.microbatches, same_plan),
+        ("task digest", meta.task_digest, task_digest, "Resume with the same task."),
+        (
+            "seed",
+            meta.seed,
+            meta.seed if options.seed is None else options.seed,
+            "Leave out --seed.",
+        ),
     )
-    for name, stored, wanted in pairs:
+    for name, stored, wanted, step in pairs:
         if stored != wanted:
             raise InputError(
                 f"--resume {options.resume}: its {name} is {stored}, this run's is {wanted}."
-                " Resume with the same task, semantics, micro-batches and seed."
+                f" {step}"
             )
     if meta.step >= options.steps:
         raise InputError(

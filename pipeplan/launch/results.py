@@ -27,8 +27,10 @@ class RankResult:
     resident_bytes: int
 
 
-def describe(setup: Setup, ranks: list[RankResult], steps_done: int) -> dict[str, Any]:
-    """The content of run.json."""
+def describe(
+    setup: Setup, ranks: list[RankResult], steps_done: int, ranks_here: int
+) -> dict[str, Any]:
+    """The content of run.json; `ranks_here` run on the first rank's machine."""
     plan = setup.plan
     return {
         "format": FORMAT,
@@ -54,7 +56,12 @@ def describe(setup: Setup, ranks: list[RankResult], steps_done: int) -> dict[str
         },
         "measured": _measured(ranks),
         "versions": versions(),
-        "host": {"machine": platform.machine(), "cores": os.cpu_count()},
+        "host": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "ranks": ranks_here,
+            "device": setup.device.type,
+        },
     }
 
 

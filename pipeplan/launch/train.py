@@ -51,6 +51,7 @@ class Session:
     def __init__(self, setup: Setup, place: Place) -> None:
         """Joins the other ranks, takes the hosted layers over and forgets the rest."""
         self.setup = setup
+        self._here = place.local_size
         self.out = setup.options.out
         self.stop = ending.StopSignal()
         self.transport = joined(
@@ -130,9 +131,13 @@ class Session:
         ranks = self.transport.gather(result)
         if self.model and self.out:
             self.model.write(checkpoint.folder(self.out, step), self.out / "model.pt")
-            results.write(self.out / "run.json", results.describe(self.setup, ranks, step))
+            results.write(
+                self.out / "run.json", results.describe(self.setup, ranks, step, self._here)
+            )
             if step < self.setup.options.steps:
                 _say(f"stopped after step {step}; go on with --resume {self.out}")
+            else:
+                _say(f"saved: {self.out}\nnext: pipeplan report {self.out}")
         if self.watch:
             self.watch.close()
         self.transport.close()

@@ -45,6 +45,15 @@ class Measured(Record):
     last_loss: float | None
 
 
+class Host(Record):
+    """The first rank's machine; None where a run does not tell."""
+
+    model_config = _LENIENT
+    cores: int | None = None
+    ranks: int | None = None
+    device: str = "cpu"
+
+
 class Run(Document):
     """The part of run.json that is reported."""
 
@@ -55,6 +64,7 @@ class Run(Document):
     instrumented: bool
     predicted: Predicted
     measured: Measured
+    host: Host = Host()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -98,6 +108,17 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
     slows a run down.
     """
     return [row for run in runs for row in (_bytes(run) if run.instrumented else _times(run))]
+
+
+def crowded(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[str]:
+    """What to know of measured times where ranks had to share cores."""
+    for run, title in zip(runs, titles, strict=True):
+        ranks, cores = run.host.ranks, run.host.cores
+        if ranks and cores and ranks > cores and run.host.device == "cpu" and not run.instrumented:
+            yield (
+                f"{title}: {ranks} ranks shared {cores} core{'s' if cores > 1 else ''}, so its"
+                " times say nothing about the plan's; bytes do"
+            )
 
 
 def _times(run: Run) -> Iterator[Comparison]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host
 from pipeplan.plan import MemoryRow, Plan, Rational
 from pipeplan.report import remat
 from pipeplan.report.remat import Share
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import format_bytes, format_ns, format_rate
 
 STALENESS = (
     "gradients are one step stale; `--semantics flush` trains exactly as one process would.\n"
     "Adam-family optimizers suffer most from stale gradients: compare the loss of a flush run."
+)
+
+_LEGEND = (
+    "states: weights (as many versions as are kept), gradients, optimizer;"
+    " saved: kept from forward to backward;\n"
+    "working: more while an operation runs; direct: between stages of the GPU;"
+    " messages: being sent or received"
 )
 
 
@@ -29,11 +37,15 @@ def memory_table(plan: Plan) -> Table:
     away = any(row.host_bytes for row in plan.memory)
     # One more column stays on 120 with less air between them.
     table = Table(
-        title="memory per GPU at its worst instant", title_justify="left", collapse_padding=away
+        title="memory per GPU at its worst instant",
+        title_justify="left",
+        caption=_LEGEND,
+        caption_justify="left",
+        collapse_padding=away,
     )
     table.add_column("GPU")
     table.add_column("layers")
-    for name in ("weights", "saved", "working", "direct", "messages", "peak", "budget", "slack"):
+    for name in ("states", "saved", "working", "direct", "messages", "peak", "budget", "slack"):
         table.add_column(name, justify="right")
     if away:
         table.add_column("on host", justify="right")
@@ -79,27 +91,73 @@ def headline(plan: Plan) -> Table:
         )
     if plan.chain.mode == "estimated":
         table.add_row("times", f"estimates, nothing was measured: {plan.chain.source}")
-    for what, text in remat.lines(plan):
+    for what, text in (*_kept_together(plan), *remat.lines(plan)):
         table.add_row(what, text)
     for note in plan.solver.notes:
         table.add_row("note", note)
     return table
 
 
+def _kept_together(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What the plan may not choose: pins, and layers apart that share a weight."""
+    names = [gpu.name for gpu in plan.cluster.gpus]
+    for gpu, name in enumerate(names):
+        pinned = [layer for layer, home in sorted(plan.solver.pins) if home == gpu]
+        if pinned:
+            yield "pinned", f"layers {remat.spans(_runs(pinned))} to {name}"
+    if plan.chain.tied == "colocate" and len(names) > 1:
+        for parameter, layers in _shared(plan.chain).items():
+            if layers[-1] - layers[0] >= len(layers):
+                yield (
+                    "tied",
+                    f"layers {', '.join(map(str, layers))} share {parameter}, so they stay on one"
+                    ' GPU: Task(tied="synchronize") lets them apart',
+                )
+
+
+def _runs(layers: Sequence[int]) -> list[tuple[int, int]]:
+    """Rising numbers as runs [first, last]."""
+    begins = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    return list(zip(begins, ends, strict=True))
+
+
+def _shared(chain: Chain) -> dict[str, list[int]]:
+    """For each set of layers that share parameters, the first of these."""
+    users: dict[str, list[int]] = {}
+    for index, layer in enumerate(chain.layers):
+        for parameter in dict.fromkeys(layer.parameters):
+            users.setdefault(parameter, []).append(index)
+    first = {tuple(layers): name for name, layers in reversed(users.items()) if len(layers) > 1}
+    return {name: list(layers) for layers, name in reversed(first.items())}
+
+
 def machines_line(cluster: Cluster) -> str:
     """What a cluster says about its machines, in one line."""
     links, gpus = cluster.links, len(cluster.gpus)
     rate = links.bandwidth_bytes_per_s
-    shown = "infinite bandwidth" if rate is None else f"{rate / 1e9:.2f} GB/s"
+    shown = "infinite bandwidth" if rate is None else format_rate(rate)
     return (
-        f"{gpus} GPU{'s' if gpus > 1 else ''}, latency {format_ns(links.latency_ns)}, {shown},"
-        f" {format_ns(cluster.action_overhead_ns)} overhead per action"
+        f"{gpus} GPU{'s' if gpus > 1 else ''} of {_memories(cluster)}, latency"
+        f" {format_ns(links.latency_ns)}, {shown},"
+        + (f" {len(links.pairs)} of the links differ," if links.pairs else "")
+        + f" {format_ns(cluster.action_overhead_ns)} overhead per action"
         + (f", host {_host(cluster.host)}" if cluster.host else "")
     )
 
 
+def _memories(cluster: Cluster) -> str:
+    """Memories and speeds, those of several GPUs once."""
+    kinds = dict.fromkeys(
+        format_bytes(gpu.memory_bytes) + (f" at speed {gpu.speed:g}" if gpu.speed != 1 else "")
+        for gpu in cluster.gpus
+    )
+    some = list(kinds)[:4]
+    return " or ".join(some) + (" or more" if len(kinds) > len(some) else "")
+
+
 def _host(host: Host) -> str:
-    rate = f"{host.bandwidth_bytes_per_s / 1e9:.2f} GB/s"
+    rate = format_rate(host.bandwidth_bytes_per_s)
     return f"of {format_bytes(host.memory_bytes)} at {rate} per GPU, {host.duplex} duplex"
 
 
@@ -125,10 +183,11 @@ def _bound(plan: Plan) -> str:
     if value is None or gap is None:
         return "none proven"
     proven = {
-        "any": "no plan has a shorter one",
-        "k1": "no plan with k = 1 has a shorter one",
-        "contiguous": "no contiguous plan has a shorter one",
+        "any": "no plan",
+        "k1": "no plan with k = 1",
+        "contiguous": "no contiguous plan",
     }[plan.solver.gap_bound]
+    proven += f"{' with these pins' if plan.solver.pins else ''} has a shorter one"
     return f"{format_ns(value)} per micro-batch: {proven}; gap {gap:.2%} ({plan.solver.status})"
 
 

@@ -258,3 +258,13 @@ def test_a_closed_pipe_is_no_error(plan_file: Path) -> None:
     _, err = show_it.communicate()
     assert show_it.returncode == 0, err
     assert "rror" not in err
+
+
+def test_a_picture_has_its_flags_format(
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A png under another ending would be another format: it is refused before drawing."""
+    file = tmp_path / "plan.jpg"
+    assert main(["show", str(plan_file), "--png", str(file)]) == 2
+    assert "need a name that ends with .png" in capsys.readouterr().err
+    assert not file.exists()

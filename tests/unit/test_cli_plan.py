@@ -262,4 +262,16 @@ def test_calibrate_saves_what_was_measured(
     assert asked == [(3, 1024)]
     assert Cluster.read(out) == measure_here(3, 1024)
     shown = capsys.readouterr().out
-    assert "3 GPUs, latency 70 us, 2.00 GB/s" in shown
+    assert "3 GPUs of 1.00 KiB, latency 70 us, 2.00 GB/s" in shown
+
+
+def test_simulating_less_than_a_period_says_so(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no steady period is reached a line says why peaks lie below the plan's."""
+    file = tmp_path / "plan.json"
+    assert plan(chain_file, file, "--gpus", "2", "--memory", "1MB", *LINKS) == 0
+    assert "machines: 2 GPUs of 976.56 KiB, " in capsys.readouterr().err
+    for words, told in ((["--microbatches", "1"], True), ([], False)):
+        assert main(["simulate", str(file), *words]) == 0
+        assert ("too few micro-batches" in capsys.readouterr().err) is told

@@ -102,6 +102,9 @@ def test_dry_run_shows_the_ranks(plans: Path, capfd: pytest.CaptureFixture[str])
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 4
     assert lines[1].split()[0] == "0"
+    named = [part.split(": ")[1] for line in lines[1:3] for part in line.split("; ")]
+    ends = [part.split(" .. ") for part in named]
+    assert all(len(set(pair)) == len(pair) for pair in ends), "a layer alone is named once"
     assert "All checks passed" in lines[-1]
     assert not out.exists()
 
@@ -110,6 +113,7 @@ def test_dry_run_shows_the_ranks(plans: Path, capfd: pytest.CaptureFixture[str])
     ("change", "words", "said"),
     [
         ({"semantics": "2bw"}, "", "semantics"),
+        ({"semantics": "2bw", "microbatches": 7}, "", "--semantics 2bw --microbatches 7."),
         ({"microbatches": 7}, "", "micro-batches per step is 7"),
         ({"task_digest": "other"}, "", "task digest"),
         ({}, " --seed 4", "seed is 3"),

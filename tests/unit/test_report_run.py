@@ -155,3 +155,23 @@ def test_numbers_of_other_ranks_are_refused(
     folder = write_run(tmp_path / "run", instrumented=True, promised=promised)
     assert main(["report", str(folder)]) == 2
     assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ({"cores": 2, "ranks": 4, "device": "cpu"}, True),
+        ({"cores": 4, "ranks": 4, "device": "cpu"}, False),
+        ({"cores": 2, "ranks": 4, "device": "cuda"}, False),
+        ({"cores": 2}, False),
+    ],
+)
+def test_times_of_ranks_that_shared_cores_are_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], host: dict[str, Any], told: bool
+) -> None:
+    """Below the table, where ranks on the processor outnumber its cores."""
+    folder = write_run(tmp_path / "timed", instrumented=False)
+    content = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(content | {"host": host}))
+    assert main(["report", str(folder)]) == 0
+    assert ("4 ranks shared 2 cores" in capsys.readouterr().out) is told

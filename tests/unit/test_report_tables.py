@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from pipeplan.chain import Layer
+from pipeplan.cluster import Cluster, Gpu, Links, Pair
 from pipeplan.errors import InputError
-from pipeplan.plan import Bounds, Remat, Semantics, Solver
+from pipeplan.plan import Bounds, Plan, Remat, Semantics, Solver
 from pipeplan.report import gantt, tables
 from pipeplan.units import format_ns
 from pipeplan.verifier import audit
@@ -199,3 +201,46 @@ def test_a_plan_that_cannot_be_replayed_has_a_picture_without_memory() -> None:
     broken = plan.model_copy(update={"ops": (*plan.ops[:2], late, *plan.ops[3:])})
     assert gantt.memory_curves(broken) == []
     assert len(gantt.figure(broken).axes) == 1
+
+
+def test_machines_line_shows_units_that_were_mistaken() -> None:
+    """Bytes for GiB and bytes for GB catch the eye: each kind of GPU and the rate are shown."""
+    slow = Gpu(name="b", memory_bytes=16 * 2**30, speed=0.5)
+    gpus = (Gpu(name="a", memory_bytes=16), slow, slow)
+    links = Links(bandwidth_bytes_per_s=12, pairs=(Pair(source=0, target=1),))
+    line = tables.machines_line(Cluster(gpus=gpus, links=links))
+    assert line == (
+        "3 GPUs of 16 B or 16.00 GiB at speed 0.5, latency 0 ns, 12 B/s, 1 of the links differ,"
+        " 0 ns overhead per action"
+    )
+
+
+def _named(names: list[tuple[str, ...]], tied: str = "colocate") -> Plan:
+    """A plan on two GPUs for layers with these parameters."""
+    plan = two_stages()
+    layers = tuple(
+        Layer(name=str(index), forward_ns=2, backward_ns=4, output_bytes=8, parameters=found)
+        for index, found in enumerate(names)
+    )
+    chain = plan.chain.model_copy(update={"layers": layers, "tied": tied})
+    return plan.model_copy(update={"chain": chain})
+
+
+def test_headline_tells_what_keeps_layers_together() -> None:
+    """Layers apart that share weights have one line each set; neighbours and copies have none."""
+    plan = _named([("w", "v"), ("u",), ("w", "v", "x"), ("x",)])
+    lines = [line for line in text(tables.headline(plan)).splitlines() if "share" in line]
+    assert [line.split()[:6] for line in lines] == [["tied", "layers", "0,", "2", "share", "w,"]]
+    assert "share" not in text(tables.headline(_named([("w",), ("u",), ("w",)], "synchronize")))
+
+
+def test_headline_tells_of_pins_and_what_the_bound_is_about() -> None:
+    """Pinned layers stand as runs beside their GPU, and the bound says that it keeps them."""
+    solver = Solver(bounds=Bounds(any=(6, 1)), gap=1 / 3, pins=((0, 1), (1, 1), (3, 1), (2, 0)))
+    plan = _named([(), (), (), ()]).model_copy(update={"solver": solver})
+    shown = [" ".join(line.split()) for line in text(tables.headline(plan)).splitlines()]
+    assert [line for line in shown if line.startswith("pinned")] == [
+        "pinned layers 2 to gpu0",
+        "pinned layers 0-1, 3 to gpu1",
+    ]
+    assert any("no plan with these pins has a shorter one" in line for line in shown)

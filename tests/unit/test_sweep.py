@@ -162,3 +162,16 @@ def test_nothing_fits_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str
     flags = ["plan", str(chain), "--gpus", "1,2", "--memory", "1", "--bandwidth", "inf"]
     assert main([*flags, "-o", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().out.count("no plan exists") == 2
+
+
+def test_an_interrupted_sweep_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C keeps the points that are planned and tells how many others were asked for."""
+    found = points()[:2]
+    monkeypatch.setattr("pipeplan.sweep.sweep", lambda *_: found)
+    file = tmp_path / "chain.json"
+    file.write_text(CHAIN.to_json())
+    words = ["--gpus", "1,2,3", "--memory", "30", "--bandwidth", "inf"]
+    main(["plan", str(file), *words, "-o", str(tmp_path / "out")])
+    assert "interrupted: 1 more were asked for" in capsys.readouterr().err
