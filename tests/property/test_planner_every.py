@@ -1,0 +1,108 @@
+"""Recomputation of tiny chains held against brute force: partitions, orders, and runs."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from pipeplan import planner
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster, uniform
+from pipeplan.errors import InfeasibleError
+from pipeplan.ilp.again.every import choices
+from pipeplan.plan import Plan
+from tests import handmade, oracle
+
+
+def tiny(seed: int, layers: int) -> Chain:
+    """Layers of 1 or 2 ns whose outputs are 1 or 2 bytes and that keep up to 4 more."""
+    draw = Random(seed)
+    fields: list[dict[str, int]] = []
+    for _ in range(layers):
+        output, before = draw.randint(1, 2), fields[-1]["output_bytes"] if fields else 0
+        fields.append(
+            {
+                "output_bytes": output,
+                "saved_output_bytes": draw.choice([0, output]),
+                "saved_input_bytes": draw.choice([0, before]),
+                "saved_bytes": draw.randint(0, 4),
+                "weight_bytes": draw.randint(0, 1),
+                "forward_workspace_bytes": draw.choice([0, 0, 1]),
+            }
+        )
+    return handmade.chain([(draw.randint(1, 2), draw.randint(1, 2)) for _ in fields], fields)
+
+
+def machines(seed: int, layers: int, gpus: int) -> Cluster:
+    """Equal GPUs with little memory; transfers take no time, or half a ns for a byte."""
+    memory = Random(seed).randint(7 + layers, 9 + 2 * layers)
+    return uniform(gpus, memory, bandwidth_bytes_per_s=2 * 10**9 if seed % 2 else None)
+
+
+def solved(chain: Chain, cluster: Cluster, *, again: bool = True) -> Plan | None:
+    """The plan of one micro-batch per period; None where it is proven that there is none."""
+    how = "auto" if again else "off"
+    config = planner.Config(k=1, recompute=how, time_limit_s=60, workers=1)
+    try:
+        return planner.solve(chain, cluster, config)
+    except InfeasibleError:
+        return None
+
+
+def held_against(seed: int, layers: int, gpus: int) -> tuple[Plan | None, int | None]:
+    """The planner's plan has the period of brute force, and nothing above it is claimed."""
+    chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
+    limit = 2 * oracle.serial(chain, cluster)
+    best = oracle.optimum(chain, cluster, limit=limit, again=True)
+    plan = solved(chain, cluster)
+    assert (None if plan is None else plan.period_ns) == best
+    if plan is not None and best is not None:
+        bound = plan.solver.bounds.k1
+        assert bound is not None
+        assert bound[0] <= best * bound[1]
+    return plan, best
+
+
+def test_every_set_of_runs_is_tried() -> None:
+    """Planner and oracle list the same sets, each once: 5 for two layers, 233 for six."""
+    for layers, count in ((1, 2), (2, 5), (3, 13), (6, 233)):
+        mine, theirs = list(choices(layers)), list(oracle.every_run_set(0, layers - 1))
+        assert len(mine) == len(set(mine)) == count
+        assert set(mine) == set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "seed"),
+    [(3, gpus, seed) for gpus in (2, 3) for seed in range(12)]
+    + [(4, gpus, seed) for gpus in (2, 3) for seed in (3, 9, 12, 14)]
+    + [(5, 2, 1)],
+)
+def test_equal_to_brute_force(layers: int, gpus: int, seed: int) -> None:
+    """No partition, order or set of runs of a few layers has a shorter period."""
+    held_against(seed, layers, gpus)
+
+
+def test_it_is_more_than_contiguous_plans_and_more_than_keeping() -> None:
+    """Best plans that compute again, with several stages on a GPU, are found and proven."""
+    for seed, best, kept in ((14, 6, 8), (9, 6, 10)):
+        chain, cluster = tiny(seed, 4), machines(seed, 4, 3)
+        plan, without = solved(chain, cluster), solved(chain, cluster, again=False)
+        assert plan is not None
+        assert plan.solver.status == "optimal"
+        assert plan.period_ns == best
+        assert len(plan.stages) > len({stage.gpu for stage in plan.stages})
+        assert any(stage.remat for stage in plan.stages)
+        assert (None if without is None else without.period_ns) == kept
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("layers", "gpus", "seed"),
+    [(4, 3, seed) for seed in range(40)]
+    + [(5, gpus, seed) for gpus in (2, 3) for seed in range(12)]
+    + [(6, gpus, seed) for gpus in (2, 3) for seed in range(4)],
+)
+def test_up_to_six_layers_equal_brute_force(layers: int, gpus: int, seed: int) -> None:
+    """No partition, order or set of runs of up to 6 layers on 3 GPUs has a shorter period."""
+    held_against(seed, layers, gpus)

@@ -1,0 +1,66 @@
+"""Each allocation by itself: nothing is asked twice in a turn, whatever ticks hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import uniform
+from pipeplan.ilp import each, periods
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.model import Result, solve_each
+from pipeplan.ilp.variables import Instance
+from tests.property.test_planner_every import tiny
+from tests.searches import limits
+
+
+def slow(seed: int) -> Chain:
+    """A tiny chain whose layers take tens of milliseconds and a few ns."""
+    chain, draw = tiny(seed, 3), Random(seed)
+    layers = [
+        layer.model_copy(
+            update={
+                "forward_ns": layer.forward_ns * 10**7 + draw.randint(0, 99),
+                "backward_ns": layer.backward_ns * 10**7 + draw.randint(0, 99),
+            }
+        )
+        for layer in chain.layers
+    ]
+    return chain.model_copy(update={"layers": tuple(layers)})
+
+
+@pytest.mark.parametrize(("seed", "best"), [(2, 80_000_178), (4, 60_000_216)])
+def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
+    seed: int, best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In ticks a period one ns below the best seems possible: that is not asked for ever."""
+    costs = Costs(slow(seed), uniform(2, 13), "2bw", "exact")
+    monkeypatch.setattr(periods, "FINE_ITEMS", 0)
+    whole = Instance(costs, ((0, 0), (1, 1), (2, 2)))
+    assert periods.finest(whole).tick > 1
+    asked: set[object] = set()
+
+    def watched(
+        what: Sequence[tuple[Instance, int]],
+        options: Options,
+        seconds: float,
+        lowest: int = 1,
+        turn: int = 0,
+    ) -> list[Result]:
+        for instance, period in what:
+            assert (turn, instance.places, period) not in asked
+            asked.add((turn, instance.places, period))
+        return solve_each(what, options, seconds, lowest, turn)
+
+    monkeypatch.setattr(each, "solve_each", watched)
+    state = Incumbent(costs, limits(time_limit_s=60))
+    state.prove("any", Fraction(1))
+    high = periods.highest(state, whole, tick=1)
+    each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 10, high)
+    assert state.best is not None
+    assert state.bounds["k1"] <= state.best.period == best
