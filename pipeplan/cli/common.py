@@ -250,6 +250,7 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
             f" backward {units.format_ns(figures['backward_ns'])},"
             f" weights {units.format_bytes(figures['weight_bytes'])}"
         )
+    say(f"layers: pipeplan show {args.output}")
     then(f"pipeplan plan {args.output} --gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json")
 
 

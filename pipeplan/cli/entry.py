@@ -34,7 +34,7 @@ _EXTRAS = {"ortools": "plan", "matplotlib": "plan", "torch": "run", "transformer
 _DESCRIPTION = """\
 Plan and run pipeline-parallel training: the shortest period under exact memory.
 
-  profile or import  ->  chain.json  ->  plan  ->  plan.json  ->  show, verify, simulate
+  profile or import  ->  chain.json (show)  ->  plan  ->  plan.json  ->  show, verify, simulate
   torchrun --nproc-per-node P -m pipeplan.launch --plan plan.json --out RUN  ->  report RUN
 """
 

@@ -1,4 +1,4 @@
-"""`pipeplan show`: a plan as text, as JSON, as a picture."""
+"""`pipeplan show`: a plan as text, as JSON, as a picture; a chain as a table."""
 
 from __future__ import annotations
 
@@ -10,33 +10,38 @@ from pipeplan.cli import common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipeplan.chain import Chain
     from pipeplan.plan import Plan
 
 _EXAMPLE = """\
+pipeplan show chain.json
 pipeplan show plan.json
 pipeplan show plan.json --svg plan.svg --png plan.png"""
 
 
+_TEXT = "print a plan: one period, memory per GPU, bound and gap; or the layers of a chain"
+
+
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
-    verb = common.add_verb(
-        verbs, "show", run, "print a plan: one period, memory per GPU, bound and gap", _EXAMPLE
-    )
-    verb.add_argument("plan", metavar="PLAN", help="plan.json; - is stdin")
+    verb = common.add_verb(verbs, "show", run, _TEXT, _EXAMPLE)
+    verb.add_argument("plan", metavar="FILE", help="plan.json or chain.json; - is stdin")
     for kind in ("png", "svg"):
         verb.add_argument(f"--{kind}", metavar="FILE", help=f"also draw the plan into a {kind}")
     verb.add_argument("--force", action="store_true", help="replace picture files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show `args.plan`; it need not be valid, only well-formed."""
-    from pipeplan.plan import Plan
+    """Show what is in `args.plan`; a plan need not be valid, only well-formed."""
+    from pipeplan.chain import Chain
 
     files = [file for file in (args.png, args.svg) if file]
     _check_endings(args)
     for file in files:
         common.check_output(file, args.force)
-    plan = common.read(Plan, args.plan)
+    plan = _read(args.plan)
+    if isinstance(plan, Chain):
+        return _show_chain(plan, args)
     if files:
         from pipeplan.report.gantt import draw
 
@@ -48,6 +53,37 @@ def run(args: argparse.Namespace) -> int:
     else:
         present(plan, common.screen())
     common.then(f"pipeplan verify {args.plan}")
+    return 0
+
+
+def _read(path: str) -> Plan | Chain:
+    """The plan or chain in `path`, told apart by its format.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    from pipeplan.chain import Chain
+    from pipeplan.document import parse_json
+    from pipeplan.plan import Plan
+
+    where = "stdin" if path == "-" else path
+    data = parse_json(common.read_text(path), where)
+    kind = data.get("format") if isinstance(data, dict) else None
+    is_chain = isinstance(kind, str) and kind.startswith("pipeplan-chain/")
+    return Chain.from_data(data, where) if is_chain else Plan.from_data(data, where)
+
+
+def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
+    """The layers, with the numbers and names that `plan --pin` takes."""
+    from pipeplan.errors import InputError
+    from pipeplan.report.layers import layer_table
+
+    if args.png or args.svg:
+        raise InputError(f"{args.plan}: is a chain, need a plan to draw. Leave out --png, --svg.")
+    if args.json:
+        common.emit(chain.model_dump(mode="json", by_alias=True))
+    else:
+        common.screen().print(layer_table(chain))
     return 0
 
 

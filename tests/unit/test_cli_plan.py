@@ -275,3 +275,17 @@ def test_simulating_less_than_a_period_says_so(
     for words, told in ((["--microbatches", "1"], True), ([], False)):
         assert main(["simulate", str(file), *words]) == 0
         assert ("too few micro-batches" in capsys.readouterr().err) is told
+
+
+def test_show_lists_the_layers_of_a_chain(
+    chain_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Number, name, times and bytes of each layer, and their sums; a picture of it is refused."""
+    assert main(["show", str(chain_file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in lines]
+    table = [row for row in rows if len(row) == 7]
+    assert table[1] == ["1", "layer1", "2 ms", "4 ms", "200 B", "1000 B", "10 B"]
+    assert table[-1] == ["", "sum", "4 ms", "8 ms", "600 B", "2.93 KiB", ""]
+    assert main(["show", str(chain_file), "--svg", str(tmp_path / "chain.svg")]) == 2
+    assert "is a chain, need a plan to draw" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""A chain as a table: what `--pin` may name, and what weighs most."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.units import format_bytes, format_ns
+
+_LEGEND = (
+    "per micro-batch of {size}, on a GPU of speed 1\n"
+    "states: weights (one version), gradients, optimizer\n"
+    "kept: from forward to backward, besides the layer's input\n"
+    "output: what a cut behind the layer sends"
+)
+
+
+def states_bytes(layer: Layer) -> int:
+    """What one version of a layer's weights holds, with gradients and optimizer (M1, V = 1)."""
+    return layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+
+
+def kept_bytes(layer: Layer) -> int:
+    """What a micro-batch keeps of a layer besides its input."""
+    return layer.saved_bytes + layer.saved_output_bytes
+
+
+def layer_table(chain: Chain) -> Table:
+    """One row per layer and a sum; `chain.mode` says whether times were measured."""
+    times = {"measured": "", "estimated": ", times estimated", "imported": ", imported"}[
+        chain.mode
+    ]
+    samples = f"{chain.microbatch_size} sample{'s' if chain.microbatch_size > 1 else ''}"
+    table = Table(
+        title=f"{chain.name}{times}",
+        title_justify="left",
+        caption=_LEGEND.format(size=samples),
+        caption_justify="left",
+        show_footer=True,
+    )
+    layers = chain.layers
+    table.add_column("layer", justify="right")
+    table.add_column("name", "sum", overflow="fold")
+    for name, values, show in (
+        ("forward", [layer.forward_ns for layer in layers], format_ns),
+        ("backward", [layer.backward_ns for layer in layers], format_ns),
+        ("states", [states_bytes(layer) for layer in layers], format_bytes),
+        ("kept", [kept_bytes(layer) for layer in layers], format_bytes),
+    ):
+        table.add_column(name, show(sum(values)), justify="right")
+    table.add_column("output", justify="right")
+    for index, layer in enumerate(layers):
+        table.add_row(
+            str(index),
+            layer.name,
+            format_ns(layer.forward_ns),
+            format_ns(layer.backward_ns),
+            format_bytes(states_bytes(layer)),
+            format_bytes(kept_bytes(layer)),
+            format_bytes(layer.output_bytes),
+        )
+    return table
