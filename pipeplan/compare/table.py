@@ -30,15 +30,24 @@ def table(comparison: Comparison, point: Point) -> Table:
     shown.add_column("mode")
     for name in ("period", "samples/s", "idle", "imbal", "comm", "wait", "fill"):
         shown.add_column(name, justify="right")
-    shown.add_column("peaks, GiB", justify="right", overflow="fold")
+    rows = [row for row in point.rows if isinstance(row, Row)]
+    size, unit = _unit(max((peak for row in rows for peak in row.peak_bytes), default=0))
+    shown.add_column(f"peaks, {unit}", justify="right", overflow="fold")
     shown.add_column("fits", justify="right")
-    for row in point.rows:
-        if isinstance(row, Row):
-            shown.add_row(*_cells(comparison, row), style="" if row.fits else "dim")
+    for row in rows:
+        shown.add_row(*_cells(comparison, row, size), style="" if row.fits else "dim")
     return shown
 
 
-def _cells(comparison: Comparison, row: Row) -> list[str | Text]:
+def _unit(largest: int) -> tuple[int, str]:
+    """Bytes and name of the unit in which `largest` has digits before the point."""
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if largest >= 1024**power:
+            return 1024**power, name
+    return 1, "B"
+
+
+def _cells(comparison: Comparison, row: Row, size: int) -> list[str | Text]:
     rate = row.samples_per_second(comparison.chain.microbatch_size, comparison.microbatches)
     shares = [row.bubble.total, *(getattr(row.bubble, name) for name in _SHARES)]
     over = Text(f"{format_bytes(row.over_bytes)} over", style="red")
@@ -48,7 +57,7 @@ def _cells(comparison: Comparison, row: Row) -> list[str | Text]:
         format_ns(row.period_ns),
         f"{rate:,.4g}",
         *(f"{share:.0%}" for share in shares),
-        " ".join(f"{peak / 2**30:.1f}" for peak in row.peak_bytes),
+        " ".join(f"{peak / size:.1f}" for peak in row.peak_bytes),
         "yes" if row.fits else over,
     ]
 

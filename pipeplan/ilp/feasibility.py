@@ -114,9 +114,19 @@ def _total_reason(costs: Costs) -> str | None:
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
         f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
-        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. More GPUs, more memory,"
-        " a smaller micro-batch or recomputation would help."
+        f" {costs.gpus} GPUs have {total}: {need - total} bytes over."
+        f" {_would_help(costs, only_states=states > total)}"
     )
+
+
+def _would_help(costs: Costs, *, only_states: bool = False) -> str:
+    """What to try; where states alone are too much, what a micro-batch keeps does not matter."""
+    ways = ["More memory", "more GPUs"]
+    if costs.semantics == "2bw":
+        ways.append("semantics flush (one version of the weights)")
+    if not only_states:
+        ways += ["a smaller micro-batch", "recompute auto"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]} may help."
 
 
 def spread_reason(costs: Costs, missing: int) -> str:
@@ -125,7 +135,7 @@ def spread_reason(costs: Costs, missing: int) -> str:
         f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
         f" over the {costs.gpus} GPUs{_kept_pins(costs)}, on some GPU the states and one"
         f" micro-batch exceed its memory by at least {missing} bytes ({format_bytes(missing)})."
-        " More memory, more GPUs, a smaller micro-batch or recomputation would help."
+        f" {_would_help(costs)}"
     )
 
 

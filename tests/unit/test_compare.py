@@ -205,6 +205,7 @@ def test_the_verb_shows_saves_and_draws(
     shown, progress = capsys.readouterr()
     for words in ("1 GPU of 1000 B", "2 GPUs of 1000 B", "pipeplan", "GPipe", "imbal", "ZB-H1: "):
         assert words in shown
+    assert "peaks, B " in shown, "in the unit of the largest"
     assert "100%" in progress
     assert "LOST" not in progress
     for gpus in (1, 2):

@@ -10,7 +10,7 @@ from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound, residency_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.each import floor_of
-from pipeplan.ilp.feasibility import simple_reason
+from pipeplan.ilp.feasibility import _total_reason, simple_reason
 from pipeplan.ilp.static import spread
 from tests import handmade, searches
 
@@ -110,3 +110,18 @@ def test_updates_in_the_midst_of_a_stage_wait_for_its_end() -> None:
     sizes = [{"saved_bytes": 10}, {"optimizer_workspace_bytes": 100}]
     costs = Costs(handmade.chain([(1, 1), (1, 1)], sizes), uniform(1, 105), "2bw", "exact")
     assert spread(costs, searches.limits(), 5).home == (0, 0)
+
+
+def test_what_would_help_depends_on_what_is_too_much() -> None:
+    """Against states alone recomputing does nothing; one version of the weights may be enough."""
+    sizes = [{"weight_bytes": 10, "saved_bytes": 3}] * 2
+    of = handmade.chain([(1, 1), (1, 1)], sizes)
+    for semantics, memory, helps in (
+        ("2bw", 19, "More memory, more GPUs or semantics flush (one version of the weights)"),
+        ("2bw", 22, "semantics flush (one version of the weights), a smaller micro-batch or"),
+        ("flush", 12, "More memory, more GPUs, a smaller micro-batch or recompute auto may help."),
+    ):
+        machines = uniform(2, memory)
+        reason = _total_reason(Costs(of, machines, semantics, "exact"))
+        assert reason is not None
+        assert helps in reason, semantics
