@@ -13,6 +13,7 @@ import pytest
 from benchmarks.chains import build
 from benchmarks.planner_cases import Case, chain_of
 from pipeplan.cluster import Cluster, Host, uniform
+from pipeplan.ilp.again import search as again
 from pipeplan.ilp.again import turns
 from pipeplan.ilp.again.balance import RunBalance
 from pipeplan.ilp.again.candidates import Candidates
@@ -176,7 +177,7 @@ def test_relief_knows_the_way() -> None:
 def test_shorter_than_every_contiguous_plan() -> None:
     """ResNet-18 on 4 GPUs at 0.6 of its memory: several stages a GPU, and runs, beat 1F1B."""
     chain, cluster = chain_of("resnet18"), Case("resnet18", 4, 0.6, "exact").cluster
-    config = Config(time_limit_s=1.5, workers=1, recompute="auto", deterministic=True)
+    config = Config(time_limit_s=4, workers=1, recompute="auto", deterministic=True)
     one = solve(chain, cluster, replace(config, method="contiguous"))
     free = solve(chain, cluster, config)
     assert verify(free) == ()
@@ -234,6 +235,24 @@ def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> No
     ratios = [one[1] / other[1] for one, other in zip(given[::2], given[1::2], strict=False)]
     assert ratios[:4] == pytest.approx([1, 0.5, LEAST, LEAST])
     assert state.remaining <= 0
+
+
+def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that have nothing to do do not use up the time."""
+    state = Incumbent(random_costs(2, 5), replace(limits(), clock=WorkClock(), time_limit_s=100))
+    state.prove("any", Fraction(1))
+    monkeypatch.setattr(Turns, "_parts", lambda self: [turns._Part(lambda seconds: None)])
+    Turns(Joint(state, Solved(state)), state, None).run()
+    assert state.remaining > 90
+
+
+def test_what_cannot_be_is_said_at_once() -> None:
+    """Where no contiguous plan exists, however much is computed again, no time is spent on it."""
+    costs = random_costs(3, 6, memory=30)
+    state = Incumbent(costs, limits(contiguous_only=True, time_limit_s=60))
+    assert again.run(state).state.best is None
+    assert state.infeasible is not None
+    assert state.remaining > 30
 
 
 def phases(**asked: Any) -> list[str]:

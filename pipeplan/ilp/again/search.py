@@ -112,7 +112,8 @@ def _search(joint: Joint, state: Incumbent, start: Plan | None) -> None:
     if whole.remaining >= found.bound_s or joint.period is None:
         _prove_contiguous(whole)
     _every(joint, kept)
-    Turns(joint, state, found.offered).run()
+    if whole.infeasible is None:
+        Turns(joint, state, found.offered).run()
 
 
 def _keep(joint: Joint, state: Incumbent) -> None:

@@ -9,7 +9,7 @@ that finds something has all of it again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final
 
@@ -28,20 +28,27 @@ TURN_S: Final = 8.0
 """Seconds of a first turn at most."""
 LONGER: Final = 1.5
 """Factor from one turn to the next."""
+EVENING: Final = 2.0
+"""Turns that evening out may have at once: it finds most."""
 LEAST: Final = 0.25
 """Share of its turn that a part still has that never finds anything."""
 NEAR: Final = Fraction(11, 10)
 """How much longer the best plan that keeps everything may be to come first."""
-IDLE: Final = 0.02
-"""Where all parts together take less than so much of a turn, nothing is left to try."""
+IDLE: Final = 0.25
+"""Where all parts together use less than so much of their time in vain, nothing is left to try."""
 
 
 @dataclass
 class _Part:
-    """One way to go on; `run` takes seconds."""
+    """One way to go on; `run` takes seconds, `share` is how much of a turn it has."""
 
     run: Callable[[float], None]
-    share: float = 1.0
+    most: float = 1.0
+    share: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """At first as much as it may have."""
+        self.share = self.most
 
 
 class Turns:
@@ -66,16 +73,22 @@ class Turns:
         turn = min(TURN_S, TURN_SHARE * state.remaining)
         parts = self._parts()
         while not joint.done:
-            begun = state.elapsed
+            begun, before, given = state.elapsed, joint.best.cost, 0.0
             for part in parts:
                 if not joint.done:
-                    before = joint.best.cost
-                    part.run(min(turn * part.share, state.remaining))
-                    found = joint.best.cost < before
-                    part.share = 1.0 if found else max(LEAST, part.share / 2)
-            if state.elapsed - begun < IDLE * turn:
+                    given += self._take(part, turn)
+            if joint.best.cost == before and state.elapsed - begun < IDLE * given:
                 return
             turn *= LONGER
+
+    def _take(self, part: _Part, turn: float) -> float:
+        """One turn of one part; how many seconds it may have taken."""
+        before = self.joint.best.cost
+        seconds = min(turn * part.share, self.joint.state.remaining)
+        part.run(seconds)
+        found = self.joint.best.cost < before
+        part.share = part.most if found else max(LEAST, part.share / 2)
+        return seconds
 
     def _parts(self) -> list[_Part]:
         """Plans that keep everything come first where they are nearly as short as the best."""
@@ -84,7 +97,7 @@ class Turns:
         if self._offered is not None and not joint.state.options.contiguous_only:
             walk = RunWalk(joint, self._offered)
             runs = RunEvening(joint, walk)
-            parts = [_Part(runs.run), _Part(self._cycle), *parts, _Part(walk.run)]
+            parts = [_Part(runs.run, EVENING), _Part(self._cycle), *parts, _Part(walk.run)]
         if best is not None and joint.period is not None:
             near = best.per_microbatch <= NEAR * joint.period
             parts.sort(key=lambda part: near and part.run == self._plain, reverse=True)
