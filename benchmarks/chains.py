@@ -317,11 +317,12 @@ def transformer(
     return _chain(f"{family}-{blocks}{parts}", works, batch, tokens * 2, setting)
 
 
-def build(name: str, batch: int | None = None, image: int = 224) -> Chain:
+def build(name: str, batch: int | None = None, image: int | None = None) -> Chain:
     """The chain called `name`: resnet18..152, densenet121, gpt24..gpt96, llama32, gpt96split.
 
-    ResNet-18 defaults to batch 8 and image 1000, ResNet-34 to batch 32, all others to batch 8, as
-    the experiments of Beaumont, Eyraud-Dubois, Shilova (2020), section 7.
+    ResNet-18 defaults to batch 8 and images of 1000 pixels, ResNet-34 to batch 32, all others to
+    batch 8 of images with 224 pixels a side, as the experiments of Beaumont, Eyraud-Dubois, Shilova
+    (2020), section 7.
 
     Raises:
         ValueError: if no such network is known.
@@ -329,10 +330,10 @@ def build(name: str, batch: int | None = None, image: int = 224) -> Chain:
     match = re.fullmatch(r"([a-z]+)(\d+)(split)?", name)
     kind, number, split = (match[1], int(match[2]), bool(match[3])) if match else ("", 0, False)
     if kind == "resnet" and number in _RESNETS:
-        side = 1000 if number == 18 and image == 224 else image
-        return resnet(number, batch or (32 if number == 34 else 8), side)
+        side = 1000 if number == 18 else 224
+        return resnet(number, batch or (32 if number == 34 else 8), image or side)
     if name == "densenet121":
-        return densenet121(batch or 8, image)
+        return densenet121(batch or 8, image or 224)
     if kind in ("gpt", "llama") and number:
         width, vocabulary = (1600, 50257) if kind == "gpt" else (4096, 32000)
         return transformer(
@@ -346,7 +347,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="resnet18|34|50|101|152, densenet121, gpt24, gpt96split, ...")
     parser.add_argument("--batch", type=int, help="samples per micro-batch")
-    parser.add_argument("--image", type=int, default=224, help="side of the input image")
+    parser.add_argument("--image", type=int, help="side of the input image in pixels (224; resnet18: 1000)")
     parser.add_argument("-o", "--output", required=True, help="chain file to write")
     args = parser.parse_args()
     chain = build(args.name, args.batch, args.image)
