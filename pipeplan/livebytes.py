@@ -18,9 +18,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
+def dense(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors with storages that `tensor` is made of: itself, or those of a sparse one."""
+    layout = tensor.layout
+    if layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()  # noqa: SLF001
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the distinct storages behind `tensors`; views of one storage count once."""
-    return sum({key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    parts = (part for tensor in tensors for part in dense(tensor))
+    return sum({key(part): part.untyped_storage().nbytes() for part in parts}.values())
 
 
 def key(tensor: torch.Tensor) -> int:
@@ -29,6 +42,22 @@ def key(tensor: torch.Tensor) -> int:
     torch keeps one Python object per storage for the storage's whole life, so its id will do.
     """
     return id(tensor.untyped_storage())
+
+
+def peak_bytes(
+    module: torch.nn.Module,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    source: torch.Tensor,
+    target: torch.Tensor,
+) -> int:
+    """Most live bytes of one training step of `module` on top of gradients that are there."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    live = LiveBytes([*module.parameters(), *module.buffers(), *gradients, source, target])
+    with live:
+        result = loss(module(source), target)
+        result.backward()
+        del result
+    return live.peak
 
 
 _METERS: weakref.WeakSet[LiveBytes] = weakref.WeakSet()
@@ -105,6 +134,10 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _see(self, tensor: torch.Tensor) -> None:
+        for part in dense(tensor):
+            self._see_dense(part)
+
+    def _see_dense(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         name, size = id(storage), storage.nbytes()
         with self._lock:

@@ -20,11 +20,11 @@ from pipeplan.livebytes import storage_bytes
 from pipeplan.remat import Channel, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
-from pipeplan.rematerialized.module import Conditions, run, wrapped
+from pipeplan.rematerialized.module import Conditions, Parts, run, wrapped
 from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Prepared, Watch
-from pipeplan.rematerialized.timing import timed
+from pipeplan.rematerialized.timing import rehearsed, timed
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import parse_bandwidth, parse_bytes
 
@@ -54,7 +54,9 @@ def rematerialize(
 
     Live bytes are those of weights, buffers, gradients, the input, the target, and all that
     layers and autograd hold. `module` is measured with `sample`, which holds all boundaries and
-    one tape, and left as it was. The plan can be read from `rematerialization` of the result.
+    one tape, and left as it was. Then the plan that was found is rehearsed with the sample: its
+    time is told from the times of its operations there. It can be read from `rematerialization`
+    of the result, how far rehearsals differed from `rematerialization_spread`.
 
     Args:
         module: in training mode, takes one tensor and returns one.
@@ -68,7 +70,7 @@ def rematerialize(
         method: a name in `pipeplan.remat.METHODS`, or `auto` for the best of all.
         slots: memory units of the dynamic programs.
         max_layers: merges layers until there are no more than these.
-        repeats: times each layer is timed.
+        repeats: times each layer is timed, and the plan rehearsed.
 
     Raises:
         InputError: if the module cannot be cut into layers, a layer works in place on its input,
@@ -81,7 +83,8 @@ def rematerialize(
     taken = _sample(module, sample, loss)
     _check(module, taken.source, repeats)
     place = place_of(module)
-    conditions = Conditions.of(module, taken.source)
+    parts = Parts.of(module)
+    conditions = Conditions.of(parts, taken.source)
     with _as_it_was(module, place), as_in(place.device, autocast(place.device)):
         cut = _cut(module, taken, max_layers)
         _check_fed(cut, taken.source)
@@ -90,21 +93,24 @@ def rematerialize(
 
             def called(script: Script, source: Tensor, watch: Watch) -> Tensor:
                 prepared = _prepared(cut, found, taken.source, script, offload)
-                return run(module, conditions, prepared, source, watch)
+                return run(parts, conditions, prepared, source, watch)
 
             static = measured.states_bytes(module, cut, taken, found) + extra
             sizes = measured.costs_of(cut, found, taken, static)
             costs = timed(sizes, called, taken, place, repeats)
-    channel = _channel(cut, found, offload, host_bandwidth, place.device)
-    kept = _Kept(tuple(storage_bytes(facts.changed) for facts in found.facts))
-    left = measured.left_bytes(cut)
-    high = replace(costs, static=static + kept.at_most + sum(left))
-    plan = rematerialize_chain(high, limit, method, slots, channel)
+            channel = _channel(cut, found, offload, host_bandwidth, place.device)
+            kept = _Kept(tuple(storage_bytes(facts.changed) for facts in found.facts))
+            left = measured.left_bytes(cut)
+            high = replace(costs, static=static + kept.at_most + sum(left))
+            plan = rematerialize_chain(high, limit, method, slots, channel)
+            shown = rehearsed(costs, plan.schedule, called, taken, place, repeats)
     script = script_of(plan.schedule)
-    costs = replace(costs, static=static + kept.bytes(script.again), left=left)
+    costs = replace(shown.costs, static=static + kept.bytes(script.again), left=left)
     outcome = judge(costs, plan.schedule, limit, channel or Channel())
     prepared = _prepared(cut, found, taken.source, script, offload)
-    return wrapped(module, prepared, replace(plan, outcome=outcome), costs, conditions)
+    return wrapped(
+        module, prepared, replace(plan, outcome=outcome), costs, shown.spread, conditions
+    )
 
 
 @dataclass(frozen=True, slots=True)

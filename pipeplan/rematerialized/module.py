@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,9 +15,24 @@ from torch.autograd.function import once_differentiable
 from pipeplan.errors import InputError
 from pipeplan.remat import Costs, Rematerialization
 from pipeplan.rematerialized.precision import autocast
+from pipeplan.rematerialized.script import Script
 from pipeplan.rematerialized.steps import Pass, Prepared, Watch
 
 Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What each call looks at, found once: to walk through a module takes as long as a layer."""
+
+    modules: tuple[nn.Module, ...]
+    """The module itself and its submodules."""
+    parameters: tuple[nn.Parameter, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Parts:
+        """Those of `module`."""
+        return cls(tuple(module.modules()), tuple(module.parameters()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +50,14 @@ class Conditions:
     autocast: tuple[bool, torch.dtype]
 
     @classmethod
-    def of(cls, module: nn.Module, source: Tensor) -> Conditions:
-        """Those of a call of `module` with `source` here and now."""
+    def of(cls, parts: Parts, source: Tensor) -> Conditions:
+        """Those of a call with `source` here and now."""
         return cls(
             tuple(source.shape),
             source.dtype,
             source.requires_grad,
-            tuple(each.training for each in module.modules()),
-            tuple(parameter.requires_grad for parameter in module.parameters()),
+            tuple(each.training for each in parts.modules),
+            tuple(parameter.requires_grad for parameter in parts.parameters),
             autocast(source.device),
         )
 
@@ -77,9 +93,12 @@ class Rematerialized(nn.Module):
     rematerialization: Rematerialization
     """The plan: schedule, method, and what the judge says of peak bytes and time."""
     rematerialization_costs: Costs
-    """What the plan was made from; the last layer is the loss."""
+    """Of the plan's operations as they ran in its rehearsal; the last layer is the loss."""
+    rematerialization_spread: float
+    """Of whole calls in the rehearsal, between quartiles, as a share: noise of the plan's time."""
     _prepared: Prepared
     _conditions: Conditions
+    _parts: Parts
 
     def forward(self, source: Tensor, *rest: Any, **options: Any) -> Any:
         """The module's output.
@@ -93,7 +112,12 @@ class Rematerialized(nn.Module):
             raise InputError(
                 "rematerialized module: got several arguments, need one tensor as planned"
             )
-        return run(self, self._conditions, self._prepared, source)
+        return run(self._parts, self._conditions, self._prepared, source)
+
+    def run_as(self, script: Script, source: Tensor, watch: Watch) -> Tensor:
+        """The output of a pass by another script, watched: to time operations again."""
+        prepared = replace(self._prepared, script=script)
+        return run(self._parts, self._conditions, prepared, source, watch)
 
 
 def wrapped(
@@ -101,6 +125,7 @@ def wrapped(
     prepared: Prepared,
     plan: Rematerialization,
     costs: Costs,
+    spread: float,
     conditions: Conditions,
 ) -> Module:
     """A shallow copy of `module`, of a class of its own, that shares all that `module` has."""
@@ -110,15 +135,17 @@ def wrapped(
     for name, value in {
         "rematerialization": plan,
         "rematerialization_costs": costs,
+        "rematerialization_spread": spread,
         "_prepared": prepared,
         "_conditions": conditions,
+        "_parts": Parts.of(result),
     }.items():
         object.__setattr__(result, name, value)
     return result
 
 
 def run(
-    module: nn.Module,
+    parts: Parts,
     conditions: Conditions,
     prepared: Prepared,
     source: Tensor,
@@ -132,10 +159,10 @@ def run(
     Raises:
         InputError: if the call is unlike the one that was planned.
     """
-    conditions.check(Conditions.of(module, source))
+    conditions.check(Conditions.of(parts, source))
     now = Pass(prepared, source, watch)
     output = now.forward()
-    link = _Link(now, list(module.parameters()))
+    link = _Link(now, parts.parameters)
     token = _Body.apply(link, _TRIGGER, source)  # type: ignore[no-untyped-call]
     result: Tensor = _Exit.apply(link, token, output)  # type: ignore[no-untyped-call]
     return result
@@ -147,7 +174,7 @@ _TRIGGER = torch.empty(0, requires_grad=True)
 class _Link:
     """What the two nodes of a pass share; what was used is forgotten."""
 
-    def __init__(self, now: Pass, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, now: Pass, parameters: Sequence[nn.Parameter]) -> None:
         self.now: Pass | None = now
         self.gradients: list[Tensor] = []
         self._parameters = parameters

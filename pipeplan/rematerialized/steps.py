@@ -155,10 +155,11 @@ class Pass:
 
 
 def _units(prepared: Prepared, source: Tensor) -> Units | None:
+    if not prepared.offload:
+        return None
     layers = prepared.split.layers
     states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
-    moved = prepared.script.moved
-    return Units(prepared.device, moved, [*states, source]) if prepared.offload else None
+    return Units(prepared.device, prepared.script.moved, [*states, source])
 
 
 @contextmanager

@@ -1,14 +1,20 @@
 """How long each operation takes, in the machinery that will run it.
 
-Two schedules are run on the sample, as the handed out module runs its own: every layer keeps its
-input and runs again before its backward. In the first one layers that run again get their random
-numbers and buffers back, in the second one not, which is what a layer pays that runs once. Both
-hold what measuring may hold: all boundaries and one tape. What a call takes beside its operations
-(checks, making its pass, the ends of autograd) is counted with the loss.
+To plan, two schedules are run on the sample, as the handed out module runs its own: every layer
+keeps its input and runs again before its backward. In the first one layers that run again get
+their random numbers and buffers back, in the second one not, which is what a layer pays that runs
+once. Both hold what measuring may hold: all boundaries and one tape. What a call takes beside its
+operations (checks, making its pass, the ends of autograd) is counted with the loss.
+
+How long an operation takes depends on what ran before it: tensors that are still in a cache, pages
+that the allocator must get anew. Hence the plan that was found is rehearsed: its own schedule is
+run, and its time is told from the times of its operations there.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +25,7 @@ from torch import Tensor
 
 from pipeplan.capture.measured import times
 from pipeplan.capture.place import Clock, Place
-from pipeplan.remat import Costs, Op, OpKind
+from pipeplan.remat import Costs, Op, OpKind, Schedule
 from pipeplan.remat.periodic import periodic
 from pipeplan.rematerialized.measured import Sample
 from pipeplan.rematerialized.script import Script, script_of
@@ -45,25 +51,79 @@ def timed(costs: Costs, run: Run, sample: Sample, place: Place, repeats: int) ->
     """
     again = script_of(periodic(costs, costs.layers))
     once = replace(again, again=frozenset())
-    layers = range(costs.layers - 1)
 
     def call(_: int) -> tuple[list[int], ...]:
         first, second = (_Call.of(run, script, sample, place.clock) for script in (again, once))
-        return (
-            [second.ns(OpKind.KEEP_ALL, layer) for layer in layers] + [second.forward_rest],
-            [second.ns(OpKind.BACKWARD, layer) for layer in layers] + [second.backward_rest],
-            [first.ns(OpKind.KEEP_INPUT, layer) for layer in layers] + [second.forward_rest],
-            [first.ns(OpKind.KEEP_ALL, layer) for layer in layers] + [second.forward_rest],
-        )
+        rows = (OpKind.KEEP_ALL, second), (OpKind.BACKWARD, second), (OpKind.KEEP_INPUT, first)
+        kinds = [call.row(costs, kind) for kind, call in (*rows, (OpKind.KEEP_ALL, first))]
+        return (*kinds, second.rests)
 
-    (forward, backward, light, restored), _ = times(call, repeats, WARMUP, lambda _: None)
-    rows = zip(light, restored, forward, strict=True)
+    (forward, backward, light, restored, rests), _ = times(call, repeats, WARMUP, lambda _: None)
+    pairs = zip(light, restored, forward, strict=True)
+    # Never less than it took itself: differences of single calls would make it free.
+    lights = [first + max(0, more - plain) for first, more, plain in pairs]
+    return _with_rests(costs, forward, lights, backward, rests)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What running a schedule shows."""
+
+    costs: Costs
+    """With the times of the schedule's operations; others have the times they had."""
+    spread: float
+    """Between the quartiles of whole calls, as a share of their median: the machine's noise."""
+
+
+def rehearsed(
+    costs: Costs, schedule: Schedule, run: Run, sample: Sample, place: Place, repeats: int
+) -> Rehearsal:
+    """`costs` with times such that those of the operations of `schedule` add up to its calls'.
+
+    An operation that runs several times is charged the mean of these, what a call takes beside
+    its operations is charged to the loss; waits for transfers are the channel's affair.
+
+    Args:
+        costs: what `schedule` was planned with; the last layer is the loss.
+        schedule: whatever it holds is alive during the rehearsal.
+        run: the module.
+        sample: its input, and the loss.
+        place: gives the clock.
+        repeats: calls, after `WARMUP` ones.
+    """
+    script = script_of(schedule)
+    wholes: list[int] = []
+
+    def call(_: int) -> tuple[list[int], ...]:
+        one = _Call.of(run, script, sample, place.clock)
+        wholes.append(sum(one.wholes))
+        light = one.row(costs, OpKind.KEEP_INPUT, OpKind.KEEP_NOTHING, else_=costs.light)
+        kinds = [one.row(costs, kind) for kind in (OpKind.KEEP_ALL, OpKind.BACKWARD)]
+        return (*kinds, light, one.rests)
+
+    (forward, backward, light, rests), _ = times(call, repeats, WARMUP, lambda _: None)
+    found = _with_rests(costs, forward, light, backward, rests)
+    return Rehearsal(found, _spread(wholes[WARMUP:]))
+
+
+def _with_rests(
+    costs: Costs, forward: list[int], light: list[int], backward: list[int], rests: list[int]
+) -> Costs:
+    """`costs` with these times of the module's layers, and what is left of calls as the loss's."""
+    before, behind = rests
     return replace(
         costs,
-        forward=tuple(forward),
-        light=tuple(max(0, first + more - plain) for first, more, plain in rows),
-        backward=tuple(backward),
+        forward=(*forward, before),
+        light=(*light, before),
+        backward=(*backward, behind),
     )
+
+
+def _spread(wholes: list[int]) -> float:
+    if len(wholes) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(wholes, n=4, method="inclusive")
+    return (high - low) / max(1, middle)
 
 
 @dataclass
@@ -71,7 +131,8 @@ class _Call:
     """One forward and backward of the module, watched."""
 
     clock: Clock
-    marks: dict[Op, tuple[Any, Any]] = field(default_factory=dict)
+    parts: list[list[tuple[Op, Any, Any]]] = field(default_factory=list)
+    """What ran in the forward and in the backward, each with the marks around it."""
     ends: list[Any] = field(default_factory=list)
     """Before the forward, between it and the backward, behind that."""
 
@@ -80,37 +141,58 @@ class _Call:
         """A call by `script`, with its loss."""
         one = cls(clock)
         source = sample.source.detach().requires_grad_(sample.source.requires_grad)
-        one.ends.append(clock.mark())
+        one._begin()
         result = run(script, source, one.watch)
         if sample.loss is not None:
             result = sample.loss[0](result, sample.loss[1])
-        one.ends.append(clock.mark())
+        one._begin()
         result.backward(torch.ones_like(result))
         one.ends.append(clock.mark())
         return one
 
+    def _begin(self) -> None:
+        self.parts.append([])
+        self.ends.append(self.clock.mark())
+
     @contextmanager
     def watch(self, op: Op) -> Iterator[None]:
-        """Marks what lies around `op`; each runs once in these schedules."""
+        """Marks what lies around `op`."""
         begin = self.clock.mark()
         yield
-        self.marks[op] = begin, self.clock.mark()
+        self.parts[-1].append((op, begin, self.clock.mark()))
 
-    def ns(self, kind: OpKind, layer: int) -> int:
-        """Time of one operation."""
-        return self.clock.between(*self.marks[Op(kind, layer)])
+    def row(self, costs: Costs, *kinds: OpKind, else_: tuple[int, ...] = ()) -> list[int]:
+        """Mean time of the operations of `kinds`, layer by layer, without the loss.
+
+        Args:
+            costs: of the layers.
+            kinds: taken together.
+            else_: times of the layers that have no such operation; needed where one has none.
+        """
+        found: dict[int, list[int]] = defaultdict(list)
+        for op, begin, end in (mark for part in self.parts for mark in part):
+            if op.kind in kinds:
+                found[op.index].append(self.clock.between(begin, end))
+        layers = range(costs.layers - 1)
+        return [
+            round(statistics.mean(found[layer])) if layer in found else else_[layer]
+            for layer in layers
+        ]
 
     @property
-    def forward_rest(self) -> int:
-        """What the forward took beside its operations; the loss is part of it."""
-        return self._rest(0, OpKind.KEEP_INPUT)
+    def wholes(self) -> list[int]:
+        """Time of the forward and of the backward."""
+        pairs = zip(self.ends, self.ends[1:], strict=False)
+        return [self.clock.between(begin, end) for begin, end in pairs]
 
     @property
-    def backward_rest(self) -> int:
-        """The same of the backward."""
-        return self._rest(1, OpKind.KEEP_ALL, OpKind.BACKWARD)
+    def rests(self) -> list[int]:
+        """What each took beside layers and waits; the loss is part of it."""
+        return [
+            max(0, whole - sum(self.clock.between(*ends) for op, *ends in part if _charged(op)))
+            for whole, part in zip(self.wholes, self.parts, strict=True)
+        ]
 
-    def _rest(self, part: int, *kinds: OpKind) -> int:
-        whole = self.clock.between(self.ends[part], self.ends[part + 1])
-        pairs = [pair for op, pair in self.marks.items() if op.kind in kinds]
-        return max(0, whole - sum(self.clock.between(*pair) for pair in pairs))
+
+def _charged(op: Op) -> bool:
+    return op.computes or op.kind is OpKind.WAIT

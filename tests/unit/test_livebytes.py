@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
+import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from pipeplan.capture.trace import call
-from pipeplan.livebytes import LiveBytes, storage_bytes
+from pipeplan.livebytes import LiveBytes, peak_bytes, storage_bytes
 from tests.capture_tasks import gpt2
 
 
@@ -115,3 +119,44 @@ def test_agrees_with_the_allocator() -> None:
         peak = max(peak, held)
     assert peak > 10**6
     assert abs((live.peak - base) - peak) <= peak // 1000
+
+
+SPARSE_PARTS = {
+    "oo": ("_indices", "_values"),
+    "sr": ("crow_indices", "col_indices", "values"),
+    "sc": ("ccol_indices", "row_indices", "values"),
+}
+"""By the end of a layout's name."""
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_sparse_tensors_count_by_their_parts(layout: str) -> None:
+    """Indices and values are counted, once, and forgotten with the tensor."""
+    block = {"blocksize": (2, 2)} if layout.startswith("bs") else {}
+    live = LiveBytes()
+    with live:
+        dense = torch.eye(8)
+        base = live.live
+        value = getattr(dense, f"to_sparse_{layout}")(**block)
+        names = SPARSE_PARTS[layout[-2:]]
+        storages = [getattr(value, part)().untyped_storage() for part in names]
+        expected = sum({id(each): each.nbytes() for each in storages}.values())
+        assert storage_bytes([value, value]) == expected
+        del storages
+        gc.collect()
+        assert live.live - base == expected
+        del value
+        gc.collect()
+        assert live.live == base
+
+
+def test_a_sparse_gradient_is_counted() -> None:
+    """An embedding's sparse gradient holds its indices and rows, not the whole table."""
+    table = nn.Embedding(1000, 8, sparse=True)
+    tokens = torch.arange(10)
+    peak = peak_bytes(table, lambda output, _: output.sum(), tokens, torch.zeros(1))
+    held = 1000 * 8 * 4 + 10 * 8 + 4
+    gradient = 10 * 8 + 10 * 8 * 4
+    assert table.weight.grad is not None
+    assert storage_bytes([table.weight.grad]) == gradient
+    assert held + gradient <= peak < held + 3 * gradient

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeplan import rematerialize, tasks
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.livebytes import LiveBytes
+from pipeplan.livebytes import peak_bytes
 from pipeplan.remat import Channel, OpKind, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
@@ -58,14 +58,7 @@ def trained(module: nn.Module, task: Task, steps: int = 2) -> list[Tensor]:
 
 def peak(module: nn.Module, task: Task) -> int:
     """Most live bytes of one micro-batch that adds to gradients that are there."""
-    source, target = task.microbatch(0)
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    live = LiveBytes([*module.parameters(), *module.buffers(), *gradients, source, target])
-    with live:
-        loss = task.loss(module(source), target)
-        loss.backward()
-        del loss
-    return live.peak
+    return peak_bytes(module, task.loss, *task.microbatch(0))
 
 
 def limits(task: Task, count: int) -> tuple[int, ...]:
