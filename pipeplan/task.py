@@ -171,6 +171,8 @@ def _module(place: str, reference: str) -> object:
         if spec is None or spec.loader is None:
             raise InputError(f"task {reference!r}: {place} is no Python file")
         module = importlib.util.module_from_spec(spec)
+        if str(path.parent) not in sys.path:  # what lies beside it, as for `python file.py`
+            sys.path.insert(0, str(path.parent))
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module

@@ -178,3 +178,18 @@ def test_example_tasks_are_deterministic() -> None:
             assert not torch.equal(one.microbatch(number)[0], other.microbatch(number)[0])
         assert isinstance(one.model, nn.Module)
         assert one.model.training
+
+
+def test_a_task_file_finds_the_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model in a file of its own is imported as `python file.py` would, wherever one stands."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "model_beside_it.py").write_text("layers = []\n")
+    (tmp_path / "training.py").write_text(
+        "from model_beside_it import layers\n"
+        "from pipeplan.task import Task\n"
+        "def task():\n"
+        "    return Task(model=layers, loss=None, optimizer=None, data=None)\n"
+    )
+    assert load(f"{tmp_path}/training.py:task").model == []
