@@ -321,8 +321,8 @@ def build(name: str, batch: int | None = None, image: int | None = None) -> Chai
     """The chain called `name`: resnet18..152, densenet121, gpt24..gpt96, llama32, gpt96split.
 
     ResNet-18 defaults to batch 8 and images of 1000 pixels, ResNet-34 to batch 32, all others to
-    batch 8 of images with 224 pixels a side, as the experiments of Beaumont, Eyraud-Dubois, Shilova
-    (2020), section 7.
+    batch 8 of images with 224 pixels a side, as the experiments of Beaumont, Eyraud-Dubois and
+    Shilova (2020), section 7.
 
     Raises:
         ValueError: if no such network is known.
@@ -347,7 +347,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="resnet18|34|50|101|152, densenet121, gpt24, gpt96split, ...")
     parser.add_argument("--batch", type=int, help="samples per micro-batch")
-    parser.add_argument("--image", type=int, help="side of the input image in pixels (224; resnet18: 1000)")
+    parser.add_argument(
+        "--image", type=int, help="side of the input image in pixels (224; resnet18: 1000)"
+    )
     parser.add_argument("-o", "--output", required=True, help="chain file to write")
     args = parser.parse_args()
     chain = build(args.name, args.batch, args.image)
