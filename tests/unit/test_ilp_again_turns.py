@@ -24,6 +24,7 @@ from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.pieces import Pieces, within
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.steps import changed
+from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import LEAST, Turns
 from pipeplan.ilp.again.walk import RunLayout, RunWalk
 from pipeplan.ilp.away.fit import fitted
@@ -114,7 +115,7 @@ def test_sums_of_a_balance_stay_right(seed: int) -> None:
     costs, random = random_costs(seed, 10), Random(seed)
     single = Pieces(costs).of(tuple((layer, layer) for layer in range(10)))[1]
     load = costs.load_ns(0, 9, 0)
-    guess = Guess(RunLayout((0,) * 10, frozenset()), [2.0] * 10, [0.1] * 3)
+    guess = Guess(RunLayout((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
     balance = RunBalance(costs, single, load // 2, guess, [False] * 10, 0.01)
     balance.anneal(random, 3000)
     known = replace(guess, layout=RunLayout(balance.homes, frozenset()))
@@ -184,6 +185,26 @@ def test_shorter_than_every_contiguous_plan() -> None:
     assert any(stage.remat for stage in free.stages)
     assert len(free.stages) > 4
     assert free.period_per_microbatch < Fraction(98, 100) * one.period_per_microbatch
+
+
+def test_nothing_is_computed_again_in_vain() -> None:
+    """Where memory is ample every run of a plan is kept, and the period falls with the load."""
+    costs = random_costs(4, 6, memory=10**6)
+    state = Incumbent(costs, limits())
+    state.prove("any", Fraction(1))
+    joint = Joint(state, Solved(state))
+    chain, mine = Pieces(costs).of(((0, 1), (4, 4)))
+    placing = Outward(mine, [(0, 1, 0), (2, 3, 1), (4, 4, 2)], 2 * mine.load_ns(0, 4, 0))
+    assert placing.place()
+    assert joint.offer(chain, mine, placing.schedule())
+    before, cuts = joint.period, [stage.layers for stage in joint.best.stages]
+    trim(joint)
+    assert joint.best.merged is not None
+    assert not joint.best.merged.runs
+    assert [stage.layers for stage in joint.best.stages] == cuts
+    assert joint.period is not None
+    assert before is not None
+    assert joint.period < before
 
 
 def test_the_walk_finds_runs_by_itself() -> None:

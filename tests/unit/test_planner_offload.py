@@ -176,6 +176,7 @@ def test_voices_agree_on_random_chains() -> None:
             method="contiguous",
             time_limit_s=0.3,
             workers=1,
+            deterministic=True,
         )
         machines_ = plan.cluster.model_copy(update={"gpus": gpus, "host": host})
         try:

@@ -16,6 +16,8 @@ from pipeplan.ilp.evening import Guess
 
 FLIPS: Final = 0.4
 """Share of the steps that decide anew whether a unit is computed again."""
+AGAIN: Final = 0.02
+"""Price of a period of forwards that are computed again, in periods of load beyond the period."""
 
 
 class RunBalance(Balance):
@@ -44,9 +46,10 @@ class RunBalance(Balance):
         self._single = single
         # What each unit would add if it were decided the other way: swapped with what it adds.
         gpus = range(costs.gpus)
+        self._longer = [[self._forward_of(unit, gpu) for gpu in gpus] for unit in self.units]
         self._other_work = [
-            [row[gpu] + self._forward_of(unit, gpu) for gpu in gpus]
-            for unit, row in zip(self.units, self._work, strict=True)
+            [one + other for one, other in zip(row, more, strict=True)]
+            for row, more in zip(self._work, self._longer, strict=True)
         ]
         self._other_size = [
             [row[gpu] - self._freed(unit, gpu) for gpu in gpus]
@@ -85,6 +88,7 @@ class RunBalance(Balance):
             table[gpu] = new = old + other[unit][gpu] - mine[unit][gpu]
             mine[unit], other[unit] = other[unit], mine[unit]
             self.total += over(new) - over(old)
+        self.total += AGAIN * self._longer[unit][0] * (1 if self._again[unit] else -1)
 
     def _forward_of(self, unit: tuple[int, ...], gpu: int) -> float:
         """Share of a period that the unit's forwards need on a GPU."""

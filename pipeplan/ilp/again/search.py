@@ -17,6 +17,7 @@ from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.candidates import POINTS, Candidate, Candidates
 from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import Turns
 from pipeplan.ilp.bounds import load_bound
 from pipeplan.ilp.feasibility import layer_reason
@@ -60,6 +61,8 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     try:
         if whole.infeasible is None:
             _search(joint, state, start)
+            if not joint.interrupted:
+                trim(joint)
     except KeyboardInterrupt:
         if joint.period is None:
             raise

@@ -1,0 +1,50 @@
+"""Nothing is computed again in vain: runs that memory does not need are kept, one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeplan.ilp.again.joint import Joint
+from pipeplan.ilp.again.merge import Run, merged
+from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.retime import tighten
+from pipeplan.plan import Stage
+
+
+def trim(joint: Joint) -> None:
+    """Keep each run of the best plan, the longest first, where the plan then fits as well.
+
+    Orders stay, times are made anew: without a run's second forward nothing comes later.
+    """
+    chain = joint.best.merged
+    if chain is None or joint.best.state.best is None:
+        return
+    layers = chain.source.layers
+
+    def forward(run: Run) -> tuple[int, Run]:
+        return -sum(layer.forward_ns for layer in layers[run[0] : run[1] + 1]), run
+
+    for run in sorted(chain.runs, key=forward):
+        tried = _without(joint, run)
+        if tried.cost <= joint.best.cost:
+            joint.best = tried
+
+
+def _without(joint: Joint, run: Run) -> Solved:
+    """The best plan with a run kept; without a plan where that does not fit."""
+    best, whole = joint.best, joint.state
+    assert best.merged is not None
+    assert best.state.best is not None
+    chain = merged(best.merged.source, sorted(best.merged.runs - {run}))
+    costs, schedule = chain.of(whole.costs), best.state.best
+    placed = chain.renumbered((stage.first, stage.last, stage.gpu) for stage in best.stages)
+    stages = tuple(
+        Stage(id=number, layers=(first, last), gpu=gpu)
+        for number, (first, last, gpu) in enumerate(placed)
+    )
+    lowest = max(1, int(whole.bounds["any"] * schedule.k))
+    inner = Incumbent(costs, whole.options, joint.heard)
+    inner.phase = best.state.phase
+    inner.offer(tighten(costs, replace(schedule, stages=stages, away=()), lowest))
+    return Solved(inner, chain)
