@@ -100,7 +100,7 @@ class EagerSearch:
     def _offer_cycles(self, stages: Stages, caps: tuple[int, ...]) -> None:
         """Offer what eager execution of the partition settles into, for several caps."""
         ops = chain_ops(stages)
-        steps = _steps(self.state.costs, stages)
+        steps = steps_of(self.state.costs, stages)
         for fewer in dict.fromkeys(_variants(caps)):
             if not self._promises(_floor(self.state.costs, stages, fewer)):
                 continue
@@ -118,7 +118,8 @@ class EagerSearch:
         return k <= MAX_K and (len(ks) > 1 or ks[0] % k == 0)
 
 
-def _steps(costs: Costs, stages: Stages) -> list[Step]:
+def steps_of(costs: Costs, stages: Stages) -> list[Step]:
+    """The ops of one micro-batch in chain order."""
     return [
         Step(*op, resource(costs, stages, op), duration(costs, stages, op))
         for op in chain_ops(stages)
@@ -132,14 +133,35 @@ def _caps(costs: Costs, stages: Stages, most: int | None) -> tuple[int, ...] | N
     """
     caps: list[int] = []
     for stage in stages:
-        size = costs.segment(stage.first, stage.last)
-        own = max(size.running, size.saved + size.backward)
-        room = costs.budgets[stage.gpu] - size.states - own - _slots(costs, stage)
-        if room < 0:
+        useful = min([2 * len(stages), *caps[-1:]])
+        kept = most_kept(costs, stage, most)
+        if kept == 0:
             return None
-        useful = min([2 * len(stages), *caps[-1:], *([most] if most else [])])
-        caps.append(min(useful, 1 + room // size.saved) if size.saved else useful)
+        caps.append(useful if kept is None else min(useful, kept))
     return tuple(caps)
+
+
+def most_kept(costs: Costs, stage: Stage, most: int | None) -> int | None:
+    """How many micro-batches a stage alone on its GPU can hold, whatever the order of its ops.
+
+    When it holds most it has begun the last of them, and its next op is a backward: there was
+    room for all but one beside a forward, and for all beside a backward.
+
+    Args:
+        costs: Bytes, and what the GPU has.
+        stage: The only one on its GPU.
+        most: No stage may hold more (R6); None for no limit.
+
+    Returns:
+        The number, 0 if there is no room for one, None if there is no limit.
+    """
+    size = costs.segment(stage.first, stage.last)
+    own = max(size.running, size.saved + size.backward)
+    room = costs.budgets[stage.gpu] - size.states - own - _slots(costs, stage)
+    if room < 0:
+        return 0
+    kept = 1 + room // size.saved if size.saved else None
+    return most if kept is None else min(kept, most or kept)
 
 
 def _slots(costs: Costs, stage: Stage) -> int:

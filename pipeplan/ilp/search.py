@@ -18,6 +18,9 @@ from pipeplan.ilp.walk import Walk
 EAGER_SHARE = 0.25
 """Share of the time that eager cycles of contiguous partitions may take."""
 
+WINDOWS_SHARE = 0.25
+"""Share of the time left that the bound on contiguous plans may take where only these count."""
+
 NO_SOLVER = (
     "ortools is not installed, so plans with several stages on a GPU were only searched greedily:"
     " pip install 'pipeplan[plan]' searches all"
@@ -32,6 +35,22 @@ def run(state: Incumbent) -> None:
 def beyond(state: Incumbent) -> None:
     """As `run`, without contiguous plans: for those who know them."""
     _unless_interrupted(state, _beyond)
+
+
+def prove_contiguous(state: Incumbent) -> None:
+    """After `run`: raise the bound on contiguous plans where only these count.
+
+    A step of its own: who runs the search on chains that stand for others claims no such bound.
+    """
+    over = state.infeasible is not None or state.done or state.phase == "interrupted"
+    if over or not state.options.contiguous_only or find_spec("ortools") is None:
+        return
+    from pipeplan.ilp import windows  # only here: it needs CP-SAT
+
+    try:
+        windows.raise_bound(state, WINDOWS_SHARE * state.remaining)
+    except KeyboardInterrupt:
+        state.enter("interrupted")
 
 
 def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -> None:

@@ -96,6 +96,7 @@ def _search(state: Incumbent, config: Config) -> Solved:
         return again.keeping(state)
     if groups is None:
         search.run(state)
+        search.prove_contiguous(state)
     else:
         coarse.run(state, groups)
     return Solved(state)
