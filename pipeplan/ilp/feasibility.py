@@ -1,8 +1,9 @@
 """Whether any plan exists, and the tightest reason proven if none does.
 
-Every op of any plan finds at least its own micro-batch's bytes in memory. So a layer that fits no
-GPU with one micro-batch, a total beyond all memory, or a spread that cannot be found (`static`)
-each prove that there is no plan.
+Every op of any plan finds at least its own micro-batch's bytes in memory, and states never leave
+their GPU. So a layer that fits no GPU with one micro-batch, states beyond all memory, or a spread
+that cannot be found (`static`) each prove that there is no plan. What a micro-batch keeps counts
+only where nothing is computed again or waits in the host's memory.
 """
 
 from __future__ import annotations
@@ -46,8 +47,16 @@ def layer_need(costs: Costs, layer: int) -> int:
 
 
 def simple_reason(costs: Costs) -> str | None:
-    """A layer that fits no GPU, pins, or a total beyond all memory; None if none of them is so."""
-    return layer_reason(costs) or _pinned_reason(costs) or _total_reason(costs)
+    """Why no plan exists that keeps all it saves on its GPUs, if sums show it; else None."""
+    return least_reason(costs) or _kept_reason(costs)
+
+
+def least_reason(costs: Costs) -> str | None:
+    """A layer that fits no GPU, pins, or states beyond all memory; None if none of them is so.
+
+    Each of them also holds for plans that compute layers again or send what they keep to the host.
+    """
+    return layer_reason(costs) or _pinned_reason(costs) or _states_reason(costs)
 
 
 def layer_reason(costs: Costs) -> str | None:
@@ -105,18 +114,34 @@ def _pinned_reason(costs: Costs) -> str | None:
     return None
 
 
-def _total_reason(costs: Costs) -> str | None:
-    sizes = [costs.segment(layer, layer, True) for layer in range(costs.layers)]
-    states, saved = sum(size.states for size in sizes), sum(size.saved for size in sizes)
-    need, total = states + saved, sum(costs.budgets)
+def _states_reason(costs: Costs) -> str | None:
+    """(M1) of all layers together beyond all memory: nothing makes it smaller."""
+    states, total = _states(costs), sum(costs.budgets)
+    if states <= total:
+        return None
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {states}"
+        f" bytes ({format_bytes(states)}), the {costs.gpus} GPUs have {total}:"
+        f" {states - total} bytes over. {_would_help(costs, only_states=True)}"
+    )
+
+
+def _kept_reason(costs: Costs) -> str | None:
+    """States and what one micro-batch keeps beyond all memory."""
+    saved = sum(costs.segment(layer, layer, True).saved for layer in range(costs.layers))
+    states, total = _states(costs), sum(costs.budgets)
+    need = states + saved
     if need <= total:
         return None
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
         f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
-        f" {costs.gpus} GPUs have {total}: {need - total} bytes over."
-        f" {_would_help(costs, only_states=states > total)}"
+        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. {_would_help(costs)}"
     )
+
+
+def _states(costs: Costs) -> int:
+    return sum(costs.segment(layer, layer, True).states for layer in range(costs.layers))
 
 
 def _would_help(costs: Costs, *, only_states: bool = False) -> str:

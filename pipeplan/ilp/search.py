@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound
 from pipeplan.ilp.contiguous import ContiguousSolver, Partition
-from pipeplan.ilp.feasibility import contiguous_reason, layer_reason, simple_reason
+from pipeplan.ilp.feasibility import contiguous_reason, least_reason, simple_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.kfkb import EagerSearch
 from pipeplan.ilp.place import place
@@ -56,7 +56,7 @@ def prove_contiguous(state: Incumbent) -> None:
 def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -> None:
     try:
         state.enter("bounds")
-        reason = layer_reason if state.options.offload else simple_reason
+        reason = least_reason if state.options.offload else simple_reason
         state.infeasible = reason(state.costs)
         if state.infeasible is None:
             state.prove("any", load_bound(state.costs), from_bytes=False)

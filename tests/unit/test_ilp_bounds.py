@@ -10,7 +10,7 @@ from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound, residency_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.each import floor_of
-from pipeplan.ilp.feasibility import _total_reason, simple_reason
+from pipeplan.ilp.feasibility import simple_reason
 from pipeplan.ilp.static import spread
 from tests import handmade, searches
 
@@ -116,12 +116,17 @@ def test_what_would_help_depends_on_what_is_too_much() -> None:
     """Against states alone recomputing does nothing; one version of the weights may be enough."""
     sizes = [{"weight_bytes": 10, "saved_bytes": 3}] * 2
     of = handmade.chain([(1, 1), (1, 1)], sizes)
-    for semantics, memory, helps in (
-        ("2bw", 19, "More memory, more GPUs or semantics flush (one version of the weights)"),
-        ("2bw", 22, "semantics flush (one version of the weights), a smaller micro-batch or"),
-        ("flush", 12, "More memory, more GPUs, a smaller micro-batch or recompute auto may help."),
+    for semantics, memories, helps in (
+        (
+            "2bw",
+            (23, 15),
+            "More memory, more GPUs or semantics flush (one version of the weights)",
+        ),
+        ("2bw", (23, 21), "semantics flush (one version of the weights), a smaller micro-batch"),
+        ("flush", (13, 11), "More memory, more GPUs, a smaller micro-batch or recompute auto"),
     ):
-        machines = uniform(2, memory)
-        reason = _total_reason(Costs(of, machines, semantics, "exact"))
+        gpus = tuple(Gpu(name="g", memory_bytes=memory) for memory in memories)
+        machines = uniform(2, 1).model_copy(update={"gpus": gpus})
+        reason = simple_reason(Costs(of, machines, semantics, "exact"))
         assert reason is not None
         assert helps in reason, semantics

@@ -10,12 +10,13 @@ import pytest
 
 from benchmarks.chains import build
 from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster, uniform
+from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.ilp.again.merge import recomputes
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.verifier import verify
+from tests import handmade
 from tests.plans import random_plan
 
 GIB = 2**30
@@ -58,6 +59,18 @@ def test_a_layer_that_fits_nowhere_is_named() -> None:
     """What no recomputation can help is proven at once, and the advice does not name it."""
     with pytest.raises(InfeasibleError, match=r"layer 0 .*A smaller micro-batch or a GPU with"):
         planned(GIB, recompute="auto")
+
+
+@pytest.mark.parametrize("offload", ["off", "auto"])
+@pytest.mark.parametrize("recompute", ["off", "auto"])
+def test_states_beyond_all_memory_are_proof(recompute: str, offload: str) -> None:
+    """Eight copies of two bytes: 7 + 7 are too few whatever is computed again, 8 + 8 are not."""
+    heavy = handmade.chain([(1, 1)] * 8, [{"weight_bytes": 1}] * 8)
+    asked: Any = {"recompute": recompute, "offload": offload, "time_limit_s": 10, "workers": 1}
+    host = Host(memory_bytes=100, bandwidth_bytes_per_s=10**9)
+    with pytest.raises(InfeasibleError, match=r"16 bytes .*the 2 GPUs have 14: 2 bytes over"):
+        solve(heavy, uniform(2, 7, host=host), Config(**asked))
+    assert solve(heavy, uniform(2, 8, host=host), Config(**asked)).memory[0].peak_bytes == 8
 
 
 def test_recomputing_is_never_worse() -> None:

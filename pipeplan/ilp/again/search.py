@@ -20,7 +20,7 @@ from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import Turns
 from pipeplan.ilp.bounds import load_bound
-from pipeplan.ilp.feasibility import layer_reason
+from pipeplan.ilp.feasibility import least_reason
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.resume import warm
 from pipeplan.plan import Plan
@@ -46,7 +46,7 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
     load bound, that of the relaxed options for contiguous plans, and that no plan exists only
-    where a single layer fits no GPU.
+    where a single layer fits no GPU, or the states of all do not fit together.
 
     Args:
         state: Of a search without recomputation, not begun.
@@ -57,7 +57,7 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     joint = Joint(whole, Solved(state), state.report)
     state.report = joint.heard
     whole.prove("any", load_bound(state.costs), from_bytes=False)
-    whole.infeasible = layer_reason(state.costs)
+    whole.infeasible = least_reason(state.costs)
     try:
         if whole.infeasible is None:
             _search(joint, state, start)
