@@ -43,7 +43,7 @@ class InvalidPlanError(PipeplanError):
 
 
 class TimeLimitError(PipeplanError):
-    """The time limit ended before any plan was found; nothing is proven."""
+    """No plan was found before the time limit or the end of the search; nothing is proven."""
 
     exit_code = 5
 

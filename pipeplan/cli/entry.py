@@ -40,7 +40,7 @@ Plan and run pipeline-parallel training: the shortest period under exact memory.
 
 _CODES = """\
 exit codes: 0 done, 1 internal error, 2 bad usage or input, 3 proven infeasible,
-4 invalid plan, 5 time limit without a plan. Results go to stdout, progress to stderr."""
+4 invalid plan, 5 no plan found, none ruled out. Results go to stdout, progress to stderr."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -122,7 +122,7 @@ def _states_reason(costs: Costs) -> str | None:
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {states}"
         f" bytes ({format_bytes(states)}), the {costs.gpus} GPUs have {total}:"
-        f" {states - total} bytes over. {_would_help(costs, only_states=True)}"
+        f" {states - total} bytes over. {would_help(costs, only_states=True)}"
     )
 
 
@@ -136,7 +136,7 @@ def _kept_reason(costs: Costs) -> str | None:
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
         f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
-        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. {_would_help(costs)}"
+        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. {would_help(costs)}"
     )
 
 
@@ -144,13 +144,25 @@ def _states(costs: Costs) -> int:
     return sum(costs.segment(layer, layer, True).states for layer in range(costs.layers))
 
 
-def _would_help(costs: Costs, *, only_states: bool = False) -> str:
-    """What to try; where states alone are too much, what a micro-batch keeps does not matter."""
-    ways = ["More memory", "more GPUs"]
+def would_help(
+    costs: Costs, *, only_states: bool = False, again: bool = False, time: bool = False
+) -> str:
+    """What to try, as a sentence.
+
+    Args:
+        costs: of the chain that has no plan.
+        only_states: whether states alone are too much: what a micro-batch keeps matters not.
+        again: whether layers may be computed again already.
+        time: whether more time is worth a try.
+    """
+    ways = [*(["time"] if time else []), "memory", "GPUs"]
+    ways = ["More " + ways[0], *(f"more {way}" for way in ways[1:])]
     if costs.semantics == "2bw":
         ways.append("semantics flush (one version of the weights)")
     if not only_states:
-        ways += ["a smaller micro-batch", "recompute auto"]
+        ways.append("a smaller micro-batch")
+        if not again and costs.exact and not costs.pins:
+            ways.append("recompute auto")
     return f"{', '.join(ways[:-1])} or {ways[-1]} may help."
 
 
@@ -160,7 +172,7 @@ def spread_reason(costs: Costs, missing: int) -> str:
         f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
         f" over the {costs.gpus} GPUs{_kept_pins(costs)}, on some GPU the states and one"
         f" micro-batch exceed its memory by at least {missing} bytes ({format_bytes(missing)})."
-        f" {_would_help(costs)}"
+        f" {would_help(costs)}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from importlib.util import find_spec
+from typing import Final
 
 from pipeplan import verifier
 from pipeplan.chain import Chain
@@ -29,6 +30,9 @@ from pipeplan.planner.pins import resolve
 Progress = Callable[[float, Fraction | None, Fraction, float | None, str], None]
 """(elapsed s, best period per micro-batch in ns or None, bound in ns, gap or None, phase)."""
 
+TIME_OVER: Final = 0.95
+"""Share of the limit from which on the limit ended the search: its last part stops early."""
+
 
 def solve(
     chain: Chain, cluster: Cluster, config: Config | None = None, progress: Progress | None = None
@@ -47,7 +51,7 @@ def solve(
 
     Raises:
         InfeasibleError: if it is proven that no plan exists.
-        TimeLimitError: if the time ended before a plan was found.
+        TimeLimitError: if neither a plan nor a proof was found.
         InputError: if the configuration or the sizes are out of range, or the plan to resume from
             answers another question.
         InvalidPlanError: if the plan to resume from breaks a rule.
@@ -70,7 +74,7 @@ def solve(
             warm(state, config.resume)
     solved = _search(state, config)
     if solved.state.best is None:
-        raise _failure(state)
+        raise _failure(state, config)
     plan = assemble(solved, config)
     cross_check(plan, solved)
     solved.state.enter("done")
@@ -144,13 +148,22 @@ def _literal(state: Incumbent) -> None:
     literal.search(state)
 
 
-def _failure(state: Incumbent) -> Exception:
-    """The proof that no plan exists, or the admission that time ran out."""
+def _failure(state: Incumbent, config: Config) -> Exception:
+    """The proof that no plan exists, or what the search did instead of finding one."""
     costs = state.costs
     if state.infeasible is not None:
         return InfeasibleError(state.infeasible)
+    limit, used = state.options.time_limit_s, state.elapsed
+    over = used > TIME_OVER * limit
+    if over:
+        what = f"no plan within {limit:g} s, and none is ruled out."
+    else:
+        what = (
+            f"no plan found, and none is ruled out: the search ended by itself after {used:.1f} s"
+            f" of {limit:g} s."
+        )
+    ways = feasibility.would_help(costs, again=config.recompute == "auto", time=over)
+    notes = "".join(f" ({note}.)" for note in state.notes)
     return TimeLimitError(
-        f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: no plan within"
-        f" {state.options.time_limit_s:g} s, and none is ruled out."
-        f" Give it more time, memory or GPUs.{''.join(f' ({note}.)' for note in state.notes)}"
+        f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: {what} {ways}{notes}"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -140,8 +141,20 @@ class TestRefusals:
         with pytest.raises(InfeasibleError, match="by at least 1 bytes"):
             solve(chain, uniform(2, 11))
 
+    def test_who_finds_nothing_says_why(self) -> None:
+        """A search that ends by itself asks for no more time; one that the limit ends does."""
+        chain = handmade.chain([(1, 1)] * 9, [{"weight_bytes": 3}] * 9)
+        asked = planner.Config(recompute="auto", time_limit_s=60, workers=1, deterministic=True)
+        with pytest.raises(TimeLimitError, match=r"by itself after .* of 60 s. More memory"):
+            planner.solve(chain, uniform(2, 29), asked)
+        short = replace(asked, time_limit_s=0.01)
+        with pytest.raises(
+            TimeLimitError, match=r"no plan within 0.01 s.* More time, more memory"
+        ):
+            planner.solve(chain, uniform(2, 29), short)
+
     def test_exit_codes(self) -> None:
-        """Infeasible is 3, out of time is 5."""
+        """Infeasible is 3, without a plan or a proof it is 5."""
         assert (InfeasibleError.exit_code, TimeLimitError.exit_code) == (3, 5)
 
     @pytest.mark.parametrize(
