@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, flags
 from pipeplan.cli.machines import add_machines, clusters
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument("--force", action="store_true", help="replace files in that folder")
 
 
+@flags.told(flags.of_config)
 def run(args: argparse.Namespace) -> int:
     """Compare, show, save."""
     from pipeplan.compare import compare

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, sweep
+from pipeplan.cli import common, flags, sweep
 from pipeplan.cli.machines import add_machines, clusters
 from pipeplan.cli.show import figures, present
 
@@ -150,6 +150,7 @@ def _k(text: str) -> int | str:
     return "auto" if text == "auto" else common.count(1, 16)(text)
 
 
+@flags.told(flags.of_config)
 def run(args: argparse.Namespace) -> int:
     """Plan, save, show, replay; a folder of plans where several machines are named."""
     from pipeplan.chain import Chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, flags
 
 if TYPE_CHECKING:
     from pipeplan.remat import Channel, Costs, Rematerialization
@@ -78,6 +78,7 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
+@flags.told(flags.of_remat)
 def run(args: argparse.Namespace) -> int:
     """Plan `args.chain` within `args.budget`."""
     from pipeplan.chain import Chain
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.picture, args.curve_picture):
         if path:
             common.check_output(path, args.force)
-    costs = from_chain(common.read(Chain, args.chain))
+    chain = common.read(Chain, args.chain)
+    costs = from_chain(chain)
     channel = _channel(args)
     found = rematerialize_chain(costs, args.budget, args.method, args.slots, channel)
     if args.output:
@@ -103,7 +105,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         _present(costs, found)
         _list(points)
+    common.then(f"in Python: {_call(found, sum(layer.optimizer_bytes for layer in chain.layers))}")
     return 0
+
+
+def _call(found: Rematerialization, optimizer_bytes: int) -> str:
+    """What trains a module within the same budget; optimizers are not among what it measures."""
+    choices = [f"budget={found.budget}"]
+    if optimizer_bytes:
+        choices.append(f"reserve={optimizer_bytes}")
+    if found.outcome.host_peak_bytes:
+        choices.append("offload=True")
+    return f"pipeplan.rematerialize(module, sample, {', '.join(choices)})"
 
 
 def _channel(args: argparse.Namespace) -> Channel | None:

@@ -47,25 +47,26 @@ def check(state: Incumbent, plan: Plan, *, again: bool) -> None:
     costs = state.costs
     if plan.chain.digest() != costs.chain.digest():
         raise InputError(
-            f"resume: got a plan for chain {plan.chain.name!r} ({len(plan.chain.layers)} layers,"
-            f" digest {plan.chain.digest()[:12]}), need one for {costs.chain.name!r}"
-            f" ({costs.layers} layers, digest {costs.chain.digest()[:12]}). Plan without --resume."
+            f"config.resume: got a plan for chain {plan.chain.name!r}"
+            f" ({len(plan.chain.layers)} layers, digest {plan.chain.digest()[:12]}), need one for"
+            f" {costs.chain.name!r} ({costs.layers} layers, digest {costs.chain.digest()[:12]})."
+            " Plan without config.resume."
         )
     if not again and recomputes(plan):
         raise InputError(
-            "resume: got a plan whose stages compute layers again, need one without: the search"
-            " keeps all that is saved. Plan without --resume."
+            "config.resume: got a plan whose stages compute layers again, need one without: the"
+            " search keeps all that is saved. Plan without config.resume."
         )
     if not state.options.offload and any(op.kind.is_host for op in plan.ops):
         raise InputError(
-            "resume: got a plan whose stages send what they keep to the host, need one without:"
-            " the search keeps all on the GPUs. Plan without --resume."
+            "config.resume: got a plan whose stages send what they keep to the host, need one"
+            " without: the search keeps all on the GPUs. Plan without config.resume."
         )
     most = max(stage.gpu for stage in plan.stages)
     if most >= costs.gpus:
         raise InputError(
-            f"resume: got a plan that uses GPU {most}, need GPUs below {costs.gpus}: there are no"
-            " more. Plan without --resume."
+            f"config.resume: got a plan that uses GPU {most}, need GPUs below {costs.gpus}."
+            " Plan without config.resume."
         )
 
 
@@ -73,10 +74,10 @@ def _offer(state: Incumbent, plan: Plan) -> str | None:
     """Why the schedule cannot compete; None if it does."""
     schedule, ks = schedule_of(plan), state.options.ks
     if len(ks) == 1 and ks[0] % schedule.k:
-        return f"its period holds {schedule.k} micro-batches, --k asks for {ks[0]}"
+        return f"its period holds {schedule.k} micro-batches, {ks[0]} are asked for"
     hosts = [stage.gpu for stage in schedule.stages]
     if state.options.contiguous_only and len(hosts) > len(set(hosts)):
-        return "a GPU hosts two of its stages, --method contiguous asks for one"
+        return "a GPU hosts two of its stages, contiguous plans have one"
     if not state.costs.keeps_pins(schedule.stages):
         return "a pinned layer sits on another GPU in it"
     other = _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts)

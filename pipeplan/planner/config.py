@@ -79,20 +79,20 @@ class Config:
         ):
             if value == refused:
                 raise InputError(
-                    f"config.pins: got pinned layers with {name} {value}, need none with it."
-                    f" Plan without pins, or without {name} {value}."
+                    f"config.pins: got pins with config.{name} {value}, need none with it."
+                    f" Plan without config.pins, or without config.{name} {value}."
                 )
 
     def _check_paper(self, name: str, what: str) -> None:
         """The paper's formulas know neither recomputation nor offloading."""
         if self.memory_model != "exact":
             raise InputError(
-                f"config.{name}: got auto with memory model {self.memory_model!r}, need"
-                f" 'exact': the paper's model has no {what}."
+                f"config.{name}: got auto with config.memory_model {self.memory_model},"
+                f" need exact: the paper's model has no {what}."
             )
         if self.method == "paper-ilp":
             raise InputError(
-                f"config.{name}: got auto with method paper-ilp, need method auto or contiguous:"
+                f"config.{name}: got auto with config.method paper-ilp, need auto or contiguous:"
                 f" the paper's ILP has no {what}."
             )
 

@@ -114,8 +114,8 @@ def _groups(costs: Costs, config: Config) -> int | None:
         return None
     if not costs.exact:
         raise InputError(
-            f"config.coarsen: got {config.coarsen} with memory model 'paper', need 'exact' or off:"
-            " its working bytes do not add up over merged layers. Plan without --coarsen."
+            f"config.coarsen: got {config.coarsen} with config.memory_model paper, need off: its"
+            " working bytes do not add up over merged layers. Plan without config.coarsen."
         )
     return config.coarsen
 
@@ -126,10 +126,11 @@ def _tell_no_groups(state: Incumbent, config: Config) -> None:
     if not asked:
         return
     if config.coarsen != "auto":
-        flags = " and ".join(f"--{name} auto" for name in asked)
+        choices = " and ".join(f"config.{name} auto" for name in asked)
         raise InputError(
-            f"config.coarsen: got {config.coarsen} with {flags}, need auto or off: groups of"
-            f" layers are not searched with it. Plan without --coarsen, or without {flags}."
+            f"config.coarsen: got {config.coarsen} with {choices}, need auto or off: groups of"
+            " layers are not searched with it. Plan without config.coarsen, or without"
+            f" {choices}."
         )
     state.notes.append(
         f"searched layer by layer although the chain is long: {' and '.join(asked)} auto knows no"

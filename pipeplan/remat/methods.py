@@ -206,11 +206,11 @@ def rematerialize_chain(
         raise InputError(
             f"chain: got {costs.layers} layers with {slots} slots, need at most {_MAX_LAYERS}"
             f" layers and layers * layers * slots at most {_MAX_ENTRIES}."
-            " Give fewer --slots, or join layers of the chain."
+            " Give fewer slots, or join layers of the chain."
         )
     if method in OFFLOADING and channel is None:
         raise InputError(
-            f"method {method}: got no way to the host, need one. Give --host-bandwidth."
+            f"method {method}: got no way to the host, need one. Give channel=Channel(...)."
         )
     return _best(Problem(costs, budget, slots, channel), method)
 
@@ -234,7 +234,7 @@ def _best(problem: Problem, method: str) -> Rematerialization:
         raise InfeasibleError(
             f"budget, method {method}: got {problem.budget} bytes, need room for transfers that"
             f" nothing waits for; {problem.line.peak} keep all on the device."
-            " Give more, or --method swap, which waits."
+            " Give more, or method=swap, which waits."
         )
     fitting = [each for each in found if each.outcome.peak_bytes <= problem.budget]
     if not fitting:
@@ -252,5 +252,5 @@ def _refusal(costs: Costs, smallest: Rematerialization, method: str) -> str:
         f"budget, method {method}: got {smallest.budget} bytes, need at least {least}"
         f" ({format_bytes(least)}): the {what} of layer {layer} ({costs.names[layer]!r}) holds"
         f" {kept} weights, gradients and optimizer states."
-        f" Give --budget {least}, a smaller micro-batch, or split that layer."
+        f" Give budget={least}, a smaller micro-batch, or split that layer."
     )

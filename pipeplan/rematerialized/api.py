@@ -17,7 +17,7 @@ from pipeplan.capture.trace import unchanged_buffers
 from pipeplan.errors import InputError
 from pipeplan.hostcopy import measured_bandwidth
 from pipeplan.livebytes import storage_bytes
-from pipeplan.remat import Channel, judge, rematerialize_chain
+from pipeplan.remat import OFFLOADING, Channel, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
 from pipeplan.rematerialized.module import Conditions, Parts, run, wrapped
@@ -82,6 +82,7 @@ def rematerialize(
     extra = _size(reserve, "reserve")
     taken = _sample(module, sample, loss)
     _check(module, taken.source, repeats)
+    _check_way(method, offload, host_bandwidth)
     place = place_of(module)
     parts = Parts.of(module)
     conditions = Conditions.of(parts, taken.source)
@@ -175,6 +176,16 @@ def _check(module: nn.Module, source: Tensor, repeats: int) -> None:
         )
 
 
+def _check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
+    """Refuse what only means something with a way to the host."""
+    if offload:
+        return
+    if host_bandwidth is not None:
+        raise InputError("rematerialize: got host_bandwidth alone, need offload=True with it")
+    if method in OFFLOADING:
+        raise InputError(f"rematerialize: got method {method} alone, need offload=True with it")
+
+
 def _check_fed(cut: SplitModel, source: Tensor) -> None:
     fed = next((name for index, name in enumerate(cut.names) if cut.fed_to(index)), None)
     if source.requires_grad and fed is not None:
@@ -208,8 +219,6 @@ def _channel(
     device: torch.device,
 ) -> Channel | None:
     if not offload:
-        if host_bandwidth is not None:
-            raise InputError("rematerialize: got host_bandwidth alone, need offload=True with it")
         return None
     pairs = zip(cut.names, found.facts, strict=True)
     shares = next((name for name, facts in pairs if facts.shares), None)

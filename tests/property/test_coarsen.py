@@ -202,7 +202,7 @@ def test_only_long_chains_are_coarsened_unasked() -> None:
 
 def test_the_papers_bytes_do_not_add_up() -> None:
     """Coarsening is refused under the paper's memory model."""
-    with pytest.raises(InputError, match="coarsen: got 3 with memory model 'paper'"):
+    with pytest.raises(InputError, match=r"coarsen: got 3 with config.memory_model paper"):
         solve(handmade.chain([(1, 1)] * 5), uniform(2, 9), "2bw", coarsen=3, memory_model="paper")
 
 
@@ -217,7 +217,9 @@ def test_groups_are_not_searched_with_recomputation_or_offloading(flag: str) -> 
         plan = solve(handmade.chain([(2, 3)] * layers), cluster, "2bw", **options)
         return [note for note in plan.solver.notes if "layer by layer" in note]
 
-    with pytest.raises(InputError, match=rf"config.coarsen: got 5 with --{flag} auto, need auto"):
+    with pytest.raises(
+        InputError, match=rf"config.coarsen: got 5 with config.{flag} auto, need auto"
+    ):
         notes(20, 5)
     assert len(notes(257, "auto")) == 1
     assert notes(257, "off") == notes(20, "auto") == notes(20, 20) == []

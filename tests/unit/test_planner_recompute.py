@@ -120,7 +120,7 @@ def test_resumes_no_plan_of_another_question() -> None:
             solve(chain_, cluster, again, lambda *row: seen.append(row[4]))
 
     other = chain().model_copy(update={"layers": chain().layers[:-1]})
-    refused(other, machines(16 * GIB), config, "got a plan for chain .*Plan without --resume")
+    refused(other, machines(16 * GIB), config, "got a plan for chain .*Plan without config.resume")
     one = uniform(1, 16 * GIB, bandwidth_bytes_per_s=12 * 10**9)
     refused(chain(), one, config, "uses GPU 1, need GPUs below 1")
     away = next(

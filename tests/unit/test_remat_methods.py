@@ -133,7 +133,7 @@ def test_what_never_waits_says_so() -> None:
 def test_offloading_needs_a_way_to_the_host() -> None:
     """A method that offloads is refused without a channel; auto then only recomputes."""
     costs = random_costs(random.Random(0), 5)
-    with pytest.raises(InputError, match="--host-bandwidth"):
+    with pytest.raises(InputError, match=r"Give channel=Channel\(...\)"):
         rematerialize_chain(costs, 1000, "greedy")
     assert rematerialize_chain(costs, 1000).method == "rotor"
 
@@ -142,7 +142,7 @@ def test_chains_too_long_for_the_tables_are_refused() -> None:
     """Layers or slots that would fill the memory are a usage error, at once."""
     for layers, slots in ((501, 10), (400, 10_000)):
         costs = random_costs(random.Random(0), layers)
-        with pytest.raises(InputError, match="Give fewer --slots"):
+        with pytest.raises(InputError, match="Give fewer slots"):
             rematerialize_chain(costs, 10**6, slots=slots)
 
 
@@ -218,7 +218,15 @@ def test_the_verb_offloads_draws_and_compares(
         assert point["rotor"] is None or point["pofo"] <= point["rotor"]
     assert main(words) == 2
     assert "exists already" in capsys.readouterr().err
-    assert main(["remat", str(file), "--budget", "9KB", "--method", "greedy"]) == 2
+    for method, budget, code, said in (
+        ("greedy", "9KB", 2, "Give --host-bandwidth."),
+        ("rotor", "1KB", 3, "Give --budget "),
+    ):
+        assert main(["remat", str(file), "--budget", budget, "--method", method]) == code
+        assert said in capsys.readouterr().err
+    assert main([*words[:6], "--force"]) == 0
+    told = "next: in Python: pipeplan.rematerialize(module, sample, budget=9000, offload=True)"
+    assert told in capsys.readouterr().err
 
 
 def test_the_verb_offers_every_method() -> None:

@@ -195,13 +195,14 @@ def test_shared_parameters_and_interleaved_micro_batches() -> None:
 
 
 def test_a_budget_below_the_least_names_layer_and_least() -> None:
-    """The refusal tells the smallest budget, which then holds."""
+    """The refusal tells the smallest budget, which then holds, as Python is given it."""
     task = tiny("mixer")
     assert isinstance(task.model, nn.Module)
     options = {"loss": task.loss, "repeats": 1}
     with pytest.raises(InfeasibleError, match=r"layer \d+ \('.*'\) holds") as refused:
         rematerialize(task.model, task.microbatch(0), "1MiB", **options)
     least = int(str(refused.value).split("need at least ")[1].split(" ")[0])
+    assert f"Give budget={least}, a smaller micro-batch" in str(refused.value)
     lean = rematerialize(task.model, task.microbatch(0), least, **options)
     assert lean.rematerialization.outcome.peak_bytes == least
 
@@ -253,6 +254,7 @@ def refusals() -> list[tuple[str, nn.Module, object, dict[str, object], str]]:
         ("sign", linear, x, {"budget": -1}, "budget"),
         ("repeats", linear, x, {"repeats": 0}, "repeats"),
         ("bandwidth alone", linear, x, {"host_bandwidth": "1GB/s"}, "offload"),
+        ("method alone", linear, x, {"method": "pofo"}, "method pofo alone, need offload=True"),
         ("frozen", nn.Sequential(nn.ReLU(), nn.Tanh()), x, {}, "without gradients"),
     ]
 
