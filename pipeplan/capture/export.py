@@ -7,10 +7,12 @@ are in it as they are in the model; nothing is made functional and nothing is de
 
 from __future__ import annotations
 
+import io
 import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 
 import torch
@@ -181,11 +183,21 @@ def _is_machinery(file: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps torch's log of a failed export back: the error says it."""
+    """Keeps back what torch logs and prints of a failed export: the error says it.
+
+    The graph so far, which torch prints to stderr, is the error's; what the model itself prints
+    there is passed on.
+    """
     logger = logging.getLogger("torch")
-    before = logger.level
+    before, said, graph = logger.level, io.StringIO(), ""
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(said):
+            yield
+    except Exception as error:
+        graph = getattr(error, "partial_fx_graph", "")
+        raise
     finally:
         logger.setLevel(before)
+        text = said.getvalue()
+        sys.stderr.write(text.replace(f"{graph}\n", "") if graph else text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,7 @@ from torch import Tensor, fx, nn
 from pipeplan import pipeline
 from pipeplan.capture import profile_task, split
 from pipeplan.capture.coarsen import kept
+from pipeplan.capture.export import export
 from pipeplan.capture.whole import run
 from pipeplan.errors import InputError
 from pipeplan.task import Task, load
@@ -137,6 +140,22 @@ def test_refuses(model: nn.Module, message: str) -> None:
     """What cannot be captured is an InputError that names the place."""
     with pytest.raises(InputError, match=message):
         split(task_of(model))
+
+
+def test_only_the_model_speaks_while_it_is_captured(capsys: pytest.CaptureFixture[str]) -> None:
+    """Torch prints no graph of what it cannot export and logs as before; the model is heard."""
+
+    class Loud(Branch):
+        def middle(self, value: Tensor) -> Tensor:
+            print("half way", file=sys.stderr)
+            return super().middle(value)
+
+    logger = logging.getLogger("torch")
+    before = logger.level
+    with pytest.raises(InputError):
+        export(Loud(), (rows(0)[0],))
+    assert capsys.readouterr().err == "half way\n"
+    assert logger.level == before
 
 
 @pytest.mark.parametrize("kind", [InPlace, Plain, partial(nn.Linear, 4, 4)])
