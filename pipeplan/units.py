@@ -102,6 +102,16 @@ def format_bytes(value: int) -> str:
     return f"{value} B"
 
 
+def exact_bytes(value: int) -> str:
+    """The shortest text that `parse_bytes` reads as `value`: `24MiB`, `16GB`, `1001B`.
+
+    For names of files, of which no two sizes may share one.
+    """
+    units = sorted(_BYTES.items(), key=lambda unit: -unit[1])
+    texts = [f"{value // size}{name}" for name, size in units if name and value % size == 0]
+    return min(texts, key=len)
+
+
 def format_ns(value: int | Fraction | float) -> str:
     """`value` nanoseconds for people: `12.3 ms`, exact below 1 us."""
     amount = float(value)

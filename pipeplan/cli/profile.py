@@ -177,11 +177,12 @@ def _stages(args: argparse.Namespace) -> int:
 
 def _show(found: StageProfile, chain: Chain) -> None:
     """What the chain says of each stage beside what was measured."""
+    from pipeplan.report import remat
     from pipeplan.report.tables import Comparison, comparison_table
 
     rows = []
     for stage in found.stages:
-        name = f"layers {stage.layers[0]}-{stage.layers[1]}"
+        name = remat.named([stage.layers])
         inside = chain.layers[stage.layers[0] : stage.layers[1] + 1]
         forward = sum(layer.forward_ns for layer in inside)
         backward = sum(layer.backward_ns for layer in inside)

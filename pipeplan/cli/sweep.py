@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeplan.cli import common
 from pipeplan.errors import InfeasibleError, TimeLimitError
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import exact_bytes, format_bytes, format_ns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +85,7 @@ def _cells(plan: Plan | None) -> Iterator[str]:
 
 
 def _name(point: Point) -> str:
-    return f"plan-{point.gpus}gpus-{point.memory_bytes}bytes.json"
+    return f"plan-{point.gpus}gpus-{exact_bytes(point.memory_bytes)}.json"
 
 
 def _data(point: Point) -> dict[str, object]:

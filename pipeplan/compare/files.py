@@ -10,7 +10,7 @@ from pipeplan.compare.points import Comparison, Point
 from pipeplan.compare.rows import Row
 from pipeplan.plan import Plan
 from pipeplan.report.cloud import Picture
-from pipeplan.units import format_bytes, parse_bytes
+from pipeplan.units import exact_bytes
 
 
 def pictures(comparison: Comparison) -> Iterator[tuple[str, Picture]]:
@@ -39,19 +39,13 @@ def plans(comparison: Comparison) -> Iterator[tuple[str, Plan]]:
     for point in comparison.points:
         for row in point.rows:
             if isinstance(row, Row) and row.plan is not None and row.fits:
-                memory = _size(point.memory_bytes)
+                memory = exact_bytes(point.memory_bytes)
                 yield f"{_word(row.name)}-{len(row.peak_bytes)}gpus-{memory}.plan.json", row.plan
 
 
 def _series(points: list[Point], name: str) -> list[tuple[int, float]]:
     rows = [(point, point.row(name)) for point in points]
     return [(point.memory_bytes, float(row.period_ns)) for point, row in rows if row is not None]
-
-
-def _size(memory: int) -> str:
-    """Short where that is exact, so that no two sizes share a file."""
-    short = format_bytes(memory).replace(" ", "")
-    return short if parse_bytes(short) == memory else f"{memory}B"
 
 
 def _word(name: str) -> str:

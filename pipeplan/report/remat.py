@@ -78,6 +78,12 @@ def spans(runs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def named(runs: Sequence[tuple[int, int]]) -> str:
+    """Runs of layers with their noun: `layer 5`, `layers 0-3, 5`."""
+    text = spans(runs)
+    return f"layer {text}" if text.isdigit() else f"layers {text}"
+
+
 def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """(what, text) for the figures of `plan`: stage by stage, then the host's memory."""
     every = shares(plan)

@@ -104,7 +104,7 @@ def _kept_together(plan: Plan) -> Iterator[tuple[str, str]]:
     for gpu, name in enumerate(names):
         pinned = [layer for layer, home in sorted(plan.solver.pins) if home == gpu]
         if pinned:
-            yield "pinned", f"layers {remat.spans(_runs(pinned))} to {name}"
+            yield "pinned", f"{remat.named(_runs(pinned))} to {name}"
     if plan.chain.tied == "colocate" and len(names) > 1:
         for parameter, layers in _shared(plan.chain).items():
             if layers[-1] - layers[0] >= len(layers):

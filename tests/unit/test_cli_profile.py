@@ -85,8 +85,13 @@ def test_stages_of_a_plan_are_measured_and_used(
     assert main(["plan", "chain.json", *machines, "-o", "plan.json"]) == 0
     capsys.readouterr()
     assert main(["profile", "--stages", "plan.json", *quick, "-o", "stages.json"]) == 0
-    assert "backward peak" in capsys.readouterr().out
+    shown = capsys.readouterr().out
     found = StageProfile.read(folder / "stages.json")
+    for stage in found.stages:
+        first, last = stage.layers
+        name = f"layer {first}" if first == last else f"layers {first}-{last}"
+        assert f"{name}: backward peak" in shown
+    assert any(stage.layers[0] == stage.layers[1] for stage in found.stages)
     assert found.task == "own.py:task"
     words = ["plan", "chain.json", "--refine", "stages.json", *machines, "-o", "refined.json"]
     assert main(words) == 0

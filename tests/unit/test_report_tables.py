@@ -240,7 +240,7 @@ def test_headline_tells_of_pins_and_what_the_bound_is_about() -> None:
     plan = _named([(), (), (), ()]).model_copy(update={"solver": solver})
     shown = [" ".join(line.split()) for line in text(tables.headline(plan)).splitlines()]
     assert [line for line in shown if line.startswith("pinned")] == [
-        "pinned layers 2 to gpu0",
+        "pinned layer 2 to gpu0",
         "pinned layers 0-1, 3 to gpu1",
     ]
     assert any("no plan with these pins has a shorter one" in line for line in shown)

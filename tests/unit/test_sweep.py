@@ -144,6 +144,7 @@ def test_a_folder_of_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         product((1, 2), (9, 30))
     )
     assert data["points"][0]["plan"] is None
+    assert data["points"][-1]["plan"] == "plan-2gpus-30B.json"
     for point in data["points"][1:]:
         plan = Plan.read(out / point["plan"])
         assert plan.cluster == uniform(point["gpus"], point["memory_bytes"])

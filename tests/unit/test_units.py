@@ -11,6 +11,7 @@ from pipeplan.errors import InputError
 from pipeplan.units import (
     MAX_INT,
     ceil_div,
+    exact_bytes,
     format_bytes,
     format_ns,
     parse_bandwidth,
@@ -159,3 +160,20 @@ def test_ceil_div() -> None:
     assert ceil_div(7, 2) == 4
     assert ceil_div(8, 2) == 4
     assert ceil_div(MAX_INT + 1, 1) == MAX_INT + 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (24 * 2**20, "24MiB"),
+        (17 * 2**29, "8704MiB"),
+        (16 * 10**9, "16GB"),
+        (25165825, "25165825B"),
+        (9, "9B"),
+        (0, "0B"),
+    ],
+)
+def test_exact_sizes_are_short_and_read_back(value: int, text: str) -> None:
+    """The unit is the one of fewest characters; nothing is rounded, so no two sizes are alike."""
+    assert exact_bytes(value) == text
+    assert parse_bytes(text) == value
