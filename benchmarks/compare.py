@@ -59,6 +59,8 @@ def measure(name: str, gpus: int, args: argparse.Namespace) -> Case:
     config = Config(time_limit_s=args.seconds, gap=0.005, workers=1)
     begin, work = time.monotonic(), cpu_seconds()
     comparison = compare(Request(chain, clusters, config, args.search, args.jobs), tell)
+    if comparison.left_out:
+        raise KeyboardInterrupt
     load = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     kept = data(comparison)
     (cloud,) = comparison.clouds

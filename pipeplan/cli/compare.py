@@ -80,7 +80,7 @@ def add(verbs: common.Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, show, save."""
     from pipeplan.compare import compare
-    from pipeplan.compare.table import absences, data, loss, table
+    from pipeplan.compare.table import LEGEND, absences, data, loss, table
 
     request = _request(args)
     folder = None if args.out is None else common.folder(args.out, args.force)
@@ -95,6 +95,9 @@ def run(args: argparse.Namespace) -> int:
             common.screen().print(table(comparison, point), "", sep="\n")
             for absent in absences(point):
                 print(f"  {absent}")
+        print(LEGEND)
+    if comparison.left_out:
+        common.say(f"interrupted, left out: {'; '.join(comparison.left_out)}")
     for cloud in comparison.clouds:
         if cloud.left_out:
             common.say(

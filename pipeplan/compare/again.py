@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pipeplan.baselines.splits import keeps_ties, time_balanced, to_stages
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
+from pipeplan.compare.jobs import whole_only
 from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InputError
 from pipeplan.ilp.again import fixed
@@ -61,7 +62,7 @@ def _judged(
 ) -> Plan | None:
     """What `find` finds as a plan that every voice accepts."""
     costs = Costs(chain, cluster, config.semantics, config.memory_model)
-    solved = find(Incumbent(costs, limits(config, costs.gpus)))
+    solved = find(Incumbent(costs, limits(config, costs.gpus), whole_only))
     if solved is None:
         return None
     plan = assemble(solved, config)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare import again
+from pipeplan.compare.jobs import whole_only
 from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.plan import Plan, Solver
@@ -83,7 +84,7 @@ def _from(row: Row | Absent, config: Config) -> Config:
 
 def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Absent:
     try:
-        plan = solve(chain, cluster, config)
+        plan = solve(chain, cluster, config, whole_only)
     except (InfeasibleError, TimeLimitError) as error:
         return Absent(name, str(error))
     return row_of(name, plan, f"{len(plan.stages)} stages, k = {plan.k}")

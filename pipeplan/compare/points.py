@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -63,6 +63,8 @@ class Point:
     @property
     def lost(self) -> Row | None:
         """The fastest row of our semantics that fits and beats our plan; None if none does."""
+        if all(row.name != OURS for row in self.rows):
+            return None  # what was not searched lost nothing
         ours = self.row(OURS)
         rivals = [
             row
@@ -96,10 +98,12 @@ class Comparison:
     """Per update, for throughputs and steps with a flush; of the largest number of GPUs."""
     points: tuple[Point, ...]
     clouds: tuple[Cloud, ...]
+    left_out: tuple[str, ...] = ()
+    """What Ctrl-C left undone: rows and points that would be there."""
 
 
 def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparison:
-    """Plans and executes everything, then puts it side by side.
+    """Plans and executes everything, then puts it side by side; Ctrl-C keeps what is done.
 
     Args:
         request: what is compared.
@@ -109,24 +113,34 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
         InputError: if clusters of the same size differ in more than memory.
         InternalError: if a voice refuses a plan.
         PipeplanError: if a process was killed.
+        KeyboardInterrupt: if Ctrl-C came before anything was done.
     """
     groups = _groups(request.clusters)
     jobs = [_others(request, group) for group in groups]
     jobs += [_ours(request, cluster) for group in groups for cluster in group]
     results = run(jobs, request.jobs, lambda share, what: tell(0.95 * share, what))
-    fields = [each for each in results if isinstance(each, Field)]
+    left_out = [job.what for job, result in zip(jobs, results, strict=True) if result is None]
+    fields = {each.gpus: each for each in results if isinstance(each, Field)}
     points: list[Point] = []
-    for field, group in zip(fields, groups, strict=True):
-        tell(0.95, f"{field.gpus} GPUs: every voice on every plan")
-        found = [each for each in results if isinstance(each, Found) and each.cluster in group]
-        points += _points(field, found)
+    try:
+        for group in groups:
+            gpus = len(group[0].gpus)
+            tell(0.95, f"{gpus} GPUs: every voice on every plan")
+            found = [each for each in results if isinstance(each, Found) and each.cluster in group]
+            for point in _points(group, fields.get(gpus), found):
+                points.append(point)
+    except KeyboardInterrupt:
+        if not points:
+            raise
+        left_out.append("points behind the last one shown")
     tell(1.0, "done")
     most = max(len(cluster.gpus) for cluster in request.clusters)
     return Comparison(
         request.chain,
         microbatches(request.config, most),
         tuple(points),
-        tuple(_cloud(field) for field in fields),
+        tuple(_cloud(field) for field in fields.values()),
+        tuple(left_out),
     )
 
 
@@ -179,19 +193,24 @@ def _ours(request: Request, cluster: Cluster) -> Job[Field | Found]:
     return Job(what, partial(ours.find, request.chain, cluster, request.config))
 
 
-def _points(field: Field, found: list[Found]) -> list[Point]:
-    points: list[Point] = []
+def _points(
+    group: Sequence[Cluster], field: Field | None, found: Sequence[Found]
+) -> Iterator[Point]:
+    """The rows that are there of each cluster that has any, checked."""
     checked: set[tuple[str, str, Fraction]] = set()
-    for here in found:
-        rows = (*ours.rows(here, found), *field.rows(here.cluster))
-        for row in rows:
+    for cluster in group:
+        here = next((each for each in found if each.cluster == cluster), None)
+        own = () if here is None else ours.rows(here, found)
+        others = () if field is None else tuple(field.rows(cluster))
+        for row in (*own, *others):
             # Memory changes the budget alone, so one check of a schedule holds for all.
             key = (row.name, row.detail, row.period_ns) if isinstance(row, Row) else None
             if isinstance(row, Row) and key not in checked:
                 check(row)
                 checked.add((row.name, row.detail, row.period_ns))
-        points.append(Point(here.cluster, ours.bound(here, found), rows))
-    return points
+        if own or others:
+            bound = None if here is None else ours.bound(here, found)
+            yield Point(cluster, bound, (*own, *others))
 
 
 def _cloud(field: Field) -> Cloud:

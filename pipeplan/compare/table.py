@@ -10,6 +10,11 @@ from pipeplan.compare.points import Comparison, Point
 from pipeplan.compare.rows import Absent, Row
 from pipeplan.units import format_bytes, format_ns
 
+LEGEND = (
+    "idle: share of the GPUs' time without work, made of imbal (uneven work), comm (links take"
+    " longer),\nwait (for memory or a fixed order), fill (filling and draining at a flush)"
+)
+"""What the columns of idle time are; docs/comparison.md has the formulas."""
 _SHARES = ("imbalance", "communication", "waiting", "fill_drain")
 
 

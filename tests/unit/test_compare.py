@@ -16,10 +16,10 @@ from pipeplan.baselines.listed import listed_plan
 from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Gpu
-from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare
+from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare, ours
 from pipeplan.compare.families import FAMILIES
 from pipeplan.compare.field import EXHAUSTIVE
-from pipeplan.compare.ours import CONTIGUOUS, OURS
+from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import best, check, row_of
 from pipeplan.compare.table import loss
 from pipeplan.errors import InputError
@@ -220,6 +220,35 @@ def test_the_verb_shows_saves_and_draws(
     )
     assert verb(chain_file, "--gpus", "1", "--memory", "1000", "--out", str(out)) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_ctrl_c_shows_and_saves_what_is_done(
+    chain_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that are there are shown and saved, what is not is named; nothing counts as lost."""
+    found, out = ours.find, tmp_path / "out"
+
+    def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
+        if cluster.gpus[0].memory_bytes == 1000:
+            raise KeyboardInterrupt
+        return found(chain, cluster, config)
+
+    monkeypatch.setattr(ours, "find", find)
+    assert verb(chain_file, "--gpus", "2", "--memory", "900,1000", "--out", str(out)) == 0
+    shown, told = capsys.readouterr()
+    assert "2 GPUs of 900 B" in shown
+    assert shown.endswith("fill (filling and draining at a flush)\n")
+    assert "interrupted, left out: 2 GPUs of 1000 B: pipeplan\n" in told
+    assert "LOST" not in told
+    whole, part = json.loads((out / "comparison.json").read_text())["points"]
+    names = [row["name"] for row in whole["rows"]]
+    assert names[0] == OURS
+    assert [row["name"] for row in part["rows"]] == names[2:]
+    assert part["lost_to"] is None
+    assert (out / "pipeplan-2gpus-900B.plan.json").exists()
 
 
 def test_the_verb_speaks_json(chain_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

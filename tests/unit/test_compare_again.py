@@ -18,7 +18,7 @@ from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.errors import InputError
 from pipeplan.ilp.again.merge import recomputes
 from pipeplan.plan import Plan
-from pipeplan.planner import Config, solve
+from pipeplan.planner import Config, Progress, solve
 from pipeplan.verifier import verify
 from tests.baselines import chain as short_chain
 
@@ -73,7 +73,7 @@ def test_each_search_starts_from_what_less_found(monkeypatch: pytest.MonkeyPatch
     asked: dict[tuple[str, str, str], Plan | None] = {}
     plans: dict[tuple[str, str, str], Plan] = {}
 
-    def recorded(chain: Chain, cluster: Cluster, config: Config) -> Plan:
+    def recorded(chain: Chain, cluster: Cluster, config: Config, _: Progress) -> Plan:
         key = config.recompute, config.offload, config.method
         asked[key] = config.resume
         plans[key] = solve(chain, cluster, replace(config, time_limit_s=0.2))

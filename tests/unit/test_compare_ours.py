@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import isqrt
+from typing import Any
 
 import pytest
 
-from pipeplan import verifier
+from pipeplan import planner, verifier
 from pipeplan.baselines import splits
 from pipeplan.baselines.listed import Lists, listed_plan
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
 from pipeplan.compare import Absent, Row, ours
 from pipeplan.compare.jobs import Job, run
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import row_of
 from pipeplan.errors import PipeplanError
-from pipeplan.plan import Bounds, OpKind
+from pipeplan.plan import Bounds, OpKind, Plan
+from pipeplan.planner import Config, Progress
 from tests.baselines import chain, setting
 from tests.compared import eager_row, machines
 
@@ -104,12 +111,72 @@ def test_jobs_in_other_processes_give_what_they_give_here() -> None:
         )
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_keeps_what_is_done_and_ends_the_rest_at_once(processes: int) -> None:
+    """Jobs that are done have their results, the others none; before the first it is passed on."""
+    jobs: list[Job[object]] = [Job("done", partial(pow, 3, 2)), *[Job("long", _long)] * 3]
+
+    def after(least: float) -> Callable[[float, str], None]:
+        def tell(share: float, _: str) -> None:
+            if share >= least:
+                raise KeyboardInterrupt
+
+        return tell
+
+    start = time.monotonic()
+    assert run(jobs, processes, after(0.25)) == [9, None, None, None]
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs, processes, after(0))
+    assert time.monotonic() - start < 60
+
+
+def _long() -> None:
+    time.sleep(300)
+
+
+def test_an_interrupted_search_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a search would compare nothing: what it has found so far is left out with its job."""
+
+    def interrupted(of: Chain, cluster: Cluster, config: Config, hear: Progress) -> Plan:
+        def heard(*row: Any) -> None:
+            if row[1] is not None and row[4] != "interrupted":
+                raise KeyboardInterrupt
+            hear(*row)
+
+        return planner.solve(of, cluster, config, heard)
+
+    monkeypatch.setattr(ours, "solve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ours.find(chain([(2, 3), (2, 4)], sizes=[3, 0], saved=10), machines(1000), Config())
+
+
 def test_a_killed_process_is_named_not_waited_for() -> None:
     """Whoever kills it, the comparison ends and says so."""
     dies: Job[object] = Job("dies", partial(os._exit, 9))
     lives: Job[object] = Job("lives", partial(pow, 2, 2))
     with pytest.raises(PipeplanError, match="killed"):
         run([dies, lives], 2, lambda share, what: None)
+
+
+def test_ctrl_c_is_heard_by_the_parent_alone() -> None:
+    """A terminal sends it to all processes, also those that only begin: they end in silence."""
+    program = """
+import time
+from functools import partial
+from pipeplan.compare.jobs import Job, run
+jobs = [Job("sleep", partial(time.sleep, 300))] * 2
+try:
+    run(jobs, 2, lambda share, what: print(what, flush=True))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    command = [sys.executable, "-c", program]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **both, text=True, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "sleep\n"
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.communicate(timeout=60) == ("interrupted\n", "")
 
 
 def test_no_process_outlives_its_parent() -> None:
