@@ -158,6 +158,10 @@ def _literals(text: str) -> dict[str, object] | None:
         return None
 
 
+_FOLDERS: set[Path] = set()
+"""Where task files of this process lie."""
+
+
 def _module(place: str, reference: str) -> object:
     try:
         if not place.endswith(".py"):
@@ -171,8 +175,7 @@ def _module(place: str, reference: str) -> object:
         if spec is None or spec.loader is None:
             raise InputError(f"task {reference!r}: {place} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        if str(path.parent) not in sys.path:  # what lies beside it, as for `python file.py`
-            sys.path.insert(0, str(path.parent))
+        _look_beside(path.parent)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         return module
@@ -182,6 +185,25 @@ def _module(place: str, reference: str) -> object:
         raise InputError(
             f"task {reference!r}: importing {place} failed: {_told(error)}"
         ) from error
+
+
+def _look_beside(folder: Path) -> None:
+    """Let a task file find the modules beside it first, as `python file.py` does.
+
+    A module of the same name that lies beside another task file is forgotten, or it would be taken
+    for this one.
+    """
+    others = [known for known in _FOLDERS if known != folder]
+    beside = {each.stem if each.suffix == ".py" else each.name for each in folder.iterdir()}
+    for name, module in tuple(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name.partition(".")[0] in beside and Path(file).parent != folder:
+            if any(Path(file).is_relative_to(other) for other in others):
+                del sys.modules[name]
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    _FOLDERS.add(folder)
 
 
 def _told(error: Exception) -> str:

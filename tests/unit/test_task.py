@@ -193,3 +193,22 @@ def test_a_task_file_finds_the_modules_beside_it(
         "    return Task(model=layers, loss=None, optimizer=None, data=None)\n"
     )
     assert load(f"{tmp_path}/training.py:task").model == []
+
+
+def test_like_named_modules_beside_two_task_files_are_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second task file gets the module beside it, not the one the first has imported."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model_of_this_task.py").write_text(f"layers = [{name!r}]\n")
+        (folder / "training.py").write_text(
+            "from model_of_this_task import layers\n"
+            "from pipeplan.task import Task\n"
+            "def task():\n"
+            "    return Task(model=layers, loss=None, optimizer=None, data=None)\n"
+        )
+    for name in ("one", "two", "one"):
+        assert load(f"{tmp_path}/{name}/training.py:task").model == [name]
