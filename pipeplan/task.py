@@ -193,13 +193,13 @@ def _look_beside(folder: Path) -> None:
     A module of the same name that lies beside another task file is forgotten, or it would be taken
     for this one.
     """
-    others = [known for known in _FOLDERS if known != folder]
     beside = {each.stem if each.suffix == ".py" else each.name for each in folder.iterdir()}
     for name, module in tuple(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and name.partition(".")[0] in beside and Path(file).parent != folder:
-            if any(Path(file).is_relative_to(other) for other in others):
-                del sys.modules[name]
+        if not file or name.partition(".")[0] not in beside or Path(file).is_relative_to(folder):
+            continue
+        if any(Path(file).is_relative_to(other) for other in _FOLDERS):
+            del sys.modules[name]
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
