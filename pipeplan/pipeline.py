@@ -147,6 +147,15 @@ class Pipeline:
             patience = parse_time_ns(timeout)
             ends = self.plan, self._split, replicas, mesh
             self._own = transport = for_pipeline(*ends, backend, patience)
+        try:
+            self._build(transport, mesh, seed)
+        except BaseException:
+            self._abandon()
+            raise
+        self.steps = 0
+        """Optimizer steps done."""
+
+    def _build(self, transport: Transport, mesh: DeviceMesh | None, seed: int) -> None:
         self._transport = transport
         self.mesh = mesh
         """Replicas x GPUs of the plan, as torch names ranks; None for one rank alone."""
@@ -172,8 +181,10 @@ class Pipeline:
             replicas=averages,
             shard=self._shard,
         )
-        self.steps = 0
-        """Optimizer steps done."""
+
+    def _abandon(self) -> None:
+        if self._own:
+            self._own.abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -186,6 +197,8 @@ class Pipeline:
     ) -> None:
         if error is None:
             self.close()
+        else:
+            self._abandon()
 
     @property
     def has_loss(self) -> bool:

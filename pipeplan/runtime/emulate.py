@@ -71,6 +71,10 @@ class EmulatedTransport:
         """See `Transport`."""
         return self._transport.vote(yes)
 
+    def flush(self) -> None:
+        """See `Transport`."""
+        self._transport.flush()
+
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         return self._transport.gather(value)

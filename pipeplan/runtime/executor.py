@@ -231,6 +231,7 @@ class Executor:
         self._updates.finish()
         self.recorder.current = None
         self._check_empty()
+        self._flush()
         return steps if stop is None else stop - first
 
     def _unrolled(self, first: int, steps: int) -> Iterator[Action]:
@@ -247,6 +248,13 @@ class Executor:
                 " still held. Report this plan."
             )
 
+    def _flush(self) -> None:
+        """What this rank sent must arrive also if its process ends now."""
+        try:
+            self._transport.flush()
+        except PeerLostError as error:
+            raise RankError(self._failure("the end of a run", error)) from error
+
     def _execute(self, action: Action) -> None:
         start = self.recorder.begin(action)
         try:
@@ -254,11 +262,14 @@ class Executor:
                 self._updates.end_step(action.stage)
             else:
                 self._table[action.kind](action.stage, action.microbatch)
+        except InternalError as error:
+            place = self._place(action)
+            raise InternalError(f"rank {self._transport.rank}: {place}: {error}") from error
         except PipeplanError:
             raise
         except Exception as error:
             peers = self._peers(action) if isinstance(error, PeerLostError) else ()
-            raise RankError(self._failure(action, error), peers) from error
+            raise RankError(self._failure(self._place(action), error), peers) from error
         end = self.recorder.end(start)
         if action.kind is ActionKind.B and action.stage == self._last:
             assert action.microbatch is not None
@@ -326,6 +337,7 @@ class Executor:
 
     def _send(self, message: _Message, wire: Wire | None) -> None:
         assert wire is not None
+        wire.check(message.tensors)
         for tensor, tag in zip(message.tensors, wire.tags, strict=True):
             message.pending.append(self._transport.send(tensor, wire.peer, tag))
 
@@ -366,10 +378,10 @@ class Executor:
         peer = "".join(f", peer rank {peer}" for peer in self._peers(action))
         return f"action {action} (stage {action.stage}{number}{peer})"
 
-    def _failure(self, action: Action, error: Exception) -> str:
-        """One line: rank, action, micro-batch, peer, cause."""
+    def _failure(self, place: str, error: Exception) -> str:
+        """One line: rank, place, cause."""
         cause = " ".join(str(error).split("\n")[0].split())[:300]
         what = f"failed: {type(error).__name__}:"
         if isinstance(error, PeerLostError):
             what, cause = "lost its peer:", cause.partition(". ")[0]
-        return f"rank {self._transport.rank}: {self._place(action)} {what} {cause}"
+        return f"rank {self._transport.rank}: {place} {what} {cause}"

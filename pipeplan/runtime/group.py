@@ -19,7 +19,7 @@ from pipeplan.runtime.channels import Channel, channels
 from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.place import Place
-from pipeplan.runtime.ranks import Ranks
+from pipeplan.runtime.ranks import Ranks, check_mesh
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel
 
@@ -91,6 +91,7 @@ def for_pipeline(
     chosen = Machine.here().chosen(backend, place, device)
     nccl_device = device if chosen == "nccl" else None
     if mesh is not None:
+        check_mesh(mesh, gpus)
         if replicas not in (1, mesh.size(0)):
             raise InputError(
                 f"pipeline: got {replicas} replicas and a mesh of {mesh.size(0)}, need one of the"
@@ -117,21 +118,15 @@ def _on_mesh(
     nccl_device: torch.device | None,
 ) -> GlooTransport | LocalTransport:
     """As `joined`, between ranks that are in a group already."""
-    ranks = Ranks.of(mesh, timedelta(microseconds=timeout_ns // 1000))
-    gpus, replicas = len(plan.cluster.gpus), len(ranks.rows)
-    if len(ranks.rows[0]) != gpus:
-        raise InputError(
-            f"pipeline: mesh: got {len(ranks.rows[0])} ranks in dimension 'pp', need {gpus}, one"
-            " per GPU of the plan"
-        )
     if mesh.size() == 1:
         return LocalTransport()
+    timeout = timedelta(microseconds=timeout_ns // 1000)
     if nccl_device is None:
-        return GlooTransport(ranks)
+        return GlooTransport(Ranks.of(mesh, timeout))
     if mesh.size() != dist.get_world_size():
         raise InputError(
             f"pipeline: mesh: got {mesh.size()} of {dist.get_world_size()} ranks, need all of them"
             " under backend nccl. Or use backend gloo."
         )
-    needed = channels(plan.stages, split.boundaries, gpus, replicas)
-    return ChannelTransport(ranks, needed, nccl_device)
+    needed = channels(plan.stages, split.boundaries, mesh.size(1), mesh.size(0))
+    return ChannelTransport(Ranks.of(mesh, timeout), needed, nccl_device)

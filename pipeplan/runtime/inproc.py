@@ -112,6 +112,9 @@ class InProcTransport:
         ballot = self._answer(yes)
         return _Wait(self, lambda: len(ballot) == self.size, "votes", lambda: any(ballot.values()))
 
+    def flush(self) -> None:
+        """A message is complete, or its sender still waits for it."""
+
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         ballot = self._answer(value)

@@ -61,6 +61,11 @@ class CountedTransport:
         with self._live.paused():
             return self._transport.vote(yes)
 
+    def flush(self) -> None:
+        """See `Transport`."""
+        with self._live.paused():
+            self._transport.flush()
+
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         with self._live.paused():

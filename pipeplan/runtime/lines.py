@@ -17,47 +17,69 @@ from __future__ import annotations
 import ctypes
 import select
 import socket
-import struct
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
-from errno import EAGAIN
 
 from torch import Tensor
 
 from pipeplan.errors import InternalError
-from pipeplan.runtime.outgoing import HEAD, Outgoing, Pusher, Sent, bytes_of, closed, in_ms
+from pipeplan.runtime.outgoing import (
+    HEAD,
+    INTERRUPTED,
+    Outgoing,
+    Pusher,
+    Sent,
+    bytes_of,
+    closed,
+    in_ms,
+)
 from pipeplan.runtime.peerloss import PeerLostError
 
 LIMIT_BYTES = 2**17
 """The largest message of a line: kernels hold a few of these at least (416 KiB, unless told
 otherwise), and one that is read late costs its reader some 10 us. Gloo reads while we compute."""
 
+_LONGEST = timedelta(days=24)
+"""That `poll` can wait (2^31 ms)."""
+
 
 class Lines:
     """This rank's lines, by rank in the group."""
 
     def __init__(
-        self, ends: Mapping[int, socket.socket] | None = None, timeout: timedelta = timedelta()
+        self,
+        ends: Mapping[int, socket.socket] | None = None,
+        timeout: timedelta = timedelta(),
+        pusher: Pusher | None = None,
     ) -> None:
         """Takes connected stream sockets.
 
         Args:
             ends: by rank; none: every message takes the other road.
             timeout: longest wait for one message.
+            pusher: of these lines and no others; None: one is started if it is needed.
         """
-        self._pusher = Pusher() if ends else None
+        self._pusher = pusher or (Pusher() if ends else None)
         self._lines: dict[int, Line] = {}
-        if self._pusher:
-            for rank, end in (ends or {}).items():
+        if self._pusher and ends:
+            for rank, end in ends.items():
                 self._lines[rank] = Line(end, timeout, self._pusher)
-            self._pusher.start(tuple(line.outgoing for line in self._lines.values()))
+            self._pusher.push_for(tuple(line.outgoing for line in self._lines.values()))
+        else:
+            self.close()
 
     def carrying(self, tensor: Tensor, rank: int) -> Line | None:
         """The line that takes a message like `tensor` to or from `rank`, if one does."""
         line = self._lines.get(rank)
         small = line is not None and tensor.nbytes <= LIMIT_BYTES
         return line if small and tensor.is_contiguous() else None
+
+    def flush(self) -> None:
+        """See `Outgoing.flush`, of all lines."""
+        for line in self._lines.values():
+            line.outgoing.flush()
 
     def closed(self, rank: int) -> bool:
         """Whether `rank` has closed its end."""
@@ -78,10 +100,9 @@ class Line:
 
     def __init__(self, end: socket.socket, timeout: timedelta, pusher: Pusher) -> None:
         """Takes a connected socket; `timeout` is the longest wait for one message."""
-        end.setblocking(True)
-        seconds, rest = divmod(timeout, timedelta(seconds=1))
-        limit = struct.pack("@ll", seconds, rest.microseconds)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        end.setblocking(False)
+        self._something = select.poll()
+        self._something.register(end, select.POLLIN)
         self.outgoing = Outgoing(end, timeout, pusher)
         self._end = end
         self._timeout = timeout
@@ -130,20 +151,26 @@ class Line:
             self._broken = str(error)
             raise
         except BaseException:
-            self._broken = "an earlier message was interrupted"
+            self._broken = INTERRUPTED
             raise
 
     def _fill(self, place: memoryview) -> None:
         while place.nbytes:
             try:
-                count = self._end.recv_into(place, 0, socket.MSG_WAITALL)
+                count = self._end.recv_into(place)
+            except BlockingIOError:
+                self._await()
+                continue
             except OSError as error:
-                if error.errno == EAGAIN:
-                    raise PeerLostError(f"no message within {in_ms(self._timeout)}") from error
                 raise PeerLostError(closed(error)) from error
             if not count:
                 raise PeerLostError(closed())
             place = place[count:]
+
+    def _await(self) -> None:
+        """Until something is there; not by SO_RCVTIMEO, which every signal starts anew."""
+        if not self._something.poll(min(self._timeout, _LONGEST) // timedelta(milliseconds=1)):
+            raise PeerLostError(f"no message within {in_ms(self._timeout)}")
 
     def closed(self) -> bool:
         """Whether the other end is closed."""
@@ -152,7 +179,9 @@ class Line:
         return bool(look.poll(0))
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end, also where a forked process has it too."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
         self._end.close()
 
 

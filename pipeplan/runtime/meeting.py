@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +65,7 @@ def meet(group: ProcessGroup, *, takes_part: bool) -> dict[int, socket.socket]:
         group: the ranks.
         takes_part: whether this rank wants any.
     """
-    here, name = group.rank(), machine() if takes_part and sys.platform == "linux" else None
+    here, name = group.rank(), machine() if takes_part else None
     listener, address = _listen(name, group.size()) if name else (None, None)
     addresses = _tell(group, address)
     called = {
@@ -93,8 +92,11 @@ def _tell(group: ProcessGroup, value: object) -> list[Any]:
 
 
 def _listen(machine: str, size: int) -> tuple[socket.socket, _Address] | tuple[None, None]:
-    listener = socket.socket(socket.AF_UNIX)
     name = b"\0pipeplan-" + secrets.token_hex(16).encode()
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+    except OSError:  # no file left, or refused
+        return None, None
     try:
         listener.bind(name)
         listener.listen(size)
@@ -109,7 +111,10 @@ def _call(own: _Address, other: _Address, here: int) -> socket.socket | None:
     """Connect and say who calls; None if that is not possible at once."""
     if own.machine != other.machine:
         return None
-    end = socket.socket(socket.AF_UNIX)
+    try:
+        end = socket.socket(socket.AF_UNIX)
+    except OSError:
+        return None
     end.setblocking(False)
     try:
         end.connect(other.name)

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch import Tensor
@@ -24,10 +25,17 @@ AHEAD_BYTES = 2**26
 
 Where sends block, a program that ends has few messages of a line under way: those sent and not
 freed, and those posted and not read, some per micro-batch in flight. With room for these nobody
-waits who would not wait there, so whoever does is ahead of its reader, as in an evaluation.
+waits who would not wait there, so whoever does is ahead of its reader, as in an evaluation. A
+program that has posted receives of more than this on one line, and reads another line first, may
+wait here though it would not there; it ends with the timeout.
 """
+INTERRUPTED = "an earlier message was interrupted"
+_RETRY_MS = 1000
+"""Kernels report room once three quarters of it are free, and take messages before."""
 _ROOM_BYTES = 2**22
 """What we ask the kernel to hold per direction; it may grant less."""
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+"""A reader that is gone is an error, not a SIGPIPE, which may end the process without a word."""
 HEAD = struct.Struct("=QQ")
 """Tag and bytes of the message that follows."""
 
@@ -58,14 +66,21 @@ class Outgoing:
             PeerLostError: if the other end is closed.
         """
         message = Sent(tensor, tag, self)
-        with self._pusher.lock:
-            self._check()
-            self._unsent.append(message)
-            self._bytes += message.size
-            full = self.push() if len(self._unsent) == 1 else True
-            self._check()
-        if full:
-            self._pusher.wake()
+        try:
+            with self._pusher.lock:
+                self._check()
+                self._unsent.append(message)
+                self._bytes += message.size
+                full = self.push() if len(self._unsent) == 1 else True
+                self._check()
+            if full:
+                self._pusher.wake()
+        except PeerLostError:
+            raise
+        except BaseException:  # a signal's handler: how much has left is not known
+            with self._pusher.lock:
+                self._break(INTERRUPTED)
+            raise
         return message
 
     def push(self) -> bool:
@@ -77,9 +92,7 @@ class Outgoing:
         except BlockingIOError:
             return True
         except OSError as error:
-            self._broken = closed(error)
-            self._unsent.clear()
-            self._bytes = 0
+            self._break(closed(error))
         return False
 
     def settle(self, message: Sent) -> None:
@@ -88,17 +101,39 @@ class Outgoing:
         Raises:
             PeerLostError: if the other end is closed, or too far behind for too long.
         """
-
-        def may_go() -> bool:
-            over = message.left is None or bool(self._broken)
-            return over or self._bytes <= AHEAD_BYTES
-
         with self._pusher.lock:
-            if not self._pusher.moved.wait_for(may_go, self._timeout.total_seconds()):
-                self._broken = f"no message read within {in_ms(self._timeout)}"
+            self._await(lambda: message.left is None or self._bytes <= AHEAD_BYTES)
             if message.left is not None:
                 self._check()
                 message.keep()
+
+    def flush(self) -> None:
+        """Return once the kernel has everything: from then on this process may end.
+
+        Raises:
+            PeerLostError: if the other end is closed, or reads nothing for too long.
+        """
+        if self._unsent or self._broken:
+            with self._pusher.lock:
+                self._await(lambda: not self._unsent)
+                self._check()
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Until `done`, for as long as the reader goes on. The caller has the lock."""
+        while not (self._broken or done()):
+            before = self._bytes
+
+            def moved(before: int = before) -> bool:
+                return bool(self._broken) or self._bytes < before
+
+            if not self._pusher.moved.wait_for(moved, self._timeout.total_seconds()):
+                self._break(f"no message read within {in_ms(self._timeout)}")
+
+    def _break(self, why: str) -> None:
+        """Nothing leaves any more. The caller has the lock."""
+        self._broken = why
+        self._unsent.clear()
+        self._bytes = 0
 
     def _check(self) -> None:
         if self._broken:
@@ -127,7 +162,7 @@ class Sent:
         assert self.left is not None
         while self.left.nbytes:
             parts = (self._head, self.left) if self._head else (self.left,)
-            count = self._line.end.sendmsg(parts, (), socket.MSG_DONTWAIT)
+            count = self._line.end.sendmsg(parts, (), _FLAGS)
             of_head = min(count, len(self._head))
             self._head = self._head[of_head:]
             self.left = self.left[count - of_head :]
@@ -148,6 +183,12 @@ class Pusher:
     """The thread of a rank that pushes on what the kernel had no room for."""
 
     def __init__(self) -> None:
+        """Starts without lines.
+
+        Raises:
+            OSError: if no file can be opened.
+            RuntimeError: if no thread can be started.
+        """
         self.lock = threading.Lock()
         """Guards what has not left, of all lines."""
         self.moved = threading.Condition(self.lock)
@@ -156,11 +197,16 @@ class Pusher:
         self._over = False
         self._lines: tuple[Outgoing, ...] = ()
         self._thread = threading.Thread(target=self._run, name="pusher", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._wake)
+            raise
 
-    def start(self, lines: tuple[Outgoing, ...]) -> None:
-        """Begin to push for `lines`."""
-        self._lines = lines
-        self._thread.start()
+    def push_for(self, lines: tuple[Outgoing, ...]) -> None:
+        """Push on what these have waiting, whenever woken."""
+        with self.lock:
+            self._lines = lines
 
     def wake(self) -> None:
         """Say that a line has something to push."""
@@ -178,11 +224,12 @@ class Pusher:
             look = select.poll()
             look.register(self._wake, select.POLLIN)
             with self.lock:
-                for line in self._lines:
-                    if line.push():
-                        look.register(line.end, select.POLLOUT)
+                waiting = [line for line in self._lines if line.push()]
                 self.moved.notify_all()
-            if any(ready == self._wake for ready, _ in look.poll()):
+            for line in waiting:
+                look.register(line.end, select.POLLOUT)
+            ready = look.poll(_RETRY_MS if waiting else None)
+            if any(file == self._wake for file, _ in ready):
                 os.eventfd_read(self._wake)
 
 

@@ -7,6 +7,7 @@ run, where rank = replica * P + GPU.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -17,6 +18,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, Store
 from pipeplan.errors import InputError
 from pipeplan.runtime import meeting
 from pipeplan.runtime.lines import Lines
+from pipeplan.runtime.outgoing import Pusher
 
 NAMES = ("dp", "pp")
 
@@ -52,37 +54,27 @@ class Ranks:
             timeout: longest wait for one message before the run is given up.
             replicas: of equal size, one behind the other.
         """
-        takes_part = meeting.wanted(os.environ)
+        wanted = meeting.wanted(os.environ)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         group = dist.group.WORLD
         assert group is not None
         width = size // replicas
         rows = tuple(tuple(range(first, first + width)) for first in range(0, size, width))
-        lines = Lines(meeting.meet(group, takes_part=takes_part), timeout)
+        lines = _lines(group, timeout, wanted=wanted)
         return cls(group, store, timeout, rows, rank, owned=True, lines=lines)
 
     @classmethod
     def of(cls, mesh: DeviceMesh, timeout: timedelta) -> Ranks:
-        """A group of its own for the ranks of `mesh`, all of which call it.
-
-        Raises:
-            InputError: if the mesh has not the dimensions `dp` and `pp`.
-        """
-        if mesh.mesh_dim_names != NAMES:
-            raise InputError(
-                f"pipeline: mesh: got dimensions {mesh.mesh_dim_names}, need {NAMES}: replicas,"
-                " then GPUs of the plan. Take init_device_mesh(device, (replicas, GPUs),"
-                " mesh_dim_names=('dp', 'pp')), or such a part of a larger mesh."
-            )
+        """A group of its own for the ranks of `mesh`, all of which call it; see `check_mesh`."""
         table = mesh.mesh.tolist()
         everybody = sorted(rank for row in table for rank in row)
         place = {rank: index for index, rank in enumerate(everybody)}
-        takes_part = meeting.wanted(os.environ)
+        wanted = meeting.wanted(os.environ)
         group: ProcessGroup = dist.new_group(
             everybody, timeout=timeout, backend="gloo", use_local_synchronization=True
         )
         rows = tuple(tuple(place[rank] for rank in row) for row in table)
-        lines = Lines(meeting.meet(group, takes_part=takes_part), timeout)
+        lines = _lines(group, timeout, wanted=wanted)
         store = group.get_group_store()
         return cls(group, store, timeout, rows, group.rank(), owned=False, lines=lines)
 
@@ -101,6 +93,45 @@ class Ranks:
 
     def leave(self) -> None:
         """Leave together with all other ranks, so that nobody loses a message still under way."""
-        dist.barrier(self.group)
-        self.lines.close()
+        try:
+            dist.barrier(self.group)
+        finally:
+            self.lines.close()
         dist.destroy_process_group(None if self.owned else self.group)
+
+
+def check_mesh(mesh: DeviceMesh, gpus: int) -> None:
+    """Refuse a mesh that is no grid of replicas and the plan's `gpus`.
+
+    Raises:
+        InputError: if its dimensions are not `dp` and `pp`, or `pp` is not as wide.
+    """
+    if mesh.mesh_dim_names != NAMES:
+        raise InputError(
+            f"pipeline: mesh: got dimensions {mesh.mesh_dim_names}, need {NAMES}: replicas,"
+            " then GPUs of the plan. Take init_device_mesh(device, (replicas, GPUs),"
+            " mesh_dim_names=('dp', 'pp')), or such a part of a larger mesh."
+        )
+    if mesh.size(1) != gpus:
+        raise InputError(
+            f"pipeline: mesh: got {mesh.size(1)} ranks in dimension 'pp', need {gpus}, one"
+            " per GPU of the plan"
+        )
+
+
+def _lines(group: ProcessGroup, timeout: timedelta, *, wanted: bool) -> Lines:
+    """Lines to whom this rank finds; none where it lacks what they need. All ranks call it."""
+    pusher = _pusher() if wanted and sys.platform == "linux" else None
+    try:
+        return Lines(meeting.meet(group, takes_part=pusher is not None), timeout, pusher)
+    except BaseException:
+        if pusher:
+            pusher.close()
+        raise
+
+
+def _pusher() -> Pusher | None:
+    try:
+        return Pusher()
+    except (OSError, RuntimeError):  # no more files or threads
+        return None

@@ -59,6 +59,9 @@ class Transport(Protocol):
     def vote(self, yes: bool) -> Vote:
         """Answer the next question; every rank answers all of them in the same order."""
 
+    def flush(self) -> None:
+        """Return once all that was sent arrives even if this process ends now."""
+
     def gather(self, value: object) -> list[Any]:
         """`value` of each rank, on every rank; everyone must call it."""
 
@@ -148,6 +151,10 @@ class GlooTransport:
         """See `Transport`."""
         return _GlooVote(yes, self._group)
 
+    def flush(self) -> None:
+        """See `Transport`; a message over gloo that was waited for has arrived."""
+        self._lines.flush()
+
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         values: list[Any] = [None] * self.size * self.replicas
@@ -181,6 +188,10 @@ class GlooTransport:
         """See `Ranks.leave`."""
         self._ranks.leave()
 
+    def abandon(self) -> None:
+        """Close the lines, with whatever is under way: this rank has failed."""
+        self._lines.close()
+
 
 class LocalTransport:
     """One rank alone: nothing to send to."""
@@ -200,6 +211,9 @@ class LocalTransport:
         """See `Transport`."""
         return _LocalVote(yes)
 
+    def flush(self) -> None:
+        """Nothing is ever sent."""
+
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         return [value]
@@ -210,6 +224,9 @@ class LocalTransport:
 
     def close(self) -> None:
         """Nothing to leave."""
+
+    def abandon(self) -> None:
+        """Nothing to close."""
 
 
 class _LocalVote:

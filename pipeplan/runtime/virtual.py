@@ -153,6 +153,10 @@ class VirtualTransport:
         """See `Transport`."""
         return self._transport.vote(yes)
 
+    def flush(self) -> None:
+        """See `Transport`."""
+        self._transport.flush()
+
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         return self._transport.gather(value)

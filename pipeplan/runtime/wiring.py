@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from pipeplan.plan import Stage as PlannedStage
-from pipeplan.runtime.piece import CPU
+from pipeplan.runtime.piece import CPU, empty
 from pipeplan.runtime.stage import gradient_specs
 from pipeplan.task import TensorSpec
+
+_META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,23 @@ class Wire:
     specs: tuple[TensorSpec, ...]
     device: torch.device
     """Where its tensors are."""
+    sizes: tuple[int, ...]
+    """Bytes of each."""
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Refuse to send what the other end does not wait for, and could not tell from silence.
+
+        Raises:
+            ValueError: if a tensor has not its size.
+        """
+        for number, (tensor, size) in enumerate(zip(tensors, self.sizes, strict=True)):
+            if tensor.nbytes != size:
+                spec = self.specs[number]
+                raise ValueError(
+                    f"boundary: tensor {number}: got {tuple(tensor.shape)} {tensor.dtype}, need"
+                    f" {spec.shape} {spec.dtype}, as when the model was split: shapes and dtypes"
+                    " must be the same for every micro-batch"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +105,8 @@ class _Boundary:
     def _wire(self, here: int, specs: tuple[TensorSpec, ...], direction: int) -> Wire:
         peer = self.ranks[1] if here == self.ranks[0] else self.ranks[0]
         tags = tuple(2 * (self.first_tag + i) + direction for i in range(len(specs)))
-        return Wire(peer, tags, specs, self.device)
+        sizes = tuple(empty(spec, _META).nbytes for spec in specs)
+        return Wire(peer, tags, specs, self.device, sizes)
 
 
 def _boundary(
