@@ -16,10 +16,10 @@ beside the states; what is there on average is at most the peak (exact model). S
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final
 
@@ -169,6 +169,10 @@ class Case:
         return finest(Instance(costs, items, places, k=k, most=most))
 
 
+_Waiting = tuple[Fraction, Home, int, Case]
+"""A case behind what says whose turn is next: its floor, then its GPUs, then where it was."""
+
+
 def cases(state: Incumbent, homes: Sequence[Home], lowest: Fraction = Fraction(0)) -> list[Case]:
     """Allocations in which a micro-batch fits; none is shorter than `lowest`, as is known."""
     floors = [(floor_of(state.costs, home, state.most_in_flight), home) for home in homes]
@@ -207,7 +211,7 @@ class Each:
         """
         state, self._high = self.state, high
         state.enter(f"each allocation k={self.k}")
-        left = sorted(asked, key=lambda case: (case.floor, case.home))
+        left = list(asked)
         end = state.elapsed + seconds
         while left and not self._over(end):
             left = self._ask_all(left, end)
@@ -222,22 +226,29 @@ class Each:
         return self._reached or self.state.done or self.state.elapsed >= end
 
     def _ask_all(self, asked: list[Case], end: float) -> list[Case]:
-        """Ask each once more after its last success; those that stay open, in the same order."""
-        queue, left = deque(asked), []
+        """Ask each once more after its last success, by floors; those that stay open."""
+        queue = [(case.floor, case.home, number, case) for number, case in enumerate(asked)]
+        heapify(queue)
+        left: list[Case] = []
         while queue and not self._over(end):
-            batch: list[Case] = []
-            while queue and len(batch) < self.state.options.workers:
-                case = queue.popleft()
-                if case.floor * self.k > self._high:
-                    queue.clear()
-                else:
-                    batch.append(case)
-            for case, answer in zip(batch, self._answers(batch, end), strict=True):
+            batch = self._batch(queue)
+            answers = self._answers([each[-1] for each in batch], end)
+            for each, answer in zip(batch, answers, strict=True):
                 if answer is Answer.FOUND:
-                    queue.appendleft(case)
+                    heappush(queue, each)
                 elif answer is Answer.UNKNOWN:
-                    left.append(case)
-        return [*left, *queue]
+                    left.append(each[-1])
+        return [*left, *(case for *_, case in queue)]
+
+    def _batch(self, queue: list[_Waiting]) -> list[_Waiting]:
+        """Take the least floors, one for each worker; if only higher ones are left, none is."""
+        batch: list[_Waiting] = []
+        while queue and len(batch) < self.state.options.workers:
+            if queue[0][0] * self.k > self._high:
+                queue.clear()
+            else:
+                batch.append(heappop(queue))
+        return batch
 
     def _answers(self, batch: list[Case], end: float) -> list[Answer]:
         """Whether each allocation has a schedule of at most the longest period asked for."""

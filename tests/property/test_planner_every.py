@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from random import Random
 
 import pytest
@@ -10,9 +11,14 @@ from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InfeasibleError
+from pipeplan.ilp.again import every
 from pipeplan.ilp.again.every import choices
+from pipeplan.ilp.bounds import load_bound
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Plan
 from tests import handmade, oracle
+from tests.searches import limits
 
 
 def tiny(seed: int, layers: int) -> Chain:
@@ -40,10 +46,15 @@ def machines(seed: int, layers: int, gpus: int) -> Cluster:
     return uniform(gpus, memory, bandwidth_bytes_per_s=2 * 10**9 if seed % 2 else None)
 
 
-def solved(chain: Chain, cluster: Cluster, *, again: bool = True) -> Plan | None:
+def solved(chain: Chain, cluster: Cluster, *, again: bool = True, workers: int = 1) -> Plan | None:
     """The plan of one micro-batch per period; None where it is proven that there is none."""
-    how = "auto" if again else "off"
-    config = planner.Config(k=1, recompute=how, time_limit_s=60, workers=1, deterministic=True)
+    config = planner.Config(
+        k=1,
+        recompute="auto" if again else "off",
+        time_limit_s=60,
+        workers=workers,
+        deterministic=True,
+    )
     try:
         return planner.solve(chain, cluster, config)
     except InfeasibleError:
@@ -55,13 +66,20 @@ def held_against(seed: int, layers: int, gpus: int) -> tuple[Plan | None, int | 
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
     limit = 2 * oracle.serial(chain, cluster)
     best = oracle.optimum(chain, cluster, limit=limit, again=True)
-    plan = solved(chain, cluster)
+    plan = solved(chain, cluster, workers=1 + seed % 2)
     assert (None if plan is None else plan.period_ns) == best
     if plan is not None and best is not None:
         bound = plan.solver.bounds.k1
         assert bound is not None
         assert bound[0] <= best * bound[1]
+        assert any_of(plan) == load_bound(Costs(chain, cluster, "2bw", "exact"))
     return plan, best
+
+
+def any_of(plan: Plan) -> Fraction:
+    """What is claimed of every plan, whatever it computes again and however many copies it has."""
+    assert plan.solver.bounds.any is not None
+    return Fraction(*plan.solver.bounds.any)
 
 
 def test_every_set_of_runs_is_tried() -> None:
@@ -93,6 +111,35 @@ def test_it_is_more_than_contiguous_plans_and_more_than_keeping() -> None:
     assert plan.solver.bounds.contiguous == (9, 1)
     assert len(plan.stages) > len({stage.gpu for stage in plan.stages})
     assert any(stage.remat for stage in plan.stages)
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "seed", "workers"),
+    [(4, 2, 11, 1), (4, 2, 14, 1), (4, 2, 14, 2), (4, 3, 15, 1)],
+)
+def test_several_copies(layers: int, gpus: int, seed: int, workers: int) -> None:
+    """Of every plan only the load is proven, whichever set of runs is searched on in the end."""
+    chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
+    best = oracle.optimum(chain, cluster, limit=2 * oracle.serial(chain, cluster), again=True)
+    config = planner.Config(recompute="auto", time_limit_s=3, workers=workers, deterministic=True)
+    plan = planner.solve(chain, cluster, config)
+    assert any_of(plan) == load_bound(Costs(chain, cluster, "2bw", "exact"))
+    assert best is not None
+    assert plan.solver.bounds.k1 is not None
+    assert Fraction(*plan.solver.bounds.k1) <= best
+
+
+def test_each_set_of_runs_has_bounds_of_its_own() -> None:
+    """What is proven of the chain found afterwards is not proven of all the others."""
+    costs = Costs(tiny(14, 4), machines(14, 4, 3), "2bw", "exact")
+    whole = Incumbent(costs, limits(time_limit_s=60))
+    whole.prove("any", load_bound(costs), from_bytes=False)
+    found = every.decide(whole, None, Fraction(0), 30)
+    assert found is not None
+    before, (inner, _) = dict(whole.bounds), found
+    assert before["k1"] == 6
+    inner.prove("any", Fraction(99))
+    assert whole.bounds == before
 
 
 @pytest.mark.long

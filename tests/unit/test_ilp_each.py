@@ -15,7 +15,7 @@ from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Options
 from pipeplan.ilp.model import Result, solve_each
 from pipeplan.ilp.variables import Instance
-from tests.property.test_planner_every import tiny
+from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits
 
 
@@ -64,3 +64,33 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
     each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 10, high)
     assert state.best is not None
     assert state.bounds["k1"] <= state.best.period == best
+
+
+@pytest.mark.parametrize("seed", [19, 23, 26])
+def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several found at once wait for their next turn by floor: as much is found as one by one."""
+    monkeypatch.setattr(each, "SHORTEN_S", 0.0)
+    layers = Random(seed).choice([3, 4])
+    chain = tiny(seed, layers)
+    longer = [
+        layer.model_copy(
+            update={
+                "forward_ns": layer.forward_ns * 7 + Random(seed + n).randint(0, 9),
+                "backward_ns": layer.backward_ns * 7 + Random(seed - n).randint(0, 9),
+            }
+        )
+        for n, layer in enumerate(chain.layers)
+    ]
+    chain = chain.model_copy(update={"layers": tuple(longer)})
+    costs = Costs(chain, machines(seed, layers, 2), "2bw", "exact")
+    found = []
+    for workers in (1, 4):
+        state = Incumbent(costs, limits(time_limit_s=60, workers=workers))
+        state.prove("any", Fraction(1))
+        high = periods.highest(state, Instance(costs, ()), tick=1)
+        each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 30, high)
+        assert state.best is not None
+        found.append((state.best.period, state.bounds["k1"]))
+    (alone, proven), (together, claimed) = found
+    assert alone == proven
+    assert (together, claimed) == (alone, proven)

@@ -86,7 +86,9 @@ def _chains(state: Incumbent, high: int | None, k: int) -> list[Found]:
         chain = merged(state.costs.chain, runs)
         costs = chain.of(state.costs)
         if high is None or load_bound(costs) * k <= high:
-            inner = Incumbent(costs, state.options, state.report, bounds=state.bounds)
+            # a copy: what is proven of this set of runs later says nothing of the others
+            known = dict(state.bounds)
+            inner = Incumbent(costs, state.options, state.report, bounds=known)
             inner.phase = state.phase
             found.append((inner, chain))
     return found
