@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture import split
-from pipeplan.capture.place import Place, place_of
-from pipeplan.capture.sweep import gradient_buffers
-from pipeplan.capture.trace import unchanged_buffers
+from pipeplan.capture.place import place_of
 from pipeplan.errors import InputError
 from pipeplan.hostcopy import measured_bandwidth
-from pipeplan.livebytes import storage_bytes
-from pipeplan.remat import OFFLOADING, Channel, judge, rematerialize_chain
-from pipeplan.rematerialized import measured
+from pipeplan.remat import Channel, judge, rematerialize_chain
+from pipeplan.rematerialized import arguments, measured
+from pipeplan.rematerialized.conditions import Conditions
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
-from pipeplan.rematerialized.module import Conditions, Parts, run, wrapped
+from pipeplan.rematerialized.module import run, wrapped
+from pipeplan.rematerialized.parts import Parts, buffers_of
 from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Prepared, Watch
 from pipeplan.rematerialized.timing import rehearsed, timed
+from pipeplan.rematerialized.untouched import as_it_was, check_replaced, gradients
 from pipeplan.task import SplitModel, Task
-from pipeplan.units import parse_bandwidth, parse_bytes
+from pipeplan.units import parse_bandwidth
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -49,8 +47,8 @@ def rematerialize(
 
     The result is called like `module` and shares its parameters, buffers and submodules. In its
     forward and backward some layers run twice and, with `offload`, some tensors wait on the host;
-    outputs, gradients, running statistics and the stream of random numbers are the plain
-    module's. Without gradients or in eval mode it is the plain module.
+    outputs, gradients, running statistics and the stream of random numbers (of torch's default
+    generators) are the plain module's. Without gradients or in eval mode it is the plain module.
 
     Live bytes are those of weights, buffers, gradients, the input, the target, and all that
     layers and autograd hold. `module` is measured with `sample`, which holds all boundaries and
@@ -63,7 +61,7 @@ def rematerialize(
         sample: an input like those to come; or (input, target), with `loss`.
         budget: bytes, or a size such as `8GiB`.
         loss: (output, target) -> scalar; counted as the layer behind the module. Without it, what
-            the loss holds is not counted.
+            the loss holds is not counted. If it is a module, it is left as it was, too.
         offload: whether tensors may wait on the host.
         host_bandwidth: of the way there, such as `12GB/s`; measured where it is not given.
         reserve: bytes beyond those above that are taken all the time, such as optimizer states.
@@ -78,18 +76,25 @@ def rematerialize(
         InfeasibleError: if no schedule keeps the budget; names the layer, its bytes and the
             smallest budget that can be kept.
     """
-    limit = _size(budget, "budget")
-    extra = _size(reserve, "reserve")
-    taken = _sample(module, sample, loss)
-    _check(module, taken.source, repeats)
-    _check_way(method, offload, host_bandwidth)
+    arguments.check_counts(slots=slots, repeats=repeats)
+    if max_layers is not None:
+        arguments.check_counts(max_layers=max_layers)
+    arguments.check_way(method, offload, host_bandwidth)
+    limit = arguments.size(budget, "budget")
+    extra = arguments.size(reserve, "reserve")
+    taken = arguments.sample_of(sample, loss)
+    touched: list[nn.Module] = [module, *([loss] if isinstance(loss, nn.Module) else [])]
+    arguments.check_module(module, taken.source)
+    arguments.check_trainable(touched, taken)
     place = place_of(module)
-    parts = Parts.of(module)
-    conditions = Conditions.of(parts, taken.source)
-    with _as_it_was(module, place), as_in(place.device, autocast(place.device)):
+    with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
+        there = [(each, each.tensor) for each in buffers_of(touched)]
         cut = _cut(module, taken, max_layers)
+        check_replaced(there)
         _check_fed(cut, taken.source)
-        with gradient_buffers(cut.layers):
+        parts = Parts.of(module, cut.layers)
+        conditions = Conditions.of(parts, taken.source)
+        with gradients([*cut.layers, *touched[1:]]):
             found = measured.measure(cut, taken, offload)
 
             def called(script: Script, source: Tensor, watch: Watch) -> Tensor:
@@ -100,7 +105,7 @@ def rematerialize(
             sizes = measured.costs_of(cut, found, taken, static)
             costs = timed(sizes, called, taken, place, repeats)
             channel = _channel(cut, found, offload, host_bandwidth, place.device)
-            kept = _Kept(tuple(storage_bytes(facts.changed) for facts in found.facts))
+            kept = _Kept(tuple(facts.changed_bytes for facts in found.facts))
             left = measured.left_bytes(cut)
             high = replace(costs, static=static + kept.at_most + sum(left))
             plan = rematerialize_chain(high, limit, method, slots, channel)
@@ -109,9 +114,8 @@ def rematerialize(
     costs = replace(shown.costs, static=static + kept.bytes(script.again), left=left)
     outcome = judge(costs, plan.schedule, limit, channel or Channel())
     prepared = _prepared(cut, found, taken.source, script, offload)
-    return wrapped(
-        module, prepared, replace(plan, outcome=outcome), costs, shown.spread, conditions
-    )
+    plan = replace(plan, outcome=outcome)
+    return wrapped(module, prepared, plan, costs, shown.spread, parts, conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,57 +137,6 @@ class _Kept:
     def at_most(self) -> int:
         """Where all layers do."""
         return self.bytes(frozenset(range(len(self.sizes))))
-
-
-def _size(value: str | int, what: str) -> int:
-    if isinstance(value, str):
-        return parse_bytes(value, what)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"rematerialize: {what}: got {value!r}, need bytes or a size like 8GiB")
-    return value
-
-
-def _sample(
-    module: nn.Module, sample: Tensor | tuple[Tensor, Tensor], loss: Loss | None
-) -> Sample:
-    need = "a tensor, or (input, target) and a loss"
-    parts: Sequence[object] = sample if isinstance(sample, tuple | list) else (sample,)
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if len(tensors) != len(parts) or len(parts) != (1 if loss is None else 2):
-        kinds = ", ".join(type(part).__name__ for part in parts)
-        told = "no loss" if loss is None else "a loss"
-        raise InputError(f"rematerialize: sample: got ({kinds}) and {told}, need {need}")
-    return Sample(source=tensors[0], loss=None if loss is None else (loss, tensors[1]))
-
-
-def _check(module: nn.Module, source: Tensor, repeats: int) -> None:
-    if repeats < 1:
-        raise InputError(f"rematerialize: repeats: got {repeats}, need at least 1")
-    if not isinstance(module, nn.Module):
-        raise InputError(f"rematerialize: got a {type(module).__name__}, need an nn.Module")
-    if not module.training:
-        raise InputError(
-            "rematerialize: got a module in eval mode, need training mode. Call train() first."
-        )
-    trained = any(parameter.requires_grad for parameter in module.parameters())
-    if not trained and not source.requires_grad:
-        raise InputError("rematerialize: got a module without gradients, need one to train")
-    device = place_of(module).device
-    if source.device != device:
-        raise InputError(
-            f"rematerialize: sample: got a tensor on {source.device}, need it on {device}, where"
-            " the module is"
-        )
-
-
-def _check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
-    """Refuse what only means something with a way to the host."""
-    if offload:
-        return
-    if host_bandwidth is not None:
-        raise InputError("rematerialize: got host_bandwidth alone, need offload=True with it")
-    if method in OFFLOADING:
-        raise InputError(f"rematerialize: got method {method} alone, need offload=True with it")
 
 
 def _check_fed(cut: SplitModel, source: Tensor) -> None:
@@ -245,15 +198,3 @@ def _prepared(
         device=source.device,
         autocast=autocast(source.device),
     )
-
-
-@contextmanager
-def _as_it_was(module: nn.Module, place: Place) -> Iterator[None]:
-    """Gives gradients, buffers and generators back as they were."""
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    try:
-        with torch.random.fork_rng(devices=place.random_devices), unchanged_buffers([module]):
-            yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient

@@ -13,8 +13,9 @@ from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.layer_run import LayerRun
 from pipeplan.capture.trace import call
 from pipeplan.errors import InputError
-from pipeplan.livebytes import key
+from pipeplan.livebytes import dense, key, storage_bytes
 from pipeplan.remat.costs import Storage
+from pipeplan.rematerialized.parts import Buffer, buffers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +34,13 @@ class LayerFacts:
     """Which storages of its outputs."""
     sizes: tuple[int, ...]
     """Bytes of the storages of its outputs."""
-    changed: tuple[Tensor, ...]
+    changed: tuple[Buffer, ...]
     """Buffers that its forward changes."""
+
+    @property
+    def changed_bytes(self) -> int:
+        """Of these buffers."""
+        return storage_bytes(each.tensor for each in self.changed)
 
     @property
     def shares(self) -> bool:
@@ -57,8 +63,10 @@ def facts_of(run: LayerRun) -> LayerFacts:
     """
     inputs = fresh(run)
     versions = [value._version for value in inputs]  # noqa: SLF001
-    buffers = list(run.layer.buffers())
-    before = [(buffer.clone(), buffer._version) for buffer in buffers]  # noqa: SLF001
+    before = [
+        (each, each.tensor.clone(), each.tensor._version)  # noqa: SLF001
+        for each in buffers_of([run.layer])
+    ]
     outputs = call(run.name, run.layer, inputs)
     if [value._version for value in inputs] != versions:  # noqa: SLF001
         raise InputError(
@@ -67,9 +75,9 @@ def facts_of(run: LayerRun) -> LayerFacts:
         )
     left = tuple(output.requires_grad for output in outputs)
     changed = tuple(
-        buffer
-        for buffer, (value, version) in zip(buffers, before, strict=True)
-        if buffer._version != version or not torch.equal(buffer, value)  # noqa: SLF001
+        each
+        for each, value, version in before
+        if each.tensor._version != version or not _equal(each.tensor, value)  # noqa: SLF001
     )
     into, out = _storages(inputs[: len(run.inputs)]), _storages(outputs)
     names = [id(storage) for storage in into]
@@ -89,6 +97,11 @@ def facts_of(run: LayerRun) -> LayerFacts:
         sizes=sizes,
         changed=changed,
     )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors of one layout have the same values."""
+    return all(map(torch.equal, dense(first), dense(second)))
 
 
 def _storages(tensors: Sequence[Tensor]) -> list[torch.UntypedStorage]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,77 +13,12 @@ from torch.autograd.function import once_differentiable
 
 from pipeplan.errors import InputError
 from pipeplan.remat import Costs, Rematerialization
-from pipeplan.rematerialized.precision import autocast
+from pipeplan.rematerialized.conditions import Conditions
+from pipeplan.rematerialized.parts import Parts
 from pipeplan.rematerialized.script import Script
 from pipeplan.rematerialized.steps import Pass, Prepared, Watch
 
 Module = TypeVar("Module", bound=nn.Module)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What each call looks at, found once: to walk through a module takes as long as a layer."""
-
-    modules: tuple[nn.Module, ...]
-    """The module itself and its submodules."""
-    parameters: tuple[nn.Parameter, ...]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Parts:
-        """Those of `module`."""
-        return cls(tuple(module.modules()), tuple(module.parameters()))
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What the plan was made for; a call under others is refused."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    gradient: bool
-    """Whether the input has one."""
-    modes: tuple[bool, ...]
-    """Per submodule: whether it trains."""
-    trained: tuple[bool, ...]
-    """Per parameter."""
-    autocast: tuple[bool, torch.dtype]
-
-    @classmethod
-    def of(cls, parts: Parts, source: Tensor) -> Conditions:
-        """Those of a call with `source` here and now."""
-        return cls(
-            tuple(source.shape),
-            source.dtype,
-            source.requires_grad,
-            tuple(each.training for each in parts.modules),
-            tuple(parameter.requires_grad for parameter in parts.parameters),
-            autocast(source.device),
-        )
-
-    def check(self, now: Conditions) -> None:
-        """Raises InputError where `now` differs."""
-        what = {
-            "input": (
-                f"{now.dtype} of shape {list(now.shape)}",
-                f"{self.dtype} of shape {list(self.shape)}",
-            ),
-            "requires_grad of the input": (now.gradient, self.gradient),
-            "training modes of the submodules": (_sum(now.modes), _sum(self.modes)),
-            "requires_grad of the parameters": (_sum(now.trained), _sum(self.trained)),
-            "autocast": (now.autocast, self.autocast),
-        }
-        for name, (got, need) in what.items():
-            if got != need:
-                raise InputError(
-                    f"rematerialized module: {name}: got {got}, need {need} as it was planned."
-                    " Call rematerialize again for this, or leave the odd batch out."
-                )
-
-
-def _sum(flags: tuple[bool, ...]) -> str:
-    """Short, and another one for other flags in all but odd cases: which ones are off."""
-    off = [str(index) for index, flag in enumerate(flags) if not flag]
-    return f"all on but {', '.join(off)}" if off else "all on"
 
 
 class Rematerialized(nn.Module):
@@ -94,25 +28,30 @@ class Rematerialized(nn.Module):
     """The plan: schedule, method, and what the judge says of peak bytes and time."""
     rematerialization_costs: Costs
     """Of the plan's operations as they ran in its rehearsal; the last layer is the loss."""
-    rematerialization_spread: float
-    """Of whole calls in the rehearsal, between quartiles, as a share: noise of the plan's time."""
+    rematerialization_spread: float | None
+    """Of whole calls in the rehearsal, between quartiles, as a share: noise of the plan's time.
+
+    None where there was only one.
+    """
     _prepared: Prepared
     _conditions: Conditions
     _parts: Parts
 
-    def forward(self, source: Tensor, *rest: Any, **options: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """The module's output.
 
         Raises:
             InputError: if the call is unlike the one that was planned.
         """
         if not (self.training and torch.is_grad_enabled()):
-            return super().forward(source, *rest, **options)
-        if rest or options:
+            return super().forward(*inputs, **options)
+        if options or len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+            kinds = [type(value).__name__ for value in inputs] + [f"{name}=" for name in options]
             raise InputError(
-                "rematerialized module: got several arguments, need one tensor as planned"
+                f"rematerialized module: got ({', '.join(kinds)}), need one tensor as planned."
+                " Call rematerialize on a module that takes one."
             )
-        return run(self._parts, self._conditions, self._prepared, source)
+        return run(self._parts, self._conditions, self._prepared, inputs[0])
 
     def run_as(self, script: Script, source: Tensor, watch: Watch) -> Tensor:
         """The output of a pass by another script, watched: to time operations again."""
@@ -125,7 +64,8 @@ def wrapped(
     prepared: Prepared,
     plan: Rematerialization,
     costs: Costs,
-    spread: float,
+    spread: float | None,
+    parts: Parts,
     conditions: Conditions,
 ) -> Module:
     """A shallow copy of `module`, of a class of its own, that shares all that `module` has."""
@@ -138,7 +78,7 @@ def wrapped(
         "rematerialization_spread": spread,
         "_prepared": prepared,
         "_conditions": conditions,
-        "_parts": Parts.of(result),
+        "_parts": parts,
     }.items():
         object.__setattr__(result, name, value)
     return result
@@ -160,9 +100,15 @@ def run(
         InputError: if the call is unlike the one that was planned.
     """
     conditions.check(Conditions.of(parts, source))
+    parts.check()
+    if source.is_inference():
+        raise InputError(
+            "rematerialized module: input: got a tensor of inference mode, need one that can be"
+            " trained with. Clone it outside of inference mode."
+        )
     now = Pass(prepared, source, watch)
     output = now.forward()
-    link = _Link(now, parts.parameters)
+    link = _Link(now, parts)
     token = _Body.apply(link, _TRIGGER, source)  # type: ignore[no-untyped-call]
     result: Tensor = _Exit.apply(link, token, output)  # type: ignore[no-untyped-call]
     return result
@@ -174,20 +120,23 @@ _TRIGGER = torch.empty(0, requires_grad=True)
 class _Link:
     """What the two nodes of a pass share; what was used is forgotten."""
 
-    def __init__(self, now: Pass, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, now: Pass, parts: Parts) -> None:
         self.now: Pass | None = now
         self.gradients: list[Tensor] = []
-        self._parameters = parameters
-        self._versions = self._seen()
+        self._parts = parts
+        self._weights, self._input = self._versions(now)
 
-    def _seen(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters]  # noqa: SLF001
+    def _versions(self, now: Pass) -> tuple[list[int], int]:
+        """How often weights and input have been written to, by torch's own count."""
+        weights = [parameter._version for parameter in self._parts.parameters]  # noqa: SLF001
+        return weights, now.source._version  # noqa: SLF001
 
     def backward(self) -> list[Tensor]:
         """Runs the pass's backward.
 
         Raises:
-            InputError: if it has run already, or weights have changed since the forward.
+            InputError: if it has run already, or weights or the input have changed since the
+                forward.
         """
         now, self.now = self.now, None
         if now is None:
@@ -195,11 +144,17 @@ class _Link:
                 "rematerialized module: got a second backward, need one per forward: what was"
                 " kept is gone. Run the forward again."
             )
-        if self._seen() != self._versions:
-            raise InputError(
-                "rematerialized module: weights changed between forward and backward, need the"
-                " same to compute layers again. Update weights behind the backward."
-            )
+        self._parts.check()
+        weights, source = self._versions(now)
+        for name, same in (
+            ("weights", weights == self._weights),
+            ("input", source == self._input),
+        ):
+            if not same:
+                raise InputError(
+                    f"rematerialized module: {name} changed between forward and backward, need the"
+                    f" same to compute layers again. Update the {name} behind the backward."
+                )
         return now.backward(self.gradients)
 
 

@@ -12,6 +12,8 @@ Autocast = tuple[bool, torch.dtype]
 
 def autocast(device: torch.device) -> Autocast:
     """Whether operations on `device` are cast now, and to what."""
+    if not torch.amp.is_autocast_available(device.type):
+        return False, torch.float32
     return torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
@@ -21,6 +23,6 @@ def as_in(device: torch.device, setting: Autocast) -> AbstractContextManager[Any
     A cast kept by a forward without a graph would be a weight without a gradient later.
     """
     enabled, dtype = setting
-    if not enabled:
+    if not enabled and not autocast(device)[0]:
         return nullcontext()
-    return torch.autocast(device.type, dtype, cache_enabled=False)
+    return torch.autocast(device.type, dtype, enabled=enabled, cache_enabled=False)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from pipeplan.rematerialized.parts import Buffer
+
 Generators = list[Tensor]
 """The state of the processor's generator, and of the device's."""
 
@@ -19,7 +21,7 @@ Generators = list[Tensor]
 class States:
     """What each layer saw in its first forward, for the layers that run again."""
 
-    def __init__(self, device: torch.device, again: Mapping[int, tuple[Tensor, ...]]) -> None:
+    def __init__(self, device: torch.device, again: Mapping[int, tuple[Buffer, ...]]) -> None:
         """Takes what to watch.
 
         Args:
@@ -41,7 +43,7 @@ class States:
                 yield
         else:
             before = self._generators()
-            self._buffers[layer] = [buffer.clone() for buffer in self._again[layer]]
+            self._buffers[layer] = [each.tensor.clone() for each in self._again[layer]]
             yield
             pairs = zip(before, self._generators(), strict=True)
             if not all(torch.equal(first, second) for first, second in pairs):
@@ -49,7 +51,8 @@ class States:
 
     @contextmanager
     def _as_before(self, layer: int) -> Iterator[None]:
-        buffers, drawn = self._again[layer], self._drawn.get(layer)
+        buffers = [each.tensor for each in self._again[layer]]
+        drawn = self._drawn.get(layer)
         now, present = [buffer.clone() for buffer in buffers], self._generators() if drawn else []
         self._put(buffers, self._buffers[layer])
         if drawn:
@@ -61,7 +64,7 @@ class States:
             if drawn:
                 self._restore(present)
 
-    def _put(self, buffers: tuple[Tensor, ...], values: list[Tensor]) -> None:
+    def _put(self, buffers: list[Tensor], values: list[Tensor]) -> None:
         # Through `data`: no graph uses the value of a statistic that its forward changed.
         for buffer, value in zip(buffers, values, strict=True):
             buffer.data.copy_(value)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.remat import Op, OpKind
+from pipeplan.rematerialized.parts import Buffer
 from pipeplan.rematerialized.precision import Autocast, as_in
 from pipeplan.rematerialized.script import Order, Script, used
 from pipeplan.rematerialized.states import States
@@ -36,7 +37,7 @@ class Prepared:
     script: Script
     flags: tuple[Flags, ...]
     """Per boundary, that behind the last layer included: which tensors get a gradient."""
-    changed: tuple[tuple[Tensor, ...], ...]
+    changed: tuple[tuple[Buffer, ...], ...]
     """Per layer: the buffers that its forward changes."""
     shared: tuple[nn.Parameter, ...]
     """Parameters of more than one layer."""
@@ -52,20 +53,20 @@ class Pass:
     def __init__(self, prepared: Prepared, source: Tensor, watch: Watch = nullcontext) -> None:
         self._prepared = prepared
         self._watch = watch
-        self._source = source.detach()
+        self.source = source.detach()
+        """Shares the caller's bytes and count of changes."""
         self._pieces = [self._piece(index) for index in range(len(prepared.split.layers))]
         again = {layer: prepared.changed[layer] for layer in prepared.script.again}
         self._states = States(prepared.device, again)
-        self._full: dict[int, list[Tensor]] = {0: [self._source]}
+        self._full: dict[int, list[Tensor]] = {0: [self.source]}
         self._gradients: list[Tensor] = []
-        self._units = _units(prepared, self._source)
+        self._units = _units(prepared, self.source)
         if self._units is not None:
             weakref.finalize(self, self._units.drop)
 
     def forward(self) -> Tensor:
         """The module's output, cut off the graph."""
-        with as_in(self._prepared.device, self._prepared.autocast):
-            self._run(self._prepared.script.forward)
+        self._run(self._prepared.script.forward)
         (output,) = self._full.pop(len(self._pieces))
         return output
 
@@ -77,10 +78,7 @@ class Pass:
         """
         self._gradients = list(gradients)
         gradients.clear()
-        with (
-            as_in(self._prepared.device, self._prepared.autocast),
-            _summed_apart(self._prepared.shared),
-        ):
+        with _summed_apart(self._prepared.shared):
             self._run(self._prepared.script.backward)
         if self._units is not None:
             self._units.close()
@@ -122,7 +120,9 @@ class Pass:
         inputs = list(self._full[layer])
         if op.kind is not OpKind.KEEP_INPUT:
             del self._full[layer]
-        with self._states.of(layer):
+        # Backwards run as the caller's does, as those of the plain module.
+        cast = as_in(self._prepared.device, self._prepared.autocast)
+        with self._states.of(layer), cast:
             if op.kind is OpKind.KEEP_ALL:
                 with torch.enable_grad(), units.taping(layer) if units else nullcontext():
                     outputs = piece.forward(0, inputs, _no_target)
@@ -137,7 +137,7 @@ class Pass:
         split, flags = prepared.split, prepared.flags
         places = split.fed_to(index)
         # Not a method's: a piece must not keep the pass, nor the pass itself, alive.
-        source = self._source
+        source = self.source
         fed = {0: lambda _: [source for _ in places]} if places else {}
         return Piece(
             PieceSpec(

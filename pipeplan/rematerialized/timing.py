@@ -71,8 +71,11 @@ class Rehearsal:
 
     costs: Costs
     """With the times of the schedule's operations; others have the times they had."""
-    spread: float
-    """Between the quartiles of whole calls, as a share of their median: the machine's noise."""
+    spread: float | None
+    """Between the quartiles of whole calls, as a share of their median: the machine's noise.
+
+    None where there was only one.
+    """
 
 
 def rehearsed(
@@ -119,9 +122,9 @@ def _with_rests(
     )
 
 
-def _spread(wholes: list[int]) -> float:
+def _spread(wholes: list[int]) -> float | None:
     if len(wholes) < 2:
-        return 0.0
+        return None
     low, middle, high = statistics.quantiles(wholes, n=4, method="inclusive")
     return (high - low) / max(1, middle)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.hostcopy import flat
-from pipeplan.livebytes import key
+from pipeplan.livebytes import dense, key
 from pipeplan.remat import OpKind
 from pipeplan.rematerialized.host import Host
 from pipeplan.rematerialized.script import Order
@@ -52,7 +52,7 @@ class Units:
             fixed: tensors that never leave: weights, buffers, the input.
         """
         self._moved = moved
-        self._fixed = {key(tensor) for tensor in fixed}
+        self._fixed = set(_storages(fixed))
         self._host = Host(device)
         self._boundaries: dict[int, Storages] = {}
         self._tapes: dict[int, Storages] = {}
@@ -109,7 +109,8 @@ class Units:
 
 
 def _storages(tensors: Iterable[Tensor]) -> Storages:
-    return {key(tensor): weakref.ref(tensor.untyped_storage()) for tensor in tensors}
+    parts = [part for tensor in tensors for part in dense(tensor)]
+    return {key(part): weakref.ref(part.untyped_storage()) for part in parts}
 
 
 def _living(storages: Storages) -> dict[int, torch.UntypedStorage]:
