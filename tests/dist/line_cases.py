@@ -2,16 +2,18 @@
 
 Prints a line per case: the pairs with a line, and `exact` where every message between random pairs
 of ranks, small or large, arrived where it belongs, and a training, if the case has one, equals the
-reference bit for bit. The last case kills rank 1 and prints how rank 0, which waits for it, takes
-that.
+reference bit for bit. Then one kills rank 1 and prints how rank 0, which waits for it, takes that;
+and in the last one ranks end, in order and without a word, while their messages are under way.
 """
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -21,14 +23,20 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.distributed import FileStore
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from pipeplan.capture import split
 from pipeplan.runtime import lines, meeting
+from pipeplan.runtime.build import build
+from pipeplan.runtime.evaluation import evaluate
+from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport, wait_all
+from pipeplan.task import Task
 from tests import pipelines
 from tests.dist.gloo_cases import same
 
@@ -75,8 +83,20 @@ def all_off(_: int) -> None:
     os.environ[meeting.SWITCH] = "off"
 
 
+def refused(rank: int) -> None:
+    """Rank 1 gets no unix socket, rank 3 no file for its pusher."""
+
+    def refuse(*_: object) -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    if rank == 1:
+        socket.socket = refuse  # type: ignore[assignment,misc]
+    if rank == 3:
+        os.eventfd = refuse  # type: ignore[assignment]
+
+
 CASES: tuple[Callable[[int], None], ...] = (
-    *(together, two_machines, unreachable, deaf, one_off, all_off),
+    *(together, two_machines, unreachable, deaf, one_off, all_off, refused),
 )
 TRAINED = (two_machines, all_off)
 
@@ -143,10 +163,37 @@ def lose(rank: int, _: int, store: str) -> None:
     os._exit(0)
 
 
+class _Slow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005)
+        return x
+
+
+def end(rank: int, _: int, store: str) -> None:
+    """Two ranks evaluate, far apart, and end: no call comes after that."""
+    if rank > 1:
+        return
+    torch.set_num_threads(1)
+    transport = GlooTransport(Ranks.started(FileStore(store, 2), rank, 2, timedelta(seconds=60)))
+    width = lines.LIMIT_BYTES // 4
+    task = Task(
+        model=[nn.Linear(8, width), nn.Sequential(_Slow(), nn.Linear(width, 1))],
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=lambda _: (torch.ones(1, 8), torch.ones(1, 1)),
+    )
+    model, plan = split(task), pipelines.plan_of([1], [0, 1], "flush", 4, layers=2)
+    pattern, feed = pipelines.pattern_of(plan, period=3), TaskFeed(task, model.boundaries[0])
+    worker = build(plan, pattern, model, task, feed, transport, pipelines.Listener(), seed=0)
+    found = evaluate(pattern, worker.stages, worker.wires, feed, transport, 200)
+    if rank:
+        print(f"evaluated {len(found)}", flush=True)
+
+
 def main() -> None:
     """All cases, one after the other."""
     context = multiprocessing.get_context("fork")
-    for target, number in (*((work, number) for number in range(len(CASES))), (lose, 0)):
+    for target, number in (*((work, number) for number in range(len(CASES))), (lose, 0), (end, 0)):
         with tempfile.TemporaryDirectory() as folder:
             store = str(Path(folder) / "store")
             ranks = [

@@ -8,9 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import Pipeline
+from pipeplan import pipeline as made
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.task import Task
@@ -76,6 +80,20 @@ def refused(words: dict[str, Any]) -> str:
     return "accepted"
 
 
+def ends_badly(crossed: DeviceMesh) -> None:
+    """A pipeline that cannot be made, and one whose block fails."""
+    plan = launch_task.plan(GPUS, "flush")
+    with mock.patch.object(made, "build", side_effect=InputError("no stage fits")):
+        assert refused({"mesh": crossed}) == "no stage fits"
+    with suppress(KeyError), Pipeline(launch_task.task(0), plan, mesh=crossed):
+        raise KeyError
+
+
+def pushers() -> int:
+    """Threads that push messages."""
+    return sum(thread.name == "pusher" for thread in threading.enumerate())
+
+
 def work(rank: int, port: int) -> None:
     """All cases of one rank."""
     torch.set_num_threads(1)
@@ -102,6 +120,9 @@ def work(rank: int, port: int) -> None:
     lines.append(refused({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))}))
     lines.append(refused({"mesh": mesh([[0, 1, 2, 3]])}))
     lines.append(refused({"mesh": crossed, "replicas": 3}))
+    assert pushers() == 0
+    ends_badly(crossed)
+    lines.append(f"left behind: {pushers()}")
     if rank == 0:
         print("\n".join(lines), flush=True)
     dist.barrier()

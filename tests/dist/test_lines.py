@@ -16,6 +16,7 @@ def test_lines_where_both_ends_have_them() -> None:
     """Both ends agree whatever one of them finds; trainings are bit-equal over either road.
 
     Without a line everything goes over gloo; a killed peer is missed at once, by number.
+    What a rank sent arrives although it ends after that.
     """
     found = case_scripts.printed(Path(__file__).with_name("line_cases.py"))
     assert found == [
@@ -25,5 +26,7 @@ def test_lines_where_both_ends_have_them() -> None:
         "deaf: exact, lines 01 02 03 23",
         "one_off: exact, lines 01 03 13",
         "all_off: exact, lines none",
+        "refused: exact, lines 02",
         "at once, lost [1]: connection closed by the other end",
+        "evaluated 200",
     ]

@@ -8,8 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,28 +17,13 @@ import torch
 from pipeplan.errors import InputError, InternalError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import meeting, outgoing
-from pipeplan.runtime.lines import LIMIT_BYTES, Line, Lines
+from pipeplan.runtime.lines import LIMIT_BYTES, Lines
 from pipeplan.runtime.peerloss import PeerLostError
+from tests.line_ends import ends
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/sys/kernel/random/boot_id").exists(), reason="lines need Linux"
 )
-
-
-@contextmanager
-def ends(patience_s: float = 20) -> Iterator[tuple[Line, Line]]:
-    """Both ends of a line: what is sent here, arrives there."""
-    pair = socket.socketpair()
-    both = [Lines({0: end}, timedelta(seconds=patience_s)) for end in pair]
-    small = torch.zeros(1)
-    here, there = (each.carrying(small, 0) for each in both)
-    assert here is not None
-    assert there is not None
-    try:
-        yield here, there
-    finally:
-        for each in both:
-            each.close()
 
 
 def test_order_within_a_tag_and_none_between() -> None:

@@ -1,0 +1,28 @@
+"""Both ends of a line, in this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+
+from pipeplan.runtime.lines import Line, Lines
+
+
+@contextmanager
+def ends(patience_s: float = 20) -> Iterator[tuple[Line, Line]]:
+    """Both ends of a line: what is sent here, arrives there."""
+    pair = socket.socketpair()
+    both = [Lines({0: end}, timedelta(seconds=patience_s)) for end in pair]
+    small = torch.zeros(1)
+    here, there = (each.carrying(small, 0) for each in both)
+    assert here is not None
+    assert there is not None
+    try:
+        yield here, there
+    finally:
+        for each in both:
+            each.close()
