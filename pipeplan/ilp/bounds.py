@@ -119,25 +119,27 @@ def forced(costs: Costs, cuts: list[int], period: int) -> list[tuple[int, ...]]:
     return [tuple(layers) for layers in sets.values()]
 
 
-def contiguous_bound(costs: Costs, lowest: int) -> Fraction | None:
+def contiguous_bound(costs: Costs, known: Fraction | int) -> Fraction | None:
     """What every plan with one stage per GPU needs, whatever its k; None if none can exist."""
-    return relaxed_bound(ContiguousSolver(costs, any_k=True), lowest)
+    return relaxed_bound(ContiguousSolver(costs, any_k=True), known)
 
 
-def relaxed_bound(relaxed: ContiguousSolver, lowest: int) -> Fraction | None:
-    """The period, at least `lowest`, below which a relaxation has no answer; None if at none.
+def relaxed_bound(relaxed: ContiguousSolver, known: Fraction | int) -> Fraction | None:
+    """The period, at least `known`, below which a relaxation has no answer; None if at none.
 
     If even a real period just below the smallest feasible integer T is infeasible, T itself is
-    proven; otherwise only T - 1 is.
+    proven; otherwise only T - 1 is. Less than 1 may be known: micro-batches may share a ns.
     """
+    known = Fraction(known)
     if not relaxed.complete:
-        return Fraction(lowest)
-    found = relaxed.shortest(lowest)
+        return known
+    found = relaxed.shortest(max(1, int(known)))
     if found is None:
         return None
-    if found.period == lowest or relaxed.solve(found.period, just_below=True) is None:
-        return Fraction(found.period)
-    return Fraction(found.period - 1)
+    if known >= found.period:
+        return known
+    proven = relaxed.solve(found.period, just_below=True) is None
+    return max(known, Fraction(found.period - (not proven)))
 
 
 def residency_bound(costs: Costs) -> Fraction:

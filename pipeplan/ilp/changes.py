@@ -96,6 +96,11 @@ class Sweep:
         order = _END if length else _INSTANT
         return self.change(op, copy, time, order, 1, term, size, counted=self.costs.exact)
 
+    def update(self, op: OpId, copy: int, term: int, size: int, sub: int = 0) -> Change:
+        """A change at the optimizer step that may follow backward `op`."""
+        time = self.schedule.times[op][copy] + duration(self.costs, self.schedule.stages, op)
+        return self.change(op, copy, time, _OPT, sub, term, size)
+
     def permanent(self, gpu: int) -> int:
         """Message bytes that a GPU holds all the time."""
         return 0
@@ -153,10 +158,8 @@ class ExactSweep(Sweep):
         yield self.end(backward, copy, WORKING, -size.backward)
         yield self.end(backward, copy, SAVED, -size.saved)
         if self.costs.semantics == "2bw" and size.optimizer:
-            time = self.schedule.times[backward][copy]
-            time += duration(self.costs, self.schedule.stages, backward)
-            for sub, sign in ((0, 1), (1, -1)):
-                yield self.change(backward, copy, time, _OPT, sub, WORKING, sign * size.optimizer)
+            yield self.update(backward, copy, WORKING, size.optimizer)
+            yield self.update(backward, copy, WORKING, -size.optimizer, sub=1)
 
     def _transfer(self, send: OpId, copy: int, sent: int, received: int) -> Iterator[Change]:
         """(O1)-(O4): the receive's bytes from its posting, the sent bytes until they have left."""

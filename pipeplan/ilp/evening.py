@@ -87,7 +87,7 @@ class Evening:
             if known is None or state.costs.gpus == 1:
                 return
             best, bound = known.per_microbatch, state.bound
-            period = int(bound + (best - bound) * Fraction(share))
+            period = max(1, int(bound + (best - bound) * Fraction(share)))
             if period >= best or period < bound:
                 return
             state.enter(f"evened out at {share:.0%} of the gap")

@@ -11,7 +11,7 @@ from typing import Literal
 from pipeplan.ilp.away.fit import fitted
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.memory import fits, in_flight, memory_rows
+from pipeplan.ilp.memory import fits, memory_rows, not_updated
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.schedule import Schedule, unrolled
 from pipeplan.units import MAX_INT
@@ -149,7 +149,7 @@ class Incumbent:
         if self.costs.tied_groups and not self._keeps_ties(schedule):
             return False
         most = self.most_in_flight
-        if most is not None and max(in_flight(self.costs, schedule)) > most:
+        if most is not None and max(not_updated(self.costs, schedule)) > most:
             return False
         rows = memory_rows(self.costs, schedule)
         host = self.costs.cluster.host

@@ -7,7 +7,7 @@ level before the first event of a period is -sum(q * change); sorting the keys g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeplan.ilp.changes import (
     DIRECT,
@@ -20,7 +20,7 @@ from pipeplan.ilp.changes import (
     Sweep,
 )
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import MemoryRow, OpKind
 
 
@@ -58,7 +58,18 @@ def host_bytes(costs: Costs, schedule: Schedule) -> list[int]:
 
 def in_flight(costs: Costs, schedule: Schedule) -> tuple[int, ...]:
     """Largest number of micro-batches at once between start of F and end of B, by stage (§2)."""
-    sweep = Sweep(costs, schedule)
+    return _at_once(schedule, Sweep(costs, schedule), Sweep.end)
+
+
+def not_updated(costs: Costs, schedule: Schedule) -> tuple[int, ...]:
+    """As `in_flight`, but each counts until the update that may follow its B: (R6)."""
+    return _at_once(schedule, Sweep(costs, schedule), Sweep.update)
+
+
+def _at_once(
+    schedule: Schedule, sweep: Sweep, leaves: Callable[[Sweep, OpId, int, int, int], Change]
+) -> tuple[int, ...]:
+    """By stage, the most micro-batches whose F has begun and that have not left after their B."""
     counts = []
     for stage in schedule.stages:
         changes = [
@@ -66,7 +77,7 @@ def in_flight(costs: Costs, schedule: Schedule) -> tuple[int, ...]:
             for copy in range(schedule.k)
             for change in (
                 sweep.start((OpKind.F, stage.id), copy, SAVED, 1),
-                sweep.end((OpKind.B, stage.id), copy, SAVED, -1),
+                leaves(sweep, (OpKind.B, stage.id), copy, SAVED, -1),
             )
         ]
         counts.append(peak_terms(schedule, changes)[SAVED])

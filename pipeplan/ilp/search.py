@@ -106,7 +106,7 @@ def contiguous(state: Incumbent) -> None:
             for messages in (False, True)
         )
         offer_shortest(state, away, surely, lowest)
-    bound = None if offload else contiguous_bound(costs, lowest)
+    bound = None if offload else contiguous_bound(costs, state.bounds["any"])
     if bound is not None:
         state.prove("contiguous", bound)
     elif state.options.contiguous_only and not offload:
@@ -162,6 +162,8 @@ def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24)
         return
     low, high = state.best.period, solver.serial_ns
     for point in range(1, points + 1):
+        if state.remaining <= 0:
+            return
         period = low + (high - low) * point**2 // points**2
         partition = solver.solve(period)
         if partition is None:

@@ -148,7 +148,7 @@ class Walk:
         A schedule that fits is offered, as early and as short as its orders allow.
         """
         costs, runs = self._seen(layout)
-        period = int(target * len(layout.turns))
+        period = max(1, int(target * len(layout.turns)))
         over = _overload(costs, runs, period, len(layout.turns))
         if over > 0:
             return 2 + over

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pipeplan import __version__, lowering, simulator, verifier
 from pipeplan.errors import DeadlockError, InternalError, InvalidPlanError
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.memory import in_flight, memory_rows
+from pipeplan.ilp.memory import in_flight, memory_rows, not_updated
 from pipeplan.ilp.objective import step_ns
 from pipeplan.ilp.schedule import Schedule, to_ops
 from pipeplan.plan import Bounds, Plan, Rational, Solver
@@ -56,7 +56,7 @@ def _microbatches(solved: Solved, config: Config, schedule: Schedule) -> int:
     state = solved.state
     if config.microbatches is not None or config.semantics == "flush":
         return state.options.microbatches
-    return max(state.options.microbatches, max(in_flight(state.costs, schedule)) - 1)
+    return max(state.options.microbatches, max(not_updated(state.costs, schedule)) - 1)
 
 
 def _rational(value: Fraction) -> Rational:

@@ -10,7 +10,7 @@ from pipeplan.ilp.bounds import relaxed_bound
 from pipeplan.ilp.costs import Costs
 
 
-def again_bound(costs: Costs, lowest: int, *, offload: bool = False) -> Fraction | None:
+def again_bound(costs: Costs, known: Fraction | int, *, offload: bool = False) -> Fraction | None:
     """The least period per micro-batch of contiguous plans of any k; None if none can exist.
 
     The relaxed dynamic program of `contiguous` on relaxed options: V is a plain sum, messages
@@ -18,17 +18,17 @@ def again_bound(costs: Costs, lowest: int, *, offload: bool = False) -> Fraction
     With `offload`, all that can leave is away of every micro-batch but the one that runs, as soon
     as its forward ends and until its backward starts, and takes no time on the way: no plan that
     offloads needs less at the instant when most are in flight and one of them runs.
-    At other speeds than 1 a run's time is rounded differently, so that only `lowest` is claimed.
+    At other speeds than 1 a run's time is rounded differently, so that only `known` is claimed.
     Source: ours.
 
     Args:
         costs: chain and machines.
-        lowest: a bound that is known, in whole ns.
+        known: a bound on the period per micro-batch, in ns.
         offload: whether plans may send to the host what they keep.
     """
     if any(gpu.speed != 1 for gpu in costs.cluster.gpus):
-        return Fraction(lowest)
+        return Fraction(known)
     relaxed = RunSolver(
         costs, any_k=True, options=options(costs.chain, relaxed=True, offload=offload)
     )
-    return relaxed_bound(relaxed, lowest)
+    return relaxed_bound(relaxed, known)

@@ -142,8 +142,7 @@ def _reached(joint: Joint) -> bool:
 
 def _prove_contiguous(state: Incumbent) -> None:
     state.enter("recomputation: bound")
-    lowest = max(1, int(state.bounds["any"]))
-    bound = again_bound(state.costs, lowest, offload=state.options.offload)
+    bound = again_bound(state.costs, state.bounds["any"], offload=state.options.offload)
     if bound is not None:
         state.prove("contiguous", bound, from_bytes=False)
     elif state.options.contiguous_only:
