@@ -55,6 +55,13 @@ class ChannelTransport(GlooTransport):
         self._here = ranks.here
         self._device = device
         self._channels: dict[tuple[int, int, int], ProcessGroup] = {}
+        try:
+            self._open(ranks, channels, backend)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open(self, ranks: Ranks, channels: Sequence[Channel], backend: str) -> None:
         flat = [rank for row in ranks.rows for rank in row]
         ends = [(flat[each.source], flat[each.target]) for each in channels]
         for (source, target), channel in zip(ends, channels, strict=True):
@@ -63,7 +70,7 @@ class ChannelTransport(GlooTransport):
                 keys = ((source, target, tag) for tag in channel.tags)
                 self._channels.update(dict.fromkeys(keys, group))
         for (source, target), channel in zip(ends, channels, strict=True):
-            self._connect(source, target, channel.tags[0], device)
+            self._connect(source, target, channel.tags[0], self._device)
 
     def _connect(self, source: int, target: int, tag: int, device: torch.device) -> None:
         """Communicators connect at their first message, and block both ends until they have."""

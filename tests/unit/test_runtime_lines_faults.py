@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from pipeplan.runtime import meeting, outgoing
+from pipeplan.runtime.channels import Channel
 from pipeplan.runtime.lines import LIMIT_BYTES, Line, Lines
+from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.ranks import Ranks
 from tests.line_ends import ends
@@ -192,19 +194,33 @@ def test_no_sockets_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         assert meeting._call(address, replace(address, secret=bytes(16)), 1) is None
 
 
-def test_leaving_fails_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever cannot leave together with the others leaves no thread behind."""
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("lost")
-
-    monkeypatch.setattr(dist, "barrier", fail)
+@contextmanager
+def two_ranks() -> Iterator[Ranks]:
+    """One of two with a line; leaves no thread."""
     threads = threading.active_count()
     pair = socket.socketpair()
     lines = Lines({1: pair[0]}, timedelta(seconds=1))
     nobody = cast("ProcessGroup", None), cast("Store", None)
-    ranks = Ranks(*nobody, timedelta(seconds=1), ((0, 1),), 0, owned=False, lines=lines)
-    with pytest.raises(RuntimeError, match="lost"):
-        ranks.leave()
+    yield Ranks(*nobody, timedelta(seconds=1), ((0, 1),), 0, owned=False, lines=lines)
     assert threading.active_count() == threads
     pair[1].close()
+
+
+def fail(*_: object, **__: object) -> None:
+    """What torch.distributed does when a peer is gone."""
+    raise RuntimeError("lost")
+
+
+def test_leaving_fails_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever cannot leave together with the others leaves no thread behind."""
+    monkeypatch.setattr(dist, "barrier", fail)
+    with two_ranks() as ranks, pytest.raises(RuntimeError, match="lost"):
+        ranks.leave()
+
+
+def test_channels_fail_and_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does whoever gets its lines and then no channels."""
+    monkeypatch.setattr(dist, "new_group", fail)
+    channel = Channel(0, 1, (0,))
+    with two_ranks() as ranks, pytest.raises(RuntimeError, match="lost"):
+        ChannelTransport(ranks, [channel], torch.device("cpu"))
