@@ -19,6 +19,8 @@ from pipeplan.remat import Channel, OpKind, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
 
+FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
+"""So fast that to wait on the host is cheaper than to run again, whatever was measured."""
 TINY = {
     "gpt2": {"sequence": 16},
     "llama": {},
@@ -97,15 +99,16 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     task = tiny(name)
     assert isinstance(task.model, nn.Module)
     expected = trained(copy.deepcopy(task.model), task)
-    options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1GB/s"}
+    options = {"loss": task.loss, "repeats": 1, **FAST}
     free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
-    for budget in budgets(free.rematerialization_costs, Channel(10**9), 4):
+    steps = budgets(free.rematerialization_costs, Channel(10**13), 4)
+    for budget in steps:
         model = copy.deepcopy(task.model)
         lean = rematerialize(model, task.microbatch(0), budget, **options)
         found = trained(lean, task)
         assert all(map(torch.equal, expected, found))
         kinds = {op.kind for op in lean.rematerialization.schedule.ops}
-        assert OpKind.OFFLOAD in kinds or budget == lean.rematerialization.outcome.peak_bytes
+        assert OpKind.OFFLOAD in kinds or budget == steps[-1]
         assert peak(lean, task) <= budget
 
 
@@ -127,9 +130,9 @@ def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPa
 
     task = tiny("mixer")
     assert isinstance(task.model, nn.Module)
-    options = {"loss": task.loss, "repeats": 1, "offload": True, "host_bandwidth": "1GB/s"}
+    options = {"loss": task.loss, "repeats": 1, **FAST}
     free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
-    budget, *_ = budgets(free.rematerialization_costs, Channel(10**9), 2)
+    budget, *_ = budgets(free.rematerialization_costs, Channel(10**13), 2)
     lean = rematerialize(task.model, task.microbatch(0), budget, **options)
     orders = lean._prepared.script.forward
     layer = next(order.op.index for order in orders if order.used_later)
