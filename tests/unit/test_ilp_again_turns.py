@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -33,6 +35,7 @@ from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.evening import Guess
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.kfkb import EagerSearch
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.outward import Outward
@@ -187,16 +190,22 @@ def test_shorter_than_every_contiguous_plan() -> None:
     assert free.period_per_microbatch < Fraction(98, 100) * one.period_per_microbatch
 
 
-def test_nothing_is_computed_again_in_vain() -> None:
-    """Where memory is ample every run of a plan is kept, and the period falls with the load."""
+def in_vain(**asked: Any) -> Joint:
+    """A plan with two runs where memory is ample."""
     costs = random_costs(4, 6, memory=10**6)
-    state = Incumbent(costs, limits())
+    state = Incumbent(costs, limits(**asked))
     state.prove("any", Fraction(1))
     joint = Joint(state, Solved(state))
     chain, mine = Pieces(costs).of(((0, 1), (4, 4)))
     placing = Outward(mine, [(0, 1, 0), (2, 3, 1), (4, 4, 2)], 2 * mine.load_ns(0, 4, 0))
     assert placing.place()
     assert joint.offer(chain, mine, placing.schedule())
+    return joint
+
+
+def test_nothing_is_computed_again_in_vain() -> None:
+    """Where memory is ample every run of a plan is kept, and the period falls with the load."""
+    joint = in_vain()
     before, cuts = joint.period, [stage.layers for stage in joint.best.stages]
     trim(joint)
     assert joint.best.merged is not None
@@ -205,6 +214,34 @@ def test_nothing_is_computed_again_in_vain() -> None:
     assert joint.period is not None
     assert before is not None
     assert joint.period < before
+
+
+def test_trimming_ends_well_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that there is no time for stay; where work is counted each one is tried."""
+    monkeypatch.setattr("pipeplan.ilp.again.trim.BEYOND_S", -1.0)
+    hurried, counted = in_vain(time_limit_s=1e-6), in_vain(time_limit_s=1e-6, deterministic=True)
+    for joint, left in ((hurried, 2), (counted, 0)):
+        trim(joint)
+        assert joint.best.merged is not None
+        assert len(joint.best.merged.runs) == left
+
+
+def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same search goes on while the best plan stays; that of an older one is forgotten."""
+    seen: list[EagerSearch] = []
+    monkeypatch.setattr(EagerSearch, "run", lambda self, seconds: seen.append(self))
+    joint = in_vain(ks=(1, 2))
+    taking = Turns(joint, joint.state, None)
+    for _ in range(2):
+        taking._cycle(1)
+    trim(joint)
+    taking._cycle(1)
+    assert seen[0] is seen[1]
+    assert seen[2].state is joint.best.state is not seen[0].state
+    old = weakref.ref(seen[0])
+    seen.clear()
+    gc.collect()
+    assert old() is None
 
 
 def test_the_walk_finds_runs_by_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Run, merged
@@ -11,11 +12,16 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.retime import tighten
 from pipeplan.plan import Stage
 
+BEYOND_S: Final = 1.0
+"""Seconds that this may take when time is over."""
+
 
 def trim(joint: Joint) -> None:
     """Keep each run of the best plan, the longest first, where the plan then fits as well.
 
-    Orders stay, times are made anew: without a run's second forward nothing comes later.
+    Orders stay, times are made anew: without a run's second forward nothing comes later. Where
+    there are many runs, or many micro-batches per period, that ends soon after the limit; where
+    work is counted instead of time, all are tried.
     """
     chain = joint.best.merged
     if chain is None or joint.best.state.best is None:
@@ -25,7 +31,11 @@ def trim(joint: Joint) -> None:
     def forward(run: Run) -> tuple[int, Run]:
         return -sum(layer.forward_ns for layer in layers[run[0] : run[1] + 1]), run
 
+    limits = joint.state.options
+    end = max(joint.state.elapsed, limits.time_limit_s) + BEYOND_S
     for run in sorted(chain.runs, key=forward):
+        if not limits.deterministic and joint.state.elapsed > end:
+            return
         tried = _without(joint, run)
         if tried.cost <= joint.best.cost:
             joint.best = tried

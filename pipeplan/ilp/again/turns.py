@@ -65,7 +65,8 @@ class Turns:
         self.joint, self.kept = joint, kept
         self._offered = offered
         self._seed = joint.state.options.seed
-        self._cycles: dict[int, EagerSearch] = {}
+        self._cycles: EagerSearch | None = None
+        """On the best plan's chain, as far as it is."""
 
     def run(self) -> None:
         """Go on from the best plan while there is time."""
@@ -109,8 +110,9 @@ class Turns:
         if inner.contiguous is None or inner.options.ks == (1,):
             return
         self._limit(inner, seconds)
-        cycles = self._cycles.setdefault(id(inner), EagerSearch(inner))
-        cycles.run(seconds)
+        if self._cycles is None or self._cycles.state is not inner:
+            self._cycles = EagerSearch(inner)
+        self._cycles.run(seconds)
 
     def _around(self, seconds: float) -> None:
         """The best plan's chain, whatever it is."""
