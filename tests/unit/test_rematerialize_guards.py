@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from pipeplan import rematerialize
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.livebytes import LiveBytes
+from pipeplan.rematerialized import api, timing
 
 SAMPLE = (torch.ones(64, 8), torch.zeros(64, 8))
 LOSS = nn.functional.mse_loss
@@ -260,6 +262,28 @@ def test_gradients_that_are_there_are_not_replaced_while_measuring() -> None:
     assert all(each is given for each in seen)
     assert weight.grad is given
     assert torch.equal(given, torch.full_like(weight, 2.0))
+
+
+def test_the_rehearsal_holds_the_budget_and_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the budget only copies of buffers and of gradients that were there."""
+    module = row()
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    states = [*module.parameters(), *gradients, *module.buffers()]
+    live, peaks = LiveBytes([*states, *SAMPLE]), []
+
+    def watched(*given: Any) -> Any:
+        live.reset_peak()
+        result = timing.rehearsed(*given)
+        peaks.append(live.peak)
+        return result
+
+    monkeypatch.setattr(api, "rehearsed", watched)
+    with live:
+        planned: Any = lean(module)
+    copies = sum(each.nbytes for each in [*gradients, *module.buffers()])
+    assert max(peaks) <= planned.rematerialization.outcome.peak_bytes + copies
 
 
 class Adjacent(nn.Module):
