@@ -23,6 +23,7 @@ from pipeplan.ilp.again.evening import joined
 from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import merged
 from pipeplan.ilp.again.options import options
+from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.again.pieces import Pieces, within
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.steps import changed
@@ -32,6 +33,7 @@ from pipeplan.ilp.again.walk import RunLayout, RunWalk
 from pipeplan.ilp.away.fit import fitted
 from pipeplan.ilp.away.relief import leaving, relief
 from pipeplan.ilp.clock import WorkClock
+from pipeplan.ilp.contiguous import Partition
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.evening import Guess
 from pipeplan.ilp.incumbent import Incumbent
@@ -349,6 +351,37 @@ def test_progress_never_forgets_the_best_plan() -> None:
     assert None not in known
     assert known == sorted(known, key=lambda period: -(period or 0))
     assert known[-1] == plan.period_per_microbatch
+
+
+def test_room_for_messages_is_sought_from_the_period_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No shorter period is asked for again, and the answer is that of a search from below."""
+    asked: list[tuple[RunSolver, int, Partition | None]] = []
+    shortest = RunSolver.shortest
+
+    def watched(solver: RunSolver, lowest: int) -> Partition | None:
+        found = shortest(solver, lowest)
+        asked.append((solver, lowest, found))
+        return found
+
+    monkeypatch.setattr(RunSolver, "shortest", watched)
+    longer = 0
+    for seed in range(12):
+        costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
+        state = Incumbent(costs, replace(limits(), clock=WorkClock()))
+        state.prove("any", Fraction(1))
+        asked.clear()
+        list(Candidates(Joint(state, Solved(state))))
+        (_, low, first), *others = asked
+        if first is None:
+            continue
+        careful, begun, second = others[0]
+        assert (low, begun) == (1, first.period)
+        assert careful.messages
+        assert second == shortest(careful, 1)
+        longer += second is not None and second.period > first.period
+    assert longer >= 2
 
 
 def test_candidates_come_once() -> None:

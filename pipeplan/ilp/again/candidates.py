@@ -72,11 +72,13 @@ class Candidates:
         ]
         high: int | None = None
         for solver in solvers:
-            partition = solver.shortest(_lowest(state))
+            # with room for messages no period is shorter than without
+            partition = solver.shortest(high or _lowest(state))
             self.bound_s = self.bound_s or state.elapsed - begun
-            if partition is not None:
-                high = partition.period
-                yield from self._once(solver.runs(partition), sure=True)
+            if partition is None:
+                break
+            high = partition.period
+            yield from self._once(solver.runs(partition), sure=True)
         if state.options.offload and (state.remaining > 0 or self.joint.period is None):
             yield from self._away(state, high)
         for runs in _relaxed(state, solvers[0], high):
