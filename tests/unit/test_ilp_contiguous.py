@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 from random import Random
 
 import pytest
 
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
+from pipeplan.ilp import search
+from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.contiguous import ContiguousSolver, Partition, gpu_classes, push_one
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
 from pipeplan.ilp.place import place
 from tests import handmade
+from tests.searches import limits
 
 
 def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> Costs:
     """Costs of a hand-made chain under 2bw and the exact memory model."""
     layers = [{name: row[i] for name, row in fields.items()} for i in range(len(times))]
     return Costs(handmade.chain(times, layers), cluster, "2bw", "exact")
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(1e-6, 0), (0.05, 8), (60, 10**6)])
+def test_longer_periods_of_a_step_keep_the_time(
+    seconds: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under flush periods longer than the shortest are tried only while there is time."""
+    chain = handmade.chain([(300 + n, 500 - n) for n in range(9)], [{} for _ in range(9)])
+    of = Costs(chain, uniform(3, 10, bandwidth_bytes_per_s=10**9), "flush", "exact")
+    state = Incumbent(of, limits(time_limit_s=seconds, clock=WorkClock()))
+    state.prove("any", Fraction(1))
+    solver = ContiguousSolver(of)
+    search.offer_shortest(state, solver, ContiguousSolver(of, messages=True), 1)
+    assert state.best is not None
+    asked, solve = list[int](), ContiguousSolver.solve
+
+    def counted(self: ContiguousSolver, period: int, just_below: bool = False) -> Partition | None:
+        asked.append(period)
+        return solve(self, period, just_below)
+
+    monkeypatch.setattr(ContiguousSolver, "solve", counted)
+    search._shorter_steps(state, solver)
+    assert len(asked) <= most
+    assert (len(asked) >= 20) == (seconds == 60)
 
 
 def best(of: Costs) -> Partition:
