@@ -188,11 +188,13 @@ def _channel(
 def _prepared(
     cut: SplitModel, found: Measured, source: Tensor, script: Script, offload: bool
 ) -> Prepared:
+    changed = {id(each.tensor) for facts in found.facts for each in facts.changed}
     return Prepared(
         split=cut,
         script=script,
         flags=((source.requires_grad,), *(facts.left for facts in found.facts)),
         changed=tuple(facts.changed for facts in found.facts),
+        fixed=tuple(b for b in buffers_of(cut.layers) if id(b.tensor) not in changed),
         shared=tuple(measured.shared_parameters(cut)),
         offload=offload,
         device=source.device,

@@ -35,7 +35,7 @@ class LayerFacts:
     sizes: tuple[int, ...]
     """Bytes of the storages of its outputs."""
     changed: tuple[Buffer, ...]
-    """Buffers that its forward changes."""
+    """Buffers that its forward changes, or reads where another layer's changes them."""
 
     @property
     def changed_bytes(self) -> int:

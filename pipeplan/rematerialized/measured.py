@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from pipeplan.capture.trace import call
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.remat import Costs
 from pipeplan.rematerialized.facts import LayerFacts, facts_of, fresh, shared
+from pipeplan.rematerialized.parts import buffers_of
 from pipeplan.rematerialized.units import taped
 from pipeplan.task import SplitModel
 
@@ -74,7 +75,7 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
     """
     runs = list(_Runs(split, sample))
     own = runs[: len(split.layers)]
-    facts = tuple(map(facts_of, own))
+    facts = _changed_by_any(own, [facts_of(run) for run in own])
     light = tuple(map(_light, own))
     sizes: list[LayerBytes] = []
     for run in runs:
@@ -92,6 +93,14 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
         gradients=(*(each.gradient for each in back[1:]), sizes[-1].output_gradient),
         loss_bytes=_loss_bytes(runs[-1]),
     )
+
+
+def _changed_by_any(runs: list[LayerRun], found: list[LayerFacts]) -> tuple[LayerFacts, ...]:
+    """`found` where a buffer that one layer changes is so for all that have it."""
+    changed = {id(each.tensor) for facts in found for each in facts.changed}
+    own = [[b for b in buffers_of([run.layer]) if id(b.tensor) in changed] for run in runs]
+    pairs = zip(found, own, strict=True)
+    return tuple(replace(facts, changed=tuple(buffers)) for facts, buffers in pairs)
 
 
 class _Runs:

@@ -124,19 +124,20 @@ class _Link:
         self.now: Pass | None = now
         self.gradients: list[Tensor] = []
         self._parts = parts
-        self._weights, self._input = self._versions(now)
+        self._before = self._versions(now)
 
-    def _versions(self, now: Pass) -> tuple[list[int], int]:
-        """How often weights and input have been written to, by torch's own count."""
-        weights = [parameter._version for parameter in self._parts.parameters]  # noqa: SLF001
-        return weights, now.source._version  # noqa: SLF001
+    def _versions(self, now: Pass) -> dict[str, list[tuple[int, int]]]:
+        """What layers read when they run again."""
+        parameters = self._parts.parameters
+        weights = [(id(each), each._version) for each in parameters]  # noqa: SLF001
+        return {"weights": weights, **now.versions()}
 
     def backward(self) -> list[Tensor]:
         """Runs the pass's backward.
 
         Raises:
-            InputError: if it has run already, or weights or the input have changed since the
-                forward.
+            InputError: if it has run already, or weights, the input or buffers that no
+                forward changes have changed since the forward.
         """
         now, self.now = self.now, None
         if now is None:
@@ -145,12 +146,8 @@ class _Link:
                 " kept is gone. Run the forward again."
             )
         self._parts.check()
-        weights, source = self._versions(now)
-        for name, same in (
-            ("weights", weights == self._weights),
-            ("input", source == self._input),
-        ):
-            if not same:
+        for name, versions in self._versions(now).items():
+            if versions != self._before[name]:
                 raise InputError(
                     f"rematerialized module: {name} changed between forward and backward, need the"
                     f" same to compute layers again. Update the {name} behind the backward."

@@ -38,7 +38,9 @@ class Prepared:
     flags: tuple[Flags, ...]
     """Per boundary, that behind the last layer included: which tensors get a gradient."""
     changed: tuple[tuple[Buffer, ...], ...]
-    """Per layer: the buffers that its forward changes."""
+    """Per layer: the buffers that forwards change."""
+    fixed: tuple[Buffer, ...]
+    """The others."""
     shared: tuple[nn.Parameter, ...]
     """Parameters of more than one layer."""
     offload: bool
@@ -63,6 +65,17 @@ class Pass:
         self._units = _units(prepared, self.source)
         if self._units is not None:
             weakref.finalize(self, self._units.drop)
+
+    def versions(self) -> dict[str, list[tuple[int, int]]]:
+        """Which tensors are read again, and how often each has been written to, by torch's count.
+
+        Weights are the caller's to watch.
+        """
+        read = {"input": [self.source], "buffers": [each.tensor for each in self._prepared.fixed]}
+        return {
+            name: [(id(tensor), tensor._version) for tensor in tensors]  # noqa: SLF001
+            for name, tensors in read.items()
+        }
 
     def forward(self) -> Tensor:
         """The module's output, cut off the graph."""

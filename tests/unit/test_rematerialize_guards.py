@@ -231,6 +231,42 @@ def test_an_input_that_changes_before_the_backward_is_refused() -> None:
         loss.backward()
 
 
+class Scaled(nn.Module):
+    """Multiplies by a buffer, which it may change."""
+
+    def __init__(self, scale: Tensor, growth: float) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.growth = growth
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Changes it behind its use."""
+        scale = self.get_buffer("scale")
+        value = value * scale.clone()
+        if self.growth != 1:
+            scale.mul_(self.growth)
+        return value
+
+
+def test_a_buffer_that_changes_before_the_backward_is_refused() -> None:
+    """One that no forward changes: layers that run again would see other values."""
+    module = lean(row(lambda: Scaled(torch.ones(()), 1)))
+    loss = module(source()).sum()
+    next(each for each in module.modules() if isinstance(each, Scaled)).get_buffer("scale").zero_()
+    with pytest.raises(InputError, match="buffers changed between"):
+        loss.backward()
+
+
+def test_a_buffer_that_another_layer_changes_is_kept() -> None:
+    """A layer that only reads it sees the same value when it runs again."""
+
+    def build() -> nn.Module:
+        scale, growths = torch.ones(()), iter([1, 1, 1, 2])
+        return row(lambda: Scaled(scale, next(growths)))
+
+    assert all(map(torch.equal, left_by(lean(build())), left_by(build())))
+
+
 def test_a_dropped_module_is_gone_at_once() -> None:
     """No cycle keeps its weights until the collector runs."""
     module = lean(row())
