@@ -140,13 +140,14 @@ def _plus(first: Work, second: Work, output: int) -> Work:
     )
 
 
-_RESNETS = {
+RESNETS = {
     18: (False, (2, 2, 2, 2)),
     34: (False, (3, 4, 6, 3)),
     50: (True, (3, 4, 6, 3)),
     101: (True, (3, 4, 23, 3)),
     152: (True, (3, 8, 36, 3)),
 }
+"""Layers -> whether blocks are bottlenecks, and how many each group has."""
 
 
 def _pool_classify(batch: int, image: int, channels: int) -> Work:
@@ -187,7 +188,7 @@ def _residual(name: str, batch: int, image: int, ins: int, width: int, bottlenec
 
 def resnet(depth: int, batch: int, image: int) -> Chain:
     """ResNet-18/34/50/101/152 with one layer per convolution of the main path (He et al. 2015)."""
-    bottleneck, blocks = _RESNETS[depth]
+    bottleneck, blocks = RESNETS[depth]
     stem = Conv(batch, image, 2, 3, 64, 7)
     side = -(-stem.out_image // 2)
     works = [_with_output(stem.work("stem"), batch * 64 * side**2)]
@@ -329,7 +330,7 @@ def build(name: str, batch: int | None = None, image: int | None = None) -> Chai
     """
     match = re.fullmatch(r"([a-z]+)(\d+)(split)?", name)
     kind, number, split = (match[1], int(match[2]), bool(match[3])) if match else ("", 0, False)
-    if kind == "resnet" and number in _RESNETS:
+    if kind == "resnet" and number in RESNETS:
         side = 1000 if number == 18 else 224
         return resnet(number, batch or (32 if number == 34 else 8), image or side)
     if name == "densenet121":

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from benchmarks.chains import RESNETS
 from pipeplan.chain import Chain, Layer
 
 FLOPS = 14e12 * 0.87
@@ -29,13 +30,6 @@ ELEMENT = 4
 INDEX = 2
 """Size of what a max pooling keeps per output, in numbers: a 64-bit index."""
 
-_RESNETS = {
-    18: (False, (2, 2, 2, 2)),
-    34: (False, (3, 4, 6, 3)),
-    50: (True, (3, 4, 6, 3)),
-    101: (True, (3, 4, 23, 3)),
-    152: (True, (3, 8, 36, 3)),
-}
 _DENSENETS = {
     121: (32, 64, (6, 12, 24, 16)),
     161: (48, 96, (6, 12, 36, 24)),
@@ -219,7 +213,7 @@ def _live(gradients: Sequence[int], passing: int, projected: int) -> int:
 
 def resnet(depth: int, batch: int, image: int) -> Chain:
     """ResNet (He et al. 2015): three layers, one per residual block, two."""
-    bottleneck, blocks = _RESNETS[depth]
+    bottleneck, blocks = RESNETS[depth]
     net = _Network(f"resnet{depth}", batch, image)
     net.stem(64)
     for group, count in enumerate(blocks):
@@ -269,7 +263,7 @@ def network(name: str, batch: int, image: int) -> Chain:
     """
     kind = name.rstrip("0123456789")
     depth = int(name[len(kind) :] or 0)
-    if kind == "resnet" and depth in _RESNETS:
+    if kind == "resnet" and depth in RESNETS:
         return resnet(depth, batch, image)
     if kind == "densenet" and depth in _DENSENETS:
         return densenet(depth, batch, image)

@@ -34,6 +34,7 @@ from pipeplan.remat import budgets, judge
 from pipeplan.rematerialized.measured import Sample
 from pipeplan.rematerialized.timing import rehearsed, timed
 from pipeplan.task import Task
+from tests.refusals import least_bytes
 
 TASKS: dict[str, dict[str, Any]] = {
     "gpt2": {"batch": 24},
@@ -110,7 +111,7 @@ def _limits(plain: nn.Module, task: Task) -> list[int]:
     try:
         rematerialize(plain, task.microbatch(0), 1, **options)
     except InfeasibleError as refusal:
-        low = int(str(refusal).split("need at least ")[1].split(" ")[0])
+        low = least_bytes(refusal)
     return [low + (high - low) * at // (COUNT - 1) for at in range(COUNT)]
 
 

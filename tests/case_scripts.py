@@ -9,14 +9,15 @@ from pathlib import Path
 from tests import launch_task
 
 
-def printed(script: Path) -> list[str]:
-    """The lines that `script` prints; it must end well."""
+def printed(script: Path, *words: str, timeout_s: float = 240) -> list[str]:
+    """The lines that `script` with `words` prints; it must end well."""
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *words],
+        cwd=launch_task.ROOT,
         env=launch_task.environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -26,3 +26,14 @@ def ends(patience_s: float = 20) -> Iterator[tuple[Line, Line]]:
     finally:
         for each in both:
             each.close()
+
+
+def last_words(here: Line, there: Line) -> None:
+    """Sends from `here` and closes it: what has been sent still arrives there."""
+    assert not there.closed()
+    here.send(torch.ones(4), 1)
+    here.close()
+    assert there.closed()
+    buffer = torch.zeros(4)
+    there.receive(buffer, 1).wait()
+    assert bool(buffer.all())

@@ -209,7 +209,8 @@ class Arriving:
     def take(self, message: bytearray) -> None:
         """Put a message that has been read already in its place."""
         self.check(len(message))
-        ctypes.memmove(self._tensor.data_ptr(), bytes(message), len(message))
+        there = (ctypes.c_char * len(message)).from_buffer(message)
+        ctypes.memmove(self._tensor.data_ptr(), there, len(message))
         self.done = True
 
     def wait(self) -> None:

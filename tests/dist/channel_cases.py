@@ -24,6 +24,7 @@ from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.ranks import Ranks
 from tests import pipelines
 from tests.dist.gloo_cases import same
+from tests.forked import run_ranks
 
 RANKS = 4
 SHAPES = (([1, 3, 4, 5, 7], [0, 1, 2, 0, 1, 3]), ([2, 4, 6], [0, 1, 2, 3]))
@@ -69,19 +70,8 @@ def work(rank: int, number: int, store: str) -> None:
 
 def main() -> None:
     """All cases, one after the other."""
-    context = multiprocessing.get_context("fork")
     for number in range(len(cases())):
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            ranks = [
-                context.Process(target=work, args=(rank, number, store)) for rank in range(RANKS)
-            ]
-            for rank in ranks:
-                rank.start()
-            for rank in ranks:
-                rank.join()
-            if any(rank.exitcode for rank in ranks):
-                sys.exit(1)
+        run_ranks(work, RANKS, number)
 
 
 if __name__ == "__main__":

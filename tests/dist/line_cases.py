@@ -39,6 +39,7 @@ from pipeplan.runtime.transport import GlooTransport, wait_all
 from pipeplan.task import Task
 from tests import pipelines
 from tests.dist.gloo_cases import same
+from tests.forked import run_ranks
 
 RANKS = 4
 SMALL_BYTES = 128
@@ -192,19 +193,10 @@ def end(rank: int, _: int, store: str) -> None:
 
 def main() -> None:
     """All cases, one after the other."""
-    context = multiprocessing.get_context("fork")
-    for target, number in (*((work, number) for number in range(len(CASES))), (lose, 0), (end, 0)):
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            ranks = [
-                context.Process(target=target, args=(rank, number, store)) for rank in range(RANKS)
-            ]
-            for rank in ranks:
-                rank.start()
-            for rank in ranks:
-                rank.join()
-            if any(rank.exitcode for rank in ranks if rank.exitcode != -signal.SIGKILL):
-                sys.exit(1)
+    for number in range(len(CASES)):
+        run_ranks(work, RANKS, number)
+    run_ranks(lose, RANKS, 0, also_fine=(-signal.SIGKILL,))
+    run_ranks(end, RANKS, 0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pipeplan import lowering
 from pipeplan.plan import Plan, Semantics
 from pipeplan.program import Action, ActionKind
 from tests import launch_task
+from tests.case_scripts import printed
 
 STEPS = 6
 RANKS = 4
@@ -59,17 +60,9 @@ def spec(
 
 def launched(*specs: dict[str, Any], timeout_s: float = 240) -> list[Told]:
     """One launch after the other."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("faults.py")), json.dumps(specs)],
-        cwd=launch_task.ROOT,
-        env=launch_task.environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    told: list[Told] = json.loads(done.stdout.splitlines()[-1])
+    script = Path(__file__).with_name("faults.py")
+    lines = printed(script, json.dumps(specs), timeout_s=timeout_s)
+    told: list[Told] = json.loads(lines[-1])
     return told
 
 

@@ -22,6 +22,7 @@ from pipeplan.plan import Plan
 from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport
 from tests import plans, rehearsals
+from tests.forked import run_ranks
 
 SIZES = {2: 2, 4: 2, 8: 2, 16: 2}
 """Ranks -> plans."""
@@ -52,19 +53,8 @@ def work(rank: int, ranks: int, store: str) -> None:
 
 def main() -> None:
     """All sizes, one after the other."""
-    context = multiprocessing.get_context("fork")
     for ranks in SIZES:
-        with tempfile.TemporaryDirectory() as folder:
-            store = str(Path(folder) / "store")
-            processes = [
-                context.Process(target=work, args=(rank, ranks, store)) for rank in range(ranks)
-            ]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join()
-            if any(process.exitcode for process in processes):
-                sys.exit(1)
+        run_ranks(work, ranks, ranks)
 
 
 if __name__ == "__main__":

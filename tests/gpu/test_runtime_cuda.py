@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipeplan.runtime.staging import receive_staged, send_staged
-from tests import launch_task
+from tests.case_scripts import printed
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -22,20 +20,8 @@ pytestmark = [
 
 def exact(backend: str, ranks: int, semantics: str) -> None:
     """Runs cuda_cases.py, which must find the training bit-equal."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("cuda_cases.py")),
-            *(backend, str(ranks), semantics, "cuda"),
-        ],
-        env=launch_task.environment(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines() == ["exact"], done.stderr[-3000:]
+    script = Path(__file__).with_name("cuda_cases.py")
+    assert printed(script, backend, str(ranks), semantics, "cuda", timeout_s=500) == ["exact"]
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])

@@ -26,6 +26,7 @@ from pipeplan.remat import (
 from pipeplan.remat.periodic import keep_all, periodic, periodic_within
 from pipeplan.remat.revolve import opt_0, revolve, revolve_within
 from pipeplan.remat.rotor import rotor
+from tests.refusals import least_bytes
 from tests.remat_brute import random_costs
 
 HOST = Channel(10**9)
@@ -118,7 +119,7 @@ def test_refusals_name_the_smallest_budget(method: str, seed: int) -> None:
         InfeasibleError, match=r"layer [0-6] \('[a-g]'\) holds [0-9]+ bytes"
     ) as error:
         rematerialize_chain(costs, 1, method, channel=HOST)
-    least = int(str(error.value).split("need at least ")[1].split()[0])
+    least = least_bytes(error.value)
     assert rematerialize_chain(costs, least, method, channel=HOST).outcome.peak_bytes == least
     with pytest.raises(InfeasibleError):
         rematerialize_chain(costs, least - 1, method, channel=HOST)

@@ -18,6 +18,7 @@ from pipeplan.livebytes import peak_bytes
 from pipeplan.remat import Channel, OpKind, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
+from tests.refusals import least_bytes
 
 FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
 """So fast that to wait on the host is cheaper than to run again, whatever was measured."""
@@ -71,7 +72,7 @@ def limits(task: Task, count: int) -> tuple[int, ...]:
     _, *rest = budgets(free.rematerialization_costs, None, count)
     with pytest.raises(InfeasibleError) as refused:
         rematerialize(task.model, task.microbatch(0), 1, **options)
-    least = int(str(refused.value).split("need at least ")[1].split(" ")[0])
+    least = least_bytes(refused.value)
     return least, *rest
 
 
@@ -204,7 +205,7 @@ def test_a_budget_below_the_least_names_layer_and_least() -> None:
     options = {"loss": task.loss, "repeats": 1}
     with pytest.raises(InfeasibleError, match=r"layer \d+ \('.*'\) holds") as refused:
         rematerialize(task.model, task.microbatch(0), "1MiB", **options)
-    least = int(str(refused.value).split("need at least ")[1].split(" ")[0])
+    least = least_bytes(refused.value)
     assert f"Give budget={least}, a smaller micro-batch" in str(refused.value)
     lean = rematerialize(task.model, task.microbatch(0), least, **options)
     assert lean.rematerialization.outcome.peak_bytes == least

@@ -14,71 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import rematerialize
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.rematerialized import api, timing
-
-SAMPLE = (torch.ones(64, 8), torch.zeros(64, 8))
-LOSS = nn.functional.mse_loss
-
-
-class Residual(nn.Module):
-    """Not a row of layers: it has to be exported."""
-
-    def __init__(self, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        self.head = nn.Linear(8, 8)
-
-    def forward(self, value: Tensor) -> Tensor:
-        """Adds what each block gives."""
-        for block in self.blocks:
-            value = value + block(value)
-        result: Tensor = self.head(value)
-        return result
-
-
-def blocks(*more: Callable[[], nn.Module]) -> list[nn.Module]:
-    """Four of them, with running statistics."""
-    return [
-        nn.Sequential(
-            nn.Linear(8, 16),
-            nn.BatchNorm1d(16),
-            nn.GELU(),
-            nn.Linear(16, 8),
-            *(each() for each in more),
-        )
-        for _ in range(4)
-    ]
-
-
-def row(*more: Callable[[], nn.Module]) -> nn.Module:
-    """Layers that are used as they are."""
-    torch.manual_seed(0)
-    return nn.Sequential(*blocks(*more))
-
-
-def exported() -> nn.Module:
-    """Layers that are made from the module."""
-    torch.manual_seed(0)
-    return Residual(blocks())
-
-
-def lean(module: nn.Module, loss: Any = LOSS, **options: Any) -> nn.Module:
-    """`module` within the least budget: layers run again."""
-    torch.manual_seed(1)
-    with pytest.raises(InfeasibleError) as refused:
-        rematerialize(module, SAMPLE, 1, loss=loss, repeats=1, **options)
-    least = int(str(refused.value).split("need at least ")[1].split(" ")[0])
-    result: Any = rematerialize(module, SAMPLE, least, loss=loss, repeats=1, **options)
-    assert result._prepared.script.again or options
-    assert isinstance(result, nn.Module)
-    return result
-
-
-def source() -> Tensor:
-    """An input."""
-    return torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
+from tests.lean_modules import LOSS, SAMPLE, exported, lean, row, source
 
 
 def left_by(module: nn.Module, around: AbstractContextManager[Any] | None = None) -> list[Tensor]:
@@ -365,52 +304,6 @@ def test_buffers_that_a_forward_replaces_are_refused() -> None:
         rematerialize(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
     assert all(a is b for a, b in zip(before, module.buffers(), strict=True))
     assert all(torch.equal(mean, torch.zeros(8)) for mean in before if mean.shape == (8,))
-
-
-def test_calls_that_cannot_be_run_are_refused() -> None:
-    """On another device, without a tensor, with several, with one of inference mode."""
-    module = lean(row())
-    with pytest.raises(InputError, match="device of the input: got meta, need cpu"):
-        module(source().to("meta"))
-    for given in [(), (1,), (source(), source())]:
-        with pytest.raises(InputError, match="need one tensor"):
-            module(*given)
-    with torch.inference_mode():
-        made = source()
-    with pytest.raises(InputError, match="inference mode"):
-        module(made)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_measuring_without_gradients_is_refused(mode: Callable[[], Any]) -> None:
-    """There would be no backward to measure."""
-    module = row()
-    with mode(), pytest.raises(InputError, match="gradients switched off"):
-        rematerialize(module, SAMPLE, "1GiB", loss=LOSS)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("repeats", 1.5),
-        ("slots", 0),
-        ("max_layers", 1.5),
-        ("method", "fastest"),
-        ("host_bandwidth", 3),
-    ],
-)
-def test_odd_arguments_are_refused(name: str, value: object) -> None:
-    """The message names the argument."""
-    options: dict[str, Any] = {"offload": True, "host_bandwidth": "1GB/s", name: value}
-    with pytest.raises(InputError, match=f"{name}: got"):
-        rematerialize(row(), SAMPLE, "1GiB", loss=LOSS, **options)
-
-
-def test_a_single_rehearsal_has_no_spread() -> None:
-    """Noise cannot be told from one call."""
-    assert (
-        rematerialize(row(), SAMPLE, "1GiB", repeats=1, loss=LOSS).rematerialization_spread is None
-    )
 
 
 def test_a_copy_is_a_module_of_its_own() -> None:

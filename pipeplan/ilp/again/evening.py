@@ -26,6 +26,7 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.outward import Outward
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.walk import Layout, beyond
+from pipeplan.plan import MemoryRow
 
 STEPS: Final = 100
 """Steps for each unit in a round at first: what fits nearly is walked on from."""
@@ -86,14 +87,14 @@ class RunEvening(Evening):
         if not self.state.options.offload:
             return super()._excess(placed)
         rows = memory_rows(placed.costs, placed.schedule)
-        away = self._away(placed)
+        away = self._away(placed, rows)
         peaks = [row.peak_bytes - size for row, size in zip(rows, away, strict=True)]
         return beyond(peaks, placed.costs.budgets)
 
-    def _away(self, placed: Placed) -> list[int]:
-        """What each GPU's stages may send to the host, as far as it needs that."""
+    def _away(self, placed: Placed, rows: Sequence[MemoryRow]) -> list[int]:
+        """What each GPU's stages may send to the host, as far as it needs that by its row."""
         costs, schedule = placed.costs, placed.schedule
-        over = [row.peak_bytes - row.budget_bytes for row in memory_rows(costs, schedule)]
+        over = [row.peak_bytes - row.budget_bytes for row in rows]
         stages = [(stage.first, stage.last, stage.gpu) for stage in schedule.stages]
         return relief(costs, stages, schedule.times, schedule.period, over)
 
@@ -102,7 +103,8 @@ class RunEvening(Evening):
         merged, _ = self._pieces.of(placed.layout.again)
         counts, beside = measured(placed.costs, placed.schedule, period)
         if self.state.options.offload:
-            away = zip(beside, self._away(placed), placed.costs.budgets, strict=True)
+            rows = memory_rows(placed.costs, placed.schedule)
+            away = zip(beside, self._away(placed, rows), placed.costs.budgets, strict=True)
             beside = [share - size / max(1, budget) for share, size, budget in away]
         return spread(merged, counts), beside
 
