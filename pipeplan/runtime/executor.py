@@ -185,6 +185,7 @@ class Executor:
         self._gate = gate
         self._updates = updates or AtOnce(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
+        self._missing = False  # stays true where a peer was waited for in vain
         self._inputs: dict[_Key, _Message] = {}
         self._outputs: dict[_Key, _Message] = {}
         self._output_gradients: dict[_Key, _Message] = {}
@@ -277,7 +278,7 @@ class Executor:
 
     def _forward(self, stage: int, microbatch: int) -> None:
         self._updates.before_forward(stage, microbatch // self._pattern.microbatches)
-        inputs = self._inputs.pop((stage, microbatch)).arrived() if stage else None
+        inputs = self._arrived(self._inputs.pop((stage, microbatch))) if stage else None
         if inputs is None:
             inputs = self._feed.input(microbatch)
         outputs = self._stages[stage].forward(microbatch, inputs, self._feed.target)
@@ -291,7 +292,7 @@ class Executor:
     def _backward(self, stage: int, microbatch: int) -> None:
         key = (stage, microbatch)
         last = stage == self._last
-        gradients = [] if last else self._output_gradients.pop(key).arrived()
+        gradients = [] if last else self._arrived(self._output_gradients.pop(key))
         arrived = self._stages[stage].backward(microbatch, gradients)
         if stage:
             wire, next_key = self._wires[stage].input_gradient, (stage - 1, microbatch)
@@ -342,19 +343,25 @@ class Executor:
             message.pending.append(self._transport.send(tensor, wire.peer, tag))
 
     def _free_output(self, stage: int, microbatch: int) -> None:
-        self._outputs.pop((stage, microbatch)).arrived()
+        self._arrived(self._outputs.pop((stage, microbatch)))
 
     def _free_gradient(self, stage: int, microbatch: int) -> None:
-        self._input_gradients.pop((stage, microbatch)).arrived()
+        self._arrived(self._input_gradients.pop((stage, microbatch)))
+
+    def _arrived(self, message: _Message) -> list[Tensor]:
+        self._missing = True
+        tensors = message.arrived()
+        self._missing = False
+        return tensors
 
     def doing(self, waits: bool) -> Report:
-        """What this rank does now, for others to read; `waits`: for a message."""
+        """What this rank does now, for others to read; `waits`: for other ranks."""
         action = self.recorder.current
         if action is None:
             others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
             return Report("between the steps", tuple(others) if waits else ())
         elapsed = format_ns(self.recorder.elapsed_ns())
-        peers = self._peers(action) if waits else ()
+        peers = self._peers(action) if waits or self._missing else ()
         return Report(f"{self._place(action)} for {elapsed}", peers)
 
     def _peers(self, action: Action) -> tuple[int, ...]:

@@ -67,7 +67,10 @@ def test_a_failure_of_its_own() -> None:
 
 
 def test_executor_says_what_it_does() -> None:
-    """Inside an action its place and peer, outside of one that it is between the steps."""
+    """Inside an action its place and peer, outside of one that it is between the steps.
+
+    Asked between a wait in vain and its error's report, it still names the peer.
+    """
     split, task = pipelines.toy()
     plan = pipelines.plan_of([2, 4, 6], [0, 1, 0, 1], "flush", microbatches=2)
     said: list[Report] = []
@@ -95,3 +98,4 @@ def test_executor_says_what_it_does() -> None:
     waiting = workers[0].executor.doing(True)
     assert "peer rank 1" in waiting.text
     assert waiting.peers == (1,)
+    assert workers[0].executor.doing(False).peers == (1,)
