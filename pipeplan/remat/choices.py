@@ -66,7 +66,7 @@ def tflms(line: Line, budget: int, channel: Channel) -> Timed | None:
     best: Timed | None = None
     for count in range(len(line.units) + 1):
         units = line.units[:count]
-        if prefetch_positions(line, units, budget) is None:
+        if prefetch_positions(line, units[::-1], budget) is None:
             continue
         for ahead in AHEAD:
             found = _at_distance(line, units, ahead, budget, channel)

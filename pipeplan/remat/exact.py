@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipeplan.remat.bounds import paper_bound, whole_bound
 from pipeplan.remat.channel import Channel
@@ -59,7 +60,7 @@ def exact(
     status = solver.solve(model.cp)
     bound = max(bound, int(solver.best_objective_bound) * model.grain)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        issues = _issues(*model.solution(solver.value))
+        issues = _issues(*model.solution(solver.value), channel.duplex)
         found = complete(line, issues, budget, channel)
         if found is not None and found.makespan_ns < known.makespan_ns:
             known = found
@@ -73,22 +74,56 @@ def lower_bound(line: Line, budget: int, channel: Channel) -> int:
     return max(paper_bound(line, budget, channel), int((whole or 0) * (1 - 1e-9)))
 
 
-def _issues(ends: list[int], moves: list[Move]) -> dict[int, list[Op]]:
+@dataclass
+class _Copy:
+    """A copy of a solution, times in ticks; it is issued from `earliest` to before `latest`."""
+
+    begin: int
+    op: Op
+    time: int
+    due: int
+    earliest: int
+    latest: int
+
+    @property
+    def out(self) -> bool:
+        return self.op.kind is OpKind.OFFLOAD
+
+
+def _issues(ends: list[int], moves: list[Move], duplex: bool) -> dict[int, list[Op]]:
     """Copies in the order of their begins, each behind the operations that had ended by then.
 
     Operations that take no time do not tell by the clock what comes first; then an offload comes
     before the operation that finds its unit away.
     """
-    copies: list[tuple[int, int, int, Op, int]] = []
+    copies: list[_Copy] = []
     for move in moves:
-        index, ready = move.unit.index, move.unit.ready
-        copies.append((move.out, 0, move.first, Op(OpKind.OFFLOAD, index), ready))
-        copies.append((move.back, 1, move.unit.due, Op(OpKind.PREFETCH, index), move.last + 1))
+        unit = move.unit
+        offload, prefetch = Op(OpKind.OFFLOAD, unit.index), Op(OpKind.PREFETCH, unit.index)
+        copies.append(_Copy(move.out, offload, move.time, move.due, unit.ready, move.first))
+        copies.append(_Copy(move.back, prefetch, move.time, move.due, move.last + 1, unit.due))
+    copies.sort(key=lambda copy: (copy.begin, not copy.out, copy.latest))
+    if not duplex:
+        _offloads_first(ends, copies)
     issues: dict[int, list[Op]] = {}
     at = 0
-    for begin, _, latest, op, earliest in sorted(copies, key=lambda copy: copy[:3]):
-        at = max(at, earliest)
-        while at < min(latest, len(ends)) and ends[at] <= begin:
+    for copy in copies:
+        at = max(at, copy.earliest)
+        while at < min(copy.latest, len(ends)) and ends[at] <= copy.begin:
             at += 1
-        issues.setdefault(at, []).append(op)
+        issues.setdefault(at, []).append(copy.op)
     return issues
+
+
+def _offloads_first(ends: list[int], copies: list[_Copy]) -> None:
+    """Within what (O13) leaves open: an offload before a prefetch that can be as late as that."""
+    moved = True
+    while moved:
+        moved = False
+        for place, (back, out) in enumerate(pairwise(copies)):
+            begun = ends[out.earliest - 1] if out.earliest else 0
+            free = begun <= back.begin and out.begin + out.time <= back.due
+            if out.out and not back.out and out.op.index != back.op.index and free:
+                out.begin, back.begin = back.begin, back.begin + out.time
+                copies[place : place + 2] = out, back
+                moved = True

@@ -17,11 +17,16 @@ TICKS = 50_000
 
 @dataclass(frozen=True)
 class Move:
-    """A chosen unit: begins of its copies in ticks, first and last operation that it is away."""
+    """A chosen unit: begins and length of its copies in ticks, and when it must be back.
+
+    `first` and `last` are the first and last operation that it is away.
+    """
 
     unit: Unit
     out: int
     back: int
+    time: int
+    due: int
     first: int
     last: int
 
@@ -61,7 +66,9 @@ class Model:
 
     def left(self, unit: Unit, at: int) -> Any:
         """Whether the unit has left before operation `at` begins."""
-        return 0 if at < unit.away else self._left[unit.index, min(at, unit.due - 1)]
+        if at < unit.away:
+            return 0
+        return self._left[unit.index, at] if at < unit.due else self.moves[unit.index]
 
     def called(self, unit: Unit, at: int) -> Any:
         """Whether its way back has begun before operation `at` ends."""
@@ -124,13 +131,12 @@ class Model:
         )
 
     def _fits(self, at: int, lacking: int) -> None:
-        """(O13) whole units that are away make room."""
-        away = [
-            unit.size * (self.left(unit, at) - self.called(unit, at))
-            for unit in self.line.units
-            if unit.away <= at < unit.due
-        ]
-        self.cp.add(sum(away) >= lacking)
+        """(O13) whole units that are away make room, from the begin of `at` to its end."""
+        units = [unit for unit in self.line.units if unit.away <= at < unit.due]
+        at_begin = [u.size * (self.left(u, at) - self.called(u, at - 1)) for u in units]
+        at_end = [u.size * (self.left(u, at + 1) - self.called(u, at)) for u in units]
+        self.cp.add(sum(at_begin) >= lacking)
+        self.cp.add(sum(at_end) >= lacking)
 
     def _before(self, at: int) -> None:
         """(O14) from any operation to the begin of `at`: all copies that must lie between."""
@@ -178,5 +184,8 @@ class Model:
             spots = range(unit.away, unit.due)
             away = [a for a in spots if value(self._left[key, a]) > value(self._called[key, a])]
             first, last = (away[0], away[-1]) if away else (unit.due, unit.away - 1)
-            found.append(Move(unit, value(self.out[key]), value(self.back[key]), first, last))
+            out, back, due = (
+                value(v) for v in (self.out[key], self.back[key], self.begin[unit.due])
+            )
+            found.append(Move(unit, out, back, self.moved[key], due, first, last))
         return ends, found

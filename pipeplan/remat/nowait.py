@@ -1,4 +1,4 @@
-"""Transfers for chosen units, in order and as early as memory allows: the no-wait schedule.
+"""Transfers for chosen units, each as early as memory allows: the no-wait schedule.
 
 (O4)-(O6) of docs/remat.md, after Proposition 1 and Lemma 3 of O. Beaumont, L. Eyraud-Dubois,
 A. Shilova, *Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020).
@@ -6,7 +6,7 @@ A. Shilova, *Optimal GPU-CPU Offloading Strategies for Deep Neural Network Train
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,30 +43,50 @@ def no_wait(
     Returns:
         None where some operation does not fit though all chosen units that may be are away.
     """
-    units = [unit for unit in line.units if unit.index in chosen]
-    back = prefetch_positions(line, units, budget)
-    if back is None:
+    order = sorted(chosen)
+    return in_order(line, order, order[::-1], budget, channel, late)
+
+
+def in_order(
+    line: Line,
+    out: Sequence[int],
+    back: Sequence[int],
+    budget: int,
+    channel: Channel,
+    late: bool = True,
+) -> Timed | None:
+    """The no-wait schedule that offloads units in the order `out` and prefetches them in `back`.
+
+    None also where a unit that comes back behind others would be late for its use.
+    """
+    known = {unit.index: unit for unit in line.units}
+    positions = prefetch_positions(line, [known[index] for index in back], budget)
+    if positions is None:
         return None
     issues: dict[int, list[Op]] = defaultdict(list)
-    for unit in units:
-        issues[unit.ready].append(Op(OpKind.OFFLOAD, unit.index))
-    for unit in reversed(units):
-        issues[back[unit.index]].append(Op(OpKind.PREFETCH, unit.index))
+    at = 0
+    for index in out:
+        at = max(at, known[index].ready)
+        issues[at].append(Op(OpKind.OFFLOAD, index))
+    for index in back:
+        issues[positions[index]].append(Op(OpKind.PREFETCH, index))
     return complete(line, issues, budget, channel, late)
 
 
-def prefetch_positions(line: Line, units: Sequence[Unit], budget: int) -> dict[int, int] | None:
-    """(O5): before which operation each unit's way back is issued; None if nothing fits."""
+def prefetch_positions(line: Line, back: Sequence[Unit], budget: int) -> dict[int, int] | None:
+    """(O5): the first operation that has room for each unit again; None if nothing fits."""
     room = budget - line.need
-    for unit in units:
+    for unit in back:
         room[unit.away : unit.due] += unit.size
     if (room < 0).any():
         return None
-    first = max((unit.away for unit in units), default=0)
+    first = max((unit.away for unit in back), default=0)
     found: dict[int, int] = {}
-    for unit in reversed(units):
+    for unit in back:
         tight = np.flatnonzero(room[first : unit.due] < unit.size)
         first = first + int(tight[-1]) + 1 if tight.size else first
+        if first > unit.due:
+            return None
         room[first : unit.due] -= unit.size
         found[unit.index] = first
     return found
@@ -78,24 +98,58 @@ class _Run:
 
     line: Line
     channel: Channel
+    budget: int
     queue: Queue
     ops: list[Op] = field(default_factory=list)
     now: int = 0
     free: list[int] = field(default_factory=lambda: [0, 0])
     done: dict[int, int] = field(default_factory=dict)
+    asked: tuple[deque[Op], deque[Op]] = field(default_factory=lambda: (deque(), deque()))
+    """What is to be issued on each way, in order."""
     gone: int = 0
     """Bytes known to be on the host, and not called back."""
 
     def __post_init__(self) -> None:
         self.size = {unit.index: unit.size for unit in self.line.units}
+        self.due = {unit.due: unit.index for unit in self.line.units}
 
-    def issue(self, op: Op) -> None:
-        out = op.kind is OpKind.OFFLOAD
-        way = int(self.channel.duplex and not out)
-        start = max(self.now, self.free[way], self.done.get(op.index, 0))
-        self.free[way] = start + self.channel.time_ns(self.size[op.index])
+    def ask(self, op: Op) -> None:
+        """Put a transfer behind those of its way."""
+        self.asked[self._way(op)].append(op)
+
+    def issue(self, at: int) -> None:
+        """All that can go now: offloads; of prefetches what `at` needs and what may begin."""
+        needed = self.due.get(at)
+        for way in self.asked:
+            forced = any(op.index == needed and op.kind is OpKind.PREFETCH for op in way)
+            while way and (forced or way[0].kind is OpKind.OFFLOAD or self._begins(at, way[0])):
+                op = way.popleft()
+                forced = forced and (op.index != needed or op.kind is OpKind.OFFLOAD)
+                self._issue(op)
+
+    def _begins(self, at: int, op: Op) -> bool:
+        """Whether a prefetch begins before `at` ends, and `at` need not wait for it."""
+        start = self._start(op)
+        if start > self.now and start >= self.now + int(self.line.time[at]):
+            return False
+        if self._leaving(op.index) and self.done[op.index] <= self.now:
+            self.wait(op.index)
+        return self.held(at, coming=op.index) <= self.budget
+
+    def _way(self, op: Op) -> int:
+        return int(self.channel.duplex and op.kind is OpKind.PREFETCH)
+
+    def _start(self, op: Op) -> int:
+        return max(self.now, self.free[self._way(op)], self.done.get(op.index, 0))
+
+    def _leaving(self, unit: int) -> bool:
+        return Transfer(unit, out=True) in self.queue.pending
+
+    def _issue(self, op: Op) -> None:
+        out, way = op.kind is OpKind.OFFLOAD, self._way(op)
+        self.free[way] = self._start(op) + self.channel.time_ns(self.size[op.index])
         self.done[op.index] = self.free[way]
-        if not out and Transfer(op.index, out=True) not in self.queue.pending:
+        if not out and not self._leaving(op.index):
             self.gone -= self.size[op.index]
         self.queue.issue(Transfer(op.index, out))
         self.ops.append(op)
@@ -109,38 +163,54 @@ class _Run:
         self.now = max(self.now, self.done[unit])
         self.ops.append(Op(OpKind.WAIT, unit))
 
-    def held(self, at: int) -> int:
+    def held(self, at: int, coming: int | None = None) -> int:
         """Bytes during the operation at `at`, by the worst state of the queue."""
-        queued = {each.unit for each in self.queue.pending}
+        pending, gone = self.queue.pending, self.gone
+        if coming is not None:
+            gone -= 0 if self._leaving(coming) else self.size[coming]
+            pending = [*pending, Transfer(coming, out=False)]
+        queued = {each.unit for each in pending}
         op = self.line.ops[at]
         still = sum(self.size[unit] for unit in queued)
-        most = self.queue.most(self.size.__getitem__, op.index if op.computes else None)
-        return int(self.line.need[at]) - self.gone - still + most
+        queue = Queue(self.channel.duplex, pending)
+        most = queue.most(self.size.__getitem__, op.index if op.computes else None)
+        return int(self.line.need[at]) - gone - still + most
+
+    def lacks(self, at: int, late: bool) -> bool | None:
+        """One more wait that `at` needs, if any; None where none helps that is allowed."""
+        pending = self.queue.pending
+        if any(each.unit == self.due.get(at) for each in pending):
+            self.wait(self.due[at])
+            return True
+        if self.held(at) <= self.budget:
+            return False
+        # A unit that was called back already can only be waited for until it is back.
+        leaving = [each.unit for each in pending if each.out]
+        soonest = min(leaving, key=self.done.__getitem__, default=None)
+        if soonest is None or not (late or self.done[soonest] <= self.now):
+            return None
+        self.wait(soonest)
+        return True
 
 
 def complete(
     line: Line, issues: Issues, budget: int, channel: Channel, late: bool = True
 ) -> Timed | None:
-    """(O6): the operations with the transfers of `issues` and the waits that they need.
+    """(O5), (O6): the operations with the transfers of `issues` and the waits that they need.
 
-    A wait comes before an operation that uses what comes back, and before one that lacks room
-    while offloads are under way. None where no wait makes room, or one would last but `late` is
-    not allowed.
+    A prefetch is issued no sooner than it can begin. A wait comes before an operation that uses
+    what comes back, and before one that lacks room while offloads are under way. None where no
+    wait makes room, or one would last but `late` is not allowed.
     """
-    run = _Run(line, channel, Queue(channel.duplex))
-    due = {unit.due: unit.index for unit in line.units}
+    run = _Run(line, channel, budget, Queue(channel.duplex))
     for at, op in enumerate(line.ops):
         for each in issues.get(at, ()):
-            run.issue(each)
-        if any(each.unit == due.get(at) for each in run.queue.pending):
-            run.wait(due[at])
-        while run.held(at) > budget:
-            # A unit that was called back already can only be waited for until it is back.
-            leaving = [each.unit for each in run.queue.pending if each.out]
-            soonest = min(leaving, key=run.done.__getitem__, default=None)
-            if soonest is None or not (late or run.done[soonest] <= run.now):
-                return None
-            run.wait(soonest)
+            run.ask(each)
+        run.issue(at)
+        while waited := run.lacks(at, late):
+            run.issue(at)
+        if waited is None:
+            return None
         run.now += int(line.time[at])
         run.ops.append(op)
     return Timed(Schedule(line.layers, tuple(run.ops)), max(run.now, *run.free))

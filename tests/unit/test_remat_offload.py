@@ -179,3 +179,16 @@ def test_exact_bounds_and_beats_the_rest_in_time() -> None:
         assert proof.found is not None
         assert judge(costs, proof.found.schedule, budget, ONE).violations == ()
         assert proof.bound_ns == proof.found.makespan_ns <= start[1].makespan_ns
+
+
+def test_exact_knows_of_units_that_take_turns_during_an_operation() -> None:
+    """One leaves and another comes back during one operation: faster than if neither could."""
+    rng = random.Random(128)
+    costs = random_costs(rng, rng.choice((5, 6)))
+    line = line_of(costs, keep_all(costs))
+    budget = rng.randint(line.least, line.peak)
+    proof = exact(line, budget, ONE, 60)
+    assert proof.found is not None
+    outcome = judge(costs, proof.found.schedule, budget, ONE)
+    assert outcome.violations == ()
+    assert outcome.makespan_ns == proof.bound_ns == 65
