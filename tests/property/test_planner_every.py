@@ -17,7 +17,7 @@ from pipeplan.ilp.bounds import load_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Plan
-from tests import handmade, oracle
+from tests import handmade, oracle, wheels
 from tests.searches import limits
 
 
@@ -64,8 +64,7 @@ def solved(chain: Chain, cluster: Cluster, *, again: bool = True, workers: int =
 def held_against(seed: int, layers: int, gpus: int) -> tuple[Plan | None, int | None]:
     """The planner's plan has the period of brute force, and nothing above it is claimed."""
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
-    limit = 2 * oracle.serial(chain, cluster)
-    best = oracle.optimum(chain, cluster, limit=limit, again=True)
+    best = wheels.optimum(chain, cluster)
     plan = solved(chain, cluster, workers=1 + seed % 2)
     assert (None if plan is None else plan.period_ns) == best
     if plan is not None and best is not None:
@@ -88,6 +87,18 @@ def test_every_set_of_runs_is_tried() -> None:
         mine, theirs = list(choices(layers)), list(oracle.every_run_set(0, layers - 1))
         assert len(mine) == len(set(mine)) == count
         assert set(mine) == set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "seed"),
+    [(3, gpus, seed) for gpus in (2, 3) for seed in range(12, 18)] + [(4, 2, 2), (4, 2, 8)],
+)
+def test_two_brute_forces_agree(layers: int, gpus: int, seed: int) -> None:
+    """That which prunes by wheels of slots finds what that which judges stages one by one does."""
+    chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
+    limit = 2 * oracle.serial(chain, cluster)
+    best = oracle.optimum(chain, cluster, limit=limit, again=True)
+    assert wheels.optimum(chain, cluster) == best
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ def test_it_is_more_than_contiguous_plans_and_more_than_keeping() -> None:
 def test_several_copies(layers: int, gpus: int, seed: int, workers: int) -> None:
     """Of every plan only the load is proven, whichever set of runs is searched on in the end."""
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
-    best = oracle.optimum(chain, cluster, limit=2 * oracle.serial(chain, cluster), again=True)
+    best = wheels.optimum(chain, cluster)
     config = planner.Config(recompute="auto", time_limit_s=3, workers=workers, deterministic=True)
     plan = planner.solve(chain, cluster, config)
     assert any_of(plan) == load_bound(Costs(chain, cluster, "2bw", "exact"))
