@@ -6,7 +6,8 @@ losses are known on the rank of the last stage and None elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -147,6 +148,8 @@ class Pipeline:
             patience = parse_time_ns(timeout)
             ends = self.plan, self._split, replicas, mesh
             self._own = transport = for_pipeline(*ends, backend, patience)
+        self._torn = False
+        """Whether a run or an evaluation ended in its middle."""
         try:
             self._build(transport, mesh, seed)
         except BaseException:
@@ -200,6 +203,23 @@ class Pipeline:
         else:
             self._abandon()
 
+    def _check_whole(self) -> None:
+        """Refuse to go on where gradients are half added and stages are at different steps."""
+        if self._torn:
+            raise InputError(
+                "pipeline: an earlier run, step or evaluate failed in its middle: got a state"
+                " between two steps, need one after a step. Make the model and its Pipeline anew"
+                " on all ranks, and load the last state_dict() from before."
+            )
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Around what leaves a state that nothing can go on from if it does not end."""
+        self._check_whole()
+        self._torn = True
+        yield
+        self._torn = False
+
     @property
     def has_loss(self) -> bool:
         """Whether this rank hosts the last stage, which knows the losses."""
@@ -232,8 +252,14 @@ class Pipeline:
 
         Returns:
             The mean loss of each step; empty where losses are not known.
+
+        Raises:
+            InputError: if `steps` is negative, or an earlier run ended in its middle.
         """
-        done = self._worker.executor.run(self.steps, steps)
+        if steps < 0:
+            raise InputError(f"run: got {steps} steps, need at least 0")
+        with self._whole():
+            done = self._worker.executor.run(self.steps, steps)
         first, self.steps = self.steps, self.steps + done
         m = self.plan.microbatches
         heard = self._heard.losses
@@ -271,7 +297,7 @@ class Pipeline:
 
     def _evaluated(self, feed: Feed, count: int) -> dict[int, float]:
         stages, wires = self._worker.stages, self._worker.wires
-        with self._source.replaced(feed):
+        with self._whole(), self._source.replaced(feed):
             return evaluate(self._pattern, stages, wires, self._source, self._transport, count)
 
     def state_dict(self) -> dict[str, Any]:
@@ -280,7 +306,11 @@ class Pipeline:
         `model.NAME`, `previous.NAME` (2bw), `optimizer.NAME.FIELD`, and `step`, `scales`,
         `good_steps`, `drawn` (micro-batches of the data used so far). Any rank of any plan of the
         same task, with any number of replicas, can go on from the parts of one replica's ranks.
+
+        Raises:
+            InputError: if a run ended in its middle: then there is no such state.
         """
+        self._check_whole()
         scales, good = self._worker.scales(self.steps)
         drawn = self._shard.drawn_by(self.steps)
         progress = {"step": self.steps, "scales": scales, "good_steps": good, "drawn": drawn}
@@ -294,6 +324,7 @@ class Pipeline:
         Raises:
             InputError: if it lacks something this rank needs.
         """
+        self._check_whole()
         missing = [name for name in ("step", "scales", "good_steps") if name not in state]
         if missing:
             raise InputError(
@@ -309,11 +340,16 @@ class Pipeline:
         self.steps = step
 
     def close(self) -> None:
-        """Give the modules their parameters back, newest weights inside, and leave the ranks."""
+        """Give the modules their parameters back, newest weights inside, and leave the ranks.
+
+        Ranks that a failure parted do not wait for each other.
+        """
         for stage in self._worker.stages.values():
             for leaves in stage.leaves:
                 leaves.release()
-        if self._own:
+        if self._torn:
+            self._abandon()
+        elif self._own:
             self._own.close()
 
 

@@ -8,51 +8,49 @@ its `.metadata` exists, which is written last, so a torn one is never taken for 
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
-from pipeplan.document import parse_json, read_text
+from pipeplan.document import Count, Document, Positive
 from pipeplan.errors import InputError
+from pipeplan.plan import Semantics
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.weights import Weights
 
 _META = "pipeplan.json"
-_FORMAT = "pipeplan-checkpoint/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
+class Meta(Document):
     """What a run must have in common with the one it resumes."""
 
-    step: int
+    format: Literal["pipeplan-checkpoint/1"] = "pipeplan-checkpoint/1"
+    step: Count
     """Steps done."""
-    seed: int
-    semantics: str
-    microbatches: int
+    seed: Count
+    semantics: Semantics
+    microbatches: Positive
     task_digest: str
     plan_digest: str
     """Of the plan that wrote it; a resumed run may use another one."""
     scales: tuple[float, ...] = ()
     """Loss scales of the next steps; empty without loss scaling."""
-    good_steps: int = 0
+    good_steps: Count = 0
     """Steps on end without a gradient that was not finite."""
-    drawn: int | None = None
+    drawn: Count | None = None
     """Micro-batches of the data used so far; None: m for each step."""
 
 
@@ -90,7 +88,7 @@ def is_complete(path: Path) -> bool:
             name, end = place.relative_path, place.offset + place.length
             ends[name] = max(ends.get(name, 0), end)
         return all((path / name).stat().st_size >= end for name, end in ends.items())
-    except (OSError, EOFError, pickle.UnpicklingError):
+    except Exception:  # unpickling bytes of chance raises anything
         return False
 
 
@@ -98,16 +96,9 @@ def read_meta(path: Path) -> Meta:
     """What the checkpoint at `path` was made with.
 
     Raises:
-        InputError: if it is not a pipeplan checkpoint.
+        InputError: if it is not a pipeplan checkpoint, or damaged.
     """
-    where = str(path / _META)
-    data = parse_json(read_text(where), where)
-    if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
-        raise InputError(f"{where}: got another format, need {_FORMAT}")
-    try:
-        return Meta(**{**data, "scales": tuple(data.get("scales", ()))})
-    except TypeError as error:
-        raise InputError(f"{where}: {error}") from None
+    return Meta.read(path / _META)
 
 
 def state_of(stages: Iterable[Stage]) -> dict[str, Any]:
@@ -142,8 +133,7 @@ def write(
     """
     path.mkdir(parents=True, exist_ok=True)
     if rank == 0:
-        text = json.dumps({"format": _FORMAT, **asdict(meta)}, indent=1) + "\n"
-        (path / _META).write_text(text, encoding="utf-8")
+        (path / _META).write_text(meta.to_json(), encoding="utf-8")
     with _quiet():
         state_dict_saver.save(state, checkpoint_id=path, no_dist=alone, process_group=group)
 
@@ -152,7 +142,7 @@ def load(path: Path, step: int, worker: Worker) -> None:
     """Put the checkpoint at `path`, made after `step` steps, into `worker`, bit for bit.
 
     Raises:
-        InputError: if it lacks something the stages need.
+        InputError: if it lacks something the stages need, or cannot be read.
     """
     metadata = FileSystemReader(path).read_metadata()
     if worker.scaler:
@@ -174,9 +164,12 @@ def put(
     Raises:
         InputError: if it lacks something the stages need.
     """
+    known = {key: _kind(value) for key, value in state.items() if isinstance(value, Tensor)}
+    for stage in worker.stages.values():
+        _check(_weights(stage), known, "state_dict")
     _restore_scaler(worker, step, scales, good_steps, "state_dict")
     for stage in worker.stages.values():
-        wanted = _begin(stage, step, state.keys(), "state_dict")
+        wanted = _begin(stage, step)
         with torch.no_grad():
             for key, tensor in wanted.items():
                 tensor.copy_(state[key])
@@ -194,30 +187,81 @@ def _restore_scaler(
         worker.scaler.restore(step, scales, good_steps)
 
 
-def _begin(stage: Stage, step: int, known: Collection[str], where: str) -> dict[str, Tensor]:
+def _begin(stage: Stage, step: int) -> dict[str, Tensor]:
     """The weights of `stage`, to be filled in place."""
     for unit in stage.units:
         unit.restore(step)
-    wanted = _weights(stage)
+    return _weights(stage)
+
+
+_Kind = tuple[tuple[int, ...], torch.dtype]
+"""What a stored tensor must have in common with the one that takes it."""
+
+
+def _kind(tensor: Tensor) -> _Kind:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _check(wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str) -> None:
+    """Refuse a state that lacks something, or whose numbers would be spread or rounded."""
     missing = sorted(wanted.keys() - known)
     if missing:
         raise InputError(
             f"{where}: has no {missing[0]!r}: it was made by another task or semantics"
         )
-    return wanted
+    for key, tensor in wanted.items():
+        (shape, dtype), (need, need_dtype) = known[key], _kind(tensor)
+        if (shape, dtype) != (need, need_dtype):
+            raise InputError(
+                f"{where}: {key}: got shape {list(shape)} {dtype}, need {list(need)} {need_dtype}:"
+                " it was made by another task"
+            )
 
 
 def _load_stage(path: Path, metadata: Metadata, step: int, stage: Stage) -> None:
     """Stage by stage: two of them may hold copies of one parameter under one name."""
-    known = metadata.state_dict_metadata.keys()
-    state: dict[str, Any] = _begin(stage, step, known, str(path))
+    known = metadata.state_dict_metadata
+    kinds = {
+        key: (tuple(stored.size), stored.properties.dtype)
+        for key, stored in known.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+    state: dict[str, Any] = _begin(stage, step)
+    _check(state, kinds, str(path))
     for unit in stage.units:
         keys = _optimizer_keys(known, stage, unit)
         optimizer = {key: _blank(metadata, key) for key in keys}
         state |= optimizer
+        _read(path, state)
+        _restore_optimizer(stage, unit, {key: state[key] for key in keys})
+
+
+def _read(path: Path, state: dict[str, Any]) -> None:
+    """Fill `state` from the checkpoint at `path`.
+
+    Raises:
+        InputError: if its files are damaged, though as long as they should be.
+    """
+    try:
         with _quiet():
             state_dict_loader.load(state, checkpoint_id=path, no_dist=True)
-        _restore_optimizer(stage, unit, {key: state[key] for key in keys})
+    except (Exception, CheckpointException) as error:
+        raise InputError(
+            f"{path}: cannot be read: {cause(error)}. Its files are damaged: move the folder away,"
+            " and --resume goes on from the complete checkpoint before it."
+        ) from error
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong in a save or a load, on the rank where it did; one line."""
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    parts = [f"rank {rank}: {_line(each[0])}" for rank, each in sorted(failures.items())]
+    return "; ".join(parts) or _line(error)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split("\n")[0].split())[:300]
+    return f"{type(error).__name__}: {text.rpartition('] ')[2] or text}"
 
 
 def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
@@ -232,8 +276,7 @@ def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str
     """
     metadata = FileSystemReader(path).read_metadata()
     loaded = {f"model.{name}": _blank(metadata, f"model.{name}") for name in names.values()}
-    with _quiet():
-        state_dict_loader.load(loaded, checkpoint_id=path, no_dist=True)
+    _read(path, loaded)
     partial = target.with_suffix(".partial")
     state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
     torch.save(state, partial)

@@ -82,24 +82,13 @@ class Saver:
                 path, meta, state, rank=self._rank, alone=self._alone, group=self._group
             )
         except (Exception, CheckpointException) as error:
+            why = checkpoint.cause(error)
             self._failure = RankError(
-                f"rank {self._rank}: {path} could not be written: {_cause(error)}. Checkpoints"
-                " before it are untouched: make room and go on with --resume."
+                f"rank {self._rank}: {path} could not be written: {why}. Checkpoints before it"
+                " are untouched: make room and go on with --resume."
             )
             self._failure.__cause__ = error
 
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _cause(error: BaseException) -> str:
-    """What went wrong, on the rank where it did."""
-    failures = error.failures if isinstance(error, CheckpointException) else {}
-    parts = [f"rank {rank}: {_line(each[0])}" for rank, each in sorted(failures.items())]
-    return "; ".join(parts) or _line(error)
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split("\n")[0].split())[:300]
-    return f"{type(error).__name__}: {text.rpartition('] ')[2] or text}"

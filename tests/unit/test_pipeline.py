@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -230,6 +231,59 @@ def test_smaller_last_batch(rows: int, message: str) -> None:
             pipeline.step(torch.zeros(M * 5, 7), torch.zeros(M * 5, dtype=torch.int64))
         with pytest.raises(InputError, match="neither"):
             pipeline.evaluate()
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(1, 6), torch.zeros(6, 6, dtype=torch.float64), torch.zeros(6), None]
+)
+def test_a_state_of_another_shape_is_refused(other: Tensor | None) -> None:
+    """It is neither spread nor rounded to fit, and nothing is overwritten."""
+    with Pipeline(launch_task.task(0), launch_task.plan(1, "2bw")) as pipeline:
+        pipeline.run(1)
+        state = {key: copy.deepcopy(value) for key, value in pipeline.state_dict().items()}
+        pipeline.run(1)
+        expected = {key: copy.deepcopy(value) for key, value in pipeline.state_dict().items()}
+        name = next(key for key, v in state.items() if isinstance(v, Tensor) and v.shape == (6, 6))
+        with pytest.raises(InputError, match="state_dict: .*" + name):
+            pipeline.load_state_dict({**state, name: other})
+        kept = pipeline.state_dict()
+        assert all(
+            torch.equal(kept[k], v) if isinstance(v, Tensor) else kept[k] == v
+            for k, v in expected.items()
+        )
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_nothing_goes_on_from_the_middle_of_a_step(semantics: Semantics) -> None:
+    """A run that failed has added some gradients already: a second try would add them twice."""
+    task = launch_task.task(0)
+    broken = True
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        if number == M + 2 and broken:
+            raise OSError("gone for a moment")
+        return task.data(number)
+
+    with Pipeline(replace(task, data=data), launch_task.plan(1, semantics), seed=3) as pipeline:
+        state = {key: copy.deepcopy(value) for key, value in pipeline.state_dict().items()}
+        with pytest.raises(InputError, match="gone for a moment"):
+            pipeline.run(3)
+        broken = False
+        for call in (
+            lambda: pipeline.run(3),
+            lambda: pipeline.step(),
+            lambda: pipeline.evaluate(numbers=[0]),
+            lambda: pipeline.state_dict(),
+            lambda: pipeline.load_state_dict(state),
+        ):
+            with pytest.raises(InputError, match="in its middle"):
+                call()
+    with Pipeline(launch_task.task(0), launch_task.plan(1, semantics), seed=3) as pipeline:
+        pipeline.load_state_dict(state)
+        pipeline.run(3)
+        assert equal(weights([pipeline.state_dict()]), expected(semantics, launch_task.task(0), 3))
+        with pytest.raises(InputError, match="got -1 steps"):
+            pipeline.run(-1)
 
 
 def test_ties_kept_otherwise_than_planned() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -98,7 +101,7 @@ def test_copies_schedule_and_scale_are_resumed(tmp_path: Path, semantics: Semant
     trained = exchanging(plan, LocalTransport())
     trained.executor.run(0, 3)
     scales, good = trained.scales(3)
-    saved = replace(meta(3), scales=scales, good_steps=good)
+    saved = meta(3).model_copy(update={"scales": scales, "good_steps": good})
     Saver(LocalTransport(), background=False).save(tmp_path / "c", saved, trained.stages.values())
     trained.executor.run(3, 3)
     far = pipelines.plan_of([2, 5], [2, 0, 1], semantics, microbatches=6)
@@ -172,8 +175,45 @@ def test_meta_round_trip_and_refusal(tmp_path: Path) -> None:
     save_alone(tmp_path / "c", "flush", "sgd", 1)
     assert checkpoint.read_meta(tmp_path / "c") == meta(1)
     (tmp_path / "c" / "pipeplan.json").write_text('{"format": "other/1"}')
-    with pytest.raises(InputError, match="need pipeplan-checkpoint/1"):
+    with pytest.raises(InputError, match="need 'pipeplan-checkpoint/1'"):
         checkpoint.read_meta(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"step": "two"}, "step: got 'two', need an integer"),
+        ({"seed": -1}, "seed: got -1, need at least 0"),
+        ({"semantics": "3bw"}, "semantics: got"),
+        ({"scales": [None]}, "scales"),
+    ],
+)
+def test_damaged_meta_is_named(tmp_path: Path, field: dict[str, object], message: str) -> None:
+    """A value of the wrong kind in pipeplan.json is refused by its name, before anything runs."""
+    data = {**meta(1).model_dump(mode="json"), **field}
+    (tmp_path / "pipeplan.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=re.escape(message)):
+        checkpoint.read_meta(tmp_path)
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), b"\x80\x04cno_such\nthing\n.", b"?"])
+def test_metadata_of_chance_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    """Whatever `.metadata` holds instead of itself: torn, and the checkpoint before is taken."""
+    for step in (3, 7):
+        save_alone(checkpoint.folder(tmp_path, step), "flush", "sgd", 1)
+    (checkpoint.folder(tmp_path, 7) / ".metadata").write_bytes(content)
+    assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 3)
+
+
+def test_damaged_data_are_named(tmp_path: Path) -> None:
+    """A data file as long as it should be, with other bytes in it: one line, and what to do."""
+    save_alone(tmp_path / "c", "flush", "sgd", 1)
+    (data,) = (tmp_path / "c").glob("*.distcp")
+    data.write_bytes(b"x" * data.stat().st_size)
+    resumed = worker(pipelines.plan_of([], [0], "flush", microbatches=6), "sgd", LocalTransport())
+    with pytest.raises(InputError, match=r"cannot be read: .*move the folder away") as caught:
+        checkpoint.load(tmp_path / "c", 1, resumed)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
