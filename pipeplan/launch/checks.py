@@ -143,14 +143,15 @@ def _check_out(options: Options, place: Place) -> None:
     out = options.out
     if out is None or place.attempt:
         return
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: is a file, need a directory")
+    parent = next(folder for folder in (out, *out.absolute().parents) if os.path.lexists(folder))
+    if not parent.is_dir():
+        kind = "a file" if parent.exists() else "a link to nothing"
+        raise InputError(f"--out {out}: {parent} is {kind}, need a directory")
     if out.is_dir() and any(out.iterdir()) and out != options.resume:
         raise InputError(
             f"--out {out}: is not empty and nothing is ever overwritten."
             f" Choose another directory, or go on with --resume {out}"
         )
-    parent = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not os.access(parent, os.W_OK):
         raise InputError(f"--out {out}: {parent} cannot be written to. Choose another directory.")
 

@@ -39,13 +39,23 @@ def fail(
     blamed = watch.blame(Report(line, peers)) if watch is not None else ""
     line = f"error: {line}" + (f"; {blamed}" if blamed else "")
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        details = out / f"rank{place.rank}.error.txt"
-        text = "".join(traceback.format_exception(error))
-        details.write_text(text + "\n" + (recorder.report() if recorder else ""), encoding="utf-8")
-        line += f" (traceback and last actions: {details})"
+        line += f" ({_details(error, recorder, out / f'rank{place.rank}.error.txt')})"
     print(line, file=sys.stderr, flush=True)
     os._exit(error.exit_code if isinstance(error, PipeplanError) else 1)
+
+
+def _details(error: BaseException, recorder: Recorder | None, file: Path) -> str:
+    """Write traceback and last actions to `file`; where they are, or why they are nowhere.
+
+    What failed may have been the directory itself: the line about it must come out.
+    """
+    text = "".join(traceback.format_exception(error))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n" + (recorder.report() if recorder else ""), encoding="utf-8")
+    except OSError as refused:
+        return f"traceback and last actions could not be written: {refused}"
+    return f"traceback and last actions: {file}"
 
 
 def _what(

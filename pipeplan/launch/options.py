@@ -14,6 +14,9 @@ from pipeplan.units import parse_time_ns
 
 _Value = TypeVar("_Value")
 
+_SHORTEST_NS = 1_000_000
+"""Of a wait: torch counts milliseconds, and knows no wait of none."""
+
 _EXAMPLES = """\
 examples:
   torchrun --nproc-per-node 4 -m pipeplan.launch --plan plan.json --steps 100 --out run
@@ -171,6 +174,9 @@ def _factor(text: str) -> Fraction:
 
 def _time(text: str) -> int:
     try:
-        return parse_time_ns(text)
+        time = parse_time_ns(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if time < _SHORTEST_NS:
+        raise argparse.ArgumentTypeError(f"got {text!r}, need at least 1ms")
+    return time

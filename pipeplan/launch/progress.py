@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.runtime.recorder import PeriodMeter, Periods, now_ns
 from pipeplan.units import format_bytes, format_ns
@@ -144,8 +146,26 @@ def trim(metrics: Path, steps: int) -> None:
     if not metrics.exists():
         return
     lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= steps]
-    metrics.write_text("".join(kept), encoding="utf-8")
+    kept = [line for line in lines if line.endswith("\n") and _step(line, metrics) <= steps]
+    if kept != lines:
+        replace(metrics, "".join(kept))
+
+
+def _step(line: str, metrics: Path) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, LookupError, TypeError):
+        raise InputError(
+            f"{metrics}: got {line.strip()[:40]!r}, need the lines that a run wrote, each with its"
+            " step. Move the file away, and the resumed run begins one."
+        ) from None
+
+
+def replace(file: Path, text: str) -> None:
+    """Put `text` in `file` in one step: nothing is lost where the disk is full."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
 
 
 def resident_bytes() -> int:

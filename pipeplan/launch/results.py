@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.progress import Measured
+from pipeplan.launch.progress import Measured, replace
 from pipeplan.report.remat import shares
 
 FORMAT = "pipeplan-run/1"
@@ -67,9 +67,7 @@ def describe(
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Put `content` at `path` in one step."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    replace(path, json.dumps(content, indent=1) + "\n")
 
 
 def versions() -> dict[str, str]:

@@ -25,6 +25,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken.json").write_text(one.to_json()[:-40])
     late = one.model_copy(update={"period_ns": one.period_ns - 1})
     (folder / "invalid.json").write_text(late.to_json())
+    (folder / "nowhere").symlink_to(folder / "gone")
     full = folder / "full"
     full.mkdir()
     (full / "precious.txt").write_text("do not touch")
@@ -61,7 +62,10 @@ REFUSED = [
     ("--plan @plan1.json --task nowhere:task", 2, "nowhere"),
     ("--plan @plan1.json --task tests.launch_task:other_task", 2, "digest"),
     ("--plan @plan1.json --out @full", 2, "not empty"),
+    ("--plan @plan1.json --timeout 0s", 2, "got '0s', need at least 1ms"),
     ("--plan @plan1.json --out @plan1.json", 2, "need a directory"),
+    ("--plan @plan1.json --out @plan1.json/run", 2, "plan1.json is a file, need a directory"),
+    ("--plan @plan1.json --out @nowhere/run", 2, "nowhere is a link to nothing, need a directory"),
     ("--plan @plan1.json --resume @full", 2, "no complete checkpoint"),
 ]
 

@@ -1,0 +1,84 @@
+"""What `launch` writes beside checkpoints: nothing is lost, no failure hides behind another."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.launch import ending, progress
+from pipeplan.runtime.place import Place
+
+ALONE = Place(rank=0, size=1, attempt=0, launched=False, local_rank=0, local_size=1)
+
+
+def metrics(folder: Path, text: str) -> Path:
+    """A metrics.jsonl with this text."""
+    file = folder / "metrics.jsonl"
+    file.write_text(text)
+    return file
+
+
+def test_a_resumed_run_keeps_the_lines_of_its_past(tmp_path: Path) -> None:
+    """Lines after the checkpoint go, and one that was cut short; the others stay as they are."""
+    lines = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in range(1, 5)]
+    file = metrics(tmp_path, "".join(lines) + '{"step": 5, "lo')
+    progress.trim(file, 3)
+    assert file.read_text() == "".join(lines[:3])
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_metrics_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the shorter file cannot be written, the longer one is still there."""
+    lines = [json.dumps({"step": step}) + "\n" for step in (1, 2)]
+    file = metrics(tmp_path, "".join(lines))
+    write = Path.write_text
+
+    def full(self: Path, text: str, **kwargs: str) -> int:
+        write(self, text[:3], **kwargs)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        progress.trim(file, 1)
+    assert file.read_text() == "".join(lines)
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"loss": 1}', '{"step": null}'])
+def test_foreign_metrics_are_named(tmp_path: Path, line: str) -> None:
+    """A line that no run wrote is refused with what to do, and stays."""
+    file = metrics(tmp_path, '{"step": 1}\n' + line + "\n")
+    with pytest.raises(InputError, match=re.escape(f"metrics.jsonl: got {line!r}, need")):
+        progress.trim(file, 1)
+    assert file.read_text().endswith(line + "\n")
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_failure_is_told_also_where_nothing_can_be_written(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    writable: bool,
+) -> None:
+    """The one line says what failed, and where the traceback is or why it is nowhere."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    out = tmp_path / "run"
+    if not writable:
+        out.write_text("a file in its place")
+    with pytest.raises(SystemExit) as ended:
+        ending.fail(OSError(28, "No space left on device"), ALONE, None, out)
+    assert ended.value.code == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: rank 0: OSError: [Errno 28] No space left on device (traceback")
+    assert said.count("\n") == 1
+    assert ("could not be written: " in said) != writable
