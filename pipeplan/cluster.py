@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeplan.document import Count, Document, Positive, Record
-from pipeplan.units import MAX_INT
+from pipeplan.units import MAX_GPUS, MAX_INT
 
 
 class Gpu(Record):
@@ -72,7 +72,7 @@ class Cluster(Document):
     """Machines: GPUs, links between them, what each action costs beyond its kernel time."""
 
     format: Literal["pipeplan-cluster/1"] = "pipeplan-cluster/1"
-    gpus: Annotated[tuple[Gpu, ...], Field(min_length=1, max_length=4096)]
+    gpus: Annotated[tuple[Gpu, ...], Field(min_length=1, max_length=MAX_GPUS)]
     action_overhead_ns: Count = 0
     """Added to every forward and backward of a stage."""
     links: Links = Links()

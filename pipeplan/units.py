@@ -13,6 +13,8 @@ from pipeplan.errors import InputError
 
 MAX_INT = 2**62
 """Largest size or time any file may hold: sums of thousands of them stay well-formed."""
+MAX_GPUS = 4096
+"""Most GPUs of a cluster."""
 
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power

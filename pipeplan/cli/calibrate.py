@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from pipeplan.cli import common
+from pipeplan import units
+from pipeplan.cli import common, output
 
 _EXAMPLE = "pipeplan calibrate --ranks 4 --memory 16GiB -o cluster.json"
 
@@ -13,7 +14,7 @@ def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
     text = "measure links and per-action overhead of this machine"
     verb = common.add_verb(verbs, "calibrate", run, text, _EXAMPLE)
-    verb.add_argument("--ranks", type=common.count(1, 4096), required=True, metavar="N")
+    verb.add_argument("--ranks", type=common.count(1, units.MAX_GPUS), required=True, metavar="N")
     verb.add_argument(
         "--memory", type=common.size, required=True, metavar="SIZE", help="per rank, not measured"
     )
@@ -25,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.calibrate import measure_here
     from pipeplan.report import tables
 
-    common.check_output(args.output, args.force)
+    output.check_output(args.output, args.force)
     common.say(f"measuring messages and actions between {args.ranks} processes")
     cluster = measure_here(args.ranks, args.memory)
-    common.write(args.output, cluster.to_json())
+    output.write(args.output, cluster.to_json(), args.force)
     if args.output == "-":
         return 0
     if args.json:

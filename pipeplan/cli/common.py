@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeplan import units
+from pipeplan.cli import output
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def add_output(
     verb: argparse.ArgumentParser, name: str, text: str = "file to write; - is stdout"
 ) -> None:
     """`-o FILE` and `--force`."""
-    verb.add_argument("-o", "--output", required=True, metavar=name, help=text)
+    verb.add_argument("-o", "--output", type=file, required=True, metavar=name, help=text)
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
@@ -68,6 +67,13 @@ size = flag(units.parse_bytes)
 bandwidth = flag(lambda text: Bandwidth(units.parse_bandwidth(text)))
 duration = flag(units.parse_time_ns)
 share = flag(units.parse_fraction)
+
+
+def file(text: str) -> str:
+    """An argparse type for the name of a file; an empty one is a variable that was never set."""
+    if not text:
+        raise argparse.ArgumentTypeError("got '', need the name of a file. Leave the flag out.")
+    return text
 
 
 class Bandwidth:
@@ -145,56 +151,6 @@ def read(kind: type[_Document], path: str) -> _Document:
     return kind.from_json(read_text(path), "stdin" if path == "-" else path)
 
 
-def check_output(path: str, force: bool) -> None:
-    """Refuse a file that could not be written at the end, before the work begins.
-
-    Raises:
-        InputError: if `path` exists and `force` is not given, or its folder does not exist.
-    """
-    place = Path(path)
-    if path == "-":
-        return
-    if place.is_dir() or not place.absolute().parent.is_dir():
-        raise InputError(f"output {path}: need a file in an existing folder. Check the path.")
-    if place.exists() and not force:
-        raise InputError(f"output {path}: exists already. Choose another file or give --force.")
-
-
-def folder(path: str, force: bool) -> Path:
-    """The folder for results, made if needed; refused before the work if it cannot be used.
-
-    Raises:
-        InputError: if `path` is a file, holds files and `force` is not given, or cannot be made.
-    """
-    place = Path(path)
-    if path == "-" or (place.exists() and not place.is_dir()):
-        raise InputError(f"output {path}: is no folder. Choose another.")
-    if place.is_dir() and any(place.iterdir()) and not force:
-        raise InputError(f"output {path}: is not empty. Choose another or give --force.")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be made: {error.strerror}.") from None
-    return place
-
-
-def write(path: str, text: str) -> None:
-    """Put `text` into `path` in one step, so that no reader sees half of it; `-` is stdout.
-
-    Raises:
-        InputError: if the file cannot be written.
-    """
-    if path == "-":
-        sys.stdout.write(text)
-        return
-    partial = Path(f"{path}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"output {path}: cannot be written: {error.strerror}.") from None
-
-
 def screen(to_stderr: bool = False) -> Console:
     """A console of 120 columns where output goes to a file: tables never fold there."""
     from rich.console import Console
@@ -228,7 +184,7 @@ def then(command: str) -> None:
 
 def save_chain(args: argparse.Namespace, chain: Chain) -> None:
     """Write `chain` to `args.output`, say what is in it and what to do with it."""
-    write(args.output, chain.to_json())
+    output.write(args.output, chain.to_json(), args.force)
     layers = chain.layers
     figures = {
         "layers": len(layers),

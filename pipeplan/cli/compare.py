@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags
+from pipeplan.cli import common, flags, output
 from pipeplan.cli.machines import add_machines, clusters
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def add(verbs: common.Verbs) -> None:
         help="threads of each search of ours (cores / jobs)",
     )
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
-    verb.add_argument("--out", metavar="DIR", help="folder for pictures, JSON and plans")
+    verb.add_argument(
+        "--out", type=common.file, metavar="DIR", help="folder for pictures, JSON and plans"
+    )
     verb.add_argument("--force", action="store_true", help="replace files in that folder")
 
 
@@ -83,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.compare.table import LEGEND, absences, data, loss, table
 
     request = _request(args)
-    folder = None if args.out is None else common.folder(args.out, args.force)
+    folder = None if args.out is None else output.folder(args.out, args.force)
     with _progress() as tell:
         comparison = compare(request, tell)
     if folder is not None:
@@ -137,9 +139,11 @@ def _save(comparison: Comparison, folder: Path) -> None:
     from pipeplan.compare.table import data
     from pipeplan.report.cloud import draw
 
-    common.write(str(folder / "comparison.json"), json.dumps(data(comparison), indent=1) + "\n")
+    output.write(
+        str(folder / "comparison.json"), json.dumps(data(comparison), indent=1) + "\n", force=True
+    )
     for name, plan in plans(comparison):
-        common.write(str(folder / name), plan.to_json())
+        output.write(str(folder / name), plan.to_json(), force=True)
     for name, picture in pictures(comparison):
         for ending in ("png", "svg"):
             draw(picture, folder / f"{name}.{ending}")

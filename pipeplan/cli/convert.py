@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipeplan.cli import common
+from pipeplan.cli import common, output
 
 _EXAMPLE = """\
 pipeplan import graph.txt --format pipedream --microbatch-size 64 -o chain.json
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan import importers
     from pipeplan.errors import InputError
 
-    common.check_output(args.output, args.force)
+    output.check_output(args.output, args.force)
     text = common.read_text(args.profile)
     name = args.name or Path(args.profile).stem
     size = args.microbatch_size

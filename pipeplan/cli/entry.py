@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ _INTERNAL = 1
 _USAGE = 2
 _INTERRUPTED = 130
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Why stdout takes no more; files of ours say so themselves."""
 _EXTRAS = {"ortools": "plan", "matplotlib": "plan", "torch": "run", "transformers": "models"}
 """What is installed only where it is needed, and the extra that brings it."""
 
@@ -64,18 +67,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         code: int = args.run(args)
-        sys.stdout.flush()
+        print(end="", flush=True)  # nothing where stdout is closed
     except PipeplanError as error:
         print(f"pipeplan: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # The reader (`| head`) has seen enough; keep Python from complaining again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (`| head`) has seen enough
         return 0
     except KeyboardInterrupt:
         print("pipeplan: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _drop_output()
+            print(f"pipeplan: stdout: cannot be written: {error.strerror}.", file=sys.stderr)
+            return _USAGE
         if args.debug:
             raise
         if isinstance(error, ModuleNotFoundError) and (error.name or "") in _EXTRAS:
@@ -88,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return _INTERNAL
     return code
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere, so that Python does not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _missing(package: str) -> int:

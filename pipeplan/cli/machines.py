@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pipeplan import units
 from pipeplan.cli import common
 from pipeplan.errors import InputError
 
@@ -23,7 +24,7 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
 
     `several` takes lists and ranges of numbers and sizes, for `clusters`.
     """
-    number, size = common.count(), common.size
+    number, size = common.count(1, units.MAX_GPUS), common.size
     more = "; several: 2,4,8 or 2..8" if several else ""
     group = verb.add_argument_group(
         "machines: equal GPUs by flags, or any by a cluster file",
@@ -66,7 +67,9 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
         choices=("full", "half"),
         help="half: a GPU sends to the host or receives from it, never both at once (full)",
     )
-    group.add_argument("--cluster", metavar="FILE", help="cluster.json, in place of these flags")
+    group.add_argument(
+        "--cluster", type=common.file, metavar="FILE", help="cluster.json, in place of these flags"
+    )
 
 
 def clusters(args: argparse.Namespace) -> Iterator[Cluster]:

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, sweep
+from pipeplan.cli import common, flags, output, sweep
 from pipeplan.cli.machines import add_machines, clusters
 from pipeplan.cli.show import figures, present
 
@@ -34,7 +34,10 @@ def add(verbs: common.Verbs) -> None:
     verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE)
     verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
     verb.add_argument(
-        "--refine", metavar="STAGES", help="correct the chain by what profile --stages measured"
+        "--refine",
+        type=common.file,
+        metavar="STAGES",
+        help="correct the chain by what profile --stages measured",
     )
     add_machines(verb, several=True)
     what = verb.add_argument_group("what to plan for")
@@ -91,7 +94,7 @@ def _pins(text: str) -> dict[int | str, int]:
     """GPUs by layer, as they are written."""
     found: dict[int | str, int] = {}
     place = 0
-    while place < len(text):
+    while place < max(1, len(text)):
         part = _PIN.match(text, place)
         if part is None or part["layer"] in found:
             raise argparse.ArgumentTypeError(
@@ -124,7 +127,10 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         "--gap", type=common.share, default=0.01, metavar="SHARE", help="stop at this gap (1%%)"
     )
     group.add_argument(
-        "--resume", metavar="PLAN", help="start from this plan of the same chain; - is stdin"
+        "--resume",
+        type=common.file,
+        metavar="PLAN",
+        help="start from this plan of the same chain; - is stdin",
     )
     group.add_argument(
         "--coarsen",
@@ -162,9 +168,9 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.stages import StageProfile, refine
 
     points = list(clusters(args))
-    folder = common.folder(args.output, args.force) if len(points) > 1 else None
+    folder = output.folder(args.output, args.force) if len(points) > 1 else None
     if folder is None:
-        common.check_output(args.output, args.force)
+        output.check_output(args.output, args.force)
     chain = common.read(Chain, args.chain)
     if args.refine:
         chain = refine(chain, common.read(StageProfile, args.refine))
@@ -174,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     common.say(f"machines: {tables.machines_line(points[0])}")
     with progress.search() as listener:
         plan = solve(chain, points[0], config, progress=listener)
-    common.write(args.output, plan.to_json())
+    output.write(args.output, plan.to_json(), args.force)
     check(plan, lower(plan))
     if args.output == "-":
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, output
 
 if TYPE_CHECKING:
     from pipeplan.chain import Chain
@@ -40,7 +40,10 @@ def add(verbs: common.Verbs) -> None:
         help="fake: exact bytes and estimated times, without memory or computing (measured)",
     )
     verb.add_argument(
-        "--stages", metavar="PLAN", help="measure the fused stages of this plan, for plan --refine"
+        "--stages",
+        type=common.file,
+        metavar="PLAN",
+        help="measure the fused stages of this plan, for plan --refine",
     )
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
     verb.add_argument(
@@ -80,13 +83,16 @@ def _add_estimating(group: argparse._ArgumentGroup) -> None:
         help=f"v100, a100, h100, h200, cpu, or one of --device-table ({_DEVICE})",
     )
     group.add_argument(
-        "--device-table", metavar="FILE", help="figures of more devices (docs/profile.md)"
+        "--device-table",
+        type=common.file,
+        metavar="FILE",
+        help="figures of more devices (docs/profile.md)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Profile `args.task`, or the stages of `args.stages`."""
-    common.check_output(args.output, args.force)
+    output.check_output(args.output, args.force)
     _check(args)
     if args.stages:
         return _stages(args)
@@ -164,7 +170,7 @@ def _stages(args: argparse.Namespace) -> int:
     flags = _measuring(args)
     del flags["companions"]
     found = profile_stages(args.task, plan, seed=args.seed, **flags, progress=common.say)
-    common.write(args.output, found.to_json())
+    output.write(args.output, found.to_json(), args.force)
     if args.output == "-":
         return 0
     if args.json:

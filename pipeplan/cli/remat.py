@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags
+from pipeplan.cli import common, flags, output
 
 if TYPE_CHECKING:
     from pipeplan.remat import Channel, Costs, Rematerialization
@@ -62,7 +62,12 @@ def add(verbs: common.Verbs) -> None:
         default="half",
         help="half: one transfer at a time; full: one each way (half)",
     )
-    verb.add_argument("--picture", metavar="FILE", help="draw memory over time (.png, .svg)")
+    verb.add_argument(
+        "--picture",
+        type=common.file,
+        metavar="FILE",
+        help="draw memory over time (.png, .svg)",
+    )
     verb.add_argument(
         "--curve",
         type=common.count(2, 100),
@@ -71,10 +76,13 @@ def add(verbs: common.Verbs) -> None:
     )
     verb.add_argument(
         "--curve-picture",
+        type=common.file,
         metavar="FILE",
         help="draw that curve (.png, .svg), of 9 budgets by default",
     )
-    verb.add_argument("-o", "--output", metavar="FILE", help="write the schedule; - is stdout")
+    verb.add_argument(
+        "-o", "--output", type=common.file, metavar="FILE", help="write the schedule; - is stdout"
+    )
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
@@ -86,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
 
     for path in (args.output, args.picture, args.curve_picture):
         if path:
-            common.check_output(path, args.force)
+            output.check_output(path, args.force)
     chain = common.read(Chain, args.chain)
     costs = from_chain(chain)
     channel = _channel(args)
     found = rematerialize_chain(costs, args.budget, args.method, args.slots, channel)
     if args.output:
-        common.write(args.output, found.schedule.to_text())
+        output.write(args.output, found.schedule.to_text(), args.force)
     points = _curve(args, costs, channel)
     if args.picture:
         from pipeplan.report.budget import draw_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,9 @@ def add(verbs: common.Verbs) -> None:
     verb = common.add_verb(verbs, "show", run, _TEXT, _EXAMPLE)
     verb.add_argument("plan", metavar="FILE", help="plan.json or chain.json; - is stdin")
     for kind in ("png", "svg"):
-        verb.add_argument(f"--{kind}", metavar="FILE", help=f"also draw the plan into a {kind}")
+        verb.add_argument(
+            f"--{kind}", type=common.file, metavar="FILE", help=f"also draw the plan into a {kind}"
+        )
     verb.add_argument("--force", action="store_true", help="replace picture files that exist")
 
 
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     files = [file for file in (args.png, args.svg) if file]
     _check_endings(args)
     for file in files:
-        common.check_output(file, args.force)
+        output.check_output(file, args.force)
     plan = _read(args.plan)
     if isinstance(plan, Chain):
         return _show_chain(plan, args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, output
 
 if TYPE_CHECKING:
     from pipeplan.plan import Plan
@@ -31,7 +31,9 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--microbatches", type=common.count(), metavar="N", help="how many to replay"
     )
-    verb.add_argument("--trace", metavar="FILE", help="write a Chrome/Perfetto trace")
+    verb.add_argument(
+        "--trace", type=common.file, metavar="FILE", help="write a Chrome/Perfetto trace"
+    )
     verb.add_argument("--force", action="store_true", help="replace a trace that exists")
 
 
@@ -44,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.simulator import disagreements, simulate
 
     if args.trace:
-        common.check_output(args.trace, args.force)
+        output.check_output(args.trace, args.force)
     plan = common.read(Plan, args.plan)
     simulation = simulate(plan, lower(plan), clock=args.clock, microbatches=args.microbatches)
     if args.trace:
-        common.write(args.trace, chrome_trace(plan, simulation))
+        output.write(args.trace, chrome_trace(plan, simulation), args.force)
         common.say(f"trace: {args.trace} (open it in Perfetto or chrome://tracing)")
     whole = args.clock == "plan" and args.microbatches is None
     found = list(disagreements(plan, simulation)) if whole else []

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, output
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.units import exact_bytes, format_bytes, format_ns
 
@@ -101,8 +101,8 @@ def _save(folder: Path, name: str, points: tuple[Point, ...], data: dict[str, ob
     """The plans, sweep.json, and a picture of memory and period per number of GPUs."""
     for point in points:
         if point.plan is not None:
-            common.write(str(folder / _name(point)), point.plan.to_json())
-    common.write(str(folder / "sweep.json"), json.dumps(data, indent=1) + "\n")
+            output.write(str(folder / _name(point)), point.plan.to_json(), force=True)
+    output.write(str(folder / "sweep.json"), json.dumps(data, indent=1) + "\n", force=True)
     if find_spec("matplotlib") is not None:
         for gpus in sorted({point.gpus for point in points}):
             _draw(folder, name, [point for point in points if point.gpus == gpus])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.errors import InputError
+from pipeplan.report.picture import save
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -31,8 +31,15 @@ class Curves:
     lines: Mapping[str, Sequence[tuple[float, float | None]]]
 
 
+_DPI = 110
+
+
 def draw_curves(groups: Sequence[Curves], path: str | Path, columns: int = 1) -> None:
     """One diagram per entry of `groups`, `columns` side by side, in one picture."""
+    save(lambda: _diagrams(groups, columns), path, dpi=_DPI)
+
+
+def _diagrams(groups: Sequence[Curves], columns: int) -> Figure:
     from matplotlib.figure import Figure
 
     rows = -(-len(groups) // columns)
@@ -42,7 +49,7 @@ def draw_curves(groups: Sequence[Curves], path: str | Path, columns: int = 1) ->
         _curves(axes, group)
     for axes in list(every)[len(groups) :]:
         axes.set_axis_off()
-    _save(figure, path)
+    return figure
 
 
 def _curves(axes: Axes, group: Curves) -> None:
@@ -60,6 +67,10 @@ def _curves(axes: Axes, group: Curves) -> None:
 
 def draw_memory(found: Rematerialization, title: str, path: str | Path) -> None:
     """Bytes of device and host while the schedule runs, under the budget."""
+    save(lambda: _memory(found, title), path, dpi=_DPI)
+
+
+def _memory(found: Rematerialization, title: str) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
@@ -83,19 +94,8 @@ def draw_memory(found: Rematerialization, title: str, path: str | Path) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(_rounded(format_bytes)))
     axes.set_xlabel("time; red below: the channel moves")
     axes.legend(fontsize=7)
-    _save(figure, path)
+    return figure
 
 
 def _rounded(text: Callable[[int], str]) -> Callable[[float, object], str]:
     return lambda value, _: text(max(0, round(value)))
-
-
-def _save(figure: Figure, path: str | Path) -> None:
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "pipeplan"}):
-        metadata = {"Date": None} if str(path).endswith(".svg") else None
-        try:
-            figure.savefig(str(path), dpi=110, metadata=metadata)
-        except (OSError, ValueError) as error:
-            raise InputError(f"picture {path}: cannot be written: {error}") from None

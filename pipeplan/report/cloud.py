@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.errors import InputError
+from pipeplan.report.picture import save
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -41,15 +41,7 @@ def draw(picture: Picture, path: str | Path) -> None:
     Raises:
         InputError: if the format is unknown or the file cannot be written.
     """
-    import matplotlib
-
-    # Fixed ids and no date: the same points give the same file, byte for byte.
-    with matplotlib.rc_context({"svg.hashsalt": "pipeplan", "font.size": 9}):
-        metadata = {"Date": None} if str(path).endswith(".svg") else None
-        try:
-            figure(picture).savefig(str(path), dpi=120, metadata=metadata)
-        except (OSError, ValueError) as error:
-            raise InputError(f"picture {path}: cannot be written: {error}") from None
+    save(lambda: figure(picture), path, dpi=120, font=9)
 
 
 def figure(picture: Picture) -> Figure:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeplan.errors import InputError, PipeplanError
+from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import HOST_LEGEND, Row, label, offloads, rows
+from pipeplan.report.grid import HOST_LEGEND, Row, batches, label, offloads, rows, short
+from pipeplan.report.picture import save
 from pipeplan.simulator import simulate
 from pipeplan.units import format_bytes, format_ns
 
@@ -27,16 +28,7 @@ def draw(plan: Plan, path: str | Path) -> None:
     Raises:
         InputError: if the format is unknown or the file cannot be written.
     """
-    import matplotlib
-
-    # Fixed ids and no date: the same plan gives the same file, byte for byte.
-    with matplotlib.rc_context({"svg.hashsalt": "pipeplan", "font.size": 8}):
-        picture = figure(plan)
-        metadata = {"Date": None} if str(path).endswith(".svg") else None
-        try:
-            picture.savefig(str(path), dpi=150, metadata=metadata)
-        except (OSError, ValueError) as error:
-            raise InputError(f"picture {path}: cannot be written: {error}") from None
+    save(lambda: figure(plan), path, dpi=150, font=8)
 
 
 def figure(plan: Plan) -> Figure:
@@ -53,6 +45,8 @@ def figure(plan: Plan) -> Figure:
     _draw_period(axes, plan, lines)
     if held:
         _draw_memory(below[0], plan, held)
+        # Outside, where it hides no curve.
+        picture.legend(loc="outside lower center", ncols=8, fontsize=7)
     return picture
 
 
@@ -65,7 +59,7 @@ def _draw_period(axes: Axes, plan: Plan, lines: Sequence[Row]) -> None:
     axes.set_xlim(0, plan.period_ns)
     axes.set_xticks([0, plan.period_ns], ["0", format_ns(plan.period_ns)])
     axes.set_title(
-        f"{plan.chain.name}: one period, {plan.k} micro-batch(es), {plan.semantics};"
+        f"{short(plan.chain.name, 48)}: one period, {batches(plan.k)}, {plan.semantics};"
         f" label = stage, F or B, micro-batch{f'; {HOST_LEGEND}' if offloads(plan) else ''}",
         loc="left",
     )
@@ -108,7 +102,7 @@ def _draw_memory(axes: Axes, plan: Plan, held: Sequence[Curve]) -> None:
     top = max(size for curve in held for _, size in curve)
     for gpu, curve in enumerate(held):
         times, sizes = zip(*curve, strict=True)
-        name, budget = plan.cluster.gpus[gpu].name, plan.cluster.gpus[gpu].memory_bytes
+        name, budget = short(plan.cluster.gpus[gpu].name), plan.cluster.gpus[gpu].memory_bytes
         (line,) = axes.step(times, sizes, where="post", label=name)
         if budget <= 1.5 * top:
             axes.axhline(budget, color=line.get_color(), linestyle="--", linewidth=0.8)
@@ -118,7 +112,6 @@ def _draw_memory(axes: Axes, plan: Plan, held: Sequence[Curve]) -> None:
     axes.yaxis.set_major_locator(MultipleLocator(2 ** max(0, (top // 3).bit_length() - 1)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
     axes.set_title("memory per GPU over the same period; dashed: the budget", loc="left")
-    axes.legend(loc="lower right", ncols=4)
 
 
 def _bar(axes: Axes, plan: Plan, op: Op, height: int) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from rich.cells import cell_len, set_cell_size
+
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.units import format_ns
 
@@ -52,7 +54,7 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
         A head line with the scale, one line per GPU, link and way to the host in use, a legend.
     """
     resources = rows(plan)
-    margin = max(len(row.name) for row in resources)
+    margin = max(cell_len(row.name) for row in resources)
     columns = max(40, width) - margin - 3
     hidden = 0
     lines = []
@@ -63,15 +65,26 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
             hidden += not _draw(
                 cells, plan, op, "!" if op.label in marked else _FILL.get(op.kind, _TRANSFER)
             )
-        lines.append(f"{row.name:<{margin}} |{''.join(cells)}|")
-    batches = "1 micro-batch" if plan.k == 1 else f"{plan.k} micro-batches"
+        lines.append(f"{set_cell_size(row.name, margin)} |{''.join(cells)}|")
     head = (
-        f"one period: {format_ns(plan.period_ns)} for {batches};"
+        f"one period: {format_ns(plan.period_ns)} for {batches(plan.k)};"
         f" a column is {format_ns(plan.period_ns / columns)}"
     )
     note = [f"({hidden} ops shorter than a column are not drawn)"] if hidden else []
     legend = f"{LEGEND}; {HOST_LEGEND}" if offloads(plan) else LEGEND
     return "\n".join([head, *lines, legend, *note]) + "\n"
+
+
+def short(name: str, most: int = 24) -> str:
+    """`name` on one line of at most `most` characters: its begin, and its end with the numbers."""
+    shown = "".join(each if each.isprintable() else "?" for each in name)
+    head = most // 3
+    return shown if len(shown) <= most else f"{shown[:head]}…{shown[head + 1 - most :]}"
+
+
+def batches(count: int) -> str:
+    """`1 micro-batch`, `2 micro-batches`."""
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def offloads(plan: Plan) -> bool:
@@ -94,7 +107,7 @@ def rows(plan: Plan) -> tuple[Row, ...]:
 
     `0>1` is one way, `0-1` a link that both ways share; so are `0>host`, `host>0` and `0-host`.
     """
-    gpus = {index: Row(gpu.name, ()) for index, gpu in enumerate(plan.cluster.gpus)}
+    gpus = {index: Row(short(gpu.name), ()) for index, gpu in enumerate(plan.cluster.gpus)}
     used: dict[tuple[int, int], list[Op]] = {}
     ways: dict[tuple[int, str], list[Op]] = {}
     for op in plan.ops:

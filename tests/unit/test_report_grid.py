@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from pipeplan.report.grid import HOST_LEGEND, LEGEND, grid, microbatch
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from pipeplan.plan import Plan
+from pipeplan.report.gantt import draw
+from pipeplan.report.grid import HOST_LEGEND, LEGEND, grid, microbatch, short
 from tests import handmade_offload
 from tests.samples import two_stages
 
@@ -75,3 +84,34 @@ def test_a_way_that_both_directions_share_is_one_row() -> None:
         "gpu0   |0F1--1F1-------.....1B0=======0B0==.....|",
         "0-host |..........1P0~~1O1~~....................|",
     ]
+
+
+def named(name: str) -> Plan:
+    """A plan on a GPU, and of a chain, of that name."""
+    plan = two_stages()
+    first, *others = plan.cluster.gpus
+    gpus = (first.model_copy(update={"name": name}), *others)
+    cluster = plan.cluster.model_copy(update={"gpus": gpus})
+    chain = plan.chain.model_copy(update={"name": name})
+    return plan.model_copy(update={"cluster": cluster, "chain": chain})
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "two\nlines", "\x1b[31mred", "日本", ""])
+def test_any_name_of_a_gpu_leaves_the_grid_straight(name: str) -> None:
+    """Long names are shortened, no control character is printed, all rows are as wide."""
+    _, *rows, _ = grid(named(name), width=60).splitlines()
+    assert len(rows) == 4
+    assert {cell_len(row) for row in rows} == {60}
+    assert all(each.isprintable() for row in rows for each in row)
+
+
+@pytest.mark.parametrize("name", ["$", "$x_1$", r"$\frac$", "x" * 300])
+def test_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
+    """A dollar begins no formula in a picture, and a long name leaves room for the plan."""
+    file = tmp_path / "plan.svg"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(named(name), file)
+    comments = re.findall("<!-- (.*) -->", file.read_text())
+    assert comments.count(short(name)) == 2  # the row and the legend
+    assert any(text.startswith(f"{short(name, 48)}: one period") for text in comments)

@@ -1,0 +1,39 @@
+"""How pictures become files: the same everywhere, and the same bytes for the same picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeplan.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def save(make: Callable[[], Figure], path: str | Path, *, dpi: int, font: int = 10) -> None:
+    """Draw what `make` gives into `path`; its ending (.png, .svg, .pdf) chooses the format.
+
+    Names are shown as they are written: a `$` in one begins no formula.
+
+    Args:
+        make: Draws the figure, without any global state.
+        path: Where it goes.
+        dpi: Dots per inch, of .png.
+        font: Size of the text, in points.
+
+    Raises:
+        InputError: if the format is unknown or the file cannot be written.
+    """
+    import matplotlib
+
+    # Fixed ids and no date: the same figure gives the same file, byte for byte.
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "pipeplan", "font.size": font, "text.parse_math": False}
+    ):
+        metadata = {"Date": None} if str(path).endswith(".svg") else None
+        try:
+            make().savefig(str(path), dpi=dpi, metadata=metadata)
+        except (OSError, ValueError) as error:
+            raise InputError(f"picture {path}: cannot be written: {error}") from None

@@ -1,0 +1,150 @@
+"""The command line and the files that it writes: whole or not at all, nothing lost on the way."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeplan.cli import main, output
+from pipeplan.errors import InputError
+from tests.samples import two_stages
+
+CSV = "name,forward_ns,backward_ns,output_bytes\na,1,2,3\n"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A CSV that `pipeplan import` takes, alone in a folder."""
+    file = tmp_path / "in" / "layers.csv"
+    file.parent.mkdir()
+    file.write_text(CSV)
+    return file
+
+
+def convert(table: Path, to: Path | str, *more: str) -> int:
+    """`pipeplan import`, the quickest verb that writes a file."""
+    return main(["import", str(table), "--format", "csv", "-o", str(to), *more])
+
+
+def test_a_file_of_the_name_used_while_writing_is_kept(table: Path, tmp_path: Path) -> None:
+    """What the user calls FILE.partial stays, and nothing else is left behind."""
+    mine = tmp_path / "chain.json.partial"
+    mine.write_text("mine")
+    assert convert(table, tmp_path / "chain.json") == 0
+    assert mine.read_text() == "mine"
+    assert {each.name for each in tmp_path.iterdir()} == {"in", "chain.json", mine.name}
+
+
+def test_a_link_is_followed(table: Path, tmp_path: Path) -> None:
+    """--force replaces what a link stands for, not the link; without it both stay."""
+    real, link = tmp_path / "in" / "real.json", tmp_path / "chain.json"
+    real.write_text("old")
+    link.symlink_to(real)
+    assert convert(table, link) == 2
+    assert real.read_text() == "old"
+    assert convert(table, link, "--force") == 0
+    assert link.is_symlink()
+    assert '"pipeplan-chain/1"' in real.read_text()
+
+
+def test_a_pipe_is_written_to(table: Path, tmp_path: Path) -> None:
+    """`-o >(gzip)` and devices get the text; they are never replaced by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        assert convert(table, pipe) == 0
+        text, _ = reader.communicate(timeout=30)
+    assert '"pipeplan-chain/1"' in text
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_folder_that_takes_no_file_is_refused_before_the_work() -> None:
+    """It is found out before a search, not when its plan is to be saved."""
+    for path in ("/proc/plan.json", "/proc/sweep"):
+        with pytest.raises(InputError, match=path):
+            output.check_output(path, force=False)
+        with pytest.raises(InputError, match=path):
+            output.folder(path, force=False)
+
+
+def test_a_file_that_comes_meanwhile_is_kept(tmp_path: Path) -> None:
+    """What another program wrote during the search stays; so does what was found."""
+    file = tmp_path / "plan.json"
+    output.check_output(str(file), force=False)
+    file.write_text("theirs")
+    with pytest.raises(InputError, match="came to exist meanwhile") as caught:
+        output.write(str(file), "ours")
+    assert file.read_text() == "theirs"
+    (kept,) = set(tmp_path.iterdir()) - {file}
+    assert kept.read_text() == "ours"
+    assert str(kept) in str(caught.value)
+    output.write(str(file), "ours", force=True)
+    assert file.read_text() == "ours"
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """`script` in a shell where `$PIPEPLAN` is the command line."""
+    given = {"PIPEPLAN": f"{sys.executable} -m pipeplan", "COLUMNS": "80"}
+    return subprocess.run(
+        ["bash", "-c", script], env=os.environ | given, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_and_closed_stdout_are_no_bugs(tmp_path: Path) -> None:
+    """A full disk is told in one line; a closed stdout is like /dev/null."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(two_stages().to_json())
+    full = run(f"$PIPEPLAN show {plan} >/dev/full")
+    assert (full.returncode, "bug" in full.stderr) == (2, False)
+    assert "stdout: cannot be written: No space left on device" in full.stderr
+    closed = run(f"$PIPEPLAN show {plan} >&-")
+    assert (closed.returncode, "bug" in closed.stderr) == (0, False)
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+    """Where the new file does not fit, the old one stays and no part of the new one."""
+    table, chain = tmp_path / "layers.csv", tmp_path / "chain.json"
+    rows = "".join(f"layer{index},1,2,3\n" for index in range(20))
+    table.write_text(CSV + rows)
+    chain.write_text("old")
+    done = run(f"ulimit -f 1; $PIPEPLAN import {table} --format csv -o {chain} --force")
+    assert done.returncode == 2
+    assert f"output {chain}: cannot be written" in done.stderr
+    assert chain.read_text() == "old"
+    assert set(tmp_path.iterdir()) == {table, chain}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "chain.json", "-o", "plan.json", "--resume", ""],
+        ["plan", "chain.json", "-o", "plan.json", "--refine", ""],
+        ["plan", "chain.json", "-o", "plan.json", "--pin", ""],
+        ["plan", "chain.json", "-o", "plan.json", "--cluster", ""],
+        ["plan", "chain.json", "-o", ""],
+        ["show", "plan.json", "--png", ""],
+        ["simulate", "plan.json", "--trace", ""],
+        ["compare", "chain.json", "--cluster", "c.json", "--out", ""],
+    ],
+)
+def test_an_empty_flag_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--resume "$PLAN"` with PLAN never set is no plan without --resume."""
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "got ''" in capsys.readouterr().err
+
+
+def test_more_gpus_than_a_cluster_holds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit of cluster files holds for --gpus too, as a usage error."""
+    machines = ["--gpus", "4097", "--memory", "1GiB", "--bandwidth", "inf"]
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", "chain.json", *machines, "-o", "plan.json"])
+    assert caught.value.code == 2
+    assert "from 1 to 4096" in capsys.readouterr().err
