@@ -81,7 +81,8 @@ def fuse(costs: Costs, schedule: Schedule) -> Schedule | None:
     """Join neighbouring stages of one GPU between whose ops nothing else runs; None if none."""
     stages, period = schedule.stages, schedule.period
     joined = [
-        two.gpu == one.gpu and _adjacent(schedule, one, two) for one, two in pairwise(stages)
+        two.gpu == one.gpu and _adjacent(costs, schedule, one, two)
+        for one, two in pairwise(stages)
     ]
     if not any(joined):
         return None
@@ -105,22 +106,26 @@ def fuse(costs: Costs, schedule: Schedule) -> Schedule | None:
     return Schedule(fused, period, schedule.k, times)
 
 
-def _adjacent(schedule: Schedule, one: Stage, two: Stage) -> bool:
-    """Whether the GPU runs nothing between F of `one` and of `two`, nor between their Bs."""
-    gpu = [stage.id for stage in schedule.stages if stage.gpu == one.gpu]
-    every = [
-        time % schedule.period
-        for kind in (OpKind.F, OpKind.B)
-        for stage in gpu
-        for time in schedule.times[kind, stage]
-    ]
+def _adjacent(costs: Costs, schedule: Schedule, one: Stage, two: Stage) -> bool:
+    """Whether the GPU runs nothing between F of `one` and of `two`, nor between their Bs.
+
+    What begins together with an op of no length runs behind it, unless it has none either.
+    """
+    ops = {
+        op: duration(costs, schedule.stages, op) > 0
+        for op in schedule.times
+        if op[0].is_compute and schedule.stages[op[1]].gpu == one.gpu
+    }
+    every = [(time % schedule.period, ops[op]) for op in ops for time in schedule.times[op]]
     pairs = [((OpKind.F, one.id), (OpKind.F, two.id)), ((OpKind.B, two.id), (OpKind.B, one.id))]
     for first, second in pairs:
         for start, following in zip(schedule.times[first], schedule.times[second], strict=True):
             distance = following - start
             if distance >= schedule.period:
                 return False
-            inside = ((time - start) % schedule.period for time in every)
-            if any(0 < gap < distance for gap in inside):
+            inside = (((time - start) % schedule.period, lasts) for time, lasts in every)
+            if any(
+                gap < distance and (gap > 0 or (lasts and not ops[first])) for gap, lasts in inside
+            ):
                 return False
     return True

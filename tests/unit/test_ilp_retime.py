@@ -71,6 +71,20 @@ def test_fuse_joins_back_to_back_stages() -> None:
     assert fuse(costs(), apart) is None
 
 
+@pytest.mark.parametrize(("last", "joins"), [(40, False), (48, True)])
+def test_what_begins_with_an_op_of_no_length_is_behind_it(last: int, joins: bool) -> None:
+    """B of stage 3 takes no time: where F of stage 0 begins with it, B of stage 2 is apart."""
+    chain = handmade.chain([(8, 14), (5, 0), (6, 12), (0, 0)])
+    stages = tuple(Stage(id=i, layers=(i, i), gpu=gpu) for i, gpu in enumerate((0, 1, 0, 0)))
+    starts = {(F, 0): 0, (F, 1): 11, (F, 2): 20, (F, 3): 26}
+    starts |= {(B, 3): last, (B, 2): 48, (B, 1): 62, (B, 0): 66}
+    split = Schedule(stages, 40, 1, {op: (time,) for op, time in starts.items()})
+    fused = fuse(Costs(chain, uniform(2, 100), "2bw", "exact"), split)
+    assert (fused is not None) == joins
+    if fused is not None:
+        assert [stage.layers for stage in fused.stages] == [(0, 0), (1, 1), (2, 3)]
+
+
 def test_unrolled_doubles_the_period() -> None:
     """The same plan with two micro-batches a period has copies one old period apart."""
     two = unrolled(one_gpu(10, {(F, 0): (0,), (F, 1): (2,), (B, 1): (4,), (B, 0): (7,)}), 2)
