@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from pipeplan import lowering, simulator, verifier
 from pipeplan.baselines.listed import Lists, run
-from pipeplan.baselines.timed import busiest
 from pipeplan.cluster import Cluster
-from pipeplan.plan import OpKind, Plan, Semantics
+from pipeplan.plan import Plan, Semantics
 from pipeplan.simulator import costs
-from pipeplan.simulator.tape import Ops, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +147,15 @@ def bubble_of(works: Sequence[int], busiest_ns: int, period: Fraction, added: Fr
 
 
 def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
-    ops = Ops.of(plan)
-    works = [0] * len(plan.cluster.gpus)
-    for stage in plan.stages:
-        for kind in (OpKind.F, OpKind.B):
-            works[stage.gpu] += ops.duration[number(kind, stage.id)]
-    return bubble_of(works, busiest(plan, ops), period, added)
+    """By the durations of the plan's own ops: what is computed again is work."""
+    gpus = [0] * len(plan.cluster.gpus)
+    links: dict[tuple[int, int], int] = defaultdict(int)
+    for op in plan.ops:
+        if op.copy_ == 0 and op.link is not None:
+            links[plan.cluster.links.resource(*op.link)] += op.duration_ns
+        elif op.copy_ == 0 and op.gpu is not None and op.kind.is_compute:
+            gpus[op.gpu] += op.duration_ns
+    return bubble_of(gpus, max(*gpus, *links.values(), 0), period, added)
 
 
 def _update_ns(plan: Plan) -> int:

@@ -15,11 +15,13 @@ from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.compare import Absent, Row, again, ours
 from pipeplan.compare.again import AWAY, FULL, NONE, TWO_PHASE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
+from pipeplan.compare.rows import row_of
 from pipeplan.errors import InputError
 from pipeplan.ilp.again.merge import recomputes
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, Progress, solve
 from pipeplan.verifier import verify
+from tests import handmade_offload
 from tests.baselines import chain as short_chain
 
 GIB = 2**30
@@ -48,6 +50,12 @@ def test_rows_in_order_and_ours_is_never_worse(memory: int) -> None:
     assert all(row.plan is not None and verify(row.plan) == () for row in (mine, *others))
     if memory < 2 * GIB:
         assert isinstance(rows[2], Absent)
+
+
+def test_what_is_computed_again_is_work() -> None:
+    """F 3 and B 4, of which 1 is layer 0's forward again, leave 3 of 10 ns; nothing else waits."""
+    row = row_of("test", handmade_offload.recomputing_too())
+    assert row.bubble.total == row.bubble.waiting == pytest.approx(0.3)
 
 
 def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
