@@ -5,8 +5,7 @@ and backwards are put on it along the chain, then the transfers between them. By
 the slots they lie in as soon as it is sure that they do, and what exceeds a memory is given up;
 what remains is judged by the verifier. Every layer (or run that is computed again) is placed by
 itself: stages of several layers are schedules in which those stand back to back, tried when all
-is placed. A forward that keeps less than it needs and an update after each backward are the only
-reasons to join them.
+is placed.
 
 Along the chain an op waits less than a period for the one before it, and a transfer lies less than
 a period before what it is for: with the same places on the wheels all that follows could come a

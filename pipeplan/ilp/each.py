@@ -27,6 +27,7 @@ from pipeplan.ilp.contiguous import gpu_classes
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.model import SEARCHES, Answer, Result, solve_each
+from pipeplan.ilp.orders import ruled_out
 from pipeplan.ilp.periods import attempt, finest, highest, shorten
 from pipeplan.ilp.variables import Instance
 from pipeplan.units import ceil_div
@@ -231,7 +232,7 @@ class Each:
         heapify(queue)
         left: list[Case] = []
         while queue and not self._over(end):
-            batch = self._batch(queue)
+            batch = self._batch(queue, end)
             answers = self._answers([each[-1] for each in batch], end)
             for each, answer in zip(batch, answers, strict=True):
                 if answer is Answer.FOUND:
@@ -240,15 +241,27 @@ class Each:
                     left.append(each[-1])
         return [*left, *(case for *_, case in queue)]
 
-    def _batch(self, queue: list[_Waiting]) -> list[_Waiting]:
-        """Take the least floors, one for each worker; if only higher ones are left, none is."""
+    def _batch(self, queue: list[_Waiting], end: float) -> list[_Waiting]:
+        """Take the least floors, one for each worker; if only higher ones are left, none is.
+
+        What orders rule out is gone.
+        """
         batch: list[_Waiting] = []
-        while queue and len(batch) < self.state.options.workers:
+        while queue and len(batch) < self.state.options.workers and not self._over(end):
             if queue[0][0] * self.k > self._high:
                 queue.clear()
+            elif self._ruled_out(queue[0][-1]):
+                heappop(queue)
             else:
                 batch.append(heappop(queue))
         return batch
+
+    def _ruled_out(self, case: Case) -> bool:
+        """Whether orders of forwards and backwards show that a case has no shorter period."""
+        if self.k > 1:
+            return False
+        costs, clock = case.state.costs, self.state.options.clock
+        return ruled_out(costs, case.home, self._high, clock) is True
 
     def _answers(self, batch: list[Case], end: float) -> list[Answer]:
         """Whether each allocation has a schedule of at most the longest period asked for."""
