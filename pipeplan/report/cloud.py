@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor, log2
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pipeplan.report.picture import save
 from pipeplan.units import format_bytes, format_ns
@@ -18,6 +19,10 @@ from pipeplan.units import format_bytes, format_ns
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_COARSE: Final = (1, 1.5, 2, 3, 5, 7)
+_FINE: Final = (1, 1.2, 1.5, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+"""What times are marked of each power of ten; two at least of any picture's."""
 
 Points = Sequence[tuple[int, float]]
 """(bytes per GPU, ns per micro-batch)."""
@@ -47,7 +52,6 @@ def draw(picture: Picture, path: str | Path) -> None:
 def figure(picture: Picture) -> Figure:
     """The picture as a matplotlib figure, made without any global state."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     drawn = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = drawn.subplots()
@@ -55,13 +59,9 @@ def figure(picture: Picture) -> Figure:
     axes.set_title(picture.title, loc="left")
     axes.set_xlabel("memory per GPU")
     axes.set_ylabel("period per micro-batch")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time, _: format_ns(time)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(axis="x", rotation=20)
     _limit(axes, picture)
+    _mark(axes)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
@@ -88,5 +88,20 @@ def _limit(axes: Axes, picture: Picture) -> None:
     asked = [size for size, _ in (*picture.ours, *picture.bound)]
     times = [time for _, time in (*picture.ours, *picture.bound)]
     if asked:
-        axes.set_xlim(0.9 * min(asked), 1.05 * max(asked))
+        axes.set_xlim(0.9 * min(asked), max(1, 1.05 * max(asked)))
         axes.set_ylim(0.9 * min(times), 1.5 * max(times))
+
+
+def _mark(axes: Axes) -> None:
+    """A few round memories and times, whatever the limits are."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MultipleLocator, NullFormatter
+
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(MultipleLocator(2 ** max(0, floor(log2((high - low) / 4)))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(round(size))))
+    axes.tick_params(axis="x", rotation=20)
+    low, high = axes.get_ylim()
+    steps = _FINE if high < 10 * low else _COARSE
+    axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=99))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda time, _: format_ns(time)))
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,36 @@
+"""The memory-period picture can be read: round marks on both axes, whatever is in it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pipeplan.report.cloud import Picture, draw, figure
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(30 * MIB, 33e6)],
+        [(30 * MIB, 47e6), (60 * MIB, 33e6)],
+        [(1024 * MIB, 256e6), (16384 * MIB, 5e6)],
+        [(0, 1.0)],
+    ],
+)
+def test_both_axes_have_marks_to_read(points: list[tuple[int, float]], tmp_path: Path) -> None:
+    """At least two times and as many memories; memories are round in binary units."""
+    picture = Picture("test", (), points, (), ())
+    drawn = figure(picture)
+    (axes,) = drawn.axes
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        marks = [mark for mark in axis.get_majorticklocs() if low <= mark <= high]
+        assert 2 <= len(marks) <= 16
+    unit = 2 ** max(0, max(memory for memory, _ in points).bit_length() - 6)
+    assert all(mark % unit == 0 for mark in axes.get_xticks())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(picture, tmp_path / "picture.png")
