@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from pipeplan.remat.channel import Channel
 from pipeplan.remat.costs import Costs
-from pipeplan.remat.dynprog import dynprog
 from pipeplan.remat.join import Join
 from pipeplan.remat.judge import judge
 from pipeplan.remat.least import least_memory
 from pipeplan.remat.line import line_of
+from pipeplan.remat.methods import rematerialize_chain
 from pipeplan.remat.periodic import keep_all
 from pipeplan.remat.pofo import pofo
 from pipeplan.remat.rotor import rotor
@@ -58,7 +58,11 @@ def seconds() -> list[tuple[str, float, float]]:
     runs: list[tuple[str, Callable[[], object], float]] = [
         ("Rotor, 50 layers, 500 slots", lambda: rotor(small, few), 1),
         ("Rotor, 200 layers, 500 slots", lambda: rotor(long, many), 5),
-        ("DYNPROG, 150 layers, 500 slots", lambda: dynprog(line, room, channel), 10),
+        (
+            "DYNPROG, 150 layers, 500 slots",
+            lambda: rematerialize_chain(wide, room, "dynprog", channel=channel),
+            10,
+        ),
         ("POFO, 100 layers, 50 slots", lambda: pofo(middle, tight, channel), 30),
         ("join (15, 75), 40 slots", lambda: Join((15, 75), 40).steps(), 10),
     ]

@@ -25,13 +25,20 @@ _QUARTERS = 4
 """Steps of a score's weight in AUTOSWAP."""
 
 
+def ranking(
+    line: Line, sets: Iterable[Units], budget: int, channel: Channel
+) -> list[tuple[Units, Timed]]:
+    """The sets that have a no-wait schedule, with it, fastest first."""
+    timed = ((chosen, no_wait(line, chosen, budget, channel)) for chosen in dict.fromkeys(sets))
+    found = [(chosen, each) for chosen, each in timed if each is not None]
+    return sorted(found, key=lambda pair: pair[1].makespan_ns)
+
+
 def fastest(
     line: Line, sets: Iterable[Units], budget: int, channel: Channel
 ) -> tuple[Units, Timed] | None:
     """The set whose no-wait schedule is shortest, and that schedule."""
-    timed = ((chosen, no_wait(line, chosen, budget, channel)) for chosen in dict.fromkeys(sets))
-    found = [(chosen, each) for chosen, each in timed if each is not None]
-    return min(found, key=lambda pair: pair[1].makespan_ns, default=None)
+    return next(iter(ranking(line, sets, budget, channel)), None)
 
 
 def greedy(line: Line, budget: int) -> Units:

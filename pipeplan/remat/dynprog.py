@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan.remat.channel import Channel
-from pipeplan.remat.choices import fastest
+from pipeplan.remat.choices import Units, ranking
 from pipeplan.remat.line import Ints, Line
+from pipeplan.remat.nowait import Timed
 from pipeplan.remat.slots import Slots, discretize
 from pipeplan.remat.states import States, both, undominated
 from pipeplan.remat.turn import gap, phases
@@ -20,49 +21,52 @@ from pipeplan.remat.turn import gap, phases
 FEW, MANY = 256, 100_000
 """States kept by the quick pass that bounds the idle time, and by the pass after it."""
 _AT_ONCE = 1024
-TIES = 32
-"""Sets of the same idle time of which the fastest without interruptions is taken."""
+MOST = 32
+"""Sets that idle least of which the fastest without interruptions is taken."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Sets of units of one idle time, in slots; `exact` where no state was left out."""
+    """Sets of units that idle least, in slots; `exact` where no state was left out."""
 
     sets: tuple[frozenset[int], ...]
-    """Those that keep most first; at most `TIES`."""
+    """The best first, and of the same idle time those that keep most; at most `MOST`."""
     idle: int
+    """Of the first."""
     exact: bool
 
 
-def dynprog(line: Line, budget: int, channel: Channel, slots: int = 500) -> frozenset[int] | None:
-    """Units whose offloading idles least with interruptible transfers, sizes in `slots`.
+def dynprog(
+    line: Line, budget: int, channel: Channel, slots: int = 500
+) -> list[tuple[Units, Timed]]:
+    """Sets whose offloading idles least with interruptible transfers, sizes in `slots`.
 
-    Of sets that idle the same, the one whose no-wait schedule is shortest. Unit sizes are rounded
+    Each with its no-wait schedule, the shortest of these first. Unit sizes are rounded
     up as sums, which is optimistic; where no choice then fits, sizes of units that the first one
     keeps and that were rounded below are raised, closest first, twice as many each time.
 
     Returns:
-        None where nothing fits after rounding.
+        Nothing where nothing fits after rounding.
     """
     if budget <= line.static or budget < line.least:
-        return None
+        return []
     more = np.zeros(len(line.units), dtype=np.int64)
     step = 1
     while True:
         table = discretize(line, budget, channel, slots, more)
         choice = choose(table)
         if choice is None:
-            return None
-        best = fastest(line, choice.sets, budget, channel)
-        if best is not None:
-            return best[0]
+            return []
+        found = ranking(line, choice.sets, budget, channel)
+        if found:
+            return found
         lacking = [
             unit.size - int(size) * table.unit if unit.index not in choice.sets[0] else 0
             for unit, size in zip(line.units, table.size, strict=True)
         ]
         short = sorted((lack, at) for at, lack in enumerate(lacking) if lack > 0)
         if not short:
-            return None
+            return []
         for _, at in short[:step]:
             more[at] += 1
         step *= 2
@@ -160,27 +164,25 @@ class _Program:
         return states
 
     def _finish(self, states: States) -> Choice | None:
-        """(O9) for all last states, best prospects first; of these, those that keep most."""
+        """(O9) for all last states, best prospects first; of these the `MOST` that idle least."""
         least = states.idle + np.maximum(states.a + states.b, 0)
         order = np.lexsort((-states.kept, least))
         sides = phases(self.table.time, self.table.spare, self.line.turn)
-        best, ties = self.bound, np.zeros(0, dtype=np.int64)
+        idles, found = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         for start in range(0, len(order), _AT_ONCE):
             some = order[start : start + _AT_ONCE]
-            if best is not None and least[some[0]] >= best + bool(len(ties)):
+            if len(found) == MOST and least[some[0]] >= idles[-1]:
                 break
             part = states.take(some)
-            idle = part.idle + gap(part.kept, part.a, part.b, *sides)
-            now = int(idle.min())
-            if best is None or now < best:
-                best, ties = now, some[:0]
-            elif now > best or not len(ties):
-                continue
-            ties = np.concatenate([ties, some[idle == best]])[:TIES]
-        if best is None or not len(ties):
+            gaps = gap(part.kept, part.a, part.b, *sides)
+            idles = np.concatenate([idles, part.idle + gaps])
+            found = np.concatenate([found, some])
+            first = np.lexsort((-states.kept[found], idles))[:MOST]
+            idles, found = idles[first], found[first]
+        if not len(found) or (self.bound is not None and idles[0] >= self.bound):
             return None
-        sets = dict.fromkeys(self._chosen(int(states.came[at]) // 2) for at in ties)
-        return Choice(tuple(sets), best, self.exact)
+        sets = dict.fromkeys(self._chosen(int(states.came[at]) // 2) for at in found)
+        return Choice(tuple(sets), int(idles[0]), self.exact)
 
     def _chosen(self, state: int) -> frozenset[int]:
         found = []

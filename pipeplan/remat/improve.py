@@ -1,55 +1,104 @@
-"""Local search on the set of units to offload, by the time of its no-wait schedule."""
+"""Search around a choice of units and the orders of their copies, by the time of the schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from pipeplan.remat.bounds import phase_bound
 from pipeplan.remat.channel import Channel
 from pipeplan.remat.choices import Units
 from pipeplan.remat.line import Line
-from pipeplan.remat.nowait import Timed, no_wait
+from pipeplan.remat.nowait import Timed, in_order
 
+TRIES, SPAN = 3000, 300_000
+"""Changes to try, and changes times operations, at most."""
 _NEAR = 8
 """How far apart in the line two units may be that change places."""
+_LATE = 50
+"""A change is taken where it is no slower than what was held so many tries ago."""
+_ORDERS = 0.4
+"""Share of changes that leave the set as it is."""
+
+
+class Orders(NamedTuple):
+    """Units in the orders in which they leave and come back."""
+
+    out: tuple[int, ...]
+    back: tuple[int, ...]
 
 
 def improve(
-    line: Line, start: Units, budget: int, channel: Channel, most: int = 400
+    line: Line, start: Units, budget: int, channel: Channel, more: int = 1
 ) -> Timed | None:
-    """The no-wait schedule of a set that no flip and no swap of near units makes faster.
+    """The fastest no-wait schedule found by changes to a set and to the orders of its copies.
+
+    Late acceptance hill climbing (E. Burke, Y. Bykov, 2017) with seeded changes: one unit more or
+    less, one in for another near it, one copy earlier or later among those of its way.
 
     Args:
         line: the operations.
         start: the set to begin with.
         budget: bytes of the device.
         channel: the way to the host.
-        most: sets to try at most.
+        more: times as many changes as usual; what fewer find is found by more, too.
 
     Returns:
         None where the schedule of `start` itself does not fit.
     """
-    best, chosen, tried = no_wait(line, start, budget, channel), start, 0
+    order = tuple(sorted(start))
+    held = Orders(order, order[::-1])
+    best = in_order(line, *held, budget, channel)
     if best is None:
         return None
-    better = True
-    while better and tried < most and best.makespan_ns > line.compute:
-        better = False
-        for each in _neighbours(line, chosen):
-            tried += 1
-            found = no_wait(line, each, budget, channel)
-            if found is not None and found.makespan_ns < best.makespan_ns:
-                best, chosen, better = found, each, True
-            if better or tried >= most:
-                break
+    bound = phase_bound(line, budget, channel)
+    now, past = best.makespan_ns, [best.makespan_ns] * _LATE
+    units, rng = [unit.index for unit in line.units], random.Random(0)
+    for at in range(more * min(TRIES, SPAN // len(line.ops))):
+        if best.makespan_ns <= bound:
+            break
+        same = rng.random() < _ORDERS
+        other = _reordered(held, rng) if same else _other_set(held, units, rng)
+        most = max(now, past[at % _LATE])
+        found = in_order(line, *other, budget, channel, most_ns=most)
+        if found is not None and found.makespan_ns <= most:
+            held, now = other, found.makespan_ns
+            best = min(best, found, key=lambda each: each.makespan_ns)
+        past[at % _LATE] = now
     return best
 
 
-def _neighbours(line: Line, chosen: Units) -> Iterator[Units]:
-    """One unit more or less; one in for another near it."""
-    units = [unit.index for unit in line.units]
-    for unit in units:
-        yield chosen ^ {unit}
-    for at, unit in enumerate(units):
-        for other in units[at + 1 : at + 1 + _NEAR]:
-            if (unit in chosen) != (other in chosen):
-                yield chosen ^ {unit, other}
+def _reordered(held: Orders, rng: random.Random) -> Orders:
+    """One unit elsewhere among those that leave, or among those that come back."""
+    if not held.out:
+        return held
+    if rng.random() < 0.5:
+        return held._replace(out=_moved(held.out, rng))
+    return held._replace(back=_moved(held.back, rng))
+
+
+def _moved(order: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+    unit = rng.choice(order)
+    rest = [each for each in order if each != unit]
+    rest.insert(rng.randrange(len(order)), unit)
+    return tuple(rest)
+
+
+def _other_set(held: Orders, units: Sequence[int], rng: random.Random) -> Orders:
+    """One unit more, in its place by the line, or less; or one in for another near it."""
+    unit = rng.choice(units)
+    if unit not in held.out:
+        return Orders(_with(held.out, unit, 1), _with(held.back, unit, -1))
+    near = units.index(unit) + rng.randint(-_NEAR, _NEAR)
+    other = units[min(max(near, 0), len(units) - 1)]
+    if other in held.out:
+        out, back = ([each for each in way if each != unit] for way in held)
+    else:
+        out, back = ([other if each == unit else each for each in way] for way in held)
+    return Orders(tuple(out), tuple(back))
+
+
+def _with(order: tuple[int, ...], unit: int, sign: int) -> tuple[int, ...]:
+    at = next((at for at, each in enumerate(order) if sign * each > sign * unit), len(order))
+    return (*order[:at], unit, *order[at:])

@@ -64,6 +64,12 @@ class Line:
         """Position of the first backward."""
         return next(at for at, op in enumerate(self.ops) if op.kind is OpKind.BACKWARD)
 
+    @cached_property
+    def rest(self) -> list[int]:
+        """Time of each operation and all behind it."""
+        ends: list[int] = np.cumsum(self.time[::-1])[::-1].tolist()
+        return ends
+
     @property
     def compute(self) -> int:
         """Time of all operations: no transfers make it shorter."""

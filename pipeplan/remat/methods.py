@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pipeplan.errors import InfeasibleError, InputError, InternalError
 from pipeplan.remat.channel import Channel
-from pipeplan.remat.choices import Units, autoswap, fastest, greedy, tflms, vdnn
+from pipeplan.remat.choices import Units, autoswap, fastest, greedy, ranking, tflms, vdnn
 from pipeplan.remat.costs import Costs
 from pipeplan.remat.dynprog import dynprog
 from pipeplan.remat.exact import exact
@@ -44,6 +44,8 @@ POFO_SLOTS = 50
 FINER = 10
 """How many times more slots our offloading takes for DYNPROG's program."""
 EXACT_S = 10.0
+MORE = 2
+"""How many times more changes are tried before the exact search."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,10 @@ def _rotor(problem: Problem) -> tuple[Schedule, ...]:
     return tuple(each for each in (found, smallest, keep_all(costs)) if each is not None)
 
 
-def _offload(problem: Problem, sets: Iterable[Units | None]) -> tuple[Schedule, ...]:
+def _offload(problem: Problem, sets: Iterable[Units]) -> tuple[Schedule, ...]:
     """The best of `sets`, and what needs least memory: everything away that may be."""
     line, channel = problem.line, problem.host
-    known = (each for each in sets if each is not None)
-    found = fastest(line, known, problem.budget, channel)
+    found = fastest(line, sets, problem.budget, channel)
     if found is not None:
         return (found[1].schedule,)
     everything = frozenset(unit.index for unit in line.units)
@@ -97,9 +98,13 @@ def _greedy(problem: Problem) -> tuple[Schedule, ...]:
 
 
 def _dynprog(problem: Problem) -> tuple[Schedule, ...]:
-    # At the very minimum rounding leaves no room; GREEDY's choice needs no rounding.
-    chosen = dynprog(problem.line, problem.budget, problem.host, problem.slots)
-    return _offload(problem, [chosen]) if chosen is not None else _greedy(problem)
+    line, budget, channel = problem.line, problem.budget, problem.host
+    found = dynprog(line, budget, channel, problem.slots)
+    if not found:
+        # Where rounding leaves no room; GREEDY's choice needs no rounding.
+        return _greedy(problem)
+    fitted = improve(line, found[0][0], budget, channel)
+    return () if fitted is None else (fitted.schedule,)
 
 
 def _vdnn(problem: Problem) -> tuple[Schedule, ...]:
@@ -115,32 +120,28 @@ def _tflms(problem: Problem) -> tuple[Schedule, ...]:
     return () if found is None else (found.schedule,)
 
 
-def _sets(problem: Problem) -> list[Units]:
-    """What the methods choose, distinct; our search begins with the best of them."""
+def search(problem: Problem, more: int = 1) -> Timed | None:
+    """The fastest schedule found around the best sets of DYNPROG, finer DYNPROG and all others.
+
+    `more`: times as many changes as `swap` tries.
+    """
     line, budget, channel, slots = problem.line, problem.budget, problem.host, problem.slots
-    programs = (dynprog(line, budget, channel, count) for count in (slots, FINER * slots))
-    found = [greedy(line, budget), *(each for each in programs if each is not None)]
-    return [*found, *vdnn(line), *autoswap(line, budget, channel)]
-
-
-def _search(problem: Problem) -> Timed | None:
-    """The fastest schedule of all methods and of our search around the best set."""
-    line, budget, channel = problem.line, problem.budget, problem.host
-    start = fastest(line, _sets(problem), budget, channel)
-    if start is None:
-        return None
-    found = (start[1], improve(line, start[0], budget, channel), tflms(line, budget, channel))
-    known = [each for each in found if each is not None]
-    return min(known, key=lambda each: each.makespan_ns)
+    others = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, channel)]
+    ranked = [dynprog(line, budget, channel, count) for count in (slots, FINER * slots)]
+    ranked.append(ranking(line, others, budget, channel))
+    starts = dict.fromkeys(each[0][0] for each in ranked if each)
+    found = [improve(line, start, budget, channel, more) for start in starts]
+    known = [each for each in (*found, tflms(line, budget, channel)) if each is not None]
+    return min(known, key=lambda each: each.makespan_ns, default=None)
 
 
 def _swap(problem: Problem) -> tuple[Schedule, ...]:
-    found = _search(problem)
+    found = search(problem)
     return _offload(problem, []) if found is None else (found.schedule,)
 
 
 def _exact(problem: Problem) -> tuple[Schedule, ...]:
-    start = _search(problem)
+    start = search(problem, MORE)
     if start is None:
         return _offload(problem, [])
     proof = exact(problem.line, problem.budget, problem.host, EXACT_S, start)

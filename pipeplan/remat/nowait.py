@@ -54,10 +54,12 @@ def in_order(
     budget: int,
     channel: Channel,
     late: bool = True,
+    most_ns: int | None = None,
 ) -> Timed | None:
     """The no-wait schedule that offloads units in the order `out` and prefetches them in `back`.
 
-    None also where a unit that comes back behind others would be late for its use.
+    None also where a unit that comes back behind others would be late for its use, and where the
+    time would be above `most_ns`.
     """
     known = {unit.index: unit for unit in line.units}
     positions = prefetch_positions(line, [known[index] for index in back], budget)
@@ -70,7 +72,7 @@ def in_order(
         issues[at].append(Op(OpKind.OFFLOAD, index))
     for index in back:
         issues[positions[index]].append(Op(OpKind.PREFETCH, index))
-    return complete(line, issues, budget, channel, late)
+    return complete(line, issues, budget, channel, late, most_ns)
 
 
 def prefetch_positions(line: Line, back: Sequence[Unit], budget: int) -> dict[int, int] | None:
@@ -111,7 +113,10 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.size = {unit.index: unit.size for unit in self.line.units}
-        self.due = {unit.due: unit.index for unit in self.line.units}
+        self.due: dict[int, list[int]] = defaultdict(list)
+        for unit in self.line.units:
+            self.due[unit.due].append(unit.index)
+        self.need, self.time = self.line.need.tolist(), self.line.time.tolist()
 
     def ask(self, op: Op) -> None:
         """Put a transfer behind those of its way."""
@@ -119,22 +124,23 @@ class _Run:
 
     def issue(self, at: int) -> None:
         """All that can go now: offloads; of prefetches what `at` needs and what may begin."""
-        needed = self.due.get(at)
         for way in self.asked:
-            forced = any(op.index == needed and op.kind is OpKind.PREFETCH for op in way)
-            while way and (forced or way[0].kind is OpKind.OFFLOAD or self._begins(at, way[0])):
-                op = way.popleft()
-                forced = forced and (op.index != needed or op.kind is OpKind.OFFLOAD)
-                self._issue(op)
+            needed = [Op(OpKind.PREFETCH, unit) for unit in self.due.get(at, ())]
+            while way and (
+                any(op in way for op in needed)
+                or way[0].kind is OpKind.OFFLOAD
+                or self._begins(at, way[0])
+            ):
+                self._issue(way.popleft())
 
     def _begins(self, at: int, op: Op) -> bool:
         """Whether a prefetch begins before `at` ends, and `at` need not wait for it."""
         start = self._start(op)
-        if start > self.now and start >= self.now + int(self.line.time[at]):
+        if start > self.now and start >= self.now + self.time[at]:
             return False
-        if self._leaving(op.index) and self.done[op.index] <= self.now:
+        if op.index in self._leaving_before(at) and self.done[op.index] <= self.now:
             self.wait(op.index)
-        return self.held(at, coming=op.index) <= self.budget
+        return not self.exceeds(at, coming=op.index)
 
     def _way(self, op: Op) -> int:
         return int(self.channel.duplex and op.kind is OpKind.PREFETCH)
@@ -144,6 +150,12 @@ class _Run:
 
     def _leaving(self, unit: int) -> bool:
         return Transfer(unit, out=True) in self.queue.pending
+
+    def _leaving_before(self, at: int) -> list[int]:
+        """Units whose way out can have ended when `at` begins: those ahead of what `at` reads."""
+        leaving = [each.unit for each in self.queue.pending if each.out]
+        own = self.line.ops[at].index
+        return leaving[: leaving.index(own)] if own in leaving else leaving
 
     def _issue(self, op: Op) -> None:
         out, way = op.kind is OpKind.OFFLOAD, self._way(op)
@@ -163,30 +175,35 @@ class _Run:
         self.now = max(self.now, self.done[unit])
         self.ops.append(Op(OpKind.WAIT, unit))
 
-    def held(self, at: int, coming: int | None = None) -> int:
-        """Bytes during the operation at `at`, by the worst state of the queue."""
-        pending, gone = self.queue.pending, self.gone
+    def exceeds(self, at: int, coming: int | None = None) -> bool:
+        """Whether `at` lacks room in the worst state of the queue, `coming` behind the others."""
+        gone = self.gone
+        if coming is not None and not self._leaving(coming):
+            gone -= self.size[coming]
+        here = self.need[at] - gone
+        if here <= self.budget:
+            # With all that is queued on the device; no state of the queue holds more.
+            return False
+        pending = self.queue.pending
         if coming is not None:
-            gone -= 0 if self._leaving(coming) else self.size[coming]
             pending = [*pending, Transfer(coming, out=False)]
-        queued = {each.unit for each in pending}
+        still = sum(self.size[unit] for unit in {each.unit for each in pending})
         op = self.line.ops[at]
-        still = sum(self.size[unit] for unit in queued)
         queue = Queue(self.channel.duplex, pending)
         most = queue.most(self.size.__getitem__, op.index if op.computes else None)
-        return int(self.line.need[at]) - gone - still + most
+        return bool(here - still + most > self.budget)
 
     def lacks(self, at: int, late: bool) -> bool | None:
         """One more wait that `at` needs, if any; None where none helps that is allowed."""
-        pending = self.queue.pending
-        if any(each.unit == self.due.get(at) for each in pending):
-            self.wait(self.due[at])
+        pending, needed = self.queue.pending, self.due.get(at, ())
+        coming = [each.unit for each in pending if each.unit in needed]
+        if coming:
+            self.wait(coming[0])
             return True
-        if self.held(at) <= self.budget:
+        if not self.exceeds(at):
             return False
         # A unit that was called back already can only be waited for until it is back.
-        leaving = [each.unit for each in pending if each.out]
-        soonest = min(leaving, key=self.done.__getitem__, default=None)
+        soonest = min(self._leaving_before(at), key=self.done.__getitem__, default=None)
         if soonest is None or not (late or self.done[soonest] <= self.now):
             return None
         self.wait(soonest)
@@ -194,13 +211,18 @@ class _Run:
 
 
 def complete(
-    line: Line, issues: Issues, budget: int, channel: Channel, late: bool = True
+    line: Line,
+    issues: Issues,
+    budget: int,
+    channel: Channel,
+    late: bool = True,
+    most_ns: int | None = None,
 ) -> Timed | None:
     """(O5), (O6): the operations with the transfers of `issues` and the waits that they need.
 
     A prefetch is issued no sooner than it can begin. A wait comes before an operation that uses
     what comes back, and before one that lacks room while offloads are under way. None where no
-    wait makes room, or one would last but `late` is not allowed.
+    wait makes room, or one would last but `late` is not allowed, or `most_ns` is not kept.
     """
     run = _Run(line, channel, budget, Queue(channel.duplex))
     for at, op in enumerate(line.ops):
@@ -211,6 +233,8 @@ def complete(
             run.issue(at)
         if waited is None:
             return None
-        run.now += int(line.time[at])
+        if most_ns is not None and run.now + line.rest[at] > most_ns:
+            return None
+        run.now += run.time[at]
         run.ops.append(op)
     return Timed(Schedule(line.layers, tuple(run.ops)), max(run.now, *run.free))

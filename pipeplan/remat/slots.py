@@ -42,7 +42,7 @@ class Slots:
 
 
 def discretize(line: Line, budget: int, channel: Channel, slots: int, more: Ints) -> Slots:
-    """The line in slots: needs up, times down, unit sizes by their sums, `more` added to each."""
+    """The line in slots: room and times down, unit sizes by their sums, `more` added to each."""
     free = budget - line.static
     unit = ceil_div(free, slots)
     rest = line.need - line.leavable - line.static
@@ -51,7 +51,7 @@ def discretize(line: Line, budget: int, channel: Channel, slots: int, more: Ints
         line,
         unit,
         np.diff(-(-ends // unit), prepend=0) + more,
-        free // unit + -rest // unit,
+        (free - rest) // unit,
         _durations(line, unit, channel),
     )
 

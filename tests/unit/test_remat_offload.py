@@ -22,7 +22,7 @@ from pipeplan.remat.exact import exact
 from pipeplan.remat.improve import improve
 from pipeplan.remat.judge import judge
 from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.nowait import no_wait
+from pipeplan.remat.nowait import in_order, no_wait
 from pipeplan.remat.periodic import keep_all
 from pipeplan.remat.schedule import OpKind
 from tests.offload_brute import fastest_offloading
@@ -56,6 +56,28 @@ def test_no_wait_schedules_keep_rules_budget_and_time(duplex: bool) -> None:
     assert built > 150
 
 
+def test_any_order_of_copies_keeps_rules_budget_and_time() -> None:
+    """Schedules of shuffled orders, too, where there are any; within a time that is asked for."""
+    built = 0
+    for seed in range(250):
+        rng, costs, line, budget = case(seed)
+        channel = Channel(rng.choice([None, 10**9, 3 * 10**8]), rng.random() < 0.3)
+        chosen = [unit.index for unit in line.units if rng.random() < 0.7]
+        back = rng.sample(chosen, len(chosen))
+        timed = in_order(line, rng.sample(chosen, len(chosen)), back, budget, channel)
+        if timed is not None:
+            outcome = judge(costs, timed.schedule, budget, channel)
+            assert outcome.violations == ()
+            assert outcome.makespan_ns == timed.makespan_ns
+            out = [op.index for op in timed.schedule.ops if op.kind is OpKind.OFFLOAD]
+            less = timed.makespan_ns - 1
+            assert in_order(line, out, back, budget, channel, most_ns=less) is None
+            again = in_order(line, out, back, budget, channel, most_ns=timed.makespan_ns)
+            assert again == timed
+            built += 1
+    assert built > 60
+
+
 def test_a_line_needs_what_the_judge_counts() -> None:
     """Peak and least budget: all away at the least one, and nothing fits below it."""
     for seed in range(100):
@@ -81,7 +103,7 @@ def test_no_method_is_faster_than_a_bound() -> None:
         assert fluid - 1e-6 <= whole
         program = dynprog(line, budget, ONE, max(1, budget - line.static))
         sets = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, ONE)]
-        sets += [] if program is None else [program]
+        sets += [chosen for chosen, _ in program]
         best = fastest(line, sets, budget, ONE)
         assert best is not None
         found = improve(line, best[0], budget, ONE)
@@ -153,7 +175,8 @@ def test_tflms_never_waits_for_room() -> None:
 
 
 def test_rounding_never_breaks_the_budget() -> None:
-    """With few slots DYNPROG's choice fits in bytes, too, or there is none."""
+    """With few slots DYNPROG's choices fit in bytes, too, or there are none; the fastest first."""
+    built = 0
     for seed in range(15):
         rng = random.Random(seed)
         costs = random_costs(rng, 12, most=1000)
@@ -161,9 +184,13 @@ def test_rounding_never_breaks_the_budget() -> None:
         for share in (0.1, 0.4, 0.8):
             budget = int(line.least + share * (line.peak - line.least))
             for slots in (13, 50, 200):
-                chosen = dynprog(line, budget, ONE, slots)
-                if chosen is not None:
-                    assert no_wait(line, chosen, budget, ONE) is not None
+                found = dynprog(line, budget, ONE, slots)
+                built += len(found)
+                times = [timed.makespan_ns for _, timed in found]
+                assert times == sorted(times)
+                for _, timed in found:
+                    assert judge(costs, timed.schedule, budget, ONE).violations == ()
+    assert built > 200
 
 
 def test_exact_bounds_and_beats_the_rest_in_time() -> None:
