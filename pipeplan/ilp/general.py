@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp import free, packing
+from pipeplan.ilp import beginnings, free, packing
 from pipeplan.ilp.evening import Evening
 from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.feasibility import spread_reason
@@ -20,6 +20,8 @@ EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
+ROUNDS_SHARE = 0.2
+"""Share of the time left that the bound from rounds may take."""
 
 
 def search(state: Incumbent) -> None:
@@ -28,12 +30,14 @@ def search(state: Incumbent) -> None:
         _any_plan(state)
     if state.infeasible is None and not state.done:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
+    many = state.costs.layers > free.JOINT_ITEMS
     for shorten, share in ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE)):
-        many = state.costs.layers > free.JOINT_ITEMS
         if state.infeasible is None and not state.done and many:
             shorten(state).run(share * state.remaining)
     if state.infeasible is None and not state.done and not state.options.offload:
         raise_bound(state, BOUND_SHARE * state.remaining)
+        if many and not state.done:
+            beginnings.raise_bound(state, ROUNDS_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         free.search(state)
 
