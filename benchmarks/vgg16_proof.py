@@ -1,6 +1,6 @@
 """That VGG16 at scarce memory has no plan as short as was hoped for, whatever its k and stages.
 
-    python -m benchmarks.vgg16_proof vgg16-b128.chain.json
+    PYTHONPATH=. python benchmarks/vgg16_proof.py vgg16-b128.chain.json
 
 asks `pipeplan.ilp.beginnings` for every allocation on 4 GPUs with half-duplex links of 12 GB/s,
 under the paper's memory model, prints what rules each one out (sums are counted only), and writes

@@ -153,7 +153,10 @@ class Beginnings:
 
 
 def raise_bound(state: Incumbent, seconds: float) -> None:
-    """Raise the bound for all plans, by bisection up to the best one's period, in `seconds`."""
+    """Raise the bound for all plans, by bisection up to the best one's period, in `seconds`.
+
+    Each question has half of the time that is left: one that is not settled leaves some for others.
+    """
     costs, best = state.costs, state.best
     if best is None or not suited(costs):
         return
@@ -162,7 +165,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     low, high = state.bounds["any"], best.per_microbatch
     while high - low > FINE * high and not state.done and state.elapsed < end:
         middle = (low + high) / 2
-        if proves(state, middle, end):
+        if proves(state, middle, (state.elapsed + end) / 2):
             low = middle
             state.prove("any", low)
         else:

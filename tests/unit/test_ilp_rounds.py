@@ -125,6 +125,64 @@ def test_every_plan_keeps_what_the_entrance_says(found: list[tuple[Costs, Schedu
     assert met > 30
 
 
+def test_a_plans_own_times_are_a_solution(found: list[tuple[Costs, Schedule]]) -> None:
+    """At its own period the times of a plan keep all that the model asks, from where f leads."""
+    for costs, best in found:
+        home = _home(best)
+        first = next(layer for layer, gpu in enumerate(home) if gpu)
+        gate = entrance(costs, first - 1)
+        assert gate is not None
+        begun = [_begun(costs, best, gate, first, n) for n in range(best.k + 3 * gate.copies)]
+        lead = [
+            sum(begun[n : n + gate.copies]) - n * gate.copies * best.per_microbatch
+            for n in range(best.k)
+        ]
+        start = lead.index(max(lead))
+        model = Loop.of(costs, home, gate).model(best.per_microbatch, 2 * gate.copies)
+        own = {f"b{n}": begun[start + n] for n in range(3 * gate.copies)}
+        for n in range(2 * gate.copies):
+            for index, time in enumerate(_way(costs, best, first, start + n)):
+                own[f"{index}_{n}"] = time
+        for index, variable in enumerate(model.proto.variables):
+            if variable.name in own:
+                time = own.pop(variable.name) - begun[start]
+                model.add(model.get_int_var_from_proto_index(index) == time)
+        assert not own
+        assert run(configured(limits(), 10.0), model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def _begun(costs: Costs, best: Schedule, gate: Entrance, first: int, n: int) -> int:
+    """b(n): the latest of what the entrance says of all gradients that are back before n goes."""
+    stage = next(stage.id for stage in best.stages if stage.first == first)
+    send = costs.send_backward_ns(first - 1, 1, 0)
+    return max(
+        _start(best, (OpKind.SEND_B, stage), n - gate.copies - j) + send + j * gate.work_ns
+        for j in range(30)
+    )
+
+
+def _way(costs: Costs, best: Schedule, first: int, n: int) -> list[int]:
+    """When each leg of micro-batch n begins, layer by layer; the rest has no length."""
+    there: list[int] = []
+    back: list[int] = []
+    for stage in best.stages:
+        if stage.first < first:
+            continue
+        if (OpKind.SEND_F, stage.id - 1) in best.times:
+            there.append(_start(best, (OpKind.SEND_F, stage.id - 1), n))
+            back.append(_start(best, (OpKind.SEND_B, stage.id), n))
+        layers = costs.chain.layers[stage.first : stage.last + 1]
+        now = _start(best, (OpKind.F, stage.id), n)
+        for layer in layers:
+            there.append(now)
+            now += layer.forward_ns
+        behind = _start(best, (OpKind.B, stage.id), n) + sum(x.backward_ns for x in layers)
+        for layer in layers:
+            behind -= layer.backward_ns
+            back.append(behind)
+    return [*there, now, *reversed(back)]
+
+
 def _start(schedule: Schedule, op: tuple[OpKind, int], microbatch: int) -> int:
     turn, copy = divmod(microbatch, schedule.k)
     return schedule.times[op][copy] + turn * schedule.period
