@@ -155,7 +155,7 @@ class Beginnings:
 def raise_bound(state: Incumbent, seconds: float) -> None:
     """Raise the bound for all plans, by bisection up to the best one's period, in `seconds`.
 
-    Each question has half of the time that is left: one that is not settled leaves some for others.
+    Each question has half of the time that is left: one that stays open leaves some for others.
     """
     costs, best = state.costs, state.best
     if best is None or not suited(costs):
