@@ -207,7 +207,8 @@ class Wheels:
         """Place this op and all that follow; it can start at `ready` at the earliest."""
         case = self.case
         if op == len(case.length):
-            return self._transfers(self._choices())
+            cuts = [before for before, cut in enumerate(case.crosses) if cut]
+            return self._transfers({before: self._choices(before) for before in cuts})
         gpu, length = case.gpu[op], case.length[op]
         level, left = list(self.level), list(self.left)
         for start in self._starts(op, ready):
@@ -221,7 +222,9 @@ class Wheels:
             self.busy[gpu] = self.busy.get(gpu, 0) | mask
             self.starts.append(start)
             follows = start + length + (case.wire[op] if op < len(case.wire) else 0)
-            if self._fits(gpu) and self._compute(op + 1, follows):
+            crossed = op > 0 and case.crosses[op - 1]
+            fits = self._fits(gpu) and (not crossed or bool(self._choices(op - 1)))
+            if fits and self._compute(op + 1, follows):
                 return True
             self.starts.pop()
             self.busy[gpu] ^= mask
@@ -268,25 +271,23 @@ class Wheels:
             added += size.kept * self._stay(start, whole)
         return added
 
-    def _choices(self) -> dict[int, list[tuple[int, int, int]]]:
-        """For each cut: (start, bytes on the sender, bytes on the receiver) of what fits alone."""
-        case, choices = self.case, {}
-        for op, cut in enumerate(case.crosses):
-            if not cut:
-                continue
-            end, use = self.starts[op] + case.length[op], self.starts[op + 1]
-            here, there, wire = case.gpu[op], case.gpu[op + 1], case.wire[op]
-            first = max(end, use - wire - self.period + 1)
-            last = min(use - wire, end + self.period - 1)
-            found = []
-            for start in range(first, last + 1):
-                post = self._held(there, self._held(here, start))
-                sent = case.unsaved(op) * self._stay(end, start + wire - end)
-                received = case.received(op) * self._stay(post, use - post)
-                if self._with(here, sent) and self._with(there, received):
-                    found.append((start, sent, received))
-            choices[op] = found
-        return choices
+    def _choices(self, op: int) -> list[tuple[int, int, int]]:
+        """Of the transfer behind an op: (start, bytes on the sender, on the receiver) that fit.
+
+        As far as ops are placed: with more of them it is posted no later, and less fits.
+        """
+        case, found = self.case, []
+        end, use = self.starts[op] + case.length[op], self.starts[op + 1]
+        here, there, wire = case.gpu[op], case.gpu[op + 1], case.wire[op]
+        first = max(end, use - wire - self.period + 1)
+        last = min(use - wire, end + self.period - 1)
+        for start in range(first, last + 1):
+            post = self._held(there, self._held(here, start))
+            sent = case.unsaved(op) * self._stay(end, start + wire - end)
+            received = case.received(op) * self._stay(post, use - post)
+            if self._with(here, sent) and self._with(there, received):
+                found.append((start, sent, received))
+        return found
 
     def _with(self, gpu: int, more: int) -> bool:
         return not (self.level[gpu] + more + self.guard[gpu]) & self.high

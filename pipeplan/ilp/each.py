@@ -21,14 +21,18 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import ceil
 from typing import Final
 
 from pipeplan.ilp.contiguous import gpu_classes
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.model import SEARCHES, Answer, Result, solve_each
-from pipeplan.ilp.orders import ruled_out
+from pipeplan.ilp.orders import decided
 from pipeplan.ilp.periods import attempt, finest, highest, shorten
+from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.variables import Instance
 from pipeplan.units import ceil_div
 
@@ -244,24 +248,42 @@ class Each:
     def _batch(self, queue: list[_Waiting], end: float) -> list[_Waiting]:
         """Take the least floors, one for each worker; if only higher ones are left, none is.
 
-        What orders rule out is gone.
+        What orders settle is gone.
         """
         batch: list[_Waiting] = []
         while queue and len(batch) < self.state.options.workers and not self._over(end):
             if queue[0][0] * self.k > self._high:
                 queue.clear()
-            elif self._ruled_out(queue[0][-1]):
+            elif self._settled(queue[0][-1], end):
                 heappop(queue)
             else:
                 batch.append(heappop(queue))
         return batch
 
-    def _ruled_out(self, case: Case) -> bool:
-        """Whether orders of forwards and backwards show that a case has no shorter period."""
-        if self.k > 1:
-            return False
+    def _settled(self, case: Case, end: float) -> bool:
+        """Whether orders show that a case has no period shorter than the best, as it is then."""
         costs, clock = case.state.costs, self.state.options.clock
-        return ruled_out(costs, case.home, self._high, clock) is True
+        while self.k == 1 and not self._over(end):
+            told = decided(costs, case.home, self._high, clock)
+            if told.ruled_out:
+                return True
+            if told.schedule is None or not self._shorter(case, told.schedule):
+                return False
+        return False
+
+    def _shorter(self, case: Case, schedule: Schedule) -> bool:
+        """Whether a schedule of orders, made as short as they allow, is the best now."""
+        state, high = case.state, self._high
+        lowest = max(1, ceil(self.state.bounds["any"]))
+        fused = fuse(state.costs, schedule)
+        made = [schedule] if fused is None else [fused, schedule]
+        made = [tighten(state.costs, each, lowest) for each in made]
+        if not state.costs.cluster.action_overhead_ns:
+            made.append(schedule)  # early starts may need bytes that these do not
+        periods = [each.period for each in made if state.offer(each)]
+        self._high = min([high, *(period - 1 for period in periods)])
+        self._reached |= state.done
+        return self._high < high
 
     def _answers(self, batch: list[Case], end: float) -> list[Answer]:
         """Whether each allocation has a schedule of at most the longest period asked for."""

@@ -21,15 +21,18 @@ of its stage, overhead is counted where stages surely begin. Source: ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.numbered import Ops
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.sending import Ring, Sending, placed
 from pipeplan.ilp.tables import Array
+from pipeplan.plan import OpKind, Stage
+
+F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
 
 NODES: Final = 4000
 """Places tried after which an allocation is left to CP-SAT."""
@@ -39,98 +42,58 @@ NODE_S: Final = 1e-4
 LARGEST: Final = 1 << 58
 """Ns that times stay below, so that their sums are exact."""
 
-Ring = tuple[tuple[int, int], ...]
-"""(op, turn) of a GPU's ops by their places in a period that begins with the first: at the time
-t + turn * T the op lies in the period after the first one's time."""
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What orders say of a period: ruled out, a schedule, or neither."""
+
+    ruled_out: bool
+    schedule: Schedule | None = None
 
 
-class Ops:
-    """The forwards and backwards of an allocation, numbered along the chain.
-
-    Attributes:
-        gpu: of each op.
-        length: ns of each.
-        behind: ns from the start of each to the earliest start of the next.
-        own: bytes of its own micro-batch beside what is kept while it runs: all of them for a
-            forward, those beyond A for a backward.
-        kept: A of each layer.
-        waits: bytes between each op and the next where both are on one GPU (M4).
-        room: memory of each GPU beside its states.
-    """
-
-    def __init__(self, costs: Costs, home: tuple[int, ...]) -> None:
-        count = costs.layers
-        self.layers = count
-        self.layer = [*range(count), *reversed(range(count))]
-        self.gpu = [home[layer] for layer in self.layer]
-        self.room = list(costs.budgets)
-        cut = [not layer or home[layer - 1] != home[layer] for layer in range(count)]
-        sizes = [costs.segment(layer, layer, not cut[layer]) for layer in range(count)]
-        self.kept = [size.saved for size in sizes]
-        self.own = [
-            size.running if begins else size.forward
-            for size, begins in zip(sizes, cut, strict=True)
-        ]
-        self.own += [size.backward for size in reversed(sizes)]
-        for gpu, size in zip(home, sizes, strict=True):
-            self.room[gpu] -= size.states
-        overhead = costs.cluster.action_overhead_ns
-        self.length = [
-            time(layer, layer, home[layer]) - (0 if cut[layer] else overhead)
-            for time, layers in (
-                (costs.forward_ns, range(count)),
-                (costs.backward_ns, reversed(range(count))),
-            )
-            for layer in layers
-        ]
-        self.behind, self.waits = list(self.length), [0] * (2 * count)
-        for layer in range(count - 1):
-            here, there, back = home[layer], home[layer + 1], 2 * count - 2 - layer
-            if here == there:
-                self.waits[layer] = costs.unsaved_bytes(layer, backward=False)
-                self.waits[back] = costs.unsaved_bytes(layer, backward=True)
-            else:
-                self.behind[layer] += costs.send_forward_ns(layer, here, there)
-                self.behind[back] += costs.send_backward_ns(layer, there, here)
-
-    def back(self, layer: int) -> int:
-        """The backward of a layer."""
-        return 2 * self.layers - 1 - layer
-
-    def paths(self, period: int) -> Array:
-        """D of the chain alone: behind what it waits for, by less than a period."""
-        begins = np.concatenate([[0], np.cumsum(np.array(self.behind[:-1], dtype=np.int64))])
-        place = np.arange(len(begins))
-        ahead = begins[None, :] - begins[:, None]
-        late = (place[:, None] - place[None, :]) * (period - 1)
-        paths: Array = np.where(ahead >= 0, ahead, ahead - late)
-        return paths
-
-
-def ruled_out(
+def decided(
     costs: Costs, home: tuple[int, ...], period: int, clock: Clock, nodes: int = NODES
-) -> bool | None:
-    """Whether no schedule of one micro-batch per period has this period or a shorter one.
+) -> Told:
+    """Whether a schedule of one micro-batch per period has this period or a shorter one.
 
     Args:
         costs: Durations and bytes; only the exact memory model is understood.
         home: GPU of each layer.
         period: In ns.
         clock: Told of the work done.
-        nodes: Places to try at most.
+        nodes: Places to try at most; four times as many with transfers.
 
     Returns:
-        True is a proof; None if there were more places to try, or ops without length.
+        A schedule keeps (R2)-(R5) but for (T2)'s overhead of joined layers; its bytes are to be
+        counted again. Neither where there was more to try, or where an op has no length.
     """
     ops = Ops(costs, home)
-    if not costs.exact or min(ops.length) <= 0 or len(ops.gpu) * period > LARGEST:
-        return None
+    computes = ops.length[: 2 * ops.layers]
+    if not costs.exact or min(computes) <= 0 or 4 * len(ops.length) * period > LARGEST:
+        return Told(ruled_out=False)
     if max(ops.length) > period or min(ops.room) < 0:
-        return True
-    search = _Search(ops, period, nodes)
-    found = search.place(0, ops.paths(period))
-    clock.spend((nodes - search.left) * NODE_S)
-    return None if search.left < 0 else not found
+        return Told(ruled_out=True)
+    for transfers, most in ((False, nodes), (True, 4 * nodes)):
+        search = _Search(ops, period, most, transfers)
+        found = search.place(0, ops.paths(period, transfers=transfers))
+        clock.spend((most - max(0, search.left)) * NODE_S)
+        if search.left >= 0 and found is None:
+            return Told(ruled_out=True)
+        if transfers and found is not None:
+            return Told(ruled_out=False, schedule=_schedule(ops, home, period, found))
+    return Told(ruled_out=False)
+
+
+def _schedule(ops: Ops, home: tuple[int, ...], period: int, paths: Array) -> Schedule:
+    """Every op as early as D says; each layer a stage."""
+    stages = tuple(Stage(id=n, layers=(n, n), gpu=gpu) for n, gpu in enumerate(home))
+    times = {}
+    for op, layer in enumerate(ops.layer):
+        times[B if op >= ops.layers else F, layer] = (int(paths[0, op]),)
+    for each in ops.transfers:
+        kind = SEND_B if each.behind >= ops.layers else SEND_F
+        times[kind, ops.layer[each.behind]] = (int(paths[0, each.op]),)
+    return Schedule(stages, period, 1, times)
 
 
 @dataclass
@@ -141,6 +104,8 @@ class _Search:
     period: int
     left: int
     """Places that may still be tried."""
+    transfers: bool
+    """Whether transfers are placed too."""
 
     def __post_init__(self) -> None:
         ops = self.ops
@@ -151,43 +116,31 @@ class _Search:
             beside = (ops.own[layer] - kept) * forward + ops.own[ops.back(layer)] * back
             self.spare[ops.gpu[layer]] -= beside + kept * back
 
-    def place(self, op: int, paths: Array) -> bool:
-        """Whether this op and all behind it find places, as far as is tried."""
-        if op == len(self.ops.length):
-            return True
-        gpu = self.ops.gpu[op]
+    def place(self, op: int, paths: Array) -> Array | None:
+        """D with places for this op and all behind it; None if there are none, or too many."""
+        ops = self.ops
+        if op == 2 * ops.layers:
+            return self._send(paths) if self.transfers else paths
+        gpu = ops.gpu[op]
         ring = self.rings[gpu]
-        for longer, new in self._places(op, ring, paths):
+        after, before = ops.length, -ops.length[op]
+        for longer, new in placed(op, ring, paths, self.period, after, [before] * len(after)):
             self.left -= 1
             if self.left < 0:
-                return True
+                return None
             self.rings[gpu] = longer
-            if self._fits(gpu, new) and self.place(op + 1, new):
-                return True
+            found = self.place(op + 1, new) if self._fits(gpu, new) else None
+            if found is not None:
+                return found
             self.rings[gpu] = ring
-        return False
+        return None
 
-    def _places(self, op: int, ring: Ring, paths: Array) -> Iterator[tuple[Ring, Array]]:
-        """Each place of an op among those of its GPU, earliest first, with D then."""
-        if not ring:
-            yield ((op, 0),), paths
-            return
-        period, length = self.period, self.ops.length
-        late = int(paths[ring[0][0], op]) // period
-        while True:
-            for index, (before, turn) in enumerate(ring):
-                after, following = ring[(index + 1) % len(ring)]
-                following += index + 1 == len(ring)
-                begin = (turn + late) * period + length[before]
-                end = (following + late) * period - length[op]
-                if begin > -paths[op, before]:
-                    return
-                new = _with(paths, before, op, begin)
-                if new is not None:
-                    new = _with(new, op, after, -end)
-                if new is not None:
-                    yield (*ring[: index + 1], (op, -late), *ring[index + 1 :]), new
-            late += 1
+    def _send(self, paths: Array) -> Array | None:
+        levels = [self._closed(ring) if ring else [] for ring in self.rings]
+        sending = Sending(self.ops, self.period, self.rings, self.left)
+        found = sending.place(0, paths, levels)
+        self.left = sending.left
+        return found
 
     def _fits(self, gpu: int, paths: Array) -> bool:
         """Whether what is sure fits: on average on every GPU, at each op on this one."""
@@ -239,13 +192,3 @@ class _Search:
         for place, (op, turn) in enumerate(ring):
             since = first - turn - (begun >= place)
             levels[place] += kept * (since - (-int(paths[op, back]) // period))
-
-
-def _with(paths: Array, one: int, other: int, least: int) -> Array | None:
-    """D with t_other - t_one >= least; None if that cannot be."""
-    if least + paths[other, one] > 0:
-        return None
-    if least <= paths[one, other]:
-        return paths
-    longer: Array = np.maximum(paths, paths[:, one, None] + least + paths[None, other, :])
-    return longer
