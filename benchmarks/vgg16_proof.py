@@ -4,7 +4,7 @@
 
 asks `pipeplan.ilp.beginnings` for every allocation on 4 GPUs with half-duplex links of 12 GB/s,
 under the paper's memory model, prints what rules each one out (sums are counted only), and writes
-benchmarks/results/vgg16_proof.json. The profile is PipeDream's, linearized by `pipeplan convert`.
+benchmarks/results/vgg16_proof.json. The profile is PipeDream's, linearized by `pipeplan import`.
 """
 
 from __future__ import annotations
