@@ -106,20 +106,24 @@ class _Listener:
 def _point(
     chain: Chain, cluster: Cluster, config: Config, before: list[Point], listener: Progress
 ) -> Point:
-    """The plan for one cluster, starting from the best of the smaller ones."""
-    fitting = [point.plan for point in before if _within(point.cluster, cluster)]
-    given = config.resume
-    if given is not None and max(stage.gpu for stage in given.stages) >= len(cluster.gpus):
-        given = None
+    """The plan for one cluster, starting from the best of the smaller ones and those given."""
+    known = [point.plan for point in before if _within(point.cluster, cluster) and point.plan]
+    starts = [
+        given
+        for given in config.starts
+        if max(stage.gpu for stage in given.stages) < len(cluster.gpus)
+    ]
+    if known:
+        starts.append(min(known, key=_cost))
     try:
         resolve(config.pins, chain, cluster)
     except InputError as error:
         # The largest cluster has the GPU.
         return Point(cluster, None, str(error), infeasible=True)
-    known = [plan for plan in fitting if plan is not None]
-    resume = min(known, key=_cost) if known else given
     try:
-        return Point(cluster, solve(chain, cluster, replace(config, resume=resume), listener))
+        return Point(
+            cluster, solve(chain, cluster, replace(config, resume=tuple(starts)), listener)
+        )
     except (InfeasibleError, TimeLimitError) as error:
         return Point(cluster, None, str(error), isinstance(error, InfeasibleError))
 

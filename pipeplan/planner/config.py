@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +32,8 @@ class Config:
     recompute: "auto" also decides which layers each stage computes again in its backward.
     offload: "auto" also decides what each stage sends to the host between forward and backward.
     pins: GPU of some layers, by index, by name, or "a..b" for all from a to b.
-    resume: a plan of the same chain to start from; its proofs are kept where all else is equal.
+    resume: a plan of the same chain to start from, or several; proofs are kept where all else is
+        equal.
     """
 
     semantics: Semantics = "2bw"
@@ -45,7 +46,7 @@ class Config:
     seed: int = 0
     workers: int | None = None
     deterministic: bool = False
-    resume: Plan | None = None
+    resume: Plan | Sequence[Plan] | None = None
     coarsen: int | Literal["auto", "off"] = "auto"
     recompute: Literal["off", "auto"] = "off"
     offload: Literal["off", "auto"] = "off"
@@ -68,6 +69,13 @@ class Config:
                 self._check_paper(name, what)
         self._check_pins()
         _need("workers", self.workers, self.workers is None or 1 <= self.workers <= 256)
+
+    @property
+    def starts(self) -> tuple[Plan, ...]:
+        """The plans to start from."""
+        if self.resume is None:
+            return ()
+        return (self.resume,) if isinstance(self.resume, Plan) else tuple(self.resume)
 
     def _check_pins(self) -> None:
         """What is computed again is searched on merged layers; the paper's ILP has no pins."""

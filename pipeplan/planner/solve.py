@@ -67,11 +67,11 @@ def solve(
     costs = Costs(chain, cluster, config.semantics, config.memory_model, pins=pins)
     feasibility.check_sums(costs)
     state = Incumbent(costs, limits(config, costs.gpus), progress)
-    if config.resume is not None:
-        verifier.check(config.resume)
-        check(state, config.resume, again=config.recompute == "auto")
-        if not recomputes(config.resume):
-            warm(state, config.resume)
+    for start in config.starts:
+        verifier.check(start)
+        check(state, start, again=config.recompute == "auto")
+        if not recomputes(start):
+            warm(state, start)
     solved = _search(state, config)
     if solved.state.best is None:
         raise _failure(state, config)
@@ -95,7 +95,7 @@ def _search(state: Incumbent, config: Config) -> Solved:
     if groups is not None:
         _tell_no_groups(state, config)
     if config.recompute == "auto":
-        return again.run(state, config.resume)
+        return again.run(state, config.starts)
     if config.offload == "auto":
         return again.keeping(state)
     if groups is None:

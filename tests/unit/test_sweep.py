@@ -68,6 +68,17 @@ def test_flush_compares_steps_of_one_size() -> None:
     assert largest == sorted(largest, reverse=True)
 
 
+def test_a_plan_to_resume_from_competes_wherever_it_fits() -> None:
+    """It is the best at its own memory, though a plan for less memory is there already."""
+    best = planner.solve(CHAIN, uniform(2, 100), planner.Config(time_limit_s=5, workers=1))
+    hurry = planner.Config(time_limit_s=1e-9, workers=1, resume=best)
+    less, same = sweep(CHAIN, [uniform(2, 14), uniform(2, 100)], hurry)
+    assert less.plan is not None
+    assert same.plan is not None
+    assert best.period_per_microbatch < less.plan.period_per_microbatch
+    assert same.plan.period_per_microbatch <= best.period_per_microbatch
+
+
 def test_an_interrupt_keeps_what_is_there() -> None:
     """Ctrl-C in the third point gives the points so far."""
     clusters = [uniform(2, memory) for memory in (9, 14, 30)]

@@ -7,6 +7,7 @@ improved in turns (`turns`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
@@ -41,7 +42,7 @@ MOST_LAYERS: Final = 200
 """Longest chain whose options are listed: they grow with its square."""
 
 
-def run(state: Incumbent, start: Plan | None = None) -> Solved:
+def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     """The best plan found, whether or not it computes anything again.
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
@@ -50,7 +51,7 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
 
     Args:
         state: Of a search without recomputation, not begun.
-        start: A valid plan of the same chain to start from.
+        starts: Valid plans of the same chain to start from.
     """
     limits, notes = state.options, state.notes
     whole = Incumbent(state.costs, limits, notes=notes)
@@ -60,7 +61,7 @@ def run(state: Incumbent, start: Plan | None = None) -> Solved:
     whole.infeasible = least_reason(state.costs)
     try:
         if whole.infeasible is None:
-            _search(joint, state, start)
+            _search(joint, state, starts)
             if not joint.interrupted:
                 trim(joint)
     except KeyboardInterrupt:
@@ -84,17 +85,18 @@ def keeping(state: Incumbent) -> Solved:
     return Solved(state)
 
 
-def _search(joint: Joint, state: Incumbent, start: Plan | None) -> None:
-    """The plan to start from, those that keep everything, candidates, bounds, then turns.
+def _search(joint: Joint, state: Incumbent, starts: Sequence[Plan]) -> None:
+    """The plans to start from, those that keep everything, candidates, bounds, then turns.
 
     Args:
         joint: the whole search.
         state: of plans that keep everything.
-        start: a valid plan to start from.
+        starts: valid plans to start from.
     """
     whole, found = joint.state, Candidates(joint)
-    for candidate in found.of(start) if start is not None else ():
-        joint.take(_tried(joint, candidate, whole.elapsed))
+    for start in starts:
+        for candidate in found.of(start):
+            joint.take(_tried(joint, candidate, whole.elapsed))
     _keep(joint, state)
     kept = state.bounds.get("k1", whole.bounds["any"])
     if whole.costs.layers > MOST_LAYERS:
