@@ -1,4 +1,4 @@
-"""Whether forwards and backwards alone rule a period out: branch and bound over their orders.
+"""Whether an allocation has a schedule of a period: branch and bound over orders of its ops.
 
 One micro-batch per period on a given allocation. Op after op of the chain takes a place among
 those of its GPU: behind which of them it comes, and how many periods later. Places of a GPU say
@@ -12,11 +12,13 @@ cycle of bounds is longer than 0, or where bytes that are sure exceed a memory:
              neither placed:       floor((D[F_l, B_l] + d(B_l) + d(i) - 1) / T)
     on average over a period      sum of bytes times ns of a micro-batch / T, stays at least D
 
-Left out are bytes of messages and of updates, and that transfers exclude each other: what is
-ruled out here is so for every schedule, and in every shorter period (`periods`). Then no op need
-wait for a period or more: all behind it could come a period earlier, and nothing stays longer.
-A stage of several layers is those layers back to back: bytes of a running layer are at most those
-of its stage, overhead is counted where stages surely begin. Source: ours.
+First without transfers: time between ops, without bytes. What is ruled out then is so for every
+schedule; else again, with places for transfers as well (`sending`), and what is found then is a
+schedule but for bytes of updates and of receives posted early by the sender's ops. What is ruled
+out is so in every shorter period too (`periods`). No op need wait for a period or more: all behind
+it could come a period earlier, and nothing stays longer. Limits on micro-batches in flight (R6)
+are left out. A stage of several layers is those layers back to back: bytes of a running layer are
+at most those of its stage, overhead is counted where stages surely begin. Source: ours.
 """
 
 from __future__ import annotations

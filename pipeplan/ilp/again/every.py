@@ -1,7 +1,7 @@
 """Few layers: every set of runs on every allocation, decided one by one.
 
 A set of runs makes a merged chain, in which a run is a layer like any other (`merge`), and each
-allocation of a chain is a small model that CP-SAT decides in exact ns and bytes (`each`). What is
+allocation of a chain is decided in exact ns and bytes, by orders or by CP-SAT (`each`). What is
 proven of all of them holds for every plan, whatever it computes again. Runs take time: most cases
 have a floor above the best period known and are never looked at. Source: ours.
 """
@@ -21,7 +21,7 @@ from pipeplan.ilp.periods import highest
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.variables import Instance
 
-MOST: Final = 30_000
+MOST: Final = 80_000
 """Allocations of all merged chains together up to which each is looked at."""
 
 Found = tuple[Incumbent, Merged]
