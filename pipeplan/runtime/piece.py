@@ -9,9 +9,8 @@ run, the output as soon as it is handed on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import InputError
 from pipeplan.plan import Runs
+from pipeplan.runtime.buffers import Buffers, Values, put_back
 from pipeplan.runtime.seeds import seed_layer
 from pipeplan.runtime.tape import Tape
 from pipeplan.task import TensorSpec
@@ -190,7 +190,8 @@ class Again(Piece):
 
     def __init__(self, spec: PieceSpec) -> None:
         super().__init__(spec)
-        self._inputs: dict[int, tuple[list[Tensor], Target]] = {}
+        self._buffers = Buffers(spec.layers, self._try)
+        self._inputs: dict[int, tuple[list[Tensor], Target, Values]] = {}
 
     def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
         """As `Piece.forward`, without a graph.
@@ -200,7 +201,7 @@ class Again(Piece):
         """
         kept = list(inputs)
         inputs.clear()
-        before = _versions(kept)
+        before, buffers = _versions(kept), self._buffers.before()
         with torch.no_grad():
             outputs = self._run_layers(microbatch, tuple(kept), target)
         if before != _versions(kept):
@@ -208,15 +209,37 @@ class Again(Piece):
                 f"task: layer {self.spec.first_layer}: works in place on its input, which is kept"
                 " to compute the layer again. Make the operation out of place."
             )
-        self._inputs[microbatch] = (kept, target)
+        self._inputs[microbatch] = (kept, target, self._buffers.kept(buffers))
         return list(outputs)
 
     def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
-        """As `Piece.backward`, after the forward with the same random numbers and statistics."""
-        inputs, target = self._inputs.pop(microbatch)
-        with _same_buffers(self.spec.layers):
-            super().forward(microbatch, inputs, target)
-        return super().backward(microbatch, gradients, scale)
+        """As `Piece.backward`, after the forward with the same random numbers and buffers."""
+        inputs, target, then = self._inputs.pop(microbatch)
+        now = self._buffers.turn_back(then)
+        super().forward(microbatch, inputs, target)
+        now = self._buffers.settle(now)
+        arrived = super().backward(microbatch, gradients, scale)
+        put_back(now)
+        return arrived
+
+    def _try(self, layers: Sequence[nn.Module]) -> list[Tensor]:
+        """What `layers` return for some boundary; torch's generators stay as they are."""
+        spec, cuda = self.spec, self.spec.device.type == "cuda"
+        with torch.random.fork_rng([spec.device] if cuda else []):
+            seed_layer(0, spec.first_layer, 0, spec.device)
+            boundary = tuple(_some(each, spec.device) for each in spec.inputs)
+            tried = Piece(replace(spec, layers=tuple(layers), loss=None, seed=0))
+            return tried.evaluate(0, list(boundary), _no_target)
+
+
+def _no_target(microbatch: int) -> Tensor:
+    raise NotImplementedError  # there is no loss
+
+
+def _some(spec: TensorSpec, device: torch.device) -> Tensor:
+    """A tensor of this kind: random numbers, or zeros, which any index may be."""
+    blank = empty(spec, device)
+    return blank.normal_() if blank.is_floating_point() else blank.zero_()
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
@@ -228,19 +251,3 @@ def empty(spec: TensorSpec, device: torch.device = CPU) -> Tensor:
     """An uninitialised tensor of this shape and dtype."""
     dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
     return torch.empty(spec.shape, dtype=dtype, device=device)
-
-
-@contextmanager
-def _same_buffers(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Gives buffers their values back: running statistics see each micro-batch once.
-
-    Written through `data`, of which autograd takes no notice: a graph that saved a running
-    statistic does not use its value.
-    """
-    buffers = [buffer for layer in layers for buffer in layer.buffers()]
-    kept = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(buffers, kept, strict=True):
-            buffer.data.copy_(value)
