@@ -113,7 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="parts to measure again: speed, joins, ...")
     parser.add_argument("--networks", nargs="+", default=remat_offload.NETWORKS)
-    parser.add_argument("--points", type=int, default=9, help="budgets per chain")
+    parser.add_argument("--points", type=int, default=7, help="budgets per chain")
     parser.add_argument("--seconds", type=float, default=60, help="of exact search per budget")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--document", type=Path, default=Path("docs/remat.md"))

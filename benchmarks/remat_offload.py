@@ -91,15 +91,17 @@ def _point(costs: Costs, line: Line, budget: int, share: float, seconds: float) 
     swap = times["swap"]
     assert swap is not None
     best, proven = swap, lower_bound(line, budget, HOST)
+    bound = paper_bound(line, budget, HOST)
     if best > CLOSE * proven:
-        proof = exact(line, budget, HOST, seconds, search(Problem(costs, budget, 500, HOST), MORE))
+        start = search(Problem(costs, budget, 500, HOST), MORE)
+        goals = [int(goal * bound) for goal in (BEST_GOAL, DYNPROG_GOAL)]
+        proof = exact(line, budget, HOST, seconds, start, goals)
         assert proof.found is not None
         outcome = judge(costs, proof.found.schedule, budget, HOST)
         assert not outcome.violations
         best, proven = outcome.makespan_ns, proof.bound_ns
     fluid = fluid_bound(line, budget, HOST)
     assert fluid is not None
-    bound = paper_bound(line, budget, HOST)
     return Point(share, budget, bound, fluid, proven, {**times, "exact": best})
 
 

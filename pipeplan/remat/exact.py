@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +19,10 @@ from pipeplan.remat.schedule import Op, OpKind
 
 LARGEST = 8000
 """Units times operations above which the model is not worth its building."""
+_SLICE = 0.2
+"""Of the time, what one question may take at most."""
+_LEAST_SHARE = 1 / 16
+"""Of the gap, where the search by questions ends: nearer to the bound answers tell little."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,12 @@ class Proof:
 
 
 def exact(
-    line: Line, budget: int, channel: Channel, seconds: float = 10.0, start: Timed | None = None
+    line: Line,
+    budget: int,
+    channel: Channel,
+    seconds: float = 10.0,
+    start: Timed | None = None,
+    goals: Sequence[int] = (),
 ) -> Proof:
     """Search all offloadings of `line` for `seconds`, for what is faster than `start`.
 
@@ -39,9 +50,8 @@ def exact(
             searched, else the bound holds and the schedule is one of many.
         seconds: wall-clock limit.
         start: a known schedule; without one that of all units is taken.
+        goals: times in ns of which to know first whether any schedule keeps them.
     """
-    from ortools.sat.python import cp_model
-
     if line.least > budget:
         return Proof(None, line.compute)
     known = start or no_wait(line, [unit.index for unit in line.units], budget, channel)
@@ -49,22 +59,67 @@ def exact(
     bound = lower_bound(line, budget, channel)
     if known.makespan_ns <= bound or len(line.units) * len(line.ops) > LARGEST:
         return Proof(known, bound)
-    model = Model(cp_model.CpModel(), line, budget, channel, known.makespan_ns)
-    chosen = frozenset(op.index for op in known.schedule.ops if op.kind is OpKind.OFFLOAD)
-    model.build(bound, chosen)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.linearization_level = 2
-    status = solver.solve(model.cp)
-    bound = max(bound, int(solver.best_objective_bound) * model.grain)
-    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        issues = _issues(*model.solution(solver.value), channel.duplex)
-        found = complete(line, issues, budget, channel)
-        if found is not None and found.makespan_ns < known.makespan_ns:
-            known = found
-    return Proof(known, bound)
+    search = _Search(line, budget, channel, known, bound)
+    end, share = time.monotonic() + seconds, 0.5
+    for goal in sorted(goals):
+        if search.bound < goal < search.known.makespan_ns and not search.closed:
+            search.within(goal, seconds * _SLICE)
+    while share > _LEAST_SHARE and not search.closed and time.monotonic() < end:
+        most = search.bound + int(share * (search.known.makespan_ns - search.bound))
+        answered = search.within(most, min(seconds * _SLICE, end - time.monotonic()))
+        share = 0.5 if answered else share / 2
+    if not search.closed and time.monotonic() < end:
+        search.within(search.known.makespan_ns, end - time.monotonic())
+    return Proof(search.known, search.bound)
+
+
+@dataclass
+class _Search:
+    """The best schedule known and a time that none is below, while questions narrow them.
+
+    Whether there is a schedule within a time, anywhere between both, is answered much sooner than
+    what the shortest one is: a short horizon decides most of what is away when.
+    """
+
+    line: Line
+    budget: int
+    channel: Channel
+    known: Timed
+    bound: int
+    proven: bool = False
+    """Whether the model's optimum is known, and nothing left but what rounding to ticks hides."""
+
+    @property
+    def closed(self) -> bool:
+        return self.proven or self.known.makespan_ns <= self.bound
+
+    def within(self, most: int, seconds: float) -> bool:
+        """Ask for schedules of at most `most` ns; whether an answer came in time."""
+        from ortools.sat.python import cp_model
+
+        model = Model(cp_model.CpModel(), self.line, self.budget, self.channel, most)
+        ops = self.known.schedule.ops
+        model.build(self.bound, frozenset(op.index for op in ops if op.kind is OpKind.OFFLOAD))
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        solver.parameters.linearization_level = 2
+        status = solver.solve(model.cp)
+        none = status == cp_model.INFEASIBLE
+        ticks = model.most + 1 if none else int(solver.best_objective_bound)
+        self.bound = max(self.bound, min(self.known.makespan_ns, ticks * model.grain))
+        if none:
+            return True
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return False
+        self.proven = status == cp_model.OPTIMAL
+        issues = _issues(*model.solution(solver.value), self.channel.duplex)
+        found = complete(self.line, issues, self.budget, self.channel)
+        if found is None or found.makespan_ns >= self.known.makespan_ns:
+            return False
+        self.known = found
+        return True
 
 
 def lower_bound(line: Line, budget: int, channel: Channel) -> int:
