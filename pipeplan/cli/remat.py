@@ -59,7 +59,6 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--host-duplex",
         choices=("half", "full"),
-        default="half",
         help="half: one transfer at a time; full: one each way (half)",
     )
     verb.add_argument(
@@ -128,9 +127,12 @@ def _call(found: Rematerialization, optimizer_bytes: int) -> str:
 
 
 def _channel(args: argparse.Namespace) -> Channel | None:
+    from pipeplan.errors import InputError
     from pipeplan.remat import Channel
 
     if args.host_bandwidth is None:
+        if args.host_duplex is not None:
+            raise InputError("--host-duplex: got no --host-bandwidth, need it too.")
         return None
     return Channel(args.host_bandwidth.bytes_per_s, args.host_duplex == "full")
 

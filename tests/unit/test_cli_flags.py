@@ -49,3 +49,13 @@ def test_a_refused_choice_is_told_as_its_flag(
         words = [verb, str(file), "--gpus", "2", "--memory", "1MB", "--bandwidth", "inf", *asked]
         assert main([*words, *(["-o", str(tmp_path / "p")] if verb == "plan" else [])]) == 2
         assert f"pipeplan: {said}" in capsys.readouterr().err
+
+
+def test_a_duplex_without_a_bandwidth_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`remat --host-duplex` alone would offload nothing, in silence."""
+    file = tmp_path / "chain.json"
+    file.write_text(handmade.chain([(1, 1)] * 2, [{}] * 2).to_json())
+    assert main(["remat", str(file), "--budget", "100", "--host-duplex", "full"]) == 2
+    assert "--host-duplex: got no --host-bandwidth" in capsys.readouterr().err
