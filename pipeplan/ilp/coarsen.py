@@ -44,9 +44,16 @@ def coarsen(
         apart: Layers that are not merged with the one behind them.
     """
     groups = _groups(chain, count, frozenset(apart))
+    return Coarse(grouped(chain, groups, speeds), groups)
+
+
+def grouped(
+    chain: Chain, groups: Sequence[tuple[int, int]], speeds: Sequence[float] = (1.0,)
+) -> Chain:
+    """The chain whose layers are `groups` (first, last) of this one's, in order, all of them."""
     layers = tuple(_merged(chain, first, last, speeds) for first, last in groups)
     source = f"{chain.source} ({len(groups)} groups of {len(chain.layers)} layers)".strip()
-    return Coarse(chain.model_copy(update={"source": source, "layers": layers}), groups)
+    return chain.model_copy(update={"source": source, "layers": layers})
 
 
 def _groups(chain: Chain, count: int, apart: frozenset[int]) -> tuple[tuple[int, int], ...]:

@@ -6,6 +6,7 @@ from pipeplan.ilp import beginnings, free, packing
 from pipeplan.ilp.evening import Evening
 from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.feasibility import spread_reason
+from pipeplan.ilp.few import Few
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.master import raise_bound
 from pipeplan.ilp.retime import tighten
@@ -18,6 +19,8 @@ PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
 EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
+FEW_SHARE = 0.3
+"""Share of the time left that allocations of few runs have then."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 ROUNDS_SHARE = 0.2
@@ -31,7 +34,8 @@ def search(state: Incumbent) -> None:
     if state.infeasible is None and not state.done:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
     many = state.costs.layers > free.JOINT_ITEMS
-    for shorten, share in ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE)):
+    ways = ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE), (Few, FEW_SHARE))
+    for shorten, share in ways:
         if state.infeasible is None and not state.done and many:
             shorten(state).run(share * state.remaining)
     if state.infeasible is None and not state.done and not state.options.offload:

@@ -1,0 +1,86 @@
+"""Allocations of few runs: exactly those that a period allows, and plans that they give."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from pipeplan.cluster import uniform
+from pipeplan.ilp.bounds import any_bound
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.few import Few, even, runs_of
+from pipeplan.ilp.free import joint
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.search import contiguous
+from tests import handmade
+from tests.searches import limits
+
+FORWARD = (4, 4, 1, 3)
+UNEVEN = [(each, each) for each in FORWARD]
+"""One stage per GPU: 16 on the slower of two; layers 0 and 3 against 1 and 2: 14."""
+PERIODS = (13, 14, 16, 24)
+
+
+def costs_of(memory: int = 10**6, pins: tuple[tuple[int, int], ...] = ()) -> Costs:
+    """The uneven chain on two GPUs; moving a tensor takes no time to speak of."""
+    fields = [{"saved_bytes": 1, "output_bytes": 1} for _ in UNEVEN]
+    cluster = uniform(2, memory, bandwidth_bytes_per_s=10**12)
+    return Costs(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact", pins=pins)
+
+
+def test_even_has_each_allocation_once() -> None:
+    """All allocations of so many runs and such loads, of equal GPUs the first one first."""
+    costs = costs_of()
+    some = 0
+    for period, runs in product(PERIODS, range(1, 5)):
+        listed = [home for home in even(costs, period, runs) if home is not None]
+        loads = {
+            home: [sum(2 * FORWARD[n] for n in range(4) if home[n] == gpu) for gpu in (0, 1)]
+            for home in product((0, 1), repeat=4)
+            if home[0] == 0 and len(runs_of(home)) == runs
+        }
+        assert sorted(listed) == sorted(home for home in loads if max(loads[home]) <= period)
+        some += len(listed)
+    assert some
+
+
+def test_even_keeps_pins() -> None:
+    """A pinned layer sits on its GPU; a GPU that a pin names is not exchanged for an equal one."""
+    homes = [home for home in even(costs_of(pins=((3, 1),)), 24, 2) if home is not None]
+    assert homes
+    assert all(home[3] == 1 for home in homes)
+
+
+def test_cuts_longer_than_the_period_are_left_out() -> None:
+    """A tensor that takes longer than the period crosses no cut."""
+    fields = [{"output_bytes": 15}, {"output_bytes": 1}, {"output_bytes": 1}, {}]
+    cluster = uniform(2, 10**6, bandwidth_bytes_per_s=10**9)
+    costs = Costs(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact")
+    homes = [home for home in even(costs, 14, 4) if home is not None]
+    homes += [home for home in even(costs, 14, 3) if home is not None]
+    assert homes == []
+    assert any(home for home in even(costs, 16, 3))
+
+
+def started(memory: int) -> Incumbent:
+    """The best contiguous plan."""
+    state = Incumbent(costs_of(memory), limits(time_limit_s=200))
+    state.prove("any", any_bound(state.costs))
+    contiguous(state)
+    return state
+
+
+def test_between_the_contiguous_plan_and_the_optimum() -> None:
+    """Where memory allows the even allocation it is found; where it does not, nothing false is."""
+    found = []
+    for memory in range(4, 9):
+        few, exact = started(memory), started(memory)
+        assert few.best is not None
+        before = few.best.per_microbatch
+        Few(few).run(100)
+        assert joint(exact, 1, 60)
+        assert exact.best is not None
+        assert few.accepts(few.best)
+        assert exact.best.per_microbatch <= few.best.per_microbatch <= before
+        found.append((before, few.best.per_microbatch))
+    assert (16, 14) in found
+    assert any(after == before for before, after in found)
