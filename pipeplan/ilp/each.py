@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import ceil
@@ -30,7 +31,7 @@ from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.extract import fuse
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.model import SEARCHES, Answer, Result, solve_each
-from pipeplan.ilp.orders import decided
+from pipeplan.ilp.orders import Told, decided
 from pipeplan.ilp.periods import attempt, finest, highest, shorten
 from pipeplan.ilp.retime import tighten
 from pipeplan.ilp.schedule import Schedule
@@ -264,13 +265,11 @@ class Each:
     def _settled(self, case: Case, end: float) -> bool:
         """Whether orders show that a case has no period shorter than the best, as it is then."""
         costs, clock = case.state.costs, self.state.options.clock
-        while self.k == 1 and not self._over(end):
-            told = decided(costs, case.home, self._high, clock)
-            if told.ruled_out:
-                return True
-            if told.schedule is None or not self._shorter(case, told.schedule):
-                return False
-        return False
+        shorter = partial(self._shorter, case)
+        told = Told.TAKEN if self.k == 1 else Told.OPEN
+        while told is Told.TAKEN and not self._over(end):
+            told = decided(costs, case.home, self._high, shorter, clock)
+        return told is Told.RULED_OUT
 
     def _shorter(self, case: Case, schedule: Schedule) -> bool:
         """Whether a schedule of orders, made as short as they allow, is the best now."""

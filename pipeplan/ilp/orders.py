@@ -23,7 +23,9 @@ at most those of its stage, overhead is counted where stages surely begin. Sourc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from pipeplan.ilp.clock import Clock
@@ -45,16 +47,22 @@ LARGEST: Final = 1 << 58
 """Ns that times stay below, so that their sums are exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What orders say of a period: ruled out, a schedule, or neither."""
+class Told(Enum):
+    """What orders say of a period."""
 
-    ruled_out: bool
-    schedule: Schedule | None = None
+    RULED_OUT = "ruled out"
+    TAKEN = "taken"
+    """A schedule was found and did."""
+    OPEN = "open"
 
 
 def decided(
-    costs: Costs, home: tuple[int, ...], period: int, clock: Clock, nodes: int = NODES
+    costs: Costs,
+    home: tuple[int, ...],
+    period: int,
+    taken: Callable[[Schedule], bool],
+    clock: Clock,
+    nodes: int = NODES,
 ) -> Told:
     """Whether a schedule of one micro-batch per period has this period or a shorter one.
 
@@ -62,28 +70,35 @@ def decided(
         costs: Durations and bytes; only the exact memory model is understood.
         home: GPU of each layer.
         period: In ns.
+        taken: Whether a schedule will do. It keeps (R2)-(R5) but for (T2)'s overhead of joined
+            layers; its bytes are to be counted again. If it will not, other orders are tried.
         clock: Told of the work done.
         nodes: Places to try at most; four times as many with transfers.
 
     Returns:
-        A schedule keeps (R2)-(R5) but for (T2)'s overhead of joined layers; its bytes are to be
-        counted again. Neither where there was more to try, or where an op has no length.
+        OPEN where none did, where there was more to try, or where an op has no length.
     """
     ops = Ops(costs, home)
     computes = ops.length[: 2 * ops.layers]
     if not costs.exact or min(computes) <= 0 or 4 * len(ops.length) * period > LARGEST:
-        return Told(ruled_out=False)
+        return Told.OPEN
     if max(ops.length) > period or min(ops.room) < 0:
-        return Told(ruled_out=True)
+        return Told.RULED_OUT
+    offered: list[Schedule] = []
+
+    def tried(paths: Array) -> bool:
+        offered.append(_schedule(ops, home, period, paths))
+        return taken(offered[-1])
+
     for transfers, most in ((False, nodes), (True, 4 * nodes)):
-        search = _Search(ops, period, most, transfers)
+        search = _Search(ops, period, most, tried if transfers else None)
         found = search.place(0, ops.paths(period, transfers=transfers))
         clock.spend((most - max(0, search.left)) * NODE_S)
-        if search.left >= 0 and found is None:
-            return Told(ruled_out=True)
+        if search.left >= 0 and found is None and not offered:
+            return Told.RULED_OUT
         if transfers and found is not None:
-            return Told(ruled_out=False, schedule=_schedule(ops, home, period, found))
-    return Told(ruled_out=False)
+            return Told.TAKEN
+    return Told.OPEN
 
 
 def _schedule(ops: Ops, home: tuple[int, ...], period: int, paths: Array) -> Schedule:
@@ -106,8 +121,8 @@ class _Search:
     period: int
     left: int
     """Places that may still be tried."""
-    transfers: bool
-    """Whether transfers are placed too."""
+    taken: Callable[[Array], bool] | None
+    """Whether a schedule of these longest paths will do; None where transfers are not placed."""
 
     def __post_init__(self) -> None:
         ops = self.ops
@@ -122,7 +137,7 @@ class _Search:
         """D with places for this op and all behind it; None if there are none, or too many."""
         ops = self.ops
         if op == 2 * ops.layers:
-            return self._send(paths) if self.transfers else paths
+            return paths if self.taken is None else self._send(paths, self.taken)
         gpu = ops.gpu[op]
         ring = self.rings[gpu]
         after, before = ops.length, -ops.length[op]
@@ -137,9 +152,10 @@ class _Search:
             self.rings[gpu] = ring
         return None
 
-    def _send(self, paths: Array) -> Array | None:
+    def _send(self, paths: Array, taken: Callable[[Array], bool]) -> Array | None:
+        """The same with places for transfers."""
         levels = [self._closed(ring) if ring else [] for ring in self.rings]
-        sending = Sending(self.ops, self.period, self.rings, self.left)
+        sending = Sending(self.ops, self.period, self.rings, self.left, taken)
         found = sending.place(0, paths, levels)
         self.left = sending.left
         return found

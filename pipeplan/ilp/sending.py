@@ -11,7 +11,7 @@ is two bounds on differences of times, and says how many copies each op finds:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +82,8 @@ class Sending:
     """Of the GPUs."""
     left: int
     """Places that may still be tried."""
+    taken: Callable[[Array], bool]
+    """Whether a schedule of these longest paths will do; else others are sought."""
     links: dict[tuple[int, ...], Ring] = field(default_factory=dict)
 
     def place(self, number: int, paths: Array, levels: list[list[int]]) -> Array | None:
@@ -95,7 +97,7 @@ class Sending:
         if any(max(level, default=0) > room for level, room in self._filled(levels)):
             return None
         if number == len(self.ops.transfers):
-            return paths
+            return paths if self.taken(paths) else None
         each = self.ops.transfers[number]
         ring = self.links.get(each.link, ())
         for longer, new in self._linked(each, ring, paths):
