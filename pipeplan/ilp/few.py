@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from itertools import accumulate, groupby
 from typing import Final
 
@@ -156,16 +156,27 @@ class _Even:
         if layer == self._costs.layers:
             yield None if runs else start
             return
-        if sum(self._spare) < self._left[layer] or runs > self._costs.layers - layer:
+        if runs > self._costs.layers - layer or self._room(start, runs) < self._left[layer]:
             yield None
             return
+        ended = True
         for gpu in self._choices(start, runs):
             work = self._work[layer][gpu]
             if work <= self._spare[gpu]:
+                ended = False
                 self._spare[gpu] -= work
                 begins = not start or start[-1] != gpu
                 yield from self.behind((*start, gpu), runs - begins)
                 self._spare[gpu] += work
+        if ended:
+            yield None
+
+    def _room(self, start: Home, runs: int) -> int:
+        """Time that is left on the GPU of the last run and on those that `runs` more may reach."""
+        if not start:
+            return sum(nlargest(runs, self._spare))
+        others = (spare for gpu, spare in enumerate(self._spare) if gpu != start[-1])
+        return self._spare[start[-1]] + sum(nlargest(runs, others))
 
     def _choices(self, start: Home, runs: int) -> Iterator[int]:
         """GPUs that the next layer may sit on."""

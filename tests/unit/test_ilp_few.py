@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
+from heapq import nlargest
+from itertools import islice, product
+from unittest import mock
 
 from pipeplan.cluster import uniform
+from pipeplan.ilp import few
 from pipeplan.ilp.bounds import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.few import Few, even, runs_of
@@ -84,3 +87,14 @@ def test_between_the_contiguous_plan_and_the_optimum() -> None:
         found.append((before, few.best.per_microbatch))
     assert (16, 14) in found
     assert any(after == before for before, after in found)
+
+
+def test_every_beginning_that_ends_is_told() -> None:
+    """Who asks can look at the clock again and again, also where no allocation is left."""
+    fields = [{"output_bytes": 1}] * 17  # four on each of four GPUs are 16
+    cluster = uniform(4, 10**6, bandwidth_bytes_per_s=10**12)
+    costs = Costs(handmade.chain([(7, 7)] * 17, fields), cluster, "2bw", "exact")
+    with mock.patch.object(few, "nlargest", side_effect=nlargest) as asked:
+        told = list(islice(even(costs, 69, 8), 2000))
+    assert told == [None] * 2000
+    assert asked.call_count <= 18 * len(told)
