@@ -102,6 +102,20 @@ def test_other_k_and_other_allocation_are_noted() -> None:
     assert solve(uniform(2, 10), chain, resume=mixed, time_limit_s=1e-9).period_ns == 4
 
 
+def test_runs_on_shared_gpus_compete() -> None:
+    """A plan that computes layers again on a GPU with several stages is the best of no time."""
+    times = [(1, 2), (3, 1), (2, 2), (1, 1), (4, 4)]
+    chain = handmade.chain(times, [{"saved_bytes": 4}] * 5)
+    asked: dict[str, Any] = {"recompute": "auto", "k": 1}
+    first = solve(uniform(2, 7), chain, **asked)
+    hosts = [stage.gpu for stage in first.stages]
+    assert len(hosts) > len(set(hosts))
+    assert any(stage.remat for stage in first.stages)
+    assert hopeless(uniform(2, 7), chain=chain, recompute="auto").period_ns > first.period_ns
+    again = solve(uniform(2, 7), chain, resume=first, time_limit_s=1e-9, **asked)
+    assert again.period_ns == first.period_ns
+
+
 def test_what_cannot_be_resumed_is_refused() -> None:
     """Another chain, GPUs that are missing, a plan that breaks a rule."""
     first = solve(uniform(3, 20))

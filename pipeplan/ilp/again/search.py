@@ -178,11 +178,12 @@ def _every(joint: Joint, kept: Fraction) -> None:
 def _tried(joint: Joint, candidate: Candidate, limit: float) -> Solved:
     """The quick part of the search on one merged chain."""
     costs = candidate.merged.of(joint.state.costs)
-    quick = replace(joint.state.options, contiguous_only=True, time_limit_s=limit)
-    inner = Incumbent(costs, quick, joint.heard)
-    if candidate.plan is not None:
+    limits = replace(joint.state.options, time_limit_s=limit)
+    inner = Incumbent(costs, limits, joint.heard, notes=joint.state.notes)
+    if candidate.plan is not None:  # a GPU may host several of its stages
         warm(inner, candidate.plan)
         inner.bounds = {}
+    inner.options = replace(limits, contiguous_only=True)
     if candidate.schedule is not None:
         inner.offer(candidate.schedule)
     search.run(inner)
