@@ -16,8 +16,8 @@ from pipeplan.cluster import uniform
 from pipeplan.plan import OpKind, Plan, Stage
 from pipeplan.runtime.clock import VirtualClock
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.rehearse import Times, on_plain_links
-from pipeplan.runtime.transport import Transport
 
 STEPS = 20
 

@@ -44,8 +44,8 @@ from pipeplan.runtime.clock import SleepClock
 from pipeplan.runtime.emulate import EmulatedTransport
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import Transport
 from pipeplan.simulator import simulate
 from pipeplan.simulator.tape import number
 from pipeplan.task import Task

@@ -23,7 +23,7 @@ from pipeplan.eager import staircase
 from pipeplan.plan import Plan, Stage
 from pipeplan.runtime.build import build
 from pipeplan.runtime.feed import TaskFeed
-from pipeplan.runtime.transport import Transport
+from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 LATENCY_NS = 300_000

@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python benchmarks/vgg16_proof.py vgg16-b128.chain.json
 
-asks `pipeplan.ilp.beginnings` for every allocation on 4 GPUs with half-duplex links of 12 GB/s,
-under the paper's memory model, prints what rules each one out (sums are counted only), and writes
-benchmarks/results/vgg16_proof.json. The profile is PipeDream's, linearized by `pipeplan import`.
+asks `pipeplan.ilp.bounds.beginnings` for every allocation on 4 GPUs with half-duplex links of
+12 GB/s, under the paper's memory model, prints what rules each one out (sums are counted only),
+and writes benchmarks/results/vgg16_proof.json. The profile is PipeDream's, linearized by
+`pipeplan import`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.beginnings import Beginnings, Home, Ruled
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.bounds.beginnings import Beginnings, Home, Ruled
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.state.incumbent import Incumbent, Options
 
 RESULT = Path(__file__).parent / "results" / "vgg16_proof.json"
 CASES = ((9_608_566_528, 391_750_000), (12_973_971_200, 276_650_000))

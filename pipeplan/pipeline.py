@@ -30,9 +30,10 @@ from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.executor import Feed
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.group import for_pipeline
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.ties import find_ties, untie
-from pipeplan.runtime.transport import GlooTransport, LocalTransport, Transport
+from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import parse_time_ns
 

@@ -16,7 +16,7 @@ from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.transport import Transport
+from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pipeplan import lowering
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action, ActionKind, Pattern
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.rehearse import Times, make_clock, rehearse
-from pipeplan.runtime.transport import Transport
 from pipeplan.simulator import Simulation, simulate
 from pipeplan.simulator.tape import number
 from tests import pipelines

@@ -17,7 +17,8 @@ import torch
 
 from pipeplan.cluster import Links, Pair
 from pipeplan.runtime.lines import LIMIT_BYTES
-from pipeplan.runtime.transport import Transport, wait_all
+from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.transport import wait_all
 
 SMALL_BYTES = 1024
 """An exchange of this size counts as latency alone."""

@@ -20,7 +20,7 @@ from pipeplan.program import ActionKind as Kind
 from pipeplan.program import Pattern, PeriodicAction
 from pipeplan.runtime.build import build
 from pipeplan.runtime.feed import TaskFeed
-from pipeplan.runtime.transport import Transport
+from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 STEPS = 5

@@ -17,8 +17,8 @@ from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InputError
 from pipeplan.ilp.again import fixed
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan
 from pipeplan.planner import Config
 from pipeplan.planner.assemble import assemble, cross_check

@@ -7,13 +7,13 @@ from fractions import Fraction
 from itertools import pairwise
 
 from pipeplan.ilp import search
-from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.coarsen import Coarse, coarsen
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.feasibility import simple_reason
-from pipeplan.ilp.incumbent import Incumbent, Report
-from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.bounds.feasibility import simple_reason
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.facts.coarsen import Coarse, coarsen
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.state.incumbent import Incumbent, Report
 
 ABOVE = 256
 """Longest chain that is searched layer by layer without being asked."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp import beginnings, free, packing
-from pipeplan.ilp.evening import Evening
-from pipeplan.ilp.extract import fuse
-from pipeplan.ilp.feasibility import spread_reason
-from pipeplan.ilp.few import Few
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.master import raise_bound
-from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.static import serial, spread
-from pipeplan.ilp.walk import Walk
+from pipeplan.ilp.allocations import free
+from pipeplan.ilp.allocations.few import Few
+from pipeplan.ilp.bounds import beginnings, packing
+from pipeplan.ilp.bounds.feasibility import spread_reason
+from pipeplan.ilp.bounds.master import raise_bound
+from pipeplan.ilp.bounds.static import serial, spread
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.periodic.extract import fuse
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.evening import Evening
+from pipeplan.ilp.walks.walk import Walk
 
 EARLY_SHARE = 0.08
 """Share of the time that the walk has before the bound, which is sought below the best plan."""

@@ -9,9 +9,9 @@ from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.ilp.again.merge import recomputes
 from pipeplan.ilp.away.levels import run_bytes
-from pipeplan.ilp.incumbent import BoundName, Incumbent
-from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.schedule import Away, OpId, Schedule
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.facts.schedule import Away, OpId, Schedule
+from pipeplan.ilp.state.incumbent import BoundName, Incumbent
 from pipeplan.plan import OpKind, Plan
 
 

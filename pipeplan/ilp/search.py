@@ -6,14 +6,14 @@ from collections.abc import Callable
 from fractions import Fraction
 from importlib.util import find_spec
 
-from pipeplan.ilp.bounds import any_bound, contiguous_bound, load_bound
-from pipeplan.ilp.contiguous import ContiguousSolver, Partition
-from pipeplan.ilp.feasibility import contiguous_reason, least_reason, simple_reason
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.kfkb import EagerSearch
-from pipeplan.ilp.place import place
-from pipeplan.ilp.retime import tighten
-from pipeplan.ilp.walk import Walk
+from pipeplan.ilp.bounds.feasibility import contiguous_reason, least_reason, simple_reason
+from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound, load_bound
+from pipeplan.ilp.contiguous.kfkb import EagerSearch
+from pipeplan.ilp.contiguous.place import place
+from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.walk import Walk
 
 EAGER_SHARE = 0.25
 """Share of the time that eager cycles of contiguous partitions may take."""
@@ -45,7 +45,7 @@ def prove_contiguous(state: Incumbent) -> None:
     over = state.infeasible is not None or state.done or state.phase == "interrupted"
     if over or not state.options.contiguous_only or find_spec("ortools") is None:
         return
-    from pipeplan.ilp import windows  # only here: it needs CP-SAT
+    from pipeplan.ilp.bounds import windows  # only here: it needs CP-SAT
 
     try:
         windows.raise_bound(state, WINDOWS_SHARE * state.remaining)

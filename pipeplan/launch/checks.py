@@ -133,10 +133,13 @@ def _check_size(plan: Plan, options: Options, place: Place) -> None:
 
 
 def _after_restart(options: Options, place: Place) -> Options:
-    """A rank that torchrun restarted goes on from what the attempt before it saved, if any."""
-    if place.attempt and options.out and next(options.out.glob("checkpoint/*/.metadata"), None):
-        return replace(options, resume=options.out)
-    return options
+    """A rank that torchrun restarted goes on from what an attempt before it saved, if any."""
+    if not place.attempt or options.out is None:
+        return options
+    from pipeplan.runtime.checkpoint import is_complete
+
+    saved = any(map(is_complete, options.out.glob("checkpoint/step-*")))
+    return replace(options, resume=options.out) if saved else options
 
 
 def _check_out(options: Options, place: Place) -> None:

@@ -15,10 +15,11 @@ from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.clock import Clock
 from pipeplan.runtime.group import join
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.recorder import PeriodMeter, Periods
 from pipeplan.runtime.rehearse import Kind, Rehearsal, Times, make_clock, rehearse
-from pipeplan.runtime.transport import GlooTransport, LocalTransport, Transport
+from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.units import format_ns
 
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 from pipeplan import __version__, lowering, simulator, verifier
 from pipeplan.errors import DeadlockError, InternalError, InvalidPlanError
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.memory import in_flight, memory_rows, not_updated
-from pipeplan.ilp.objective import step_ns
-from pipeplan.ilp.schedule import Schedule, to_ops
+from pipeplan.ilp.facts.memory import in_flight, memory_rows, not_updated
+from pipeplan.ilp.facts.schedule import Schedule, to_ops
+from pipeplan.ilp.state.objective import step_ns
 from pipeplan.plan import Bounds, Plan, Rational, Solver
 from pipeplan.planner.config import Config
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.clock import Clock, WorkClock
-from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.state.clock import Clock, WorkClock
+from pipeplan.ilp.state.incumbent import Options
 from pipeplan.plan import MemoryModel, Plan, Semantics
 
 Method = Literal["auto", "contiguous", "paper-ilp"]

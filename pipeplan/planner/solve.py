@@ -15,13 +15,14 @@ from pipeplan import verifier
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
-from pipeplan.ilp import coarse, feasibility, search
+from pipeplan.ilp import coarse, search
 from pipeplan.ilp.again import search as again
 from pipeplan.ilp.again.merge import recomputes
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.bounds import feasibility
+from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.resume import check, warm
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan
 from pipeplan.planner.assemble import assemble, cross_check
 from pipeplan.planner.config import Config, limits
@@ -144,7 +145,7 @@ def _literal(state: Incumbent) -> None:
             "method paper-ilp: got no ortools, need it: pip install 'pipeplan[plan]',"
             " or use --method contiguous."
         )
-    from pipeplan.ilp import literal  # only here: contiguous plans need no solver
+    from pipeplan.ilp.paper import literal  # only here: contiguous plans need no solver
 
     literal.search(state)
 

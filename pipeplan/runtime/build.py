@@ -17,12 +17,12 @@ from pipeplan.runtime.decision import Decisions, Layout, Scaler
 from pipeplan.runtime.executor import Executor, Feed, Observer
 from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.holders import Holders
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.optimizing import Optimizing
 from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.stage import Stage, StageSpec
 from pipeplan.runtime.tied import TiedGradients
 from pipeplan.runtime.ties import find_ties
-from pipeplan.runtime.transport import Transport
 from pipeplan.runtime.updates import Updates
 from pipeplan.runtime.wiring import Wires, first_free_tag, wires
 from pipeplan.task import SplitModel, Task

@@ -133,6 +133,8 @@ def write(
     """
     path.mkdir(parents=True, exist_ok=True)
     if rank == 0:
+        # No rank writes before all have planned: half a checkpoint never passes for the torn one.
+        (path / ".metadata").unlink(missing_ok=True)
         (path / _META).write_text(meta.to_json(), encoding="utf-8")
     with _quiet():
         state_dict_saver.save(state, checkpoint_id=path, no_dist=alone, process_group=group)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pipeplan.plan import Stage as PlannedStage
-from pipeplan.runtime.transport import Pending, Transport, wait_all
+from pipeplan.runtime.messages import Pending, Transport
+from pipeplan.runtime.transport import wait_all
 from pipeplan.task import LossScale, SplitModel
 
 _EPSILON = 1e-6

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipeplan.plan import OpKind
 from pipeplan.runtime.clock import Clock
-from pipeplan.runtime.transport import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport, Vote
 
 STAMP_TAGS = 1 << 20
 """Added to a message's tag for the stamp that travels beside it."""

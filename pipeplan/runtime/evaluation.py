@@ -11,8 +11,8 @@ from torch import Tensor
 from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.executor import Executor, Feed
 from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.stage import Stage
-from pipeplan.runtime.transport import Transport
 from pipeplan.runtime.wiring import Wires
 
 _FORWARD = {ActionKind.F, ActionKind.RECV_F, ActionKind.SEND_F, ActionKind.FREE_F}

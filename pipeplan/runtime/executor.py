@@ -18,10 +18,11 @@ from torch import Tensor
 from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.piece import empty
 from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.transport import Pending, Transport, wait_all
+from pipeplan.runtime.transport import wait_all
 from pipeplan.runtime.watch import Report
 from pipeplan.runtime.wiring import Wire, Wires
 from pipeplan.units import format_ns

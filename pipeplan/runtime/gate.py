@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pipeplan.plan import Semantics
-from pipeplan.runtime.transport import Transport, Vote
+from pipeplan.runtime.messages import Transport, Vote
 
 
 class Gate:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pipeplan.errors import DeadlockError, RankError
-from pipeplan.runtime.transport import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport, Vote
 
 _Result = TypeVar("_Result")
 

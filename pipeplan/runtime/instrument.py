@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.transport import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport, Vote
 
 
 class CountedFeed:

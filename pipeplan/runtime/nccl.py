@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from pipeplan.runtime.channels import Channel
+from pipeplan.runtime.messages import Pending
 from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
-from pipeplan.runtime.transport import GlooTransport, Pending
+from pipeplan.runtime.transport import GlooTransport
 
 
 def on_gpu(tensor: Tensor) -> bool:

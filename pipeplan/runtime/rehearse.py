@@ -24,8 +24,8 @@ from pipeplan.runtime.clock import Clock, SleepClock, VirtualClock
 from pipeplan.runtime.emulate import EmulatedTransport, EmulatedWays, Ways
 from pipeplan.runtime.executor import Executor, Observer
 from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.transport import Pending, Transport
 from pipeplan.runtime.virtual import Crossing, VirtualTransport, VirtualWays
 from pipeplan.runtime.wiring import Wires, wires
 from pipeplan.task import TensorSpec

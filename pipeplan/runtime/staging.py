@@ -8,15 +8,13 @@ reader comes next.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pipeplan.runtime.transport import Pending
+from pipeplan.runtime.messages import Pending
 
-Move = Callable[[Tensor], "Pending"]
+Move = Callable[[Tensor], Pending]
 """Hands a tensor of the host to the link, or posts its receive."""
 
 

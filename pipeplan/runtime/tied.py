@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from pipeplan.runtime.leaves import Leaves
+from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.ties import Tie, Use
-from pipeplan.runtime.transport import Pending, Transport, wait_all
+from pipeplan.runtime.transport import wait_all
 
 Holder = Callable[[Use], Leaves]
 """Who has the gradient of a use of this rank."""

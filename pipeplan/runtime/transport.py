@@ -9,7 +9,7 @@ never blocks, `wait` does and lets other Python threads run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,52 +18,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 
+from pipeplan.runtime.messages import Pending, Vote
 from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.staging import receive_staged, send_staged
 
 _PROBE_TAG = (1 << 31) - 1
-
-
-class Pending(Protocol):
-    """A message on its way."""
-
-    def wait(self) -> object:
-        """Return once the message is complete; raise if the peer is gone or takes too long."""
-
-
-class Vote(Protocol):
-    """A question asked to all ranks."""
-
-    def wait(self) -> bool:
-        """Whether any rank said yes; returns once every rank has answered."""
-
-
-class Transport(Protocol):
-    """What an executor needs from the outside world."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """Hand a contiguous `tensor` to the link; it must live until `wait` has returned."""
-
-    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """Post a receive into `tensor`, which is complete once `wait` has returned."""
-
-    def vote(self, yes: bool) -> Vote:
-        """Answer the next question; every rank answers all of them in the same order."""
-
-    def flush(self) -> None:
-        """Return once all that was sent arrives even if this process ends now."""
-
-    def gather(self, value: object) -> list[Any]:
-        """`value` of each rank, on every rank; everyone must call it."""
 
 
 class _Done:

@@ -25,7 +25,7 @@ from pipeplan.errors import InternalError
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.runtime.clock import Clock
 from pipeplan.runtime.emulate import STAMP_TAGS
-from pipeplan.runtime.transport import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport, Vote
 
 _POST_TAGS = 2 * STAMP_TAGS
 """Added to a message's tag for the stamp that says when its receive was posted."""

@@ -13,9 +13,9 @@ from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InfeasibleError
 from pipeplan.ilp.again import every
 from pipeplan.ilp.again.every import choices
-from pipeplan.ilp.bounds import load_bound
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan
 from tests import handmade, oracle, wheels
 from tests.property.test_planner_oracle import STRETCH, stretched

@@ -10,11 +10,12 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp import each, periods
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent, Options
-from pipeplan.ilp.model import Result, solve_each
-from pipeplan.ilp.variables import Instance
+from pipeplan.ilp.allocations import each
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.periodic import periods
+from pipeplan.ilp.periodic.model import Result, solve_each
+from pipeplan.ilp.periodic.variables import Instance
+from pipeplan.ilp.state.incumbent import Incumbent, Options
 from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits
 

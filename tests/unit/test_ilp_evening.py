@@ -8,19 +8,19 @@ from random import Random
 from typing import Literal
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.balance import Balance
-from pipeplan.ilp.bounds import any_bound, forced
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.evening import Evening, measured
-from pipeplan.ilp.holes import packs, pair
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.outward import Outward
-from pipeplan.ilp.retime import retime
-from pipeplan.ilp.ring import Ring
+from pipeplan.ilp.allocations.units import coarsen
+from pipeplan.ilp.bounds.sums import any_bound, forced
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import memory_rows
+from pipeplan.ilp.facts.retime import retime
+from pipeplan.ilp.facts.ring import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.units import coarsen
-from pipeplan.ilp.walk import Layout
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.balance import Balance
+from pipeplan.ilp.walks.evening import Evening, measured
+from pipeplan.ilp.walks.holes import packs, pair
+from pipeplan.ilp.walks.outward import Outward
+from pipeplan.ilp.walks.walk import Layout
 from tests import handmade
 from tests.searches import limits
 

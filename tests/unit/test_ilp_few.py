@@ -7,13 +7,13 @@ from itertools import islice, product
 from unittest import mock
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp import few
-from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.few import Few, even, runs_of
-from pipeplan.ilp.free import joint
-from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.allocations import few
+from pipeplan.ilp.allocations.few import Few, even, runs_of
+from pipeplan.ilp.allocations.free import joint
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.state.incumbent import Incumbent
 from tests import handmade
 from tests.searches import limits
 

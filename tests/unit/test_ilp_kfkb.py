@@ -10,13 +10,13 @@ from random import Random
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.eager import Order, Step, eager_cycle, staircase
-from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.kfkb import EagerSearch
-from pipeplan.ilp.memory import fits, memory_rows
-from pipeplan.ilp.schedule import Schedule, chain_ops, duration, resource
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.contiguous.kfkb import EagerSearch
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import fits, memory_rows
+from pipeplan.ilp.facts.schedule import Schedule, chain_ops, duration, resource
 from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage
 from tests import handmade
 from tests.searches import limits

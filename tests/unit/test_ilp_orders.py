@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from pipeplan.ilp.clock import Clock
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.orders import Told, decided
+from pipeplan.ilp.allocations.orders import Told, decided
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.state.clock import Clock
+from pipeplan.ilp.state.incumbent import Incumbent
 from tests import wheels
 from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits

@@ -12,14 +12,14 @@ from ortools.sat.python import cp_model
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.ilp import search
-from pipeplan.ilp.beginnings import Beginnings, proves, raise_bound, suited
-from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.entrance import Entrance, entrance
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.model import configured, run
-from pipeplan.ilp.rounds import Loop
-from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.bounds.beginnings import Beginnings, proves, raise_bound, suited
+from pipeplan.ilp.bounds.entrance import Entrance, entrance
+from pipeplan.ilp.bounds.rounds import Loop
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.periodic.model import configured, run
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import OpKind
 from tests.searches import limits
 

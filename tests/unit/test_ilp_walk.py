@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.contiguous import ContiguousSolver
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.glance import glance
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.outward import Outward, Run
-from pipeplan.ilp.retime import retime
-from pipeplan.ilp.ring import Ring
+from pipeplan.ilp.contiguous.solver import ContiguousSolver
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import memory_rows
+from pipeplan.ilp.facts.retime import retime
+from pipeplan.ilp.facts.ring import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.walk import Layout, Walk
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.glance import glance
+from pipeplan.ilp.walks.outward import Outward, Run
+from pipeplan.ilp.walks.walk import Layout, Walk
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade
 from tests.searches import limits

@@ -7,15 +7,15 @@ from itertools import pairwise
 from unittest import mock
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp import whole as asking
-from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.free import joint
-from pipeplan.ilp.incumbent import MODEL_K, Incumbent
-from pipeplan.ilp.neighbours import MAX_TASKS
-from pipeplan.ilp.periods import attempt
+from pipeplan.ilp.allocations import whole as asking
+from pipeplan.ilp.allocations.free import joint
+from pipeplan.ilp.allocations.neighbours import MAX_TASKS
+from pipeplan.ilp.allocations.whole import MOST_LAYERS, Whole
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.periodic.periods import attempt
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.whole import MOST_LAYERS, Whole
+from pipeplan.ilp.state.incumbent import MODEL_K, Incumbent
 from pipeplan.plan import Semantics
 from tests import handmade
 from tests.searches import limits

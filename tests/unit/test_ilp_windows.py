@@ -13,15 +13,15 @@ from ortools.sat.python import cp_model
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.eager import Order, eager_cycle
-from pipeplan.ilp.bounds import any_bound
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.kfkb import EagerSearch, most_kept, steps_of
-from pipeplan.ilp.memory import fits, memory_rows
-from pipeplan.ilp.model import configured, run
-from pipeplan.ilp.schedule import Schedule, chain_ops
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.windows import Pipeline, Window, raise_bound, suited
+from pipeplan.ilp.contiguous.kfkb import EagerSearch, most_kept, steps_of
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import fits, memory_rows
+from pipeplan.ilp.facts.schedule import Schedule, chain_ops
+from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.windows import Pipeline, Window, raise_bound, suited
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage
 from pipeplan.planner import Config, solve
 from tests.searches import limits

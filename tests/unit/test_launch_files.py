@@ -6,13 +6,17 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeplan.errors import InputError
 from pipeplan.launch import ending, progress
+from pipeplan.launch.checks import prepare
+from pipeplan.launch.options import parse
 from pipeplan.runtime.place import Place
+from tests import launch_task
 
 ALONE = Place(rank=0, size=1, attempt=0, launched=False, local_rank=0, local_size=1)
 
@@ -82,3 +86,15 @@ def test_a_failure_is_told_also_where_nothing_can_be_written(
     assert said.startswith("error: rank 0: OSError: [Errno 28] No space left on device (traceback")
     assert said.count("\n") == 1
     assert ("could not be written: " in said) != writable
+
+
+def test_a_restart_starts_anew_where_nothing_complete_was_saved(tmp_path: Path) -> None:
+    """A rank that torchrun restarted resumes from complete checkpoints only."""
+    torn = tmp_path / "run" / "checkpoint" / "step-00000002"
+    torn.mkdir(parents=True)
+    (torn / ".metadata").write_bytes(b"half of it")
+    plan = tmp_path / "plan.json"
+    plan.write_text(launch_task.plan(1, "flush").to_json())
+    options = parse(["--plan", str(plan), "--steps", "1", "--out", str(tmp_path / "run")])
+    setup = prepare(options, replace(ALONE, attempt=1))
+    assert (setup.checkpoint, setup.first_step) == (None, 0)

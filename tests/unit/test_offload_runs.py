@@ -24,8 +24,8 @@ from pipeplan.runtime.build import build
 from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import Transport
 from tests import models, pipelines, plans, plans_offload, reference
 from tests.plans import random_plan
 from tests.unit import test_recompute_runs, test_runtime_memory

@@ -22,8 +22,8 @@ from pipeplan.runtime.build import build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import Transport
 from pipeplan.task import Task
 from tests import pipelines, reference
 

@@ -22,10 +22,11 @@ from pipeplan.runtime import checkpoint
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.saver import Saver
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import LocalTransport, Transport
+from pipeplan.runtime.transport import LocalTransport
 from pipeplan.runtime.weights import Weights
 from pipeplan.task import LossScale
 from tests import models, pipelines
@@ -147,6 +148,23 @@ def test_latest_skips_torn_checkpoints(tmp_path: Path) -> None:
     metadata.write_bytes(metadata.read_bytes()[:40])
     with pytest.raises(InputError, match="no complete checkpoint"):
         checkpoint.latest(tmp_path)
+
+
+def test_a_torn_checkpoint_is_none_while_it_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the old one does not make a part of the new one look complete."""
+    save_alone(tmp_path, "flush", "sgd", 1)
+    before = []
+
+    def killed(*_: object, **__: object) -> None:
+        before.append(checkpoint.is_complete(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.state_dict_saver, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_alone(tmp_path, "flush", "sgd", 2)
+    assert before == [False]
 
 
 def test_background_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from pipeplan.errors import InternalError, RankError
 from pipeplan.runtime.build import build
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.peerloss import PeerLostError
-from pipeplan.runtime.transport import Pending, Transport
 from pipeplan.task import Task
 from tests import pipelines
 

@@ -14,10 +14,11 @@ from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.leaves import places_of
+from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.optimizing import Optimizing
 from pipeplan.runtime.recorder import PeriodMeter, Recorder
 from pipeplan.runtime.seeds import layer_seed
-from pipeplan.runtime.transport import Transport, wait_all
+from pipeplan.runtime.transport import wait_all
 from pipeplan.runtime.weights import Weights
 from tests import pipelines
 

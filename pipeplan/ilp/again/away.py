@@ -12,10 +12,10 @@ from math import ceil
 from pipeplan.ilp.again.merge import Merged, merged
 from pipeplan.ilp.again.options import Options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.contiguous import Partition
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.place import place
-from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.contiguous.place import place
+from pipeplan.ilp.contiguous.solver import Partition
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 PARTS = 4096

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.balance import Balance, over
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.evening import Guess
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.walks.balance import Balance, over
+from pipeplan.ilp.walks.evening import Guess
 
 FLIPS: Final = 0.4
 """Share of the steps that decide anew whether a unit is computed again."""

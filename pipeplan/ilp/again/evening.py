@@ -20,12 +20,12 @@ from pipeplan.ilp.again.pieces import within
 from pipeplan.ilp.again.steps import Runs
 from pipeplan.ilp.again.walk import RunLayout, RunWalk, layout_of
 from pipeplan.ilp.away.relief import relief
-from pipeplan.ilp.balance import Balance
-from pipeplan.ilp.evening import Evening, Guess, Placed, measured
-from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.outward import Outward
-from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walk import Layout, beyond
+from pipeplan.ilp.facts.memory import memory_rows
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.walks.balance import Balance
+from pipeplan.ilp.walks.evening import Evening, Guess, Placed, measured
+from pipeplan.ilp.walks.outward import Outward
+from pipeplan.ilp.walks.walk import Layout, beyond
 from pipeplan.plan import MemoryRow
 
 STEPS: Final = 100

@@ -19,9 +19,9 @@ from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.contiguous import Asked, ContiguousSolver, Front, State
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.tables import Array
+from pipeplan.ilp.contiguous.solver import Asked, ContiguousSolver, Front, State
+from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 

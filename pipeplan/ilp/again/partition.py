@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeplan.ilp.again.merge import Run
 from pipeplan.ilp.again.options import NONE, Options
 from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, waited
-from pipeplan.ilp.contiguous import (
+from pipeplan.ilp.contiguous.solver import (
     Asked,
     ContiguousSolver,
     Front,
@@ -25,7 +25,7 @@ from pipeplan.ilp.contiguous import (
     State,
     push,
 )
-from pipeplan.ilp.tables import Array
+from pipeplan.ilp.facts.tables import Array
 from pipeplan.plan import Stage
 
 Places = tuple[NDArray[np.intp], ...]

@@ -20,10 +20,10 @@ from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import Turns
-from pipeplan.ilp.bounds import load_bound
-from pipeplan.ilp.feasibility import least_reason
-from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.bounds.feasibility import least_reason
+from pipeplan.ilp.bounds.sums import load_bound
 from pipeplan.ilp.resume import warm
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan
 
 SURE: Final = 2

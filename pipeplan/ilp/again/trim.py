@@ -8,8 +8,8 @@ from typing import Final
 from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.retime import tighten
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 BEYOND_S: Final = 1.0

@@ -1,0 +1,1 @@
+"""Which layers share a GPU where several runs may: each allocation, or ways to good ones."""

@@ -1,0 +1,332 @@
+"""Few layers on few GPUs: each allocation by itself, the most promising first, until none is left.
+
+For k = 1 the orders of its ops settle most in milliseconds (`orders`). The others are models so
+much smaller than one of all that CP-SAT decides most of them in a few tenths of a second, in exact
+ns and bytes; those that it does not decide are asked again, by another search and in time for
+longer. Whatever k is, an allocation needs a period of at least
+
+    floor = max( load of a GPU, load of a link, max over layers l of R(l) / c(l),
+                 max over GPUs of H / room ),
+
+R(l) = work and transfers of one micro-batch from the start of F_l to the end of B_l, c(l) = the
+most micro-batches in flight at l for which its GPU has room beside l at work (`master` says why).
+H = bytes times ns that one micro-batch takes on the GPU: over its layers, A for R(l) and what F
+and B need beside it while they run; messages while they are on their way. Room is the memory
+beside the states; what is there on average is at most the peak (exact model). Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import ceil
+from typing import Final
+
+from pipeplan.ilp.allocations.orders import Told, decided
+from pipeplan.ilp.contiguous.solver import gpu_classes
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.periodic.extract import fuse
+from pipeplan.ilp.periodic.model import SEARCHES, Answer, Result, solve_each
+from pipeplan.ilp.periodic.periods import attempt, finest, highest, shorten
+from pipeplan.ilp.periodic.variables import Instance
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.units import ceil_div
+
+Home = tuple[int, ...]
+
+MOST: Final = 3000
+"""Allocations up to which each is looked at."""
+FIRST_S: Final = 0.3
+"""Seconds that a model has at first."""
+LONGER: Final = 4
+"""Factor by which those left open have more when every search has had its turn."""
+SHORTEN_S: Final = 1.5
+"""Seconds to shorten the period of an allocation that gave a plan."""
+
+
+def allocations(costs: Costs) -> list[Home] | None:
+    """Every allocation of single layers, of equal GPUs in order; None if they are too many."""
+    found = list(islice(_extended(costs, gpu_classes(costs), ()), MOST + 1))
+    return found if len(found) <= MOST else None
+
+
+def _extended(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[Home]:
+    if len(start) == costs.layers:
+        yield start
+        return
+    layer = len(start)
+    tied = next((group[0] for group in costs.tied_groups if layer in group[1:]), None)
+    for members in classes:
+        for gpu in members:
+            given = start[tied] if tied is not None else costs.homes[layer]
+            if given in (None, gpu):
+                yield from _extended(costs, classes, (*start, gpu))
+            if gpu not in start:
+                break  # its equals behind it are as good
+
+
+def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
+    """The period per micro-batch that an allocation needs at least; None if it does not fit.
+
+    Args:
+        costs: Durations and bytes.
+        home: GPU of each layer.
+        most: No layer may keep more micro-batches (R6); None for no limit.
+    """
+    busy: dict[tuple[int, ...], int] = {}
+    room, kept = _room(costs, home), _kept(costs, home)
+    spans = [0] * costs.layers
+    span, floor = 0, Fraction(0)
+    for layer in reversed(range(costs.layers)):
+        gpu = home[layer]
+        for length, place in _behind(costs, home, layer):
+            busy[place] = busy.get(place, 0) + length
+            span += length
+        work = costs.load_ns(layer, layer, gpu) - 2 * costs.cluster.action_overhead_ns
+        busy[(gpu,)] = busy.get((gpu,), 2 * costs.cluster.action_overhead_ns) + work
+        span += work
+        spans[layer] = span
+        size = costs.segment(layer, layer, layer > 0)
+        left = room[gpu] - max(size.forward - size.saved, size.backward)
+        if left < kept[layer]:
+            return None
+        count = left // kept[layer] if kept[layer] else most
+        if most is not None:
+            count = min(most, count if count is not None else most)
+        if count is not None:
+            floor = max(floor, Fraction(span, count))
+    if costs.exact:
+        floor = max([floor, *_averages(costs, home, spans, room)])
+    return max(floor, Fraction(max(busy.values())))
+
+
+def _averages(
+    costs: Costs, home: Home, spans: Sequence[int], room: Sequence[int]
+) -> Iterator[Fraction]:
+    """H / room of each GPU with room."""
+    held = [0] * costs.gpus
+    overhead = costs.cluster.action_overhead_ns
+    for layer, gpu in enumerate(home):
+        size = costs.segment(layer, layer, layer > 0)
+        forward = costs.forward_ns(layer, layer, gpu) - overhead
+        backward = costs.backward_ns(layer, layer, gpu) - overhead
+        held[gpu] += size.saved * spans[layer]
+        held[gpu] += (size.forward - size.saved) * forward + size.backward * backward
+        there = home[min(layer + 1, costs.layers - 1)]
+        for (length, _), (source, target), back in zip(
+            _behind(costs, home, layer), ((gpu, there), (there, gpu)), (False, True), strict=False
+        ):
+            held[source] += costs.unsaved_bytes(layer, backward=back) * length
+            held[target] += costs.tensor_bytes(layer, backward=back) * length
+    return (Fraction(size, left) for size, left in zip(held, room, strict=True) if left > 0)
+
+
+def _behind(costs: Costs, home: Home, layer: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """(ns, link) of both transfers of the cut behind a layer, if there is one."""
+    here, there = home[layer], home[min(layer + 1, costs.layers - 1)]
+    if here != there:
+        links = costs.cluster.links
+        yield costs.send_forward_ns(layer, here, there), links.resource(here, there)
+        yield costs.send_backward_ns(layer, there, here), links.resource(there, here)
+
+
+def _room(costs: Costs, home: Home) -> list[int]:
+    """Memory of each GPU beside its states and the paper's permanent buffers."""
+    room = list(costs.budgets)
+    for layer, gpu in enumerate(home):
+        room[gpu] -= costs.segment(layer, layer, layer > 0).states
+        if not costs.exact and layer + 1 < costs.layers and home[layer + 1] != gpu:
+            buffers = 2 * costs.tensor_bytes(layer, backward=False)
+            room[gpu] -= buffers
+            room[home[layer + 1]] -= buffers
+    return room
+
+
+def _kept(costs: Costs, home: Home) -> list[int]:
+    """Bytes that a micro-batch in flight at each layer keeps on its GPU, up to that layer."""
+    sums = [0] * costs.gpus
+    kept = []
+    for layer, gpu in enumerate(home):
+        sums[gpu] += costs.segment(layer, layer, layer > 0).saved
+        kept.append(sums[gpu])
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One allocation of a chain: it needs a period per micro-batch of at least `floor`."""
+
+    floor: Fraction
+    home: Home
+    """GPU of each layer."""
+    state: Incumbent
+    """Of the chain; takes the schedules that are found."""
+
+    def instance(self, k: int) -> Instance:
+        """Each layer on its GPU, `k` micro-batches per period."""
+        items = tuple((layer, layer) for layer in range(len(self.home)))
+        places = tuple((gpu,) for gpu in self.home)
+        costs, most = self.state.costs, self.state.most_in_flight
+        return finest(Instance(costs, items, places, k=k, most=most))
+
+
+_Waiting = tuple[Fraction, Home, int, Case]
+"""A case behind what says whose turn is next: its floor, then its GPUs, then where it was."""
+
+
+def cases(state: Incumbent, homes: Sequence[Home], lowest: Fraction = Fraction(0)) -> list[Case]:
+    """Allocations in which a micro-batch fits; none is shorter than `lowest`, as is known."""
+    floors = [(floor_of(state.costs, home, state.most_in_flight), home) for home in homes]
+    return [Case(max(floor, lowest), home, state) for floor, home in floors if floor is not None]
+
+
+@dataclass
+class Each:
+    """All allocations at one number of micro-batches per period.
+
+    They may be of several chains that stand for the same one, each with a state of its own:
+    `state` tells the time and what is proven of all.
+    """
+
+    state: Incumbent
+    k: int
+    unfit: Fraction | None = field(default=None, init=False)
+    """Least floor of those found whose exact bytes or times do not fit; None if all do."""
+    _high: int = field(default=0, init=False)
+    """The longest period (ns of k micro-batches) that is still asked for."""
+    _turn: int = 0
+    """How often those left open were asked."""
+    _reached: bool = False
+    """Whether the gap asked for is."""
+
+    def run(self, asked: Sequence[Case], seconds: float, high: int) -> bool:
+        """Look for shorter plans until every allocation is decided or the time is over.
+
+        Args:
+            asked: All allocations in which a micro-batch fits.
+            seconds: Time for it.
+            high: Longest period that would be new, ns of k micro-batches.
+
+        Returns:
+            Whether nothing shorter is left for this k, as far as the models see.
+        """
+        state, self._high = self.state, high
+        state.enter(f"each allocation k={self.k}")
+        left = list(asked)
+        end = state.elapsed + seconds
+        while left and not self._over(end):
+            left = self._ask_all(left, end)
+            self._turn += 1
+        if self.k == 1:
+            floors = [case.floor for case in left] + ([] if self.unfit is None else [self.unfit])
+            lowest = min(floors, default=Fraction(self._high + 1))
+            state.prove("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
+        return not left
+
+    def _over(self, end: float) -> bool:
+        return self._reached or self.state.done or self.state.elapsed >= end
+
+    def _ask_all(self, asked: list[Case], end: float) -> list[Case]:
+        """Ask each once more after its last success, by floors; those that stay open."""
+        queue = [(case.floor, case.home, number, case) for number, case in enumerate(asked)]
+        heapify(queue)
+        left: list[Case] = []
+        while queue and not self._over(end):
+            batch = self._batch(queue, end)
+            answers = self._answers([each[-1] for each in batch], end)
+            for each, answer in zip(batch, answers, strict=True):
+                if answer is Answer.FOUND:
+                    heappush(queue, each)
+                elif answer is Answer.UNKNOWN:
+                    left.append(each[-1])
+        return [*left, *(case for *_, case in queue)]
+
+    def _batch(self, queue: list[_Waiting], end: float) -> list[_Waiting]:
+        """Take the least floors, one for each worker; if only higher ones are left, none is.
+
+        What orders settle is gone.
+        """
+        batch: list[_Waiting] = []
+        while queue and len(batch) < self.state.options.workers and not self._over(end):
+            if queue[0][0] * self.k > self._high:
+                queue.clear()
+            elif self._settled(queue[0][-1], end):
+                heappop(queue)
+            else:
+                batch.append(heappop(queue))
+        return batch
+
+    def _settled(self, case: Case, end: float) -> bool:
+        """Whether orders show that a case has no period shorter than the best, as it is then."""
+        costs, clock = case.state.costs, self.state.options.clock
+        shorter = partial(self._shorter, case)
+        told = Told.TAKEN if self.k == 1 else Told.OPEN
+        while told is Told.TAKEN and not self._over(end):
+            told = decided(costs, case.home, self._high, shorter, clock)
+        return told is Told.RULED_OUT
+
+    def _shorter(self, case: Case, schedule: Schedule) -> bool:
+        """Whether a schedule of orders, made as short as they allow, is the best now."""
+        state, high = case.state, self._high
+        lowest = max(1, ceil(self.state.bounds["any"]))
+        fused = fuse(state.costs, schedule)
+        made = [schedule] if fused is None else [fused, schedule]
+        made = [tighten(state.costs, each, lowest) for each in made]
+        if not state.costs.cluster.action_overhead_ns:
+            made.append(schedule)  # early starts may need bytes that these do not
+        periods = [each.period for each in made if state.offer(each)]
+        self._high = min([high, *(period - 1 for period in periods)])
+        self._reached |= state.done
+        return self._high < high
+
+    def _answers(self, batch: list[Case], end: float) -> list[Answer]:
+        """Whether each allocation has a schedule of at most the longest period asked for."""
+        instances = [case.instance(self.k) for case in batch]
+        asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
+        lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
+        limit = FIRST_S * LONGER ** (self._turn // len(SEARCHES))
+        limit = min(limit, max(0.1, end - self.state.elapsed))
+        high = self._high
+        results = solve_each(asked, self.state.options, limit, lowest, self._turn)
+        return [
+            self._take(case, instance, result, high)
+            for case, instance, result in zip(batch, instances, results, strict=True)
+        ]
+
+    def _take(self, case: Case, instance: Instance, result: Result, high: int) -> Answer:
+        """Offer what was found, making room where exact bytes do not fit; then shorten it.
+
+        Durations round down to ticks, so what was found may last longer than `high`, the period
+        asked for. At once it would come again: it waits for the next turn, unless every shorter
+        period was decided.
+        """
+        if result.answer is not Answer.FOUND:
+            return result.answer
+        state = case.state
+        taken = [each.period for each in result.schedules if state.offer(each)]
+        if not taken:
+            period = ceil_div(self._high, instance.tick)
+            result = attempt(state, instance, period, FIRST_S)
+            if result.answer is not Answer.FOUND:
+                return self._told_unfit(case)
+            taken = [each.period for each in result.schedules if state.accepts(each)]
+        self._high = min([self._high, *(period - 1 for period in taken)])
+        self._high = min(self._high, highest(state, instance, tick=1))
+        lowest = ceil_div(int(-(-case.floor * self.k // 1)), instance.tick)
+        decided = shorten(state, instance, SHORTEN_S, proof=False, lowest=lowest)
+        self._high = min(self._high, highest(state, instance, tick=1))
+        self._reached |= state.done
+        if self._high < high:
+            return Answer.FOUND
+        return self._told_unfit(case) if decided else Answer.UNKNOWN
+
+    def _told_unfit(self, case: Case) -> Answer:
+        """It may be shorter than what is known: nothing above its floor is proven."""
+        self.unfit = case.floor if self.unfit is None else min(self.unfit, case.floor)
+        return Answer.UNFIT

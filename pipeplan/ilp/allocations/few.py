@@ -1,0 +1,193 @@
+"""Few runs of layers on GPUs whose loads come out even: each such allocation, decided by orders.
+
+Where memory is ample, what keeps plans of a few dozen layers above the bound is that loads do not
+come out even. Just below the best plan's period hardly any allocation of few runs has loads that
+allow it: of ResNet-18 on 4 GPUs none with up to 7 runs, 3 with 8, some hundred with 10. Fewest
+runs first, then by `floor_of`, each is a chain whose layers are its runs; `orders` decides in
+milliseconds to seconds what CP-SAT leaves open for minutes. Plans only, no bound: a run that is
+split into several stages may do better. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from heapq import nlargest, nsmallest
+from itertools import accumulate, groupby
+from typing import Final
+
+from pipeplan.ilp.allocations.each import Home, floor_of
+from pipeplan.ilp.allocations.orders import Told, decided
+from pipeplan.ilp.bounds.sums import cheapest_cuts
+from pipeplan.ilp.contiguous.solver import gpu_classes
+from pipeplan.ilp.facts.coarsen import grouped
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.plan import Stage
+
+MOST_LAYERS: Final = 40
+"""Longer chains have too many allocations for each to be looked at."""
+FEWEST: Final = 3
+"""Runs from which on some GPU can have two."""
+KEPT: Final = 20_000
+"""Allocations of one number of runs that are decided at most, those of the lowest floors."""
+LOOK: Final = 64
+"""Beginnings of allocations between two looks at the clock."""
+STEP: Final = Fraction(1, 1000)
+"""Share by which a period asked for is below the best."""
+
+
+@dataclass
+class Few:
+    """Allocations with few runs, until the time is over."""
+
+    state: Incumbent
+    _end: float = field(default=0.0, init=False)
+
+    def run(self, seconds: float) -> None:
+        """Look for shorter plans for `seconds`; there must be one already."""
+        state = self.state
+        if state.best is None or not state.costs.exact or state.costs.layers > MOST_LAYERS:
+            return
+        state.enter("few runs")
+        self._end = state.elapsed + min(seconds, state.remaining)
+        for runs in range(FEWEST, state.costs.layers + 1):
+            for floor, home in self._promising(runs):
+                if self._over:
+                    return
+                self._improve(floor, home)
+
+    @property
+    def _over(self) -> bool:
+        return self.state.done or self.state.elapsed >= self._end
+
+    @property
+    def _best(self) -> Fraction:
+        assert self.state.best is not None
+        return self.state.best.per_microbatch
+
+    def _promising(self, runs: int) -> list[tuple[Fraction, Home]]:
+        """Allocations that may be shorter than the best plan, lowest floors first."""
+        return nsmallest(KEPT, self._floors(runs))
+
+    def _floors(self, runs: int) -> Iterator[tuple[Fraction, Home]]:
+        costs, most = self.state.costs, self.state.most_in_flight
+        highest = self._best * (1 - STEP)
+        for number, home in enumerate(even(costs, int(highest), runs)):
+            if number % LOOK == 0 and self._over:
+                return
+            floor = None if home is None else floor_of(costs, home, most)
+            if home is not None and floor is not None and floor < highest:
+                yield floor, home
+
+    def _improve(self, floor: Fraction, home: Home) -> None:
+        """Ask for shorter periods, halfway down to what was not found, while each is found."""
+        low, asked = floor, self._best * (1 - STEP)
+        while asked > low and not self._over:
+            if not self._shortened(home, int(asked)):
+                low = asked
+            asked = min((low + self._best) / 2, self._best * (1 - STEP))
+
+    def _shortened(self, home: Home, period: int) -> bool:
+        """Whether orders give a schedule of a period that fits and is the best."""
+        costs, runs = self.state.costs, runs_of(home)
+        chain = grouped(costs.chain, runs, [gpu.speed for gpu in costs.cluster.gpus])
+        short = replace(costs, chain=chain, again=frozenset(), pins=())
+        gpus = tuple(home[first] for first, _ in runs)
+        stages = tuple(
+            Stage(id=number, layers=run, gpu=gpu)
+            for number, (run, gpu) in enumerate(zip(runs, gpus, strict=True))
+        )
+
+        def taken(found: Schedule) -> bool:
+            return self._taken(replace(found, stages=stages))
+
+        told = decided(short, gpus, period, taken, self.state.options.clock)
+        return told is Told.TAKEN
+
+    def _taken(self, schedule: Schedule) -> bool:
+        """Whether a schedule, or it as short as its orders allow, is the best now."""
+        state, best = self.state, self._best
+        for each in (schedule, tighten(state.costs, schedule, max(1, int(state.bounds["any"])))):
+            state.offer(each)
+        return self._best < best
+
+
+def runs_of(home: Home) -> list[tuple[int, int]]:
+    """(first, last) of each run of layers on one GPU."""
+    runs, first = [], 0
+    for _, layers in groupby(home):
+        count = len(list(layers))
+        runs.append((first, first + count - 1))
+        first += count
+    return runs
+
+
+def even(costs: Costs, period: int, runs: int) -> Iterator[Home | None]:
+    """Allocations of so many runs whose loads and cuts allow a period, of equal GPUs in order.
+
+    None stands for a beginning that was given up, so that who asks can look at the clock.
+    """
+    return _Even(costs, period).behind((), runs)
+
+
+class _Even:
+    """Depth-first, layer by layer, with the time that each GPU has left."""
+
+    def __init__(self, costs: Costs, period: int) -> None:
+        self._costs = costs
+        self._classes = gpu_classes(costs)
+        self._spare = [period] * costs.gpus
+        self._whole = [busy <= period for busy in cheapest_cuts(costs)]
+        overhead = 2 * costs.cluster.action_overhead_ns
+        self._work = [
+            [costs.load_ns(layer, layer, gpu) - overhead for gpu in range(costs.gpus)]
+            for layer in range(costs.layers)
+        ]
+        least = (min(work) for work in reversed(self._work))
+        self._left = [*accumulate(least, initial=0)][::-1]
+
+    def behind(self, start: Home, runs: int) -> Iterator[Home | None]:
+        """What begins like `start` and has so many more runs."""
+        layer = len(start)
+        if layer == self._costs.layers:
+            yield None if runs else start
+            return
+        if runs > self._costs.layers - layer or self._room(start, runs) < self._left[layer]:
+            yield None
+            return
+        ended = True
+        for gpu in self._choices(start, runs):
+            work = self._work[layer][gpu]
+            if work <= self._spare[gpu]:
+                ended = False
+                self._spare[gpu] -= work
+                begins = not start or start[-1] != gpu
+                yield from self.behind((*start, gpu), runs - begins)
+                self._spare[gpu] += work
+        if ended:
+            yield None
+
+    def _room(self, start: Home, runs: int) -> int:
+        """Time that is left on the GPU of the last run and on those that `runs` more may reach."""
+        if not start:
+            return sum(nlargest(runs, self._spare))
+        others = (spare for gpu, spare in enumerate(self._spare) if gpu != start[-1])
+        return self._spare[start[-1]] + sum(nlargest(runs, others))
+
+    def _choices(self, start: Home, runs: int) -> Iterator[int]:
+        """GPUs that the next layer may sit on."""
+        layer = len(start)
+        tied = next((group[0] for group in self._costs.tied_groups if layer in group[1:]), None)
+        given = self._costs.homes[layer] if tied is None else start[tied]
+        for members in self._classes:
+            for gpu in members:
+                stays = bool(start) and start[-1] == gpu
+                cut = stays or (runs > 0 and (not start or self._whole[layer - 1]))
+                if cut and given in (None, gpu):
+                    yield gpu
+                if gpu not in start:
+                    break  # its equals behind it are as good

@@ -1,0 +1,156 @@
+"""Free allocations, several runs of layers a GPU: exact for few layers, else many ways in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final
+
+from pipeplan.ilp.allocations.each import Each, allocations, cases
+from pipeplan.ilp.allocations.guide import Guide, Home
+from pipeplan.ilp.allocations.neighbours import Neighbourhoods
+from pipeplan.ilp.allocations.units import coarsen
+from pipeplan.ilp.allocations.whole import Whole
+from pipeplan.ilp.periodic.periods import highest, scaled, shorten
+from pipeplan.ilp.periodic.variables import Instance
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.evening import Evening
+from pipeplan.ilp.walks.walk import Walk
+from pipeplan.units import ceil_div
+
+JOINT_ITEMS: Final = 14
+"""Layers up to which allocation and schedule are one model."""
+STEPS: Final = (1.0, 1.01, 1.03, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0)
+"""Periods that the guide tries, as multiples of the bound."""
+JOINT_SHARE: Final = 0.4
+"""Share of the time left for each k of the joint model."""
+FIRST_SHARE: Final = 0.05
+"""Share of it that the joint model has where each allocation can be looked at by itself."""
+GUIDE_SHARE: Final = 0.3
+"""Share of the time left for the guide."""
+AHEAD_SHARE: Final = 0.05
+"""Share of it that the walk has then, so that allocations are asked for more than they can do."""
+GLANCE_S: Final = 0.1
+"""Seconds that the walk has where the joint model decided all that it sees."""
+TURN_S: Final = 8.0
+"""Seconds that walk and neighbourhoods have in their first turn; the next is longer by half."""
+TRIES: Final = 3
+"""Allocations tried at each period and size."""
+
+Item = tuple[int, int]
+
+
+def search(state: Incumbent) -> None:
+    """Improve on the best plan; raise the bound for k = 1 where layers are few.
+
+    Where the joint model decided all, what follows is short; else it goes on while there is time.
+    """
+    few = state.costs.layers <= JOINT_ITEMS
+    walk, around, evening = Walk(state), Neighbourhoods(state), Evening(state)
+    decided = few and _decide(state, walk)
+    if decided:
+        walk.run(GLANCE_S)
+    if not state.done:
+        guided(state, GUIDE_SHARE * state.remaining)
+    turn, whole = TURN_S, Whole(state)
+    while state.best is not None and not state.done:
+        around.run(turn)
+        if decided:
+            return
+        whole.run(turn)
+        walk.run(turn)
+        evening.run(turn)
+        turn *= 1.5
+
+
+def _decide(state: Incumbent, walk: Walk) -> bool:
+    """The joint model for each k; where it stays open and they are few, each allocation.
+
+    The walk goes between the two: a contiguous plan may be several times as long as need be, as
+    with a weight that the first and the last layer share. Then no allocation would be left out.
+    """
+    homes = None if state.options.offload else allocations(state.costs)
+    share = 1.0 if len(state.options.ks) == 1 else JOINT_SHARE
+    decided = True
+    for k in state.model_ks:
+        if state.done:
+            break
+        seconds = share * state.remaining
+        if homes is None:
+            decided &= joint(state, k, seconds)
+        elif not joint(state, k, FIRST_SHARE * seconds):
+            walk.run(AHEAD_SHARE * seconds)
+            high = highest(state, Instance(state.costs, (), k=k))
+            seconds *= 1 - FIRST_SHARE - AHEAD_SHARE
+            decided &= Each(state, k).run(cases(state, homes), seconds, high)
+    return decided
+
+
+def joint(state: Incumbent, k: int, seconds: float) -> bool:
+    """Allocation and schedule together, layer by layer: solutions and proofs from one model.
+
+    Returns:
+        Whether nothing shorter is left for this k, as far as the model sees.
+    """
+    state.enter(f"joint k={k}")
+    items = tuple((layer, layer) for layer in range(state.costs.layers))
+    instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
+    return shorten(state, instance, seconds, proof=True)
+
+
+def guided(state: Incumbent, seconds: float) -> None:
+    """Allocations proposed by the guide at growing periods, coarse units first, then scheduled."""
+    end = state.elapsed + seconds
+    for factor in STEPS:
+        for count in _sizes(state):
+            tabu: list[Home] = []
+            for _ in range(TRIES):
+                target = state.bound * Fraction(factor)
+                if state.done or state.elapsed > end or not _worth(state, target):
+                    return
+                state.enter(f"guide {count} units at {factor:g} x bound")
+                home = _propose(state, count, target, tabu, end)
+                if home is None:
+                    break
+                tabu.append(home[0])
+                schedule_home(state, *home, end)
+
+
+def _sizes(state: Incumbent) -> Iterator[int]:
+    gpus, layers = state.costs.gpus, state.costs.layers
+    return iter(
+        sorted({min(layers, size) for size in (2 * gpus + 8, 3 * gpus + 12, 6 * gpus + 8)})
+    )
+
+
+def _worth(state: Incumbent, target: Fraction) -> bool:
+    return state.best is None or target < state.best.per_microbatch
+
+
+def _propose(
+    state: Incumbent, count: int, target: Fraction, tabu: list[Home], end: float
+) -> tuple[Home, tuple[Item, ...]] | None:
+    """An allocation of coarse units that may reach `target` ns, or None."""
+    items = coarsen(state.costs, count, int(target))
+    instance = scaled(Instance(state.costs, items, most=state.most_in_flight))
+    period = ceil_div(int(target), instance.tick)
+    guide = Guide(instance, period, 2 * state.costs.gpus + 4, tabu)
+    home = guide.solve(state.options, min(4.0, max(0.1, end - state.elapsed)))
+    return None if home is None else (home, items)
+
+
+def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: float) -> None:
+    """The shortest period of one allocation, its runs of units as items."""
+    runs: list[Item] = []
+    places: list[int] = []
+    for (first, last), gpu in zip(items, home, strict=True):
+        if places and places[-1] == gpu:
+            runs[-1] = (runs[-1][0], last)
+        else:
+            runs.append((first, last))
+            places.append(gpu)
+    state.enter(f"schedule {len(runs)} stages")
+    instance = Instance(
+        state.costs, tuple(runs), tuple((gpu,) for gpu in places), most=state.most_in_flight
+    )
+    shorten(state, instance, min(10.0, max(0.1, end - state.elapsed)), proof=False)

@@ -1,0 +1,212 @@
+"""Whether an allocation has a schedule of a period: branch and bound over orders of its ops.
+
+One micro-batch per period on a given allocation. Op after op of the chain takes a place among
+those of its GPU: behind which of them it comes, and how many periods later. Places of a GPU say
+what is in memory when each of its ops starts, whatever the times; places of all, with the chain,
+bound differences of times: t_v - t_u >= D[u, v], the longest path. A place is given up where a
+cycle of bounds is longer than 0, or where bytes that are sure exceed a memory:
+
+    at an op i of the GPU   states + own(i) + sum of A(l) * c(l, i) + tensors between its ops
+    c(l, i), F_l and B_l placed:   turn(B_l) - turn(F_l) + [F_l before i] - [B_l before i]
+             only F_l placed:      micro-batches since F_l  +  ceil(D[i, B_l] / T)
+             neither placed:       floor((D[F_l, B_l] + d(B_l) + d(i) - 1) / T)
+    on average over a period      sum of bytes times ns of a micro-batch / T, stays at least D
+
+First without transfers: time between ops, without bytes. What is ruled out then is so for every
+schedule; else again, with places for transfers as well (`sending`), and what is found then is a
+schedule but for bytes of updates and of receives posted early by the sender's ops. What is ruled
+out is so in every shorter period too (`periods`). No op need wait for a period or more: all behind
+it could come a period earlier, and nothing stays longer. Limits on micro-batches in flight (R6)
+are left out. A stage of several layers is those layers back to back: bytes of a running layer are
+at most those of its stage, overhead is counted where stages surely begin. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from pipeplan.ilp.allocations.numbered import Ops
+from pipeplan.ilp.allocations.sending import Ring, Sending, placed
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.state.clock import Clock
+from pipeplan.plan import OpKind, Stage
+
+F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
+
+NODES: Final = 4000
+"""Places tried after which an allocation is left to CP-SAT."""
+NODE_S: Final = 1e-4
+"""Seconds that a place takes, about."""
+
+LARGEST: Final = 1 << 58
+"""Ns that times stay below, so that their sums are exact."""
+
+
+class Told(Enum):
+    """What orders say of a period."""
+
+    RULED_OUT = "ruled out"
+    TAKEN = "taken"
+    """A schedule was found and did."""
+    OPEN = "open"
+
+
+def decided(
+    costs: Costs,
+    home: tuple[int, ...],
+    period: int,
+    taken: Callable[[Schedule], bool],
+    clock: Clock,
+    nodes: int = NODES,
+) -> Told:
+    """Whether a schedule of one micro-batch per period has this period or a shorter one.
+
+    Args:
+        costs: Durations and bytes; only the exact memory model is understood.
+        home: GPU of each layer.
+        period: In ns.
+        taken: Whether a schedule will do. It keeps (R2)-(R5) but for (T2)'s overhead of joined
+            layers; its bytes are to be counted again. If it will not, other orders are tried.
+        clock: Told of the work done.
+        nodes: Places to try at most; four times as many with transfers.
+
+    Returns:
+        OPEN where none did, where there was more to try, or where an op has no length.
+    """
+    ops = Ops(costs, home)
+    computes = ops.length[: 2 * ops.layers]
+    if not costs.exact or min(computes) <= 0 or 4 * len(ops.length) * period > LARGEST:
+        return Told.OPEN
+    if max(ops.length) > period or min(ops.room) < 0:
+        return Told.RULED_OUT
+    offered: list[Schedule] = []
+
+    def tried(paths: Array) -> bool:
+        offered.append(_schedule(ops, home, period, paths))
+        return taken(offered[-1])
+
+    for transfers, most in ((False, nodes), (True, 4 * nodes)):
+        search = _Search(ops, period, most, tried if transfers else None)
+        found = search.place(0, ops.paths(period, transfers=transfers))
+        clock.spend((most - max(0, search.left)) * NODE_S)
+        if search.left >= 0 and found is None and not offered:
+            return Told.RULED_OUT
+        if transfers and found is not None:
+            return Told.TAKEN
+    return Told.OPEN
+
+
+def _schedule(ops: Ops, home: tuple[int, ...], period: int, paths: Array) -> Schedule:
+    """Every op as early as D says; each layer a stage."""
+    stages = tuple(Stage(id=n, layers=(n, n), gpu=gpu) for n, gpu in enumerate(home))
+    times = {}
+    for op, layer in enumerate(ops.layer):
+        times[B if op >= ops.layers else F, layer] = (int(paths[0, op]),)
+    for each in ops.transfers:
+        kind = SEND_B if each.behind >= ops.layers else SEND_F
+        times[kind, ops.layer[each.behind]] = (int(paths[0, each.op]),)
+    return Schedule(stages, period, 1, times)
+
+
+@dataclass
+class _Search:
+    """Depth-first over places."""
+
+    ops: Ops
+    period: int
+    left: int
+    """Places that may still be tried."""
+    taken: Callable[[Array], bool] | None
+    """Whether a schedule of these longest paths will do; None where transfers are not placed."""
+
+    def __post_init__(self) -> None:
+        ops = self.ops
+        self.rings: list[Ring] = [() for _ in ops.room]
+        self.spare = [room * self.period for room in ops.room]
+        for layer in range(ops.layers):
+            forward, back, kept = ops.length[layer], ops.length[ops.back(layer)], ops.kept[layer]
+            beside = (ops.own[layer] - kept) * forward + ops.own[ops.back(layer)] * back
+            self.spare[ops.gpu[layer]] -= beside + kept * back
+
+    def place(self, op: int, paths: Array) -> Array | None:
+        """D with places for this op and all behind it; None if there are none, or too many."""
+        ops = self.ops
+        if op == 2 * ops.layers:
+            return paths if self.taken is None else self._send(paths, self.taken)
+        gpu = ops.gpu[op]
+        ring = self.rings[gpu]
+        after, before = ops.length, -ops.length[op]
+        for longer, new in placed(op, ring, paths, self.period, after, [before] * len(after)):
+            self.left -= 1
+            if self.left < 0:
+                return None
+            self.rings[gpu] = longer
+            found = self.place(op + 1, new) if self._fits(gpu, new) else None
+            if found is not None:
+                return found
+            self.rings[gpu] = ring
+        return None
+
+    def _send(self, paths: Array, taken: Callable[[Array], bool]) -> Array | None:
+        """The same with places for transfers."""
+        levels = [self._closed(ring) if ring else [] for ring in self.rings]
+        sending = Sending(self.ops, self.period, self.rings, self.left, taken)
+        found = sending.place(0, paths, levels)
+        self.left = sending.left
+        return found
+
+    def _fits(self, gpu: int, paths: Array) -> bool:
+        """Whether what is sure fits: on average on every GPU, at each op on this one."""
+        ops, spare = self.ops, list(self.spare)
+        for layer, kept in enumerate(ops.kept):
+            spare[ops.gpu[layer]] -= kept * int(paths[layer, ops.back(layer)])
+        if min(spare) < 0:
+            return False
+        ring = self.rings[gpu]
+        levels = self._closed(ring)
+        for layer, kept in enumerate(ops.kept):
+            if ops.gpu[layer] == gpu and kept:
+                self._open(layer, ring, paths, levels)
+        return max(levels) <= ops.room[gpu]
+
+    def _closed(self, ring: Ring) -> list[int]:
+        """Bytes at each op of a GPU, of tensors whose two ops have a place, and its own."""
+        ops, turn = self.ops, {op: -turn for op, turn in ring}
+        level, levels = 0, []
+        for op in turn:
+            back = ops.back(op)
+            if op < back and back in turn:
+                level += ops.kept[op] * (turn[back] - turn[op])
+            if ops.waits[op] and op + 1 in turn:
+                level += ops.waits[op] * (turn[op + 1] - turn[op])
+        for op in turn:
+            if op and op - 1 in turn:
+                level -= ops.waits[op - 1]
+            levels.append(level + ops.own[op])
+            if ops.back(op) in turn:
+                level += ops.kept[ops.layer[op]] * (1 if op < ops.layers else -1)
+            if op + 1 in turn:
+                level += ops.waits[op]
+        return levels
+
+    def _open(self, layer: int, ring: Ring, paths: Array, levels: list[int]) -> None:
+        """Add what a layer keeps whose backward, or both of whose ops, have no place yet."""
+        ops, period = self.ops, self.period
+        back, kept = ops.back(layer), ops.kept[layer]
+        where = {op: (place, turn) for place, (op, turn) in enumerate(ring)}
+        if back in where:
+            return
+        if layer not in where:
+            stay = int(paths[layer, back]) + ops.length[back] - 1
+            for place, (op, _) in enumerate(ring):
+                levels[place] += kept * ((stay + ops.length[op]) // period)
+            return
+        begun, first = where[layer]
+        for place, (op, turn) in enumerate(ring):
+            since = first - turn - (begun >= place)
+            levels[place] += kept * (since - (-int(paths[op, back]) // period))

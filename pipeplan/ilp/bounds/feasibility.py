@@ -1,0 +1,190 @@
+"""Whether any plan exists, and the tightest reason proven if none does.
+
+Every op of any plan finds at least its own micro-batch's bytes in memory, and states never leave
+their GPU. So a layer that fits no GPU with one micro-batch, states beyond all memory, or a spread
+that cannot be found (`static`) each prove that there is no plan. What a micro-batch keeps counts
+only where nothing is computed again or waits in the host's memory.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from pipeplan.errors import InputError
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.units import MAX_INT, format_bytes
+
+
+def check_sums(costs: Costs) -> None:
+    """Refuse chains whose totals leave the range of integers files may hold.
+
+    Raises:
+        InputError: if times or bytes sum to too much.
+    """
+    totals = {
+        "times": sum(
+            costs.load_ns(i, i, gpu) for i in range(costs.layers) for gpu in range(costs.gpus)
+        ),
+        "bytes": sum(
+            value
+            for layer in costs.chain.layers
+            for name, value in layer
+            if name.endswith("_bytes") and isinstance(value, int)
+        ),
+    }
+    for name, total in totals.items():
+        if total > MAX_INT // 64:
+            raise InputError(
+                f"chain {costs.chain.name!r}: its {name} sum to {total}, need at most"
+                f" {MAX_INT // 64}"
+            )
+
+
+def layer_need(costs: Costs, layer: int) -> int:
+    """Bytes without which no GPU can run the layer: its states and one micro-batch's peak."""
+    size = costs.segment(layer, layer, True)
+    return size.states + max(size.forward, size.saved + size.backward, size.update)
+
+
+def simple_reason(costs: Costs) -> str | None:
+    """Why no plan exists that keeps all it saves on its GPUs, if sums show it; else None."""
+    return least_reason(costs) or _kept_reason(costs)
+
+
+def least_reason(costs: Costs) -> str | None:
+    """A layer that fits no GPU, pins, or states beyond all memory; None if none of them is so.
+
+    Each of them also holds for plans that compute layers again or send what they keep to the host.
+    """
+    return layer_reason(costs) or _pinned_reason(costs) or _states_reason(costs)
+
+
+def layer_reason(costs: Costs) -> str | None:
+    """A layer that fits no GPU, even if it is computed again; None if there is none.
+
+    Or layers that must share a GPU and are pinned to two.
+    """
+    apart = _pinned_apart(costs)
+    if apart is not None:
+        return apart
+    largest = max(costs.budgets)
+    for layer in range(costs.layers):
+        need = layer_need(costs, layer)
+        if need > largest:
+            name = costs.chain.layers[layer].name
+            return (
+                f"chain {costs.chain.name!r}: no plan exists: layer {layer} ({name!r}) needs"
+                f" {need} bytes ({format_bytes(need)}) for its states and one micro-batch, the"
+                f" largest GPU has {largest}: {need - largest} bytes over. A smaller micro-batch"
+                " or a GPU with more memory would help."
+            )
+    return None
+
+
+def _pinned_apart(costs: Costs) -> str | None:
+    """Tied layers that are pinned to different GPUs; None if there are none."""
+    for group in costs.tied_groups:
+        pinned = [(layer, gpu) for layer, gpu in costs.pins if layer in group]
+        for (one, here), (other, there) in pairwise(pinned):
+            if here != there:
+                return (
+                    f"chain {costs.chain.name!r}: no plan exists: layers {one} and {other} share"
+                    f" a parameter, so they need one GPU, and are pinned to {here} and {there}."
+                    " Pin them to one GPU, or only one of them."
+                )
+    return None
+
+
+def _pinned_reason(costs: Costs) -> str | None:
+    """A GPU that cannot hold the states of what is pinned to it and one micro-batch's peak."""
+    for gpu, budget in enumerate(costs.budgets):
+        pinned = [layer for layer, home in enumerate(costs.homes) if home == gpu]
+        if not pinned:
+            continue
+        sizes = [costs.segment(layer, layer, True) for layer in pinned]
+        states = sum(size.states for size in sizes)
+        own = max(max(x.forward, x.saved + x.backward, x.update) for x in sizes)
+        if states + own > budget:
+            return (
+                f"chain {costs.chain.name!r}: no plan exists: the {len(pinned)} layers pinned to"
+                f" GPU {gpu} need {states + own} bytes ({format_bytes(states + own)}) for their"
+                f" states and one micro-batch, it has {budget}: {states + own - budget} bytes"
+                " over. Pin fewer layers to it."
+            )
+    return None
+
+
+def _states_reason(costs: Costs) -> str | None:
+    """(M1) of all layers together beyond all memory: nothing makes it smaller."""
+    states, total = _states(costs), sum(costs.budgets)
+    if states <= total:
+        return None
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {states}"
+        f" bytes ({format_bytes(states)}), the {costs.gpus} GPUs have {total}:"
+        f" {states - total} bytes over. {would_help(costs, only_states=True)}"
+    )
+
+
+def _kept_reason(costs: Costs) -> str | None:
+    """States and what one micro-batch keeps beyond all memory."""
+    saved = sum(costs.segment(layer, layer, True).saved for layer in range(costs.layers))
+    states, total = _states(costs), sum(costs.budgets)
+    need = states + saved
+    if need <= total:
+        return None
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
+        f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
+        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. {would_help(costs)}"
+    )
+
+
+def _states(costs: Costs) -> int:
+    return sum(costs.segment(layer, layer, True).states for layer in range(costs.layers))
+
+
+def would_help(
+    costs: Costs, *, only_states: bool = False, again: bool = False, time: bool = False
+) -> str:
+    """What to try, as a sentence.
+
+    Args:
+        costs: of the chain that has no plan.
+        only_states: whether states alone are too much: what a micro-batch keeps matters not.
+        again: whether layers may be computed again already.
+        time: whether more time is worth a try.
+    """
+    ways = [*(["time"] if time else []), "memory", "GPUs"]
+    ways = ["More " + ways[0], *(f"more {way}" for way in ways[1:])]
+    if costs.semantics == "2bw":
+        ways.append("semantics flush (one version of the weights)")
+    if not only_states:
+        ways.append("a smaller micro-batch")
+        if not again and costs.exact and not costs.pins:
+            ways.append("recompute auto")
+    return f"{', '.join(ways[:-1])} or {ways[-1]} may help."
+
+
+def spread_reason(costs: Costs, missing: int) -> str:
+    """No spread of the layers leaves room for one micro-batch on every GPU."""
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
+        f" over the {costs.gpus} GPUs{_kept_pins(costs)}, on some GPU the states and one"
+        f" micro-batch exceed its memory by at least {missing} bytes ({format_bytes(missing)})."
+        f" {would_help(costs)}"
+    )
+
+
+def _kept_pins(costs: Costs) -> str:
+    return f" with {len(costs.pins)} layers pinned" if costs.pins else ""
+
+
+def contiguous_reason(costs: Costs) -> str:
+    """No partition into one stage per GPU fits, whatever the period and k."""
+    return (
+        f"chain {costs.chain.name!r}: no contiguous plan exists: however its {costs.layers} layers"
+        f" are cut into at most {costs.gpus} stages{_kept_pins(costs)}, some stage's states and"
+        " one micro-batch exceed its GPU's memory. Method auto may place several stages on a GPU;"
+        " more memory or GPUs would help too."
+    )

@@ -1,0 +1,1 @@
+"""One stage per GPU: exact for one micro-batch per period, eager cycles for several."""

@@ -1,0 +1,53 @@
+"""From a contiguous partition to times.
+
+V of a stage is fixed by the partition; where it exceeds the work inside, something waits. Either
+the forward half runs as early as possible and gradients wait, or the backward half runs without a
+wait and forwards do; both keep the same counts and differ in where tensors lie meanwhile.
+"""
+
+from __future__ import annotations
+
+from pipeplan.ilp.contiguous.solver import Partition, push_one
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.schedule import OpId, Schedule, chain_ops, duration
+from pipeplan.plan import OpKind
+
+
+def place(costs: Costs, partition: Partition, *, gradients_wait: bool = True) -> Schedule:
+    """A schedule of the partition at its period; it keeps (R2)-(R5), memory is to be counted."""
+    stages, period = partition.stages, partition.period
+    length = {op: duration(costs, stages, op) for op in chain_ops(stages)}
+    begin: dict[OpId, int] = {}
+    forward_end = backward_start = 0
+    for stage in stages:
+        # both clocks meet the stage from outside: in front of its F, behind its B
+        span = partition.spans[stage.id]
+        f, b = (OpKind.F, stage.id), (OpKind.B, stage.id)
+        if gradients_wait:
+            begin[f] = forward_end
+            begin[b] = begin[f] + span - length[b]
+        else:
+            begin[b] = backward_start - length[b]
+            begin[f] = begin[b] + length[b] - span
+        forward_end, backward_start = begin[f] + length[f], begin[b]
+        if stage.id + 1 == len(stages):
+            break
+        e, g = (OpKind.SEND_F, stage.id), (OpKind.SEND_B, stage.id + 1)
+        trip = _trip(costs, partition, stage.id, length[e] + length[g])
+        if gradients_wait:
+            begin[e] = forward_end
+            begin[g] = begin[e] + trip - length[g]
+        else:
+            begin[g] = backward_start - length[g]
+            begin[e] = begin[g] + length[g] - trip
+        forward_end, backward_start = begin[e] + length[e], begin[g]
+    origin = min(begin.values())
+    return Schedule(stages, period, 1, {op: (time - origin,) for op, time in begin.items()})
+
+
+def _trip(costs: Costs, partition: Partition, stage: int, transfers: int) -> int:
+    """V of the cut behind `stage`: from the start of SEND_F to the end of SEND_B."""
+    behind = partition.spans[stage + 1]
+    if costs.cluster.links.duplex == "full":
+        return behind + transfers
+    return push_one(behind, transfers, partition.period)

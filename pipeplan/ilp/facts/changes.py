@@ -1,0 +1,257 @@
+"""What a schedule does to every GPU's bytes: (M2)-(M6), (P2)-(P5), (H6), (H7).
+
+A change happens at a key (time, class, micro-batch, position, sub) of (O5), in absolute time, for
+micro-batches 0..k-1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pipeplan.ilp.facts.costs import Costs, SegmentBytes
+from pipeplan.ilp.facts.schedule import (
+    Away,
+    OpId,
+    Schedule,
+    duration,
+    link_of,
+    overlap,
+    position,
+)
+from pipeplan.plan import OpKind, Stage
+
+SAVED, WORKING, DIRECT, MESSAGE = range(4)
+# classes of (O5)
+_END, _RECV, _INSTANT, _OPT, _START = range(5)
+
+
+class Change(NamedTuple):
+    """`size` bytes of one term at one key; `counted` tells whether peaks are taken there."""
+
+    gpu: int
+    time: int
+    order: int
+    microbatch: int
+    position: int
+    sub: int
+    term: int
+    size: int
+    counted: bool = True
+
+
+@dataclass
+class Sweep:
+    """What both accountings share: the schedule and its segments."""
+
+    costs: Costs
+    schedule: Schedule
+
+    def segment(self, stage: int) -> SegmentBytes:
+        """Bytes of a stage, its predecessor's shared output taken into account."""
+        return stage_bytes(self.costs, self.schedule.stages, stage)
+
+    def products(self) -> Iterator[tuple[OpId, OpId, int, bool]]:
+        """(producer, consumer, boundary layer, backward?) of each tensor between two stages."""
+        for stage in self.schedule.stages[1:]:
+            yield (OpKind.F, stage.id - 1), (OpKind.F, stage.id), stage.first - 1, False
+            yield (OpKind.B, stage.id), (OpKind.B, stage.id - 1), stage.first - 1, True
+
+    def same_gpu(self, one: OpId, other: OpId) -> bool:
+        """Whether both compute ops run on one GPU."""
+        return self.schedule.stages[one[1]].gpu == self.schedule.stages[other[1]].gpu
+
+    def change(
+        self,
+        op: OpId,
+        copy: int,
+        time: int,
+        order: int,
+        sub: int,
+        term: int,
+        size: int,
+        *,
+        gpu: int | None = None,
+        counted: bool = True,
+    ) -> Change:
+        """A change at `time` of micro-batch `copy`, ordered as an event of `op`."""
+        stages = self.schedule.stages
+        where = stages[op[1]].gpu if gpu is None else gpu
+        place = position(stages, op)
+        return Change(where, time, order, copy, place, sub, term, size, counted)
+
+    def start(self, op: OpId, copy: int, term: int, size: int) -> Change:
+        """A change when compute op `op` starts; peaks are taken there."""
+        long = duration(self.costs, self.schedule.stages, op) > 0
+        time = self.schedule.times[op][copy]
+        return self.change(op, copy, time, _START if long else _INSTANT, 0, term, size)
+
+    def end(self, op: OpId, copy: int, term: int, size: int) -> Change:
+        """A change when compute op `op` ends."""
+        length = duration(self.costs, self.schedule.stages, op)
+        time = self.schedule.times[op][copy] + length
+        order = _END if length else _INSTANT
+        return self.change(op, copy, time, order, 1, term, size, counted=self.costs.exact)
+
+    def update(self, op: OpId, copy: int, term: int, size: int, sub: int = 0) -> Change:
+        """A change at the optimizer step that may follow backward `op`."""
+        time = self.schedule.times[op][copy] + duration(self.costs, self.schedule.stages, op)
+        return self.change(op, copy, time, _OPT, sub, term, size)
+
+    def permanent(self, gpu: int) -> int:
+        """Message bytes that a GPU holds all the time."""
+        return 0
+
+
+class ExactSweep(Sweep):
+    """(M2)-(M6), (H6), (H7)."""
+
+    def changes(self) -> Iterator[Change]:
+        """Every change of every GPU, for micro-batches 0..k-1."""
+        for copy in range(self.schedule.k):
+            for stage in self.schedule.stages:
+                yield from self._compute(stage, copy)
+            for producer, consumer, boundary, backward in self.products():
+                sent = self.costs.unsaved_bytes(boundary, backward=backward)
+                if self.same_gpu(producer, consumer):
+                    yield self.end(producer, copy, DIRECT, sent)
+                    yield self.start(consumer, copy, DIRECT, -sent)
+                    continue
+                received = self.costs.tensor_bytes(boundary, backward=backward)
+                send = (OpKind.SEND_B if backward else OpKind.SEND_F, producer[1])
+                yield self.end(producer, copy, MESSAGE, sent)
+                yield from self._transfer(send, copy, sent, received)
+                yield self.start(consumer, copy, MESSAGE, -received)
+        for away in self.schedule.away:
+            yield from self.leaving(away)
+
+    def leaving(self, away: Away) -> Iterator[Change]:
+        """(H6): what is away is not counted from the end of OFFLOAD to the post of PREFETCH."""
+        out, back = (OpKind.OFFLOAD, away.stage), (OpKind.PREFETCH, away.stage)
+        for copy, (leaves, returns) in away.times.items():
+            left, post = leaves + away.ns, self.held(away.stage, returns)
+            yield self.change(out, copy, left, _END, 0, SAVED, -away.size)
+            yield self.change(back, copy, post, _RECV, 0, SAVED, away.size)
+
+    def waiting(self, away: Away) -> Iterator[Change]:
+        """(H7): bytes in the host's memory, from the issue of OFFLOAD to the start of B."""
+        for copy, (leaves, _) in away.times.items():
+            issue, out = self.held(away.stage, leaves), (OpKind.OFFLOAD, away.stage)
+            yield self.change(out, copy, issue, _INSTANT, 0, SAVED, away.size)
+            yield self.start((OpKind.B, away.stage), copy, SAVED, -away.size)
+
+    def held(self, stage: int, time: int) -> int:
+        """(O1) on the GPU of a stage."""
+        busy = self._busy[self.schedule.stages[stage].gpu]
+        return hold(busy, self.schedule.period, time)
+
+    def _compute(self, stage: Stage, copy: int) -> Iterator[Change]:
+        size = self.segment(stage.id)
+        forward, backward = (OpKind.F, stage.id), (OpKind.B, stage.id)
+        yield self.start(forward, copy, SAVED, size.saved)
+        yield self.start(forward, copy, WORKING, size.running - size.saved)
+        yield self.end(forward, copy, WORKING, size.saved - size.running)
+        yield self.start(backward, copy, WORKING, size.backward)
+        yield self.end(backward, copy, WORKING, -size.backward)
+        yield self.end(backward, copy, SAVED, -size.saved)
+        if self.costs.semantics == "2bw" and size.optimizer:
+            yield self.update(backward, copy, WORKING, size.optimizer)
+            yield self.update(backward, copy, WORKING, -size.optimizer, sub=1)
+
+    def _transfer(self, send: OpId, copy: int, sent: int, received: int) -> Iterator[Change]:
+        """(O1)-(O4): the receive's bytes from its posting, the sent bytes until they have left."""
+        source, target = link_of(self.schedule.stages, send)
+        length = duration(self.costs, self.schedule.stages, send)
+        time = self.schedule.times[send][copy]
+        issue = hold(self._busy[source], self.schedule.period, time)
+        post = hold(self._busy[target], self.schedule.period, issue)
+        yield self.change(send, copy, post, _RECV, 0, MESSAGE, received, gpu=target)
+        order = _END if length else _INSTANT
+        yield self.change(send, copy, time + length, order, 2, MESSAGE, -sent)
+
+    @cached_property
+    def _busy(self) -> list[list[tuple[int, int]]]:
+        """By GPU: sorted (start modulo the period, duration) of its compute ops."""
+        schedule = self.schedule
+        busy: list[list[tuple[int, int]]] = [[] for _ in range(self.costs.gpus)]
+        for op, times in schedule.times.items():
+            if op[0].is_compute:
+                length = duration(self.costs, schedule.stages, op)
+                own = busy[schedule.stages[op[1]].gpu]
+                own += [(time % schedule.period, length) for time in times]
+        return [sorted(own) for own in busy]
+
+
+class PaperSweep(Sweep):
+    """(P2)-(P5); peaks are taken at the starts of compute ops only."""
+
+    def changes(self) -> Iterator[Change]:
+        """Every change of every GPU, for micro-batches 0..k-1."""
+        for copy in range(self.schedule.k):
+            for stage in self.schedule.stages:
+                size = self.segment(stage.id)
+                forward, backward = (OpKind.F, stage.id), (OpKind.B, stage.id)
+                yield self.start(forward, copy, WORKING, size.forward)
+                yield self.end(forward, copy, WORKING, -size.forward)
+                yield self.end(forward, copy, SAVED, size.saved)
+                yield self.start(backward, copy, WORKING, size.backward)
+                yield self.end(backward, copy, WORKING, -size.backward)
+                yield self.end(backward, copy, SAVED, -size.saved)
+            for producer, consumer, boundary, backward_ in self.products():
+                if not self.same_gpu(producer, consumer):
+                    continue
+                size_bytes = self.costs.unsaved_bytes(boundary, backward=backward_)
+                yield self.end(producer, copy, DIRECT, size_bytes)
+                yield self.start(consumer, copy, DIRECT, -size_bytes)
+
+    def permanent(self, gpu: int) -> int:
+        """(P5): slots of every tensor of every cut that touches the GPU."""
+        total = 0
+        stages, times = self.schedule.stages, self.schedule.times
+        for producer, consumer, boundary, backward in self.products():
+            if self.same_gpu(producer, consumer):
+                continue
+            send = (OpKind.SEND_B if backward else OpKind.SEND_F, producer[1])
+            made, length = (
+                duration(self.costs, stages, producer),
+                duration(self.costs, stages, send),
+            )
+            ends = [time + made for time in times[producer]]
+            left = [time + length for time in times[send]]
+            sides = {
+                stages[producer[1]].gpu: zip(ends, left, strict=True),
+                stages[consumer[1]].gpu: zip(times[send], times[consumer], strict=True),
+            }
+            if gpu in sides:
+                slots = max(1, overlap(self.schedule.period, list(sides[gpu])))
+                total += slots * self.costs.tensor_bytes(boundary, backward=backward)
+        return total
+
+
+def stage_bytes(costs: Costs, stages: tuple[Stage, ...], stage: int) -> SegmentBytes:
+    """Bytes of a stage, knowing whether its predecessor is on the same GPU (u of M2)."""
+    this = stages[stage]
+    covered = stage > 0 and stages[stage - 1].gpu == this.gpu
+    return costs.segment(this.first, this.last, covered)
+
+
+def hold(busy: list[tuple[int, int]], period: int, time: int) -> int:
+    """(O1): the start of the compute op that runs strictly around `time`, else `time`."""
+    if not busy:
+        return time
+    base, offset = time - time % period, time % period
+    index = bisect_left(busy, (offset, -1)) - 1
+    for start, length in _previous(busy, index):
+        began = base + start if start < offset else base + start - period
+        if length:
+            return began if began < time < began + length else time
+    return time
+
+
+def _previous(busy: list[tuple[int, int]], index: int) -> Iterator[tuple[int, int]]:
+    """The ops from `index` backwards around the period, each once."""
+    for step in range(len(busy)):
+        yield busy[(index - step) % len(busy)]

@@ -1,0 +1,240 @@
+"""The periodic scheduling model at one period: build, solve, interpret."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from ortools.sat.python import cp_model
+
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.periodic import extract
+from pipeplan.ilp.periodic.residency import Residency
+from pipeplan.ilp.periodic.times import add_times
+from pipeplan.ilp.periodic.variables import Instance, Variables
+from pipeplan.ilp.state.clock import Clock
+from pipeplan.ilp.state.incumbent import Options
+
+WORK_PER_SECOND = 0.25
+"""Deterministic work units that stand for a second of time limit: what CP-SAT did per CPU second
+on models of this kind."""
+
+
+STOP_S: Final = 0.1
+"""Time between two requests to stop, in seconds."""
+
+
+DECIDERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_costs")
+"""CP-SAT's searches for one period, the first as many as there are workers."""
+
+
+SEARCHES: Final = (
+    (1, cp_model.AUTOMATIC_SEARCH),
+    (0, cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH),
+    (0, cp_model.AUTOMATIC_SEARCH),
+    (2, cp_model.AUTOMATIC_SEARCH),
+)
+"""How much of a small model is also a linear program, and how it branches, turn by turn."""
+
+
+class Answer(Enum):
+    """What a solve proved."""
+
+    FOUND = "found"
+    IMPOSSIBLE = "impossible"
+    UNKNOWN = "unknown"
+    UNFIT = "unfit"
+    """Schedules were found, but their exact bytes exceed a memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The answer at one period, with schedules in exact ns where one was found."""
+
+    answer: Answer
+    schedules: tuple[Schedule, ...] = ()
+
+
+def solve_at(
+    instance: Instance,
+    period: int,
+    budgets: tuple[int, ...],
+    options: Options,
+    seconds: float,
+    lowest: int = 1,
+) -> Result:
+    """Whether the instance has a schedule of `period` ticks.
+
+    Args:
+        instance: What is to be scheduled.
+        period: In ticks, of k micro-batches.
+        budgets: Bytes of each GPU; below its memory they make room for what the model leaves out.
+        options: Seed and workers.
+        seconds: Time limit (work limit where deterministic).
+        lowest: No schedule is made shorter than this many ns.
+
+    Returns:
+        IMPOSSIBLE is a proof for the true data if `budgets` are the GPUs' memories.
+    """
+    v = _variables(instance, period, budgets)
+    solver = configured(options, seconds)
+    _decide(solver, options.workers)
+    return _result(run(solver, v.model), solver, v, lowest)
+
+
+def solve_each(
+    asked: Sequence[tuple[Instance, int]],
+    options: Options,
+    seconds: float,
+    lowest: int = 1,
+    turn: int = 0,
+) -> list[Result]:
+    """`solve_at` of several small models side by side, one worker each.
+
+    What one search does not decide in many times as long another often does at once, so each
+    `turn` is another search: use of linear programs and seed change.
+
+    Args:
+        asked: Instances and periods in ticks, as many as there are workers.
+        options: Seed.
+        seconds: Time limit of each.
+        lowest: No schedule is made shorter than this many ns.
+        turn: How often the same was asked before.
+    """
+    alone = replace(options, workers=1, seed=(options.seed + turn) % 2**31)
+    models = [_variables(instance, period, instance.costs.budgets) for instance, period in asked]
+    solvers = [configured(alone, seconds) for _ in models]
+    for solver in solvers:
+        level, branching = SEARCHES[turn % len(SEARCHES)]
+        solver.parameters.linearization_level = level
+        solver.parameters.search_branching = branching
+    statuses = run_all([(solver, v.model) for solver, v in zip(solvers, models, strict=True)])
+    return [
+        _result(status, solver, v, lowest)
+        for status, solver, v in zip(statuses, solvers, models, strict=True)
+    ]
+
+
+def _variables(instance: Instance, period: int, budgets: tuple[int, ...]) -> Variables:
+    v = Variables(instance, period)
+    add_times(v)
+    Residency(v, budgets).add()
+    return v
+
+
+def _result(status: int, solver: Solver, v: Variables, lowest: int) -> Result:
+    """What a status means, with schedules where there is a solution."""
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Result(Answer.FOUND, tuple(extract.schedules(solver, v, lowest)))
+    if status == cp_model.INFEASIBLE:
+        return Result(Answer.IMPOSSIBLE)
+    if status == cp_model.MODEL_INVALID:
+        raise AssertionError(v.model.validate())
+    return Result(Answer.UNKNOWN)
+
+
+def _decide(solver: Solver, workers: int) -> None:
+    """Search without linear programs first: orders imply turns and counts by propagation alone.
+
+    A worker with all of them is beside it where there are two; CP-SAT's own second worker was
+    seen to hold the first one up a hundredfold on small chains.
+    """
+    if workers == 1:
+        solver.parameters.linearization_level = 0
+    else:
+        solver.parameters.subsolvers.extend(DECIDERS)
+
+
+class Solver(cp_model.CpSolver):
+    """CP-SAT that tells the search's clock how much it worked."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+
+def configured(options: Options, seconds: float) -> Solver:
+    """A solver with the run's seed, workers and limits."""
+    solver = Solver(options.clock)
+    parameters = solver.parameters
+    parameters.num_workers = options.workers
+    parameters.random_seed = options.seed
+    parameters.catch_sigint_signal = False
+    if options.deterministic:
+        parameters.interleave_search = True
+        parameters.max_deterministic_time = max(1e-3, seconds * WORK_PER_SECOND)
+    else:
+        parameters.max_time_in_seconds = max(1e-3, seconds)
+    return solver
+
+
+def run(solver: Solver, model: cp_model.CpModel) -> int:
+    """Solve; Ctrl-C stops the search at once and is raised again."""
+    return run_all([(solver, model)])[0]
+
+
+def run_all(pairs: Sequence[tuple[Solver, cp_model.CpModel]]) -> list[int]:
+    """Solve models side by side; Ctrl-C stops all at once and is raised again."""
+    solves = [_Solve(*pair) for pair in pairs]
+    try:
+        for each in solves:
+            each.start()
+        for each in solves:
+            each.join()
+    except BaseException:
+        for each in solves:
+            each.stop()
+        while running := [each for each in solves if each.running]:
+            for each in running:
+                each.stop()  # again: a solver that has not begun does not hear it
+            running[0].wait(STOP_S)
+        raise
+    for each in solves:
+        each.solver.clock.spend(each.solver.deterministic_time / WORK_PER_SECOND)
+    return [each.status for each in solves]
+
+
+class _Solve:
+    """One model's solve in a thread of its own."""
+
+    def __init__(self, solver: Solver, model: cp_model.CpModel) -> None:
+        self.solver, self._model = solver, model
+        self.status = int(cp_model.UNKNOWN)
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._solve)
+
+    def start(self) -> None:
+        """Begin to solve."""
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, but not longer."""
+        self._thread.join(seconds)
+
+    def join(self) -> None:
+        """Wait for its end; what it raised is raised here."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ask it to end if its search has begun, and not to begin if its thread has not."""
+        self._stopped.set()
+        self.solver.stop_search()
+
+    def _solve(self) -> None:
+        if self._stopped.is_set():
+            return
+        try:
+            self.status = int(self.solver.solve(self._model))
+        except BaseException as error:
+            self._error = error

@@ -1,0 +1,199 @@
+"""The best schedule so far, what is proven, and when to stop: shared by all search phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+from pipeplan.ilp.away.fit import fitted
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import fits, memory_rows, not_updated
+from pipeplan.ilp.facts.schedule import Schedule, unrolled
+from pipeplan.ilp.state.clock import Clock
+from pipeplan.ilp.state.objective import cost
+from pipeplan.units import MAX_INT
+
+Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]
+"""(elapsed s, best period per micro-batch in ns, bound, gap, phase)."""
+
+FINEST = 1024
+"""Parts of a nanosecond that a bound is rounded down to where its own fraction is too long."""
+
+MODEL_K = 3
+"""Largest k that models try where smaller ones are allowed."""
+
+BoundName = Literal["any", "k1", "contiguous"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the search may do."""
+
+    microbatches: int
+    limit_versions: bool
+    """Whether `microbatches` was asked for under 2bw, so that (R6) restricts the schedules."""
+    ks: tuple[int, ...]
+    contiguous_only: bool
+    time_limit_s: float
+    gap: float
+    seed: int
+    workers: int
+    deterministic: bool
+    offload: bool = False
+    """Whether what a stage keeps may wait in the host's memory; then bytes prove nothing."""
+    clock: Clock = field(default_factory=Clock, compare=False)
+
+
+@dataclass
+class Incumbent:
+    """The best schedule that fits, the bounds, and the clock."""
+
+    costs: Costs
+    options: Options
+    report: Report | None = None
+    best: Schedule | None = None
+    contiguous: Fraction | None = None
+    """Period per micro-batch of the best contiguous schedule."""
+    bounds: dict[BoundName, Fraction] = field(default_factory=dict)
+    phase: str = "start"
+    infeasible: str | None = None
+    """Why no plan exists, if that is proven."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """Largest number of micro-batches a stage may keep (R6); None for no limit."""
+        return self.options.microbatches + 1 if self.options.limit_versions else None
+
+    @property
+    def model_ks(self) -> tuple[int, ...]:
+        """Micro-batches per period that CP-SAT's models try: they grow with k.
+
+        Longer cycles come from eager execution and the walk.
+        """
+        ks = self.options.ks
+        return tuple(k for k in ks if k <= MODEL_K) or ks
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the limit that are used; work done instead where that is what counts."""
+        return self.options.clock.look()
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left."""
+        return max(0.0, self.options.time_limit_s - self.elapsed)
+
+    @property
+    def gap_bound(self) -> BoundName:
+        """The bound that is valid for all plans the options allow; the largest such one."""
+        valid: list[BoundName] = ["any"]
+        if self.options.ks == (1,):
+            valid.append("k1")
+        if self.options.contiguous_only:
+            valid.append("contiguous")
+        return max(valid, key=lambda name: self.bounds.get(name, Fraction(0)))
+
+    @property
+    def bound(self) -> Fraction:
+        """The bound that the gap uses, in ns per micro-batch."""
+        return self.bounds.get(self.gap_bound, Fraction(0))
+
+    @property
+    def gap(self) -> float | None:
+        """(period per micro-batch - bound) / bound; None without a plan or a bound."""
+        if self.best is None or not self.bound:
+            return None
+        return float((self.best.per_microbatch - self.bound) / self.bound)
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap asked for is reached or the time is over."""
+        return self.remaining <= 0 or (self.gap is not None and self.gap <= self.options.gap)
+
+    def enter(self, phase: str) -> None:
+        """Name what happens next, for progress."""
+        self.phase = phase
+        self.tell()
+
+    def tell(self) -> None:
+        """Report the state to whoever listens."""
+        if self.report:
+            period = self.best.per_microbatch if self.best else None
+            self.report(self.options.clock.wall_s, period, self.bound, self.gap, self.phase)
+
+    def prove(self, name: BoundName, value: Fraction, *, from_bytes: bool = True) -> None:
+        """Raise a bound; one for all plans holds for every kind, rounded up where k is 1.
+
+        Fractions that a plan file could not hold are rounded down, by less than a picosecond. What
+        follows `from_bytes` that stay on the GPUs says nothing where they may leave.
+        """
+        if from_bytes and self.options.offload:
+            return
+        if max(value.numerator, value.denominator) > MAX_INT:
+            value = Fraction(int(value * FINEST), FINEST)
+        raised: dict[BoundName, Fraction] = {name: value}
+        if name == "any":
+            raised |= {"contiguous": value, "k1": Fraction(ceil(value))}
+        for each, least in raised.items():
+            self.bounds[each] = max(self.bounds.get(each, Fraction(0)), least)
+        self.tell()
+
+    def accepts(self, schedule: Schedule) -> bool:
+        """Whether a schedule keeps tied layers together, pins, every memory and (R6)."""
+        if not self.costs.keeps_pins(schedule.stages):
+            return False
+        if self.costs.tied_groups and not self._keeps_ties(schedule):
+            return False
+        most = self.most_in_flight
+        if most is not None and max(not_updated(self.costs, schedule)) > most:
+            return False
+        rows = memory_rows(self.costs, schedule)
+        host = self.costs.cluster.host
+        waits = sum(row.host_bytes for row in rows)
+        return fits(rows) and (not waits or (host is not None and waits <= host.memory_bytes))
+
+    def _keeps_ties(self, schedule: Schedule) -> bool:
+        homes = {
+            layer: stage.gpu
+            for stage in schedule.stages
+            for layer in range(stage.first, stage.last + 1)
+        }
+        return all(len({homes[layer] for layer in group}) == 1 for group in self.costs.tied_groups)
+
+    def offer(self, schedule: Schedule) -> bool:
+        """Take a schedule if it fits; keep it if it is the best. Returns whether it fits.
+
+        Where one k was asked for, a schedule of fewer micro-batches is written with k of them.
+        """
+        if len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
+            schedule = unrolled(schedule, self.options.ks[0])
+        if not self.accepts(schedule):
+            mended = self._mended(schedule)
+            if mended is None:
+                return False
+            schedule = mended
+        gpus = [stage.gpu for stage in schedule.stages]
+        if len(gpus) == len(set(gpus)):
+            period = schedule.per_microbatch
+            self.contiguous = period if self.contiguous is None else min(self.contiguous, period)
+        if self.best is None or self._cost(schedule) < self._cost(self.best):
+            self.best = schedule
+            self.tell()
+        return True
+
+    def _mended(self, schedule: Schedule) -> Schedule | None:
+        """The schedule with what must be away to fit, if that is allowed and makes it the best."""
+        best = self.best
+        if not self.options.offload or schedule.away:
+            return None
+        if best is not None and self._cost(schedule) >= self._cost(best):
+            return None
+        made = fitted(self.costs, schedule)
+        return made if made is not None and self.accepts(made) else None
+
+    def _cost(self, schedule: Schedule) -> tuple[Fraction, Fraction]:
+        return cost(self.costs, schedule, self.options.microbatches)

@@ -1,0 +1,45 @@
+"""What is minimized: the period per micro-batch (2bw) or the step time (flush), (T5)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pipeplan.ilp.facts.costs import Costs, ceil_div_fraction
+from pipeplan.ilp.facts.schedule import Schedule, duration
+from pipeplan.plan import Stage
+from pipeplan.units import ceil_div
+
+
+def step_ns(costs: Costs, schedule: Schedule, microbatches: int) -> int:
+    """(T5): plan-clock time of one optimizer step of `microbatches` micro-batches."""
+    update = optimizer_ns(costs, schedule.stages)
+    period, k = schedule.period, schedule.k
+    if costs.semantics == "2bw":
+        return ceil_div(microbatches * period, k) + update
+    latest = max(
+        times[copy]
+        + duration(costs, schedule.stages, op)
+        + (microbatches - 1 - copy) // k * period
+        for op, times in schedule.times.items()
+        for copy in range(min(k, microbatches))
+    )
+    earliest = min(min(times[:microbatches]) for times in schedule.times.values())
+    return latest - earliest + update
+
+
+def optimizer_ns(costs: Costs, stages: tuple[Stage, ...]) -> int:
+    """The slowest GPU's update of all layers it hosts."""
+    totals = [0] * costs.gpus
+    for stage in stages:
+        speed = Fraction(repr(costs.cluster.gpus[stage.gpu].speed))
+        for layer in costs.chain.layers[stage.first : stage.last + 1]:
+            totals[stage.gpu] += ceil_div_fraction(layer.optimizer_ns, speed)
+    return max(totals)
+
+
+def cost(costs: Costs, schedule: Schedule, microbatches: int) -> tuple[Fraction, Fraction]:
+    """Smaller is better: what the semantics minimize; equal ones by how simple they are."""
+    period = schedule.per_microbatch
+    if costs.semantics == "2bw":
+        return period, Fraction(schedule.k * len(schedule.stages))
+    return Fraction(step_ns(costs, schedule, microbatches)), period

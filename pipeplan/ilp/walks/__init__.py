@@ -1,0 +1,1 @@
+"""Plans by random steps, each judged by one greedy schedule."""

@@ -1,0 +1,211 @@
+"""Plans from allocations that are evened out under guessed counts, the guess corrected in turn.
+
+At a period between the bound and the best plan `balance` finds an allocation whose loads and
+estimated bytes fit; `outward` schedules it; its exact bytes say how many micro-batches each layer
+really keeps and how full each GPU is beside them. With these the allocation is evened out again,
+until a schedule fits. A few rounds suffice where memory leaves some choice, on hundreds of layers
+and dozens of GPUs too, where judging every step by a schedule (`walk`) is slow. Source: ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from random import Random
+from typing import Final
+
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import memory_rows
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.balance import Balance
+from pipeplan.ilp.walks.outward import Outward
+from pipeplan.ilp.walks.walk import Layout, Walk, beyond
+from pipeplan.plan import OpKind
+
+STEPS: Final = 500
+"""Steps for each unit in a round; twice as many when all shares of the gap were tried."""
+STEP_S: Final = 5e-6
+"""What a step counts for where work is counted instead of time."""
+ROUNDS: Final = 16
+"""Corrections at one period."""
+FIRST: Final = 0.1
+"""The first period lies so far from the bound to the best plan."""
+FURTHER: Final = 1.6
+"""Where nothing was found the next one lies so many times further."""
+PRICE: Final = 0.02
+"""Of a cut at first, in periods of load beyond the period."""
+TOLERANCE: Final = 0.002
+"""Overload from which on cuts get cheaper; below it they get dearer."""
+CHEAPER: Final = 0.7
+DEARER: Final = 1.2
+SETTLED: Final = 4
+"""Allocations that fit nearly at one period from which the walk goes on."""
+SETTLING: Final = 1000
+"""Its steps from each."""
+BLEND: Final = 0.5
+"""Weight of the last schedule's counts against those before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Where layers sit; micro-batches each keeps on average; shares of memory beside them."""
+
+    layout: Layout
+    counts: list[float]
+    beside: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A layout's schedule; `costs` are of the layers that its stages name."""
+
+    layout: Layout
+    costs: Costs
+    schedule: Schedule
+
+
+class Evening:
+    """Periods between the bound and the best plan, tried until the time is over."""
+
+    def __init__(self, state: Incumbent, walk: Walk | None = None) -> None:
+        """Repeatable for a seed; `walk` goes on from what fits nearly."""
+        self.state = state
+        self.random = Random(state.options.seed)
+        self._walk = walk or Walk(state)
+        self._steps = STEPS
+
+    def run(self, seconds: float) -> None:
+        """Shorten the best plan, ambitious periods first."""
+        state = self.state
+        end = state.elapsed + min(seconds, state.remaining)
+        share = FIRST
+        while not self._over(end):
+            known = self._best()
+            if known is None or state.costs.gpus == 1:
+                return
+            best, bound = known.per_microbatch, state.bound
+            period = max(1, int(bound + (best - bound) * Fraction(share)))
+            if period >= best or period < bound:
+                return
+            state.enter(f"evened out at {share:.0%} of the gap")
+            if self._at(period, end):
+                continue
+            share *= FURTHER
+            if share > 0.95:
+                share, self._steps = FIRST, 2 * self._steps
+
+    def _best(self) -> Schedule | None:
+        return self.state.best
+
+    def _over(self, end: float) -> bool:
+        return self.state.done or self.state.elapsed >= end
+
+    def _at(self, period: int, end: float) -> bool:
+        """Whether a better plan of about this period was found."""
+        best, begun = self._best(), self.state.elapsed
+        guess, price = self._begin(period), PRICE
+        near: list[tuple[float, int, Layout]] = []
+        for _ in range(ROUNDS):
+            if self._over(end):
+                return False
+            balance = self._balance(period, guess, price)
+            if balance.torn:
+                self.state.prove("any", Fraction(period + 1), from_bytes=False)
+                return False
+            steps = self._steps * len(balance.units)
+            balance.anneal(self.random, steps)
+            self.state.options.clock.spend(steps * STEP_S)
+            guess = replace(guess, layout=self._layout(balance))
+            price *= CHEAPER if balance.overload > TOLERANCE else DEARER
+            placed = self._scheduled(guess.layout, ceil(period * (1 + balance.overload)))
+            if placed is None:
+                continue
+            if self._offer(placed):
+                return self._best() is not best
+            near.append((self._excess(placed), placed.schedule.period, placed.layout))
+            guess = self._corrected(guess, placed, period)
+        self._settle(near, min(end, 2 * self.state.elapsed - begun))
+        return self._best() is not best
+
+    def _begin(self, period: int) -> Guess:
+        """What the best plan does."""
+        best = self.state.best
+        assert best is not None
+        return Guess(Layout.of(best, 1), *measured(self.state.costs, best, period))
+
+    def _balance(self, period: int, guess: Guess, price: float) -> Balance:
+        costs, homes = self.state.costs, guess.layout.homes
+        return Balance(costs, period, homes, guess.counts, guess.beside, price)
+
+    def _layout(self, balance: Balance) -> Layout:
+        return Layout(balance.homes, frozenset())
+
+    def _corrected(self, guess: Guess, placed: Placed, period: int) -> Guess:
+        """The guess moved towards what a schedule really does."""
+        new, beside = self._measured(placed, period)
+        pairs = zip(new, guess.counts, strict=True)
+        counts = [BLEND * one + (1 - BLEND) * other for one, other in pairs]
+        return Guess(guess.layout, counts, beside)
+
+    def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
+        return measured(placed.costs, placed.schedule, period)
+
+    def _excess(self, placed: Placed) -> float:
+        """Bytes beyond memory, as shares of each GPU's, summed."""
+        peaks = [row.peak_bytes for row in memory_rows(placed.costs, placed.schedule)]
+        return beyond(peaks, placed.costs.budgets)
+
+    def _settle(self, near: list[tuple[float, int, Layout]], end: float) -> None:
+        """Walk from the allocations that fit nearly, those that lack least first."""
+        for _, period, layout in sorted(near, key=lambda row: row[:2])[:SETTLED]:
+            if not self._over(end):
+                self._walk.settle(layout, Fraction(period), SETTLING, end)
+
+    def _scheduled(self, layout: Layout, period: int) -> Placed | None:
+        """A schedule of an allocation at this period, if that is worth it and one is found."""
+        best = self._best()
+        assert best is not None
+        costs = self.state.costs
+        placing = Outward(costs, layout.runs(), period)
+        if period >= best.per_microbatch or not placing.place():
+            return None
+        return Placed(layout, costs, placing.schedule())
+
+    def _offer(self, placed: Placed) -> bool:
+        """Whether the schedule fits; also as short as its orders allow."""
+        lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
+        early = tighten(placed.costs, placed.schedule, lowest)
+        return any([self._take(placed, each) for each in (placed.schedule, early)])
+
+    def _take(self, placed: Placed, schedule: Schedule) -> bool:
+        """Whether a schedule of the same stages fits; the best one is kept."""
+        return self.state.offer(schedule)
+
+
+def measured(costs: Costs, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:
+    """What a schedule keeps of each layer on average at `period`, and each GPU's other bytes.
+
+    Returns:
+        Micro-batches by layer, and the share of each GPU's memory that its peak takes beyond the
+        states and these counts of its layers.
+    """
+    counts: list[float] = []
+    held = [0.0] * costs.gpus
+    for stage in schedule.stages:
+        length = costs.backward_ns(stage.first, stage.last, stage.gpu)
+        begins, ends = (schedule.times[kind, stage.id] for kind in (OpKind.F, OpKind.B))
+        stay = sum(end + length - begin for begin, end in zip(begins, ends, strict=True))
+        count = stay / schedule.k / period
+        for layer in range(stage.first, stage.last + 1):
+            size = costs.segment(layer, layer, layer > 0)
+            held[stage.gpu] += size.states + count * size.saved
+            counts.append(count)
+    peaks = (row.peak_bytes for row in memory_rows(costs, schedule))
+    beside = [
+        (peak - size) / max(1, budget)
+        for peak, size, budget in zip(peaks, held, costs.budgets, strict=True)
+    ]
+    return counts, beside

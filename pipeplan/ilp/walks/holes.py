@@ -1,0 +1,116 @@
+"""What is left free on a ring, and placing a pair of ops such that what is still to come fits too.
+
+Nearest free places (`ring`) split what is free into pieces; on a GPU with several stages and
+little idle time the last ops then fit nowhere though there is room in all. Here a pair goes to the
+nearest places, inside free pieces or at either of their ends, that leave pieces for all the rest:
+one exists as long as the pieces before did, since ends split nothing off. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Final
+
+from pipeplan.ilp.facts.ring import Hole
+
+MOST_PAIRS: Final = 400
+"""Pairs of places looked at, nearest first."""
+
+
+def packs(holes: Sequence[Hole], rest: Sequence[int]) -> bool:
+    """Whether ops of these lengths fit into the holes, longest first into the tightest."""
+    room = sorted(length for _, length in holes)
+    if not rest or (room and room[-1] >= sum(rest)):
+        return True
+    for length in sorted(rest, reverse=True):
+        tightest = next((index for index, free in enumerate(room) if free >= length), None)
+        if tightest is None:
+            return False
+        room[tightest] -= length
+        room.sort()
+    return True
+
+
+def pair(
+    holes: list[Hole],
+    period: int,
+    lengths: tuple[int, int],
+    window: tuple[int, int],
+    rest: Sequence[int],
+) -> tuple[int, int] | None:
+    """Starts of an op that ends before a window and of one that begins after it.
+
+    Args:
+        holes: Free arcs of the ring that both use.
+        period: Of the ring.
+        lengths: Of the op on the way in and the one on the way out.
+        window: Instants by which the first ends and from which the second may begin.
+        rest: Lengths of ops that come later and must still find room.
+
+    Returns:
+        The two starts with the least waiting, or None if none was found.
+    """
+    long_in, long_out = lengths
+    latest, earliest = window[0] - long_in, window[1]
+    ins = sorted({earlier for hole in holes for earlier in _before(hole, latest, long_in, period)})
+    ins.reverse()
+    outs = sorted({later for hole in holes for later in _after(hole, earliest, long_out, period)})
+    for one, other in _nearest([latest - x for x in ins], [x - earliest for x in outs]):
+        left = _carve(holes, outs[other], long_out, period)
+        left = None if left is None else _carve(left, ins[one], long_in, period)
+        if left is not None and packs(left, rest):
+            return ins[one], outs[other]
+    return None
+
+
+def _after(hole: Hole, time: int, length: int, period: int) -> Iterator[int]:
+    """Starts from `time` on: at once, if that lies in the hole, and at both of its ends."""
+    begin, size = hole
+    if size < length:
+        return
+    if (time - begin) % period + length <= size:
+        yield time
+    yield time + (begin - time) % period
+    yield time + (begin + size - length - time) % period
+
+
+def _before(hole: Hole, time: int, length: int, period: int) -> Iterator[int]:
+    """Starts up to `time`: at once, if that lies in the hole, and at both of its ends."""
+    begin, size = hole
+    if size < length:
+        return
+    if (time - begin) % period + length <= size:
+        yield time
+    yield time - (time - begin) % period
+    yield time - (time - begin - size + length) % period
+
+
+def _nearest(ins: list[int], outs: list[int]) -> Iterator[tuple[int, int]]:
+    """Indices into both lists of waits, each rising, by rising sum."""
+    if not ins or not outs:
+        return
+    heap, seen = [(ins[0] + outs[0], 0, 0)], {(0, 0)}
+    for _ in range(MOST_PAIRS):
+        if not heap:
+            return
+        _, one, other = heappop(heap)
+        yield one, other
+        for a, b in ((one + 1, other), (one, other + 1)):
+            if a < len(ins) and b < len(outs) and (a, b) not in seen:
+                seen.add((a, b))
+                heappush(heap, (ins[a] + outs[b], a, b))
+
+
+def _carve(holes: list[Hole], start: int, length: int, period: int) -> list[Hole] | None:
+    """The holes without an op; None if it lies in none of them."""
+    for index, (begin, size) in enumerate(holes):
+        offset = (start - begin) % period
+        if offset + length <= size:
+            pieces = [
+                (begin, offset),
+                ((begin + offset + length) % period, size - offset - length),
+            ]
+            rest = [piece for piece in pieces if piece[1]]
+            return [*holes[:index], *rest, *holes[index + 1 :]]
+    return None

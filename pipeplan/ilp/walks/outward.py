@@ -1,0 +1,195 @@
+"""A schedule for any allocation at one period, greedily, from the end of the chain outward.
+
+What a stage keeps is decided by how long its F and B lie apart, and those of the stages behind it
+lie in between. So stages are placed from the last to the first: every B as early and every F as
+late as what lies behind and the free places modulo the period allow. With one stage per GPU this
+is the contiguous optimum's `push`; with several it is a heuristic of microseconds. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.ring import Ring
+from pipeplan.ilp.facts.schedule import OpId, Schedule
+from pipeplan.ilp.walks.holes import packs, pair
+from pipeplan.plan import OpKind, Stage
+
+F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
+
+Run = tuple[int, int, int]
+"""(first layer, last layer, GPU)."""
+
+
+@dataclass
+class Outward:
+    """One placement of `runs` at `period` for k = len(centres) micro-batches.
+
+    `centres` say around which instants the copies' turns from F to B lie, in increasing order.
+    """
+
+    costs: Costs
+    runs: Sequence[Run]
+    period: int
+    centres: Sequence[int] = (0,)
+    placed: int = 0
+    """Stages that found room."""
+    times: dict[OpId, tuple[int, ...]] = field(default_factory=dict)
+    """Starts of all copies, by op."""
+    _rings: dict[tuple[int, ...], Ring] = field(default_factory=dict)
+    _rest: dict[int, list[int]] = field(default_factory=dict)
+    """Lengths of the ops that each GPU has still to place."""
+
+    def __post_init__(self) -> None:
+        """Collect what is to be placed on each GPU."""
+        for first, last, gpu in self.runs:
+            lengths = self._lengths(first, last, gpu)
+            self._rest.setdefault(gpu, []).extend(lengths * len(self.centres))
+
+    def place(self) -> bool:
+        """Whether all ops find room and none overtakes the next period's (R5)."""
+        opening, closing = list(self.centres), list(self.centres)
+        last = len(self.runs) - 1
+        for stage in range(last, -1, -1):
+            if stage < last and not self._send(stage, opening, closing):
+                return False
+            if not self._compute(stage, opening, closing):
+                return False
+            self.placed += 1
+        return all(row[-1] < row[0] + self.period for row in self.times.values())
+
+    def schedule(self) -> Schedule:
+        """What was placed, from time 0 on."""
+        origin = min(min(row) for row in self.times.values())
+        times = {op: tuple(time - origin for time in row) for op, row in self.times.items()}
+        stages = tuple(
+            Stage(id=index, layers=(first, last), gpu=gpu)
+            for index, (first, last, gpu) in enumerate(self.runs)
+        )
+        return Schedule(stages, self.period, len(self.centres), times)
+
+    def _compute(self, stage: int, opening: list[int], closing: list[int]) -> bool:
+        first, last, gpu = self.runs[stage]
+        ring = self._ring((gpu,))
+        lengths = self._lengths(first, last, gpu)
+        ops = (F, stage), (B, stage)
+        return self._pairs(ops, (ring, ring), lengths, opening, closing, self._rest[gpu])
+
+    def _lengths(self, first: int, last: int, gpu: int) -> tuple[int, int]:
+        return self.costs.forward_ns(first, last, gpu), self.costs.backward_ns(first, last, gpu)
+
+    def _send(self, stage: int, opening: list[int], closing: list[int]) -> bool:
+        """Both transfers of the cut behind a stage, if there is one."""
+        _, boundary, here = self.runs[stage]
+        there = self.runs[stage + 1][2]
+        if here == there:
+            return True
+        costs, links = self.costs, self.costs.cluster.links
+        rings = (
+            self._ring(links.resource(here, there)),
+            self._ring(links.resource(there, here)),
+        )
+        forward = costs.send_forward_ns(boundary, here, there)
+        backward = costs.send_backward_ns(boundary, there, here)
+        ops = (SEND_F, stage), (SEND_B, stage + 1)
+        return self._pairs(ops, rings, (forward, backward), opening, closing, None)
+
+    def _ring(self, key: tuple[int, ...]) -> Ring:
+        ring = self._rings.get(key)
+        if ring is None:
+            ring = self._rings[key] = Ring(self.period)
+        return ring
+
+    def _pairs(
+        self,
+        ops: tuple[OpId, OpId],
+        rings: tuple[Ring, Ring],
+        lengths: tuple[int, int],
+        opening: list[int],
+        closing: list[int],
+        rest: list[int] | None,
+    ) -> bool:
+        """Place an op on the way in and its counterpart on the way out, for all copies.
+
+        Copies are alike, so their starts are handed out in order: FIFO (R5). On a GPU, what is
+        left of `rest` afterwards must find room too.
+        """
+        ins: list[int] = []
+        outs: list[int] = []
+        for window in zip(opening, closing, strict=True):
+            found = _pair(*rings, *lengths, *window)
+            if rest is not None:
+                found = _roomy(rings[0], lengths, window, rest, found)
+            elif found is None and rings[0] is rings[1]:
+                found = _anywhere(rings[0], lengths, window, ())
+            if found is None:
+                return False
+            ins.append(found[0])
+            outs.append(found[1])
+        ins.sort()
+        outs.sort()
+        self.times[ops[0]], self.times[ops[1]] = tuple(ins), tuple(outs)
+        opening[:] = ins
+        closing[:] = [start + lengths[1] for start in outs]
+        return True
+
+
+def _pair(
+    ring_in: Ring, ring_out: Ring, long_in: int, long_out: int, end: int, begin: int
+) -> tuple[int, int] | None:
+    """Start one op as late as it can end by `end`, another as early as from `begin` on.
+
+    Where both want the same place, the one yields that lengthens the whole stay the least.
+    """
+    early = ring_out.after(begin, long_out)
+    late = ring_in.before(end, long_in)
+    if early is None or late is None:
+        return None
+    ring_out.add(early, long_out)
+    yielding = ring_in.before(end, long_in)
+    if yielding == late:
+        ring_in.add(late, long_in)
+        return late, early
+    ring_out.remove(early, long_out)
+    ring_in.add(late, long_in)
+    waiting = ring_out.after(begin, long_out)
+    if waiting is not None and (yielding is None or waiting - early <= late - yielding):
+        ring_out.add(waiting, long_out)
+        return late, waiting
+    ring_in.remove(late, long_in)
+    if yielding is None:
+        return None
+    ring_in.add(yielding, long_in)
+    ring_out.add(early, long_out)
+    return yielding, early
+
+
+def _roomy(
+    ring: Ring,
+    lengths: tuple[int, int],
+    window: tuple[int, int],
+    rest: list[int],
+    found: tuple[int, int] | None,
+) -> tuple[int, int] | None:
+    """The places found if they leave room for all that is to come, else others that do."""
+    for length in lengths:
+        rest.remove(length)
+    if found is not None:
+        if packs(ring.holes(), rest):
+            return found
+        for start, length in zip(found, lengths, strict=True):
+            ring.remove(start, length)
+    return _anywhere(ring, lengths, window, rest)
+
+
+def _anywhere(
+    ring: Ring, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
+) -> tuple[int, int] | None:
+    """Occupy the nearest places that leave room for all that is to come."""
+    found = pair(ring.holes(), ring.period, lengths, window, rest)
+    if found is not None:
+        for start, length in zip(found, lengths, strict=True):
+            ring.add(start, length)
+    return found

@@ -1,0 +1,271 @@
+"""Search among allocations by small random steps, each judged by one greedy schedule.
+
+At a period a little below the best plan's, `outward` places any allocation in a fraction of a
+millisecond; by how much its exact bytes exceed the GPUs' memories says how far it is from a plan.
+Simulated annealing drives that excess to zero, then the period is lowered: more than the models
+can do where memory is scarce, because one step costs a thousandth of theirs. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import pairwise
+from math import exp
+from random import Random
+from typing import Final
+
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.memory import memory_rows
+from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.glance import glance
+from pipeplan.ilp.walks.outward import Outward, Run
+
+ROUND: Final = 1500
+"""Steps from hot to cold."""
+SHRINKS: Final = (0.02, 0.01, 0.005, 0.002, 0.0005)
+"""By how much a round tries to shorten the period."""
+HOT: Final = 0.03
+"""Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
+LOOK: Final = 8
+"""Steps between two looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where layers sit, where stages of one GPU are split, when copies turn around.
+
+    homes: GPU of each layer.
+    splits: first layers of stages that follow a stage on the same GPU.
+    turns: instants at which the copies' forwards end and backwards begin, in periods; rising from
+        0 to less than 1.
+    """
+
+    homes: tuple[int, ...]
+    splits: frozenset[int]
+    turns: tuple[float, ...] = (0.0,)
+
+    @classmethod
+    def of(cls, schedule: Schedule, k: int) -> Layout:
+        """The stages of a schedule, k copies evenly spread."""
+        homes = [
+            stage.gpu for stage in schedule.stages for _ in range(stage.first, stage.last + 1)
+        ]
+        splits = {two.first for one, two in pairwise(schedule.stages) if one.gpu == two.gpu}
+        return cls(tuple(homes), frozenset(splits), tuple(copy / k for copy in range(k)))
+
+    def runs(self) -> list[Run]:
+        """Runs of layers on one GPU, cut at splits."""
+        runs, first, home = [], 0, self.homes[0]
+        for layer, gpu in enumerate(self.homes):
+            if gpu != home or (layer in self.splits and layer > first):
+                runs.append((first, layer - 1, home))
+                first, home = layer, gpu
+        return [*runs, (first, len(self.homes) - 1, home)]
+
+
+@dataclass
+class Walk:
+    """Annealing rounds from the best plan, until the time is over."""
+
+    state: Incumbent
+    random: Random = field(init=False)
+    _best: Schedule = field(init=False)
+    """The shortest schedule that fits; the state may prefer another under flush."""
+
+    def __post_init__(self) -> None:
+        """Repeatable for a seed."""
+        self.random = Random(self.state.options.seed)
+
+    def run(self, seconds: float) -> None:
+        """Walk for `seconds` from the best plan so far, if there is one."""
+        state = self.state
+        if state.best is None or state.costs.gpus == 1:
+            return
+        self._best = state.best
+        end = state.elapsed + min(seconds, state.remaining)
+        state.enter("walk")
+        while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
+            self._round(end)
+
+    def _over(self, end: float) -> bool:
+        return self.state.done or self.state.elapsed >= end
+
+    def settle(self, layout: Layout, target: Fraction, steps: int, end: float) -> None:
+        """Walk from a layout that may not fit yet, at a period below the best plan's.
+
+        Args:
+            layout: Where to begin.
+            target: Nanoseconds per micro-batch.
+            steps: From hot to cold.
+            end: When to stop, by the search's clock.
+        """
+        if self.state.best is not None:
+            self._best = self.state.best
+            self._cool(layout, target, steps, SHRINKS[-1], end)
+
+    def _round(self, end: float) -> None:
+        """One round from hot to cold around the best plan."""
+        shrink = self.random.choice(SHRINKS)
+        at = Layout.of(self._best, self._choose_k())
+        self._cool(at, self._target(shrink), ROUND, shrink, end)
+
+    def _cool(self, at: Layout, target: Fraction, steps: int, shrink: float, end: float) -> None:
+        """From hot to cold; a plan found makes the target shorter on the way, by `shrink`."""
+        excess = self._excess(at, target)
+        for step in range(steps):
+            if (step % LOOK == 0 and self._over(end)) or target < self.state.bound:
+                return
+            new = self._step(at)
+            found = self._excess(new, target)
+            heat = HOT * (1 - step / steps) + 1e-9
+            if found <= excess or self.random.random() < exp((excess - found) / heat):
+                at, excess = new, found
+            if excess <= 0:
+                target = self._target(shrink)
+                excess = self._excess(at, target)
+
+    def _choose_k(self) -> int:
+        """Mostly one or as many as the best plan has; of the others that are allowed, small ones.
+
+        Longer cycles cost more time a step.
+        """
+        ks = self.state.options.ks
+        likely = [k for k in (1, self._best.k) if k in ks or len(ks) > 1]
+        if likely and self.random.random() < 0.7:
+            return self.random.choice(likely)
+        return self.random.choices(ks, [1 / k for k in ks])[0]
+
+    def _target(self, shrink: float) -> Fraction:
+        return self._best.per_microbatch * (1 - Fraction(shrink))
+
+    def _excess(self, layout: Layout, target: Fraction) -> float:
+        """How far from a plan at this period: bytes beyond memory; without a schedule, above 1.
+
+        A schedule that fits is offered, as early and as short as its orders allow.
+        """
+        costs, runs = self._seen(layout)
+        period = max(1, int(target * len(layout.turns)))
+        over = _overload(costs, runs, period, len(layout.turns))
+        if over > 0:
+            return 2 + over
+        centres = [int(turn * period) for turn in layout.turns]
+        placing = Outward(costs, runs, period, centres)
+        if not placing.place():
+            return 2 - placing.placed / (len(runs) + 1)
+        excess = self._beside(costs, placing)
+        return excess or self._take(costs, placing.schedule())
+
+    def _seen(self, layout: Layout) -> tuple[Costs, list[Run]]:
+        """The chain whose layers are placed, and the stages in layers of it."""
+        return self.state.costs, layout.runs()
+
+    def _beside(self, costs: Costs, placing: Outward) -> float:
+        """Bytes beyond memory at a glance, as shares of each GPU's, summed."""
+        return beyond(glance(costs, placing), costs.budgets)
+
+    def _take(self, costs: Costs, schedule: Schedule) -> float:
+        """Offer a schedule, also as short as its orders allow; the share of exact bytes beyond.
+
+        The shortest that fits is what the next target is measured by.
+        """
+        lowest = max(1, int(-(-self.state.bounds["any"] * schedule.k // 1)))
+        fits = False
+        for each in (schedule, tighten(costs, schedule, lowest)):
+            if self._offer(costs, each):
+                fits |= each is schedule
+                if each.per_microbatch < self._best.per_microbatch:
+                    self._best = each
+        if fits:
+            return 0.0
+        peaks = [row.peak_bytes for row in memory_rows(costs, schedule)]
+        return beyond(peaks, costs.budgets)
+
+    def _offer(self, costs: Costs, schedule: Schedule) -> bool:
+        """Whether a schedule of the layers of `costs` fits; the best one is kept."""
+        assert costs is self.state.costs
+        return self.state.offer(schedule)
+
+    def _step(self, layout: Layout) -> Layout:
+        """One or two random changes; tied layers follow one of theirs, pinned ones stay."""
+        for _ in range(2 if self.random.random() < 0.3 else 1):
+            layout = self._change(layout)
+        costs = self.state.costs
+        if not costs.tied_groups and not costs.pins:
+            return layout
+        homes = list(layout.homes)
+        for group in costs.tied_groups:
+            gpu = homes[self.random.choice(group)]
+            for layer in group:
+                homes[layer] = gpu
+        given = (new if pin is None else pin for new, pin in zip(homes, costs.homes, strict=True))
+        return replace(layout, homes=tuple(given))
+
+    def _change(self, layout: Layout) -> Layout:
+        """Move a border, a run of layers or a whole stage; swap two stages; split, join; shift."""
+        draw, runs = self.random.random(), layout.runs()
+        if len(layout.turns) > 1 and draw < 0.1:
+            return replace(layout, turns=self._shifted(layout.turns))
+        homes = list(layout.homes)
+        if draw < 0.45 and len(runs) > 1:
+            self._move_border(runs, homes)
+        elif draw < 0.72:
+            begin, end, _ = self.random.choice(runs)
+            first = self.random.randint(begin, end)
+            last = min(end, first + self.random.choice((0, 0, 1, 2, 4, 8)))
+            _assign(homes, first, last, self.random.randrange(self.state.costs.gpus))
+        elif draw < 0.82:
+            first, last, _ = self.random.choice(runs)
+            _assign(homes, first, last, self.random.randrange(self.state.costs.gpus))
+        elif draw < 0.9:
+            one, other = self.random.choice(runs), self.random.choice(runs)
+            _assign(homes, one[0], one[1], other[2])
+            _assign(homes, other[0], other[1], one[2])
+        else:
+            return replace(layout, splits=self._resplit(layout))
+        return replace(layout, homes=tuple(homes))
+
+    def _move_border(self, runs: list[Run], homes: list[int]) -> None:
+        index = self.random.randrange(1, len(runs))
+        (begin, _, before), (first, end, behind) = runs[index - 1 : index + 1]
+        count = self.random.choice((1, 1, 1, 2, 3))
+        if self.random.random() < 0.5:
+            _assign(homes, first, min(end, first + count - 1), before)
+        else:
+            _assign(homes, max(begin, first - count), first - 1, behind)
+
+    def _resplit(self, layout: Layout) -> frozenset[int]:
+        """Forget splits that do nothing or one of the others, or add one."""
+        homes = layout.homes
+        real = {layer for layer in layout.splits if homes[layer] == homes[layer - 1]}
+        if real and self.random.random() < 0.5:
+            return frozenset(real - {self.random.choice(sorted(real))})
+        if len(homes) == 1:
+            return frozenset()
+        return frozenset(real | {self.random.randrange(1, len(homes))})
+
+    def _shifted(self, turns: tuple[float, ...]) -> tuple[float, ...]:
+        copy = self.random.randrange(1, len(turns))
+        moved = turns[copy] + self.random.uniform(-0.15, 0.15)
+        return (0.0, *sorted([*turns[1:copy], min(max(moved, 0.0), 0.999), *turns[copy + 1 :]]))
+
+
+def _overload(costs: Costs, runs: list[Run], period: int, k: int) -> float:
+    """Load beyond the period, as a share of it."""
+    loads = [0] * costs.gpus
+    for first, last, gpu in runs:
+        loads[gpu] += k * costs.load_ns(first, last, gpu)
+    return sum(max(0, load - period) for load in loads) / max(1, period)
+
+
+def beyond(peaks: Sequence[int], budgets: Sequence[int]) -> float:
+    """Bytes beyond memory, as shares of each GPU's, summed."""
+    pairs = zip(peaks, budgets, strict=True)
+    return sum(peak / max(1, budget) - 1 for peak, budget in pairs if peak > budget)
+
+
+def _assign(homes: list[int], first: int, last: int, gpu: int) -> None:
+    homes[first : last + 1] = [gpu] * (last + 1 - first)
