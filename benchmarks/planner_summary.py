@@ -90,6 +90,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
     scarce = [row for row in rows if row["facts"]["fraction"] <= 0.6]
     yield _never_worse(rows)
     yield from _better(scarce)
+    yield from _against(rows)
     failed = [_name(row) for row in rows if judged(row["planner"]) == REFUSED]
     plans = sum("period_ns" in row["planner"] for row in rows)
     yield f"verifier and replay accept {plans - len(failed)} of {plans} plans{_list(failed)}"
@@ -157,6 +158,37 @@ def _better(scarce: Sequence[Row]) -> Iterator[str]:
                 f"f <= 0.6: at least {BETTER:.0%} better than the best contiguous plan {what} on"
                 f" {len(enough)} of {len(gains)} ({share:.0%}){_list(enough)}"
             )
+
+
+def _against(rows: Sequence[Row]) -> Iterator[str]:
+    """By memory, how our periods compare where both have a plan and layers are many."""
+    many = [row for row in rows if row["facts"]["group"] != TINY.name]
+    for fraction in sorted({row["facts"]["fraction"] for row in many}, reverse=True):
+        here = [row for row in many if row["facts"]["fraction"] == fraction]
+        exhaustive = [row.get("pipedream", {}).get("period_ns") for row in here]
+        against = [
+            text
+            for name, rivals in (
+                ("PipeDream's exhaustive search", exhaustive),
+                ("the best contiguous 1F1B plan", [_one(row) for row in here]),
+            )
+            if (text := _mean(here, rivals, name))
+        ]
+        if against:
+            yield f"f = {fraction:g}: ours is {', '.join(against)}"
+
+
+def _mean(rows: Sequence[Row], rivals: Sequence[float | None], name: str) -> str:
+    """Geometric mean of our period divided by that of rivals; nothing without any."""
+    ratios = [
+        ours / rival
+        for row, rival in zip(rows, rivals, strict=True)
+        if rival is not None and (ours := row["planner"].get("period_ns")) is not None
+    ]
+    if not ratios:
+        return ""
+    mean = math.prod(ratios) ** (1 / len(ratios))
+    return f"{mean:.3f} of {name} (least {min(ratios):.3f}, {len(ratios)} instances)"
 
 
 def _one(row: Row) -> float | None:
