@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from itertools import permutations, product
 
 import pytest
 
+from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations.orders import Told, decided
 from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.facts.schedule import Schedule
 from pipeplan.ilp.state.clock import Clock
 from pipeplan.ilp.state.incumbent import Incumbent
-from tests import wheels
+from pipeplan.plan import OpKind
+from tests import handmade, wheels
 from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits
 
@@ -44,3 +49,34 @@ def test_it_gives_up_where_there_is_too_much_to_try() -> None:
     full = decided(costs, (0, 1, 0, 2), 6, state.offer, Clock())
     short = decided(costs, (0, 1, 0, 2), 6, state.offer, Clock(), nodes=0)
     assert (full, short) == (Told.RULED_OUT, Told.OPEN)
+
+
+def test_a_transfer_without_length_lies_between_others() -> None:
+    """One inside another's interval on the same link breaks (R4): the planner's plan has none."""
+    forward, kept, sent = (3, 3, 1, 2), (0, 2, 1, 2), (0, 1, 3, 1)
+    fields = [{"saved_bytes": a, "output_bytes": y} for a, y in zip(kept, sent, strict=True)]
+    chain = handmade.chain([(each, 1) for each in forward], fields)
+    for duplex in ("full", "half"):
+        cluster = uniform(2, 12, bandwidth_bytes_per_s=10**9, duplex=duplex)
+        costs = Costs(chain, cluster, "flush", "exact")
+        for home, period in product(product((0, 1), repeat=4), (8, 9)):
+            told = decided(costs, home, period, partial(overlaps, costs), Clock(), 50)
+            assert told is not Told.TAKEN
+
+
+def overlaps(costs: Costs, schedule: Schedule) -> bool:
+    """Whether two transfers share a link at once, one without length inside another included."""
+    busy: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for (kind, stage), (start,) in schedule.times.items():
+        here = schedule.stages[stage].gpu
+        if kind in (OpKind.SEND_F, OpKind.SEND_B):
+            there = schedule.stages[stage + (1 if kind is OpKind.SEND_F else -1)].gpu
+            send = costs.send_forward_ns if kind is OpKind.SEND_F else costs.send_backward_ns
+            boundary = stage if kind is OpKind.SEND_F else stage - 1
+            link = costs.cluster.links.resource(here, there)
+            busy.setdefault(link, []).append((start, send(boundary, here, there)))
+    return any(
+        0 < (one - other) % schedule.period < length
+        for each in busy.values()
+        for (one, _), (other, length) in permutations(each, 2)
+    )

@@ -1,6 +1,6 @@
 """Places for the transfers of an allocation whose forwards and backwards all have theirs.
 
-A transfer e of w ns takes a place on its link, if it lasts; another among the starts of its
+A transfer e of w ns takes a place on its link; another among the starts of its
 sender's ops, behind which its bytes there are given back (O4); and one among the ends of its
 receiver's, behind which they are there: an op that ends later finds them posted (O3). Each place
 is two bounds on differences of times, and says how many copies each op finds:
@@ -116,9 +116,7 @@ class Sending:
         return zip(levels, self.ops.room, strict=True)
 
     def _linked(self, each: Transfer, ring: Ring, paths: Array) -> Iterator[tuple[Ring, Array]]:
-        """Places on the link; one without length shares it with all."""
-        if not each.ns:
-            return iter([(ring, paths)])
+        """Places on the link; one without length lies between others as well (R4)."""
         length = self.ops.length
         return placed(each.op, ring, paths, self.period, length, [-each.ns] * len(length))
 
