@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pipeplan.ilp.allocations import free
-from pipeplan.ilp.allocations.few import Few
 from pipeplan.ilp.bounds import beginnings, packing
 from pipeplan.ilp.bounds.feasibility import spread_reason
 from pipeplan.ilp.bounds.master import raise_bound
@@ -20,8 +19,6 @@ PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
 EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
-FEW_SHARE = 0.3
-"""Share of the time left that allocations of few runs have then."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 ROUNDS_SHARE = 0.2
@@ -35,8 +32,7 @@ def search(state: Incumbent) -> None:
     if state.infeasible is None and not state.done:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
     many = state.costs.layers > free.JOINT_ITEMS
-    ways = ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE), (Few, FEW_SHARE))
-    for shorten, share in ways:
+    for shorten, share in ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE)):
         if state.infeasible is None and not state.done and many:
             shorten(state).run(share * state.remaining)
     if state.infeasible is None and not state.done and not state.options.offload:

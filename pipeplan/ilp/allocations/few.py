@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from heapq import nlargest, nsmallest
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from typing import Final
 
 from pipeplan.ilp.allocations.each import Home, floor_of
@@ -42,23 +42,27 @@ STEP: Final = Fraction(1, 1000)
 
 @dataclass
 class Few:
-    """Allocations with few runs, until the time is over."""
+    """Allocations with few runs, one number of runs after the other, turn by turn."""
 
     state: Incumbent
+    _runs: int = field(default=FEWEST - 1, init=False)
+    """How many runs what is looked at has."""
+    _tree: Iterator[Home | None] = field(default_factory=lambda: iter(()), init=False)
+    """Those with so many that are still to be looked at."""
+    _known: list[tuple[Fraction, Home]] = field(default_factory=list, init=False)
+    """Those looked at that may be shorter than the best plan."""
     _end: float = field(default=0.0, init=False)
 
     def run(self, seconds: float) -> None:
-        """Look for shorter plans for `seconds`; there must be one already."""
+        """Look for shorter plans for `seconds`, from where it was left; there must be one."""
         state = self.state
         if state.best is None or not state.costs.exact or state.costs.layers > MOST_LAYERS:
             return
-        state.enter("few runs")
         self._end = state.elapsed + min(seconds, state.remaining)
-        for runs in range(FEWEST, state.costs.layers + 1):
-            for floor, home in self._promising(runs):
-                if self._over:
-                    return
-                self._improve(floor, home)
+        while self._runs <= state.costs.layers and not self._over:
+            state.enter(f"{self._runs} runs")
+            if not self._look():
+                self._decide()
 
     @property
     def _over(self) -> bool:
@@ -69,27 +73,43 @@ class Few:
         assert self.state.best is not None
         return self.state.best.per_microbatch
 
-    def _promising(self, runs: int) -> list[tuple[Fraction, Home]]:
-        """Allocations that may be shorter than the best plan, lowest floors first."""
-        return nsmallest(KEPT, self._floors(runs))
+    @property
+    def _highest(self) -> Fraction:
+        return self._best * (1 - STEP)
 
-    def _floors(self, runs: int) -> Iterator[tuple[Fraction, Home]]:
+    def _look(self) -> bool:
+        """Whether the time ended before all allocations with so many runs were looked at."""
         costs, most = self.state.costs, self.state.most_in_flight
-        highest = self._best * (1 - STEP)
-        for number, home in enumerate(even(costs, int(highest), runs)):
-            if number % LOOK == 0 and self._over:
-                return
-            floor = None if home is None else floor_of(costs, home, most)
-            if home is not None and floor is not None and floor < highest:
-                yield floor, home
+        while not self._over:
+            some = list(islice(self._tree, LOOK))
+            if not some:
+                return False
+            for home in some:
+                floor = None if home is None else floor_of(costs, home, most)
+                if home is not None and floor is not None and floor < self._highest:
+                    self._known.append((floor, home))
+            if len(self._known) > 2 * KEPT:
+                self._known = nsmallest(KEPT, self._known)
+        return True
+
+    def _decide(self) -> None:
+        """Decide those that are known, lowest floors first; then one more run."""
+        self._known.sort(reverse=True)
+        while self._known and not self._over:
+            floor, home = self._known.pop()
+            if floor < self._highest:
+                self._improve(floor, home)
+        if not self._known:
+            self._runs += 1
+            self._tree = even(self.state.costs, int(self._highest), self._runs)
 
     def _improve(self, floor: Fraction, home: Home) -> None:
         """Ask for shorter periods, halfway down to what was not found, while each is found."""
-        low, asked = floor, self._best * (1 - STEP)
+        low, asked = floor, self._highest
         while asked > low and not self._over:
             if not self._shortened(home, int(asked)):
                 low = asked
-            asked = min((low + self._best) / 2, self._best * (1 - STEP))
+            asked = min((low + self._best) / 2, self._highest)
 
     def _shortened(self, home: Home, period: int) -> bool:
         """Whether orders give a schedule of a period that fits and is the best."""

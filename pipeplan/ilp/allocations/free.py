@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.allocations.each import Each, allocations, cases
+from pipeplan.ilp.allocations.few import Few
 from pipeplan.ilp.allocations.guide import Guide, Home
 from pipeplan.ilp.allocations.neighbours import Neighbourhoods
 from pipeplan.ilp.allocations.units import coarsen
@@ -33,7 +34,7 @@ AHEAD_SHARE: Final = 0.05
 GLANCE_S: Final = 0.1
 """Seconds that the walk has where the joint model decided all that it sees."""
 TURN_S: Final = 8.0
-"""Seconds that walk and neighbourhoods have in their first turn; the next is longer by half."""
+"""Seconds that each of the ways has in its first turn; the next is longer by half."""
 TRIES: Final = 3
 """Allocations tried at each period and size."""
 
@@ -52,11 +53,12 @@ def search(state: Incumbent) -> None:
         walk.run(GLANCE_S)
     if not state.done:
         guided(state, GUIDE_SHARE * state.remaining)
-    turn, whole = TURN_S, Whole(state)
+    turn, whole, runs = TURN_S, Whole(state), Few(state)
     while state.best is not None and not state.done:
         around.run(turn)
         if decided:
             return
+        runs.run(turn)
         whole.run(turn)
         walk.run(turn)
         evening.run(turn)
