@@ -202,6 +202,9 @@ def offloading(
             yield "text", line
     for side, batch in IMAGES.items():
         mine = {titles[side, name]: found[side, name] for name in networks}
-        groups = [ratios(title, points) for title, points in mine.items()]
-        groups += [throughput(title, batch, points) for title, points in mine.items()]
-        draw_curves(groups, images / f"remat-offload-{side}.png", len(networks))
+        groups = [
+            curves
+            for title, points in mine.items()
+            for curves in (ratios(title, points), throughput(title, batch, points))
+        ]
+        draw_curves(groups, images / f"remat-offload-{side}.png", min(4, len(groups)))

@@ -44,10 +44,10 @@ def _diagrams(groups: Sequence[Curves], columns: int) -> Figure:
 
     rows = -(-len(groups) // columns)
     figure = Figure(figsize=(5.2 * columns, 3.6 * rows), layout="constrained")
-    every = figure.subplots(rows, columns, squeeze=False).flat
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, group in zip(every, groups, strict=False):
         _curves(axes, group)
-    for axes in list(every)[len(groups) :]:
+    for axes in every[len(groups) :]:
         axes.set_axis_off()
     return figure
 
