@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from heapq import nlargest
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from unittest import mock
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations import few
-from pipeplan.ilp.allocations.few import Few, even, runs_of
+from pipeplan.ilp.allocations.few import Few, even
 from pipeplan.ilp.allocations.free import joint
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.facts.costs import Costs
@@ -39,7 +39,7 @@ def test_even_has_each_allocation_once() -> None:
         loads = {
             home: [sum(2 * FORWARD[n] for n in range(4) if home[n] == gpu) for gpu in (0, 1)]
             for home in product((0, 1), repeat=4)
-            if home[0] == 0 and len(runs_of(home)) == runs
+            if home[0] == 0 and 1 + sum(one != other for one, other in pairwise(home)) == runs
         }
         assert sorted(listed) == sorted(home for home in loads if max(loads[home]) <= period)
         some += len(listed)

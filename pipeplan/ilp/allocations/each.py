@@ -60,13 +60,19 @@ def _extended(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[H
     if len(start) == costs.layers:
         yield start
         return
+    for gpu in next_places(costs, classes, start):
+        yield from _extended(costs, classes, (*start, gpu))
+
+
+def next_places(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[int]:
+    """GPUs that may take the layer behind `start`: by ties and pins, of equal unused ones one."""
     layer = len(start)
     tied = next((group[0] for group in costs.tied_groups if layer in group[1:]), None)
+    given = start[tied] if tied is not None else costs.homes[layer]
     for members in classes:
         for gpu in members:
-            given = start[tied] if tied is not None else costs.homes[layer]
             if given in (None, gpu):
-                yield from _extended(costs, classes, (*start, gpu))
+                yield gpu
             if gpu not in start:
                 break  # its equals behind it are as good
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from heapq import nlargest, nsmallest
-from itertools import accumulate, groupby, islice
+from itertools import accumulate, islice
 from typing import Final
 
-from pipeplan.ilp.allocations.each import Home, floor_of
+from pipeplan.ilp.allocations.each import Home, floor_of, next_places
 from pipeplan.ilp.allocations.orders import Told, decided
 from pipeplan.ilp.bounds.sums import cheapest_cuts
 from pipeplan.ilp.contiguous.solver import gpu_classes
@@ -26,6 +26,7 @@ from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.facts.retime import tighten
 from pipeplan.ilp.facts.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.walk import Layout
 from pipeplan.plan import Stage
 
 MOST_LAYERS: Final = 40
@@ -105,26 +106,33 @@ class Few:
 
     def _improve(self, floor: Fraction, home: Home) -> None:
         """Ask for shorter periods, halfway down to what was not found, while each is found."""
+        runs, costs = Layout(home, frozenset()).runs(), self.state.costs
+        groups = [(first, last) for first, last, _ in runs]
+        chain = grouped(costs.chain, groups, [gpu.speed for gpu in costs.cluster.gpus])
+        short = replace(costs, chain=chain, again=frozenset(), pins=())
+        stages = tuple(
+            Stage(id=number, layers=(first, last), gpu=gpu)
+            for number, (first, last, gpu) in enumerate(runs)
+        )
         low, asked = floor, self._highest
         while asked > low and not self._over:
-            if not self._shortened(home, int(asked)):
+            if not self._shortened(short, stages, int(asked)):
                 low = asked
             asked = min((low + self._best) / 2, self._highest)
 
-    def _shortened(self, home: Home, period: int) -> bool:
-        """Whether orders give a schedule of a period that fits and is the best."""
-        costs, runs = self.state.costs, runs_of(home)
-        chain = grouped(costs.chain, runs, [gpu.speed for gpu in costs.cluster.gpus])
-        short = replace(costs, chain=chain, again=frozenset(), pins=())
-        gpus = tuple(home[first] for first, _ in runs)
-        stages = tuple(
-            Stage(id=number, layers=run, gpu=gpu)
-            for number, (run, gpu) in enumerate(zip(runs, gpus, strict=True))
-        )
+    def _shortened(self, short: Costs, stages: tuple[Stage, ...], period: int) -> bool:
+        """Whether orders give a schedule of a period that fits and is the best.
+
+        Args:
+            short: of the chain whose layers are the stages.
+            stages: of the chain itself.
+            period: in ns.
+        """
 
         def taken(found: Schedule) -> bool:
             return self._taken(replace(found, stages=stages))
 
+        gpus = tuple(stage.gpu for stage in stages)
         told = decided(short, gpus, period, taken, self.state.options.clock)
         return told is Told.TAKEN
 
@@ -134,16 +142,6 @@ class Few:
         for each in (schedule, tighten(state.costs, schedule, max(1, int(state.bounds["any"])))):
             state.offer(each)
         return self._best < best
-
-
-def runs_of(home: Home) -> list[tuple[int, int]]:
-    """(first, last) of each run of layers on one GPU."""
-    runs, first = [], 0
-    for _, layers in groupby(home):
-        count = len(list(layers))
-        runs.append((first, first + count - 1))
-        first += count
-    return runs
 
 
 def even(costs: Costs, period: int, runs: int) -> Iterator[Home | None]:
@@ -200,14 +198,7 @@ class _Even:
 
     def _choices(self, start: Home, runs: int) -> Iterator[int]:
         """GPUs that the next layer may sit on."""
-        layer = len(start)
-        tied = next((group[0] for group in self._costs.tied_groups if layer in group[1:]), None)
-        given = self._costs.homes[layer] if tied is None else start[tied]
-        for members in self._classes:
-            for gpu in members:
-                stays = bool(start) and start[-1] == gpu
-                cut = stays or (runs > 0 and (not start or self._whole[layer - 1]))
-                if cut and given in (None, gpu):
-                    yield gpu
-                if gpu not in start:
-                    break  # its equals behind it are as good
+        may_cut = runs > 0 and (not start or self._whole[len(start) - 1])
+        for gpu in next_places(self._costs, self._classes, start):
+            if may_cut or start[-1:] == (gpu,):
+                yield gpu
