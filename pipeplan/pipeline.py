@@ -23,6 +23,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime import checkpoint
+from pipeplan.runtime.arguments import Progress, check_ranks, numbers_of, whole
 from pipeplan.runtime.backend import Wanted, check_current, device_of
 from pipeplan.runtime.batches import Inputs, Numbered, Source
 from pipeplan.runtime.build import Worker, build
@@ -35,7 +36,7 @@ from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.ties import find_ties, untie
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel, Task
-from pipeplan.units import parse_time_ns
+from pipeplan.units import parse_wait_ns
 
 
 def split_for(plan: Plan, task: Task) -> SplitModel:
@@ -136,6 +137,8 @@ class Pipeline:
             InputError: if anything does not fit: model, plan, number of ranks, data.
             InvalidPlanError: if the plan breaks a rule.
         """
+        patience = parse_wait_ns(timeout, "pipeline: timeout")
+        check_ranks(seed, replicas, mesh, backend)
         self.task = _task(model, loss, optimizer, sample, options)
         self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
         verifier.check(self.plan)
@@ -146,7 +149,6 @@ class Pipeline:
         check_current(self._device)
         self._own: GlooTransport | LocalTransport | None = None
         if transport is None:
-            patience = parse_time_ns(timeout)
             ends = self.plan, self._split, replicas, mesh
             self._own = transport = for_pipeline(*ends, backend, patience)
         self._torn = False
@@ -257,8 +259,7 @@ class Pipeline:
         Raises:
             InputError: if `steps` is negative, or an earlier run ended in its middle.
         """
-        if steps < 0:
-            raise InputError(f"run: got {steps} steps, need at least 0")
+        whole("run: steps", steps)
         with self._whole():
             done = self._worker.executor.run(self.steps, steps)
         first, self.steps = self.steps, self.steps + done
@@ -288,9 +289,9 @@ class Pipeline:
         Raises:
             InputError: if nothing is given, or the batch does not divide into micro-batches.
         """
-        if numbers:
+        if counted := numbers_of(numbers):
             feed = TaskFeed(self.task, self._split.boundaries[0], device=self._device)
-            losses = self._evaluated(Numbered(feed, numbers), len(numbers))
+            losses = self._evaluated(Numbered(feed, counted), len(counted))
         else:
             batch = self._source.batch(inputs, target, None)
             losses = self._evaluated(batch, batch.count)
@@ -326,16 +327,10 @@ class Pipeline:
             InputError: if it lacks something this rank needs.
         """
         self._check_whole()
-        missing = [name for name in ("step", "scales", "good_steps") if name not in state]
-        if missing:
-            raise InputError(
-                f"load_state_dict: state: got {len(state)} entries without {missing[0]!r}, need"
-                " step, scales and good_steps beside the weights. Give what state_dict() of a"
-                " Pipeline returned, not the model's; merge the parts of several ranks."
-            )
-        step = int(state["step"])
-        drawn = int(state.get("drawn", step * self.plan.microbatches))
-        checkpoint.put(self._worker, step, state, state["scales"], state["good_steps"])
+        told = Progress.of(state)
+        step = told.step
+        drawn = step * self.plan.microbatches if told.drawn is None else told.drawn
+        checkpoint.put(self._worker, step, state, told.scales, told.good_steps)
         self._shard.go_on(step, drawn)
         self._source.forget()
         self.steps = step

@@ -16,6 +16,9 @@ MAX_INT = 2**62
 MAX_GPUS = 4096
 """Most GPUs of a cluster."""
 
+SHORTEST_WAIT_NS = 1_000_000
+"""Of a wait for another process: torch counts milliseconds, and knows no wait of none."""
+
 _BYTES = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -28,7 +31,7 @@ _SHARE = re.compile(rf"\s*({_NUMBER})\s*(%?)\s*")
 
 
 def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fraction:
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
     folded = {name.lower(): size for name, size in units.items()}
     if match is None or match[2].lower() not in folded:
         known = ", ".join(name for name in units if name)
@@ -41,9 +44,12 @@ def _parse(text: str, units: dict[str, int], what: str, example: str) -> Fractio
     return value
 
 
-def shown(text: str) -> str:
-    """`text` quoted for a message, on one line and no longer than 60 characters of it."""
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+def shown(value: object) -> str:
+    """`value` as Python writes it, for a message: one line, 60 characters of it at most."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "...")
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
@@ -81,6 +87,18 @@ def parse_time_ns(text: str, what: str = "time") -> int:
         InputError: if it is no time, or has no unit.
     """
     return -int(-_parse(text, _TIMES, what, "10us") // 1)
+
+
+def parse_wait_ns(text: str, what: str = "timeout") -> int:
+    """Nanoseconds of the longest wait for another process in `text` such as `600s`.
+
+    Raises:
+        InputError: if it is no time, or shorter than torch can wait.
+    """
+    time = parse_time_ns(text, what)
+    if time < SHORTEST_WAIT_NS:
+        raise InputError(f"{what}: got {shown(text)}, need at least 1ms")
+    return time
 
 
 def parse_fraction(text: str, what: str = "fraction") -> float:

@@ -1,8 +1,23 @@
 """The `pipeplan` command: one small file per verb, each a thin call of the library.
 
 Verbs import what they need when they run, so `--help` is instant and planning needs no torch.
+Nothing is imported here before `main` listens to Ctrl-C.
 """
 
-from pipeplan.cli.entry import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import sys
+from collections.abc import Sequence
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    try:
+        from pipeplan.cli import entry
+
+        return entry.main(argv)
+    except KeyboardInterrupt:
+        print("pipeplan: interrupted", file=sys.stderr)
+        return _INTERRUPTED

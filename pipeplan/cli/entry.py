@@ -27,7 +27,6 @@ _VERBS = (profile, convert, calibrate, plan, compare, remat, show, verify, simul
 
 _INTERNAL = 1
 _USAGE = 2
-_INTERRUPTED = 130
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Why stdout takes no more; files of ours say so themselves."""
@@ -74,9 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()  # the reader (`| head`) has seen enough
         return 0
-    except KeyboardInterrupt:
-        print("pipeplan: interrupted", file=sys.stderr)
-        return _INTERRUPTED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
             _drop_output()

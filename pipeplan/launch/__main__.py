@@ -6,23 +6,42 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pipeplan.errors import PipeplanError
-from pipeplan.launch.options import Options, parse
-from pipeplan.plan import Plan
-from pipeplan.program import Pattern
-from pipeplan.runtime.place import Place
+if TYPE_CHECKING:
+    from pipeplan.errors import PipeplanError
+    from pipeplan.launch.options import Options
+    from pipeplan.plan import Plan
+    from pipeplan.program import Pattern
+    from pipeplan.runtime.place import Place
 
 _PATIENCE_S = 10.0
 """How long ranks other than 0 let rank 0 speak first when a check fails."""
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; returns its exit code."""
-    place = Place.of(os.environ)
+    """Run one rank; returns its exit code.
+
+    Nothing is imported before it listens to Ctrl-C, of which only rank 0 speaks: all have it.
+    """
     try:
-        options = parse(argv)
-        return _run(options, place)
+        return _checked(argv)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print("launch: interrupted", file=sys.stderr, flush=True)
+        return _INTERRUPTED
+
+
+def _checked(argv: Sequence[str] | None) -> int:
+    from pipeplan.errors import PipeplanError
+    from pipeplan.launch.options import parse
+    from pipeplan.runtime.place import Place
+
+    place: Place | None = None
+    try:
+        place = Place.of(os.environ)
+        return _run(parse(argv), place)
     except PipeplanError as error:
         return _refuse(error, place)
 
@@ -55,17 +74,20 @@ def _table(plan: Plan, place: Place) -> int:
     return 0
 
 
-def _refuse(error: PipeplanError, place: Place) -> int:
-    """Rank 0 speaks; a rank whose check fails alone speaks after a while.
+def _refuse(error: PipeplanError, place: Place | None) -> int:
+    """Rank 0 speaks, and who does not know its rank; others speak after a while.
 
     torchrun ends all ranks as soon as one has ended, so rank 0 must not lose the race.
     """
-    if place.rank:
+    if place and place.rank:
         time.sleep(_PATIENCE_S)
-    where = f"rank {place.rank}: " if place.rank else ""
+    where = f"rank {place.rank}: " if place and place.rank else ""
     print(f"error: {where}{error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == _INTERRUPTED:
+        os._exit(code)  # threads of torch may still wait for other ranks
+    sys.exit(code)

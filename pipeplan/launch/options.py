@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
 from pipeplan.errors import InputError
-from pipeplan.units import parse_time_ns
+from pipeplan.units import parse_wait_ns
 
 _Value = TypeVar("_Value")
-
-_SHORTEST_NS = 1_000_000
-"""Of a wait: torch counts milliseconds, and knows no wait of none."""
 
 _EXAMPLES = """\
 examples:
@@ -174,9 +171,6 @@ def _factor(text: str) -> Fraction:
 
 def _time(text: str) -> int:
     try:
-        time = parse_time_ns(text)
+        return parse_wait_ns(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if time < _SHORTEST_NS:
-        raise argparse.ArgumentTypeError(f"got {text!r}, need at least 1ms")
-    return time

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
+from pipeplan.runtime.arguments import tensors_of
 from pipeplan.runtime.executor import Feed
 from pipeplan.runtime.feed import TaskFeed
 from pipeplan.task import TensorSpec
@@ -57,11 +58,11 @@ class Source:
         """A batch of `microbatches` micro-batches; None takes as many as it has.
 
         Raises:
-            InputError: if the rows do not divide into them, or a micro-batch has another shape
-                than the plan was made for.
+            InputError: if there is anything but tensors, the rows do not divide into them, or a
+                micro-batch has another shape than the plan was made for.
         """
-        tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs or ())
-        given = tensors if target is None else [*tensors, target]
+        tensors = tensors_of("step: inputs", inputs)
+        given = [*tensors, *tensors_of("step: target", None if target is None else (target,))]
         if not given:
             raise InputError("step: got neither inputs nor a target, need one of them")
         rows = given[0].shape[0]

@@ -28,6 +28,7 @@ from pipeplan.document import Count, Document, Positive
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.build import Worker
+from pipeplan.runtime.optimizing import kept_fields
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.weights import Weights
 
@@ -151,6 +152,9 @@ def load(path: Path, step: int, worker: Worker) -> None:
         meta = read_meta(path)
         _restore_scaler(worker, step, meta.scales, meta.good_steps, str(path))
     for stage in worker.stages.values():
+        if step:
+            known = metadata.state_dict_metadata.keys()
+            _check_optimizer(stage, known, str(path), skips=worker.scaler is not None)
         _load_stage(path, metadata, step, stage)
 
 
@@ -169,6 +173,8 @@ def put(
     known = {key: _kind(value) for key, value in state.items() if isinstance(value, Tensor)}
     for stage in worker.stages.values():
         _check(_weights(stage), known, "state_dict")
+        if step:
+            _check_optimizer(stage, state.keys(), "state_dict", skips=worker.scaler is not None)
     _restore_scaler(worker, step, scales, good_steps, "state_dict")
     for stage in worker.stages.values():
         wanted = _begin(stage, step)
@@ -218,6 +224,24 @@ def _check(wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str)
                 f"{where}: {key}: got shape {list(shape)} {dtype}, need {list(need)} {need_dtype}:"
                 " it was made by another task"
             )
+
+
+def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: bool) -> None:
+    """Refuse a state that lacks what the optimizers would silently begin anew, or miss.
+
+    Where loss scaling `skips` steps, a parameter may have had none: then it has no field at all.
+    """
+    stored = set(known)
+    for unit in stage.units:
+        for parameter, fields in kept_fields(unit.optimizer).items() if unit.optimizer else ():
+            prefix = f"optimizer.{stage.names[parameter]}"
+            missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
+            if missing and not (skips and len(missing) == len(fields)):
+                raise InputError(
+                    f"{where}: has no '{prefix}.{missing[0]}', which"
+                    f" {type(unit.optimizer).__name__} keeps: it was made with another optimizer,"
+                    " or not all of its parts were merged"
+                )
 
 
 def _load_stage(path: Path, metadata: Metadata, step: int, stage: Stage) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeplan.errors import InputError
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.transport import wait_all
@@ -48,7 +49,16 @@ class Scaler:
         self.restore(0, [rule.initial] * lag, 0)
 
     def restore(self, step: int, scales: Sequence[float], good: int) -> None:
-        """Say that `step` steps are over: the scales of the next ones, good steps on end."""
+        """Say that `step` steps are over: the scales of the next ones, good steps on end.
+
+        Raises:
+            InputError: if there are too few scales.
+        """
+        if len(scales) < self._lag:
+            raise InputError(
+                f"scales: got {len(scales)}, need {self._lag}: those of the next steps, under 2bw"
+                " two. The state is of a task without loss_scale, or of other semantics."
+            )
         self._scales = {step + ahead: scale for ahead, scale in enumerate(scales)}
         self._good = good
 

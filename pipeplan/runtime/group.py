@@ -12,16 +12,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from pipeplan.errors import InputError
+from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan
 from pipeplan.runtime.backend import Machine, Wanted, device_of
 from pipeplan.runtime.channels import Channel, channels
 from pipeplan.runtime.host_room import check_host_room
+from pipeplan.runtime.interruptible import interruptible
 from pipeplan.runtime.nccl import ChannelTransport
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.place import Place, check_meeting_point
 from pipeplan.runtime.ranks import Ranks, check_mesh
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel
+from pipeplan.units import format_ns
 
 
 def join(
@@ -42,13 +44,29 @@ def join(
         replicas: of equal size, side by side.
         channels: those of the plan, with a `device`.
         device: the GPU on which NCCL carries messages; None: gloo carries all.
+
+    Raises:
+        InputError: if the environment does not say where they find each other.
+        RankError: if not all of them come in time.
     """
     if place.size == 1:
         return LocalTransport()
+    check_meeting_point(os.environ)
     timeout = timedelta(microseconds=timeout_ns // 1000)
-    store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
-    own = PrefixStore(f"attempt{place.attempt}", store)
-    ranks = Ranks.started(own, rank, size, timeout, replicas)
+
+    def meet() -> Ranks:
+        store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
+        own = PrefixStore(f"attempt{place.attempt}", store)
+        return Ranks.started(own, rank, size, timeout, replicas)
+
+    try:
+        ranks = interruptible(meet)
+    except dist.DistError as error:
+        text = " ".join(str(error).split("\n")[0].split())
+        raise RankError(
+            f"rank {place.rank}: got no answer from all {place.size} ranks, need them within"
+            f" {format_ns(timeout_ns)}: {text}"
+        ) from error
     return ChannelTransport(ranks, channels, device) if device else GlooTransport(ranks)
 
 
@@ -122,11 +140,12 @@ def _on_mesh(
         return LocalTransport()
     timeout = timedelta(microseconds=timeout_ns // 1000)
     if nccl_device is None:
-        return GlooTransport(Ranks.of(mesh, timeout))
+        return GlooTransport(interruptible(lambda: Ranks.of(mesh, timeout)))
     if mesh.size() != dist.get_world_size():
         raise InputError(
             f"pipeline: mesh: got {mesh.size()} of {dist.get_world_size()} ranks, need all of them"
             " under backend nccl. Or use backend gloo."
         )
     needed = channels(plan.stages, split.boundaries, mesh.size(1), mesh.size(0))
-    return ChannelTransport(Ranks.of(mesh, timeout), needed, nccl_device)
+    ranks = interruptible(lambda: Ranks.of(mesh, timeout))
+    return ChannelTransport(ranks, needed, nccl_device)

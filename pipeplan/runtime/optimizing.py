@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -52,3 +53,27 @@ class Optimizing:
             for _ in range(step):
                 scheduler.step()
         return optimizer, scheduler
+
+
+def kept_fields(optimizer: Optimizer) -> dict[nn.Parameter, frozenset[str]]:
+    """What a step leaves in the state of each parameter, as torch's own optimizers do it.
+
+    A twin steps on a single zero: which fields there are depends on the group and on the number
+    of dimensions (Adafactor). Nothing is known of other optimizers, which may look at more.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return {}
+    make: Callable[..., Optimizer] = type(optimizer)
+    known: dict[tuple[object, ...], frozenset[str]] = {}
+    found = {}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            kind = (number, parameter.dim(), parameter.dtype, parameter.device)
+            if kind not in known:
+                zero = nn.Parameter(parameter.new_zeros((1,) * parameter.dim()))
+                zero.grad = torch.zeros_like(zero)
+                twin = make([{**group, "params": [zero]}])
+                twin.step()
+                known[kind] = frozenset(twin.state[zero])
+            found[parameter] = known[kind]
+    return found

@@ -89,6 +89,16 @@ def test_world_size_under_torchrun(plans: Path, capfd: pytest.CaptureFixture[str
     assert "got 3 ranks, need 2" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("words", ["--plan @plan1.json", "--plan @plan1.json --dry-run", ""])
+def test_an_environment_of_words(
+    plans: Path, capfd: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    """A rank that does not know its place says which variable is wrong, at once."""
+    assert run(plans, words, **{name: "two"}) == 2
+    assert f"error: environment: {name}: got 'two', need an integer" in capfd.readouterr().err
+
+
 def test_only_one_rank_speaks_at_once(plans: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Ranks other than 0 say who they are, after rank 0 had its time to speak."""
     waited: list[float] = []

@@ -282,7 +282,7 @@ def test_nothing_goes_on_from_the_middle_of_a_step(semantics: Semantics) -> None
         pipeline.load_state_dict(state)
         pipeline.run(3)
         assert equal(weights([pipeline.state_dict()]), expected(semantics, launch_task.task(0), 3))
-        with pytest.raises(InputError, match="got -1 steps"):
+        with pytest.raises(InputError, match="steps: got -1, need"):
             pipeline.run(-1)
 
 
