@@ -11,10 +11,15 @@ from pipeplan.ilp.facts.retime import tighten
 from pipeplan.ilp.periodic.extract import fuse
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.evening import Evening
+from pipeplan.ilp.walks.folds import Folds, far
 from pipeplan.ilp.walks.walk import Walk
 
+FOLDS_SHARE = 0.25
+"""Share of the time left that folds and loops have where the plan is far from the bound."""
+FAR_SHARE = 0.25
+"""Share of the time left that the walk has then, where the plan is far from the bound."""
 EARLY_SHARE = 0.08
-"""Share of the time that the walk has before the bound, which is sought below the best plan."""
+"""The same elsewhere; it comes before the bound, which is sought below the best plan."""
 PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
 EVENING_SHARE = 0.25
@@ -32,15 +37,24 @@ def search(state: Incumbent) -> None:
     if state.infeasible is None and not state.done:
         packing.raise_bound(state, PACKING_SHARE * state.remaining)
     many = state.costs.layers > free.JOINT_ITEMS
-    for shorten, share in ((Evening, EVENING_SHARE), (Walk, EARLY_SHARE)):
-        if state.infeasible is None and not state.done and many:
-            shorten(state).run(share * state.remaining)
+    if state.infeasible is None and many:
+        _shorten(state)
     if state.infeasible is None and not state.done and not state.options.offload:
         raise_bound(state, BOUND_SHARE * state.remaining)
         if many and not state.done:
             beginnings.raise_bound(state, ROUNDS_SHARE * state.remaining)
     if state.infeasible is None and not state.done:
         free.search(state)
+
+
+def _shorten(state: Incumbent) -> None:
+    """Evening out, then the walk: from folds first where the plan stays far from the bound."""
+    walk = Walk(state)
+    if not state.done:
+        Evening(state).run(EVENING_SHARE * state.remaining)
+    Folds(state, walk).run(FOLDS_SHARE * state.remaining)
+    if not state.done:
+        walk.run((FAR_SHARE if far(state) else EARLY_SHARE) * state.remaining)
 
 
 def _any_plan(state: Incumbent) -> None:

@@ -16,6 +16,7 @@ from pipeplan.ilp.periodic.periods import highest, scaled, shorten
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.evening import Evening
+from pipeplan.ilp.walks.folds import Folds
 from pipeplan.ilp.walks.walk import Walk
 from pipeplan.units import ceil_div
 
@@ -53,7 +54,7 @@ def search(state: Incumbent) -> None:
         walk.run(GLANCE_S)
     if not state.done:
         guided(state, GUIDE_SHARE * state.remaining)
-    turn, whole, runs = TURN_S, Whole(state), Few(state)
+    turn, whole, runs, folds = TURN_S, Whole(state), Few(state), Folds(state, walk)
     while state.best is not None and not state.done:
         around.run(turn)
         if decided:
@@ -61,6 +62,7 @@ def search(state: Incumbent) -> None:
         runs.run(turn)
         whole.run(turn)
         walk.run(turn)
+        folds.run(turn)
         evening.run(turn)
         turn *= 1.5
 

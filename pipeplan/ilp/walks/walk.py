@@ -28,6 +28,8 @@ ROUND: Final = 1500
 """Steps from hot to cold."""
 SHRINKS: Final = (0.02, 0.01, 0.005, 0.002, 0.0005)
 """By how much a round tries to shorten the period."""
+FAR: Final = (0.2, 0.1, 0.05)
+"""The same while the bound allows it: where memory is scarce, plans lie far from each other."""
 HOT: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
 LOOK: Final = 8
@@ -105,11 +107,11 @@ class Walk:
         """
         if self.state.best is not None:
             self._best = self.state.best
-            self._cool(layout, target, steps, SHRINKS[-1], end)
+            self._cool(self._kept(layout), target, steps, SHRINKS[-1], end)
 
     def _round(self, end: float) -> None:
         """One round from hot to cold around the best plan."""
-        shrink = self.random.choice(SHRINKS)
+        shrink = self.random.choice((*FAR, *SHRINKS))
         at = Layout.of(self._best, self._choose_k())
         self._cool(at, self._target(shrink), ROUND, shrink, end)
 
@@ -190,9 +192,13 @@ class Walk:
         return self.state.offer(schedule)
 
     def _step(self, layout: Layout) -> Layout:
-        """One or two random changes; tied layers follow one of theirs, pinned ones stay."""
+        """One or two random changes."""
         for _ in range(2 if self.random.random() < 0.3 else 1):
             layout = self._change(layout)
+        return self._kept(layout)
+
+    def _kept(self, layout: Layout) -> Layout:
+        """The layout with tied layers where one of theirs is, pinned ones on their GPUs."""
         costs = self.state.costs
         if not costs.tied_groups and not costs.pins:
             return layout

@@ -1,0 +1,198 @@
+"""Starts for the walk where memory is scarce: GPUs of the first layers take late ones as well.
+
+In a contiguous plan the first GPU keeps as many micro-batches as there are GPUs, the last one
+keeps one. Where the chain, once through all GPUs, goes on with some of them, in the same order
+(a loop) or backwards (a fold), those hold a few early layers of many micro-batches and late ones
+of few, so that all memories fill alike. Borders are those whose loads and estimated bytes fit a
+period below the best plan's; the walk goes on from there. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import chain, pairwise
+from math import exp
+from random import Random
+from typing import Final
+
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.walk import Layout, Walk
+
+FAR: Final = Fraction(103, 100)
+"""Starts are tried where the best plan is so many times longer than the bound."""
+SHRINKS: Final = (0.02, 0.05, 0.1, 0.2)
+"""By how much a start tries to shorten the best plan's period."""
+ONCE: Final = 0.8
+"""Share of the starts whose chain comes to each GPU at most twice."""
+MOST_PASSES: Final = 4
+"""Times that the other starts come to each GPU at most."""
+STRETCHES: Final = (1.0, 1.1, 1.2)
+"""How many times longer than its work a micro-batch is taken to stay, for it has to wait."""
+BETWEEN: Final = 0.3
+"""Micro-batches more than on average that a stage has when its GPU is fullest."""
+OVERLOAD: Final = 3.0
+"""Weight of load beyond the period against bytes beyond the memory."""
+STEPS: Final = 500
+"""Changes of borders before the walk begins."""
+STEP_S: Final = 5e-5
+"""What such a change counts for where work is counted instead of time."""
+HOT: Final = 0.05
+"""Excess that a hot change accepts with probability 1/e."""
+MOVES: Final = (-3, -2, -1, -1, -1, 1, 1, 1, 2, 3)
+"""Layers by which borders move."""
+ALONE: Final = 0.4
+"""Share of the changes that move one border; the others move several next to each other."""
+SETTLING: Final = 1000
+"""Steps of the walk from each start."""
+
+
+class Borders:
+    """Where the chain changes GPUs, if it comes to them in a given order.
+
+    Attributes:
+        starts: First layer of each visit, rising from 0; a visit without layers starts where the
+            next one does.
+        excess: Load beyond the period and estimated bytes beyond the memories, as shares of them.
+    """
+
+    def __init__(self, costs: Costs, order: Sequence[int], period: int, stretch: float) -> None:
+        """Begin with visits of equal work.
+
+        Args:
+            costs: Durations and bytes.
+            order: GPU of each visit.
+            period: Nanoseconds per micro-batch.
+            stretch: How many times longer than its work a micro-batch stays behind a layer.
+        """
+        self._costs, self._order, self._period, self._stretch = costs, order, period, stretch
+        self.starts = _even(costs, len(order))
+        self.excess = self._excess(self.starts)
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """GPU of each layer."""
+        lengths = (end - first for first, end in self._visits(self.starts))
+        rows = ([gpu] * count for gpu, count in zip(self._order, lengths, strict=True))
+        return tuple(chain.from_iterable(rows))
+
+    def anneal(self, random: Random, steps: int) -> None:
+        """Random changes from hot to cold, until everything fits."""
+        for step in range(steps):
+            if self.excess <= 0:
+                return
+            changed = self._changed(random)
+            excess = self._excess(changed)
+            heat = HOT * (1 - step / steps) + 1e-9
+            if excess <= self.excess or random.random() < exp((self.excess - excess) / heat):
+                self.starts, self.excess = changed, excess
+
+    def _visits(self, starts: list[int]) -> list[tuple[int, int]]:
+        """First layer and the one behind the last of each visit."""
+        return list(pairwise([*starts, self._costs.layers]))
+
+    def _changed(self, random: Random) -> list[int]:
+        """The same number of layers off one border or several; what is in the way gives way."""
+        count, move = len(self.starts), random.choice(MOVES)
+        first = random.randrange(1, count)
+        last = first if random.random() < ALONE else random.randrange(first, count)
+        layers, starts = self._costs.layers, self.starts.copy()
+        for index in range(first, last + 1):
+            starts[index] = min(max(starts[index] + move, 0), layers)
+        for index in reversed(range(1, first)):
+            starts[index] = min(starts[index], starts[index + 1])
+        for index in range(first + 1, count):
+            starts[index] = max(starts[index], starts[index - 1])
+        return starts
+
+    def _excess(self, starts: list[int]) -> float:
+        """Sums from the end of the chain: a stage keeps what its work and all behind it take."""
+        costs, period = self._costs, self._period
+        loads, held, working = ([0.0] * costs.gpus for _ in range(3))
+        stay, behind = 0, None
+        for gpu, (first, end) in zip(
+            reversed(self._order), reversed(self._visits(starts)), strict=True
+        ):
+            if first == end:
+                continue
+            size, load = costs.segment(first, end - 1), costs.load_ns(first, end - 1, gpu)
+            stay += load + (0 if behind is None else _trip_ns(costs, end - 1, gpu, behind))
+            behind = gpu
+            loads[gpu] += load
+            held[gpu] += size.states + size.saved * (stay * self._stretch / period + BETWEEN)
+            working[gpu] = max(working[gpu], size.backward, size.running - size.saved)
+        total = OVERLOAD * sum(max(0.0, load / period - 1) for load in loads)
+        for kept, own, budget in zip(held, working, costs.budgets, strict=True):
+            total += max(0.0, (kept + own) / max(1, budget) - 1)
+        return total
+
+
+class Folds:
+    """Starts at periods below the best plan's, drawn until the time is over."""
+
+    def __init__(self, state: Incumbent, walk: Walk) -> None:
+        """`walk` goes on from each start, and draws for both, so that none is repeated."""
+        self.state, self._walk, self._random = state, walk, walk.random
+
+    def run(self, seconds: float) -> None:
+        """Shorten the best plan for `seconds`, while there is one far from the bound."""
+        state = self.state
+        end = state.elapsed + min(seconds, state.remaining)
+        if state.done or not far(state) or state.costs.gpus == 1:
+            return
+        state.enter("folds and loops")
+        while not state.done and far(state) and state.elapsed < end:
+            self._try(end)
+
+    def _try(self, end: float) -> None:
+        """One order of GPUs, its borders, the walk from there."""
+        state, best = self.state, self.state.best
+        assert best is not None
+        shrink = Fraction(self._random.choice(SHRINKS))
+        period = max(1, int(max(state.bound, best.per_microbatch * (1 - shrink))))
+        gpus = list(dict.fromkeys(stage.gpu for stage in best.stages))
+        gpus += [gpu for gpu in range(state.costs.gpus) if gpu not in gpus]
+        order = drawn(gpus, self._random)
+        borders = Borders(state.costs, order, period, self._random.choice(STRETCHES))
+        borders.anneal(self._random, STEPS)
+        state.options.clock.spend(STEPS * STEP_S)
+        layout = Layout(borders.homes, frozenset())
+        self._walk.settle(layout, Fraction(period), SETTLING, end)
+
+
+def far(state: Incumbent) -> bool:
+    """Whether the best plan is so far from the bound that others may be much shorter."""
+    return state.best is not None and state.best.per_microbatch > FAR * state.bound
+
+
+def drawn(gpus: Sequence[int], random: Random) -> list[int]:
+    """All GPUs in turn, then some again: in the same order or there and back."""
+    count = len(gpus)
+    passes = 2 if random.random() < ONCE else MOST_PASSES
+    visits = count + random.randint(1, (passes - 1) * count)
+    turns = [1, -1] if random.random() < 0.5 else [1]
+    order: list[int] = []
+    while len(order) < visits:
+        order += gpus[:: turns[0]]
+        turns.append(turns.pop(0))
+    return order[:visits]
+
+
+def _trip_ns(costs: Costs, boundary: int, here: int, there: int) -> int:
+    """Both transfers of a cut; none within a GPU."""
+    if here == there:
+        return 0
+    forward = costs.send_forward_ns(boundary, here, there)
+    return forward + costs.send_backward_ns(boundary, there, here)
+
+
+def _even(costs: Costs, visits: int) -> list[int]:
+    """First layers of so many parts of about equal work."""
+    total = costs.load_ns(0, costs.layers - 1, 0)
+    starts, layer = [0], 0
+    for visit in range(1, visits):
+        while layer < costs.layers and costs.load_ns(0, layer, 0) * visits <= total * visit:
+            layer += 1
+        starts.append(layer)
+    return starts

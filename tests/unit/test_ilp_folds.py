@@ -1,0 +1,147 @@
+"""Folds and loops: orders of GPUs, borders that fit, plans of equal blocks on scarce memory."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+from pipeplan.cluster import Cluster, Gpu, uniform
+from pipeplan.ilp.bounds.static import serial
+from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.state.clock import WorkClock
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.folds import STEPS, Borders, Folds, drawn
+from pipeplan.ilp.walks.walk import Walk
+from tests import handmade
+from tests.searches import limits
+
+BLOCKS = 12
+GPUS = 4
+
+
+def blocks(cluster: Cluster, pins: tuple[tuple[int, int], ...] = ()) -> Costs:
+    """Equal blocks of 30 ns that keep 10 bytes each; no transfer takes time."""
+    chain = handmade.chain([(10, 20)] * BLOCKS, [{"saved_bytes": 10}] * BLOCKS)
+    return Costs(chain, cluster, "2bw", "exact", pins=pins)
+
+
+def searched(costs: Costs, seconds: float) -> tuple[Incumbent, Incumbent]:
+    """The contiguous optimum, and what folds make of it in so much work."""
+    known, state = (Incumbent(costs, limits(time_limit_s=60, clock=WorkClock())) for _ in range(2))
+    for each in (known, state):
+        each.prove("any", any_bound(costs))
+        contiguous(each)
+    Folds(state, Walk(state)).run(seconds)
+    return known, state
+
+
+def test_orders_visit_every_gpu_first() -> None:
+    """All GPUs once in order, then the same again or backwards, and nothing else."""
+    random, gpus = Random(1), [2, 0, 1, 3]
+    found = [drawn(gpus, random) for _ in range(300)]
+    loops, folds = gpus * 4, (gpus + gpus[::-1]) * 2
+    for order in found:
+        assert len(order) > len(gpus)
+        assert order in (loops[: len(order)], folds[: len(order)])
+    assert {len(order) for order in found} == set(range(5, 17))
+    assert any(order[4] == 2 for order in found)
+    assert any(order[4] == 3 for order in found)
+
+
+def test_borders_rise_and_cover_the_chain() -> None:
+    """Whatever is drawn, every layer has one home, visits come in order; mostly it gets better."""
+    random, worst = Random(2), list[float]()
+    for _ in range(40):
+        costs = blocks(uniform(GPUS, random.randint(60, 400)))
+        order = drawn(range(GPUS), random)
+        borders = Borders(costs, order, random.randint(60, 150), random.choice((1.0, 1.2)))
+        before = borders.excess
+        borders.anneal(random, 60)
+        starts = borders.starts
+        assert starts[0] == 0
+        assert all(0 <= one <= other <= BLOCKS for one, other in pairwise(starts))
+        assert len(borders.homes) == BLOCKS
+        visits = zip(order, pairwise([*starts, BLOCKS]), strict=True)
+        assert list(borders.homes) == [
+            gpu for gpu, (first, end) in visits for _ in range(first, end)
+        ]
+        worst.append(borders.excess - before)
+    assert max(worst) < 0.2
+    assert min(worst) < -0.2
+
+
+def test_excess_is_what_is_beyond() -> None:
+    """By hand: six blocks, 180 ns, 60 bytes on each of two GPUs, on the first for two periods."""
+    costs = blocks(uniform(2, 10**6))
+    borders = Borders(costs, [0, 1], 150, 1.0)
+    assert borders.starts == [0, 6]
+    assert abs(borders.excess - 3 * 2 * (180 / 150 - 1)) < 1e-9
+    tight = Borders(blocks(uniform(2, 100)), [0, 1], 180, 1.0)
+    kept = [60 * (2 + 0.3), 60 * (1 + 0.3)]
+    assert abs(tight.excess - (kept[0] / 100 - 1)) < 1e-9
+
+
+def test_annealing_finds_borders_that_fit() -> None:
+    """Two blocks on each of six visits are four on two GPUs, too many: all end with three."""
+    costs = blocks(uniform(GPUS, 95))
+    borders = Borders(costs, [0, 1, 2, 3, 0, 1], 110, 1.0)
+    assert borders.excess > 0
+    borders.anneal(Random(3), STEPS)
+    assert borders.excess == 0
+    assert [borders.homes.count(gpu) for gpu in range(GPUS)] == [3] * GPUS
+
+
+def test_folds_reach_the_bound_on_equal_blocks() -> None:
+    """Three blocks a GPU in 90 ns where the best contiguous plan has four on one of them."""
+    for budget in (90, 100, 110):
+        known, state = searched(blocks(uniform(GPUS, budget)), 8)
+        assert known.best is not None
+        assert state.best is not None
+        assert known.best.period == 120
+        assert state.best.period == 90
+        assert len(state.best.stages) > GPUS
+        assert state.accepts(state.best)
+
+
+def test_pinned_layers_stay_on_unequal_gpus() -> None:
+    """From a plan of one micro-batch at a time; both ends are pinned to one GPU."""
+    gpus = ((120, 1.0), (60, 0.5), (90, 1.0), (100, 2.0))
+    cluster = Cluster(
+        gpus=tuple(
+            Gpu(name=f"gpu{n}", memory_bytes=size, speed=speed)
+            for n, (size, speed) in enumerate(gpus)
+        )
+    )
+    costs = blocks(cluster, ((0, 3), (11, 3)))
+    state = Incumbent(costs, limits(time_limit_s=60, clock=WorkClock()))
+    state.prove("any", any_bound(costs))
+    serially = serial(costs, (3, 0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
+    assert state.offer(serially)
+    Folds(state, Walk(state)).run(2)
+    assert state.best is not None
+    assert state.best.period < serially.period / 2
+    assert {stage.gpu for stage in (state.best.stages[0], state.best.stages[-1])} == {3}
+    assert state.accepts(state.best)
+
+
+def test_folds_end_where_nothing_is_to_be_found() -> None:
+    """Without a plan, on one GPU, or where the bound is reached, nothing is tried."""
+    for costs, planned in ((blocks(uniform(4, 90)), False), (blocks(uniform(1, 10**6)), True)):
+        state = Incumbent(costs, limits(time_limit_s=60, clock=WorkClock()))
+        state.prove("any", any_bound(costs))
+        if planned:
+            contiguous(state)
+        phase = state.phase
+        Folds(state, Walk(state)).run(5)
+        assert state.phase == phase
+    known, state = searched(blocks(uniform(GPUS, 110)), 1)
+    walk = Walk(state)
+    draws = walk.random.getstate()
+    state.best, found = known.best, state.best
+    assert found is not None
+    assert state.offer(found)
+    assert state.done
+    Folds(state, walk).run(5)
+    assert walk.random.getstate() == draws
