@@ -36,7 +36,7 @@ class Store:
 
     def put(self, key: str, name: str, part: Row) -> None:
         """Keep one part of one row."""
-        self.rows.setdefault(key, {})[name] = part
+        self.rows[key][name] = part
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._path)
@@ -44,8 +44,9 @@ class Store:
 
 def measure(store: Store, case: Case, limits: Limits, again: Sequence[str]) -> None:
     """The parts of a row that the store has not yet as asked, or that are wanted again."""
-    for name, (asked, part) in parts(case, limits).items():
-        known = store.rows.get(case.key, {}).get(name, {}).get("asked")
+    row = store.rows.setdefault(case.key, {})
+    for name, asked, part in parts(case, limits, row):
+        known = row.get(name, {}).get("asked")
         if name in again or known != asked:
             store.put(case.key, name, part() | {"asked": asked})
 
@@ -63,6 +64,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=time, metavar="TIME", help="of ours (the target's)")
     parser.add_argument("--gap", type=common.share, default=0.005, help="where ours stops (0.5%%)")
     parser.add_argument("--pipedream-time", type=time, metavar="TIME", help="with PipeDream")
+    parser.add_argument(
+        "--rival-time",
+        type=time,
+        metavar="TIME",
+        help="for a faster plan of PipeDream",
+    )
     parser.add_argument("--ilp-time", type=time, metavar="TIME", help="of the ILP (as ours)")
     parser.add_argument(
         "--ilp-layers", type=common.count(0), default=7, metavar="N", help="the longest (7)"
@@ -81,6 +88,7 @@ def main() -> int:
     limits = Limits(
         search_s=_seconds(args.time_limit),
         pipedream_s=_seconds(args.pipedream_time),
+        rival_s=_seconds(args.rival_time),
         ilp_s=_seconds(args.ilp_time),
         ilp_layers=args.ilp_layers,
         gap=args.gap,

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from benchmarks.planner_cases import TINY, UNLIMITED, Case, chain_of, machines
 from pipeplan import lowering, simulator, verifier
+from pipeplan.baselines.exhaustive import Cloud, partitions
 from pipeplan.baselines.timed import Setting
+from pipeplan.cluster import Cluster
 from pipeplan.compare.field import Field
 from pipeplan.errors import DeadlockError, InfeasibleError, InvalidPlanError, TimeLimitError
 from pipeplan.plan import Plan, Rational
 from pipeplan.planner import Config, solve
 
 Part = dict[str, Any]
+
+TIE = Fraction(1, 10**9)
+"""Periods are stored as decimals: what differs by less is equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class Limits:
 
     search_s: of our search; None takes what the instance's target allows.
     pipedream_s: of PipeDream's exhaustive search; None leaves it out.
+    rival_s: of the same for a point that is faster than our plan; None leaves it out.
     ilp_s: of the literal ILP; None takes what ours has.
     ilp_layers: longest chain that the literal ILP is tried on.
     gap: where our search stops.
@@ -33,6 +39,7 @@ class Limits:
 
     search_s: float | None
     pipedream_s: float | None
+    rival_s: float | None
     ilp_s: float | None
     ilp_layers: int
     gap: float
@@ -46,21 +53,32 @@ class Limits:
         return 0.0 if case.group is TINY else self.gap
 
 
-def parts(case: Case, limits: Limits) -> dict[str, tuple[Part, Callable[[], Part]]]:
-    """By name: what is asked, and what measures it; asked otherwise, it is measured again."""
+Asked = tuple[str, Part, Callable[[], Part]]
+"""Name of a part; what is asked; what measures it: asked otherwise, it is measured again."""
+
+
+def parts(case: Case, limits: Limits, row: Mapping[str, Part]) -> Iterator[Asked]:
+    """One after the other; `row` holds the ones before."""
     ours = {"time_limit_s": limits.of(case), "gap": limits.gap_of(case)}
-    found: dict[str, tuple[Part, Callable[[], Part]]] = {
-        "facts": ({}, lambda: facts(case)),
-        "contiguous": ({}, lambda: contiguous(case)),
-        "planner": (ours, lambda: planned(case, limits)),
-    }
+    yield "facts", {}, lambda: facts(case)
+    yield "contiguous", {}, lambda: contiguous(case)
+    yield "planner", ours, lambda: planned(case, limits)
     if limits.pipedream_s is not None:
         seconds = limits.pipedream_s
-        found["pipedream"] = ({"search_s": seconds}, lambda: pipedream(case, seconds))
+        yield "pipedream", {"search_s": seconds}, lambda: pipedream(case, seconds)
+    than = row["planner"].get("period_ns")
+    if limits.rival_s is not None and than is not None and not is_shortest(row["planner"]):
+        longest = limits.rival_s
+        asked = {"than_ns": than, "search_s": longest}
+        yield "rival", asked, lambda: rival(case, than, longest)
     if len(chain_of(case.name).layers) <= limits.ilp_layers:
-        longest = limits.of(case) if limits.ilp_s is None else limits.ilp_s
-        found["ilp"] = ({"time_limit_s": longest}, lambda: literal(case, longest))
-    return found
+        most = limits.of(case) if limits.ilp_s is None else limits.ilp_s
+        yield "ilp", {"time_limit_s": most}, lambda: literal(case, most)
+
+
+def is_shortest(planner: Part) -> bool:
+    """Whether it is proven that no plan at all is shorter."""
+    return planner.get("gap") == 0 and planner["gap_bound"] == "any"
 
 
 def facts(case: Case) -> Part:
@@ -165,8 +183,7 @@ def pipedream(case: Case, seconds: float) -> Part:
     key = case.name, case.gpus, case.memory_model
     begin = time.monotonic()
     if key not in _FIELDS:
-        ample = machines(case.gpus, UNLIMITED)
-        setting = Setting(chain_of(case.name), ample, case.memory_model, max(8, 4 * case.gpus))
+        setting = _setting(case, machines(case.gpus, UNLIMITED))
         field = Field(setting, setting.microbatches)
         field.search(seconds)
         _FIELDS[key] = field
@@ -179,3 +196,34 @@ def pipedream(case: Case, seconds: float) -> Part:
         "left_out": field.left_out,
         "seconds": round(time.monotonic() - begin, 3),
     }
+
+
+def rival(case: Case, than_ns: float, seconds: float) -> Part:
+    """Whether any point of PipeDream's exhaustive search is faster than our plan in its memory.
+
+    What cannot be faster is not executed, so that the whole search ends where `pipedream` had to
+    leave most partitions out.
+    """
+    setting = _setting(case, case.cluster)
+    begin, end = time.monotonic(), time.process_time() + seconds
+    cloud = Cloud(setting, Fraction(than_ns) * (1 - TIE))
+    asked = partitions(setting)
+    left = len(asked)
+    for ends in asked:
+        if time.process_time() > end:
+            break
+        cloud.explore(ends)
+        left -= 1
+    cloud.finish()
+    best = cloud.best(tuple(gpu.memory_bytes for gpu in case.cluster.gpus))
+    return {
+        "period_ns": None if best is None else float(best.period_ns),
+        "k": None if best is None else best.k,
+        "partitions": len(asked),
+        "left_out": left,
+        "seconds": round(time.monotonic() - begin, 3),
+    }
+
+
+def _setting(case: Case, cluster: Cluster) -> Setting:
+    return Setting(chain_of(case.name), cluster, case.memory_model, max(8, 4 * case.gpus))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
@@ -36,11 +37,16 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What repeats: k micro-batches every `period` ns; `times[i][c]` starts step i of copy c."""
+    """What repeats: k micro-batches every `period` ns; `times[i][c]` starts step i of copy c.
+
+    `most` are, per stage, the most micro-batches in flight from the first one on. With any caps
+    between these and the ones given, the execution is the same (but where the order is `strict`).
+    """
 
     k: int
     period: int
     times: tuple[tuple[int, ...], ...]
+    most: tuple[int, ...]
 
 
 def staircase(stages: int, most: int) -> tuple[int, ...]:
@@ -63,6 +69,16 @@ def eager_cycle(
         microbatches: after how many starts to give up.
     """
     return _Execution(steps, caps, order).cycle(microbatches)
+
+
+def eager_pace(
+    steps: Sequence[Step], caps: Sequence[int], order: Order, microbatches: int
+) -> Fraction | None:
+    """Ns per micro-batch that eager execution takes in the second half of `microbatches`.
+
+    Cheaper than a cycle, and about as long. None if it stops, or ends that soon.
+    """
+    return _Execution(steps, caps, order).pace(microbatches)
 
 
 class _State(NamedTuple):
@@ -91,6 +107,8 @@ class _Execution:
         self._idle = [True] * len(caps)
         self._last = list(self._backward)
         """Per stage, the step it started last."""
+        self._most = [0] * len(caps)
+        """Per stage, the most micro-batches in flight so far."""
         links = {step.resource for step in steps if not step.kind.is_compute}
         self._queues: dict[Hashable, deque[int]] = {link: deque() for link in links}
         self._free = dict.fromkeys(links, True)
@@ -121,6 +139,17 @@ class _Execution:
                 return self._cut(state, exits, earlier, now - then)
             seen[state] = now, exits
         return None
+
+    def pace(self, microbatches: int) -> Fraction | None:
+        """Runs until so many have begun; ns from exit to exit, on average over the later half."""
+        self._start_all(0)
+        while self._running and len(self._begun[0]) <= microbatches:
+            self._advance(microbatches)
+        exits = self._begun[-1]
+        half = len(exits) // 2
+        if len(self._begun[0]) <= microbatches or not half:
+            return None
+        return Fraction(exits[-1] - exits[half - 1], len(exits) - half)
 
     def _advance(self, microbatches: int) -> int:
         """To the next instant at which something ends, and until nothing can start there.
@@ -170,12 +199,15 @@ class _Execution:
 
     def _start(self, step: int, now: int) -> None:
         self._begun[step].append(now)
+        stage = self._stage[step]
+        if step == self._forward[stage]:
+            self._most[stage] = max(self._most[stage], self._in_flight(stage))
         heappush(self._running, (now + self._length[step], step))
 
     def _choose(self, stage: int) -> int | None:
         """The step that an idle GPU starts, if any."""
         forward, backward = self._forward[stage], self._backward[stage]
-        may = len(self._begun[forward]) - self._done[backward] < self._caps[stage]
+        may = self._in_flight(stage) < self._caps[stage]
         if self._order == "strict":
             wanted = forward if may else backward
             return wanted if self._waits(wanted) else None
@@ -186,6 +218,10 @@ class _Execution:
             if (step == backward or may) and self._waits(step):
                 return step
         return None
+
+    def _in_flight(self, stage: int) -> int:
+        """Micro-batches between the start of the stage's forward and the end of its backward."""
+        return len(self._begun[self._forward[stage]]) - self._done[self._backward[stage]]
 
     def _waits(self, step: int) -> bool:
         """Whether a micro-batch waits for `step`; the input never ends."""
@@ -208,4 +244,4 @@ class _Execution:
             first = earlier + ahead
             turns = [divmod(microbatch - first, k) for microbatch in range(k)]
             times.append(tuple(starts[first + copy] + turn * period for turn, copy in turns))
-        return Cycle(k, period, tuple(times))
+        return Cycle(k, period, tuple(times), tuple(self._most))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 
 from pipeplan.baselines.eager import Policy, cycle_of, eager_plan
 from pipeplan.baselines.pipedream import Problem, problem
@@ -151,11 +151,14 @@ class Cloud:
     found before, is not judged and gives no point.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, than: Fraction | None = None) -> None:
+        """`than`, ns per micro-batch: only faster points count, so that far fewer are judged."""
         self.points: list[Point] = []
         self._put_off: list[tuple[_Pipeline, Policy]] = []
-        self._front: list[tuple[Fraction, int]] = []
+        self._front: list[tuple[Fraction, float]] = []
         """(period, bytes over) of the points that no other one beats."""
+        if than is not None:
+            self._front.append((than, -inf))
         self._setting = setting
         self._budgets = tuple(gpu.memory_bytes for gpu in setting.cluster.gpus)
 

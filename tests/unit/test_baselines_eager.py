@@ -89,13 +89,29 @@ def test_two_stages_on_one_gpu_are_refused() -> None:
         eager_plan(outline, Policy((1, 1)))
 
 
-def search(of: Setting) -> Cloud:
+def search(of: Setting, than: Fraction | None = None) -> Cloud:
     """The finished exhaustive search."""
-    cloud = Cloud(of)
+    cloud = Cloud(of, than)
     for ends in partitions(of):
         cloud.explore(ends)
     cloud.finish()
     return cloud
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_only_faster_points_are_looked_for(seed: int) -> None:
+    """In one memory, what is faster than a period is found as without it, and nothing else."""
+    ample = Setting(random_chain(seed, 6), uniform(3, AMPLE, bandwidth_bytes_per_s=2 * GBYTES))
+    every = search(ample)
+    memory = sorted(point.peak for point in every.points)[len(every.points) // 2]
+    scarce = ample.on(uniform(3, memory, bandwidth_bytes_per_s=2 * GBYTES))
+    best = every.best((memory,) * 3)
+    assert best is not None
+    assert search(scarce, best.period_ns).best((memory,) * 3) is None
+    found = search(scarce, best.period_ns + 1)
+    assert found.best((memory,) * 3) is not None
+    assert all(point.period_ns < best.period_ns + 1 for point in found.points)
+    assert min(point.period_ns for point in found.points) == best.period_ns
 
 
 @pytest.mark.parametrize("seed", range(5))

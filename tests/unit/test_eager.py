@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import pytest
 
-from pipeplan.eager import Step, eager_cycle, staircase
+from pipeplan.eager import Order, Step, eager_cycle, eager_pace, staircase
 from pipeplan.plan import OpKind
+
+ORDERS: tuple[Order, ...] = ("alternate", "backward")
 
 
 def _line(durations: list[int], transfer: int | None = None) -> list[Step]:
@@ -70,6 +73,35 @@ def test_cycle_keeps_every_rule() -> None:
     for number in range(caps[0], len(times[0])):
         freed = times[-1][number - caps[0]] + steps[-1].duration
         assert times[forward][number] >= freed
+
+
+def test_caps_between_the_most_in_flight_and_those_given_change_nothing() -> None:
+    """The cycle's `most` are reached, and with them as caps the execution is the same."""
+    steps, lower = _line([3, 2, 2, 4], transfer=1), 0
+    for caps in ((9, 9, 9, 9), (4, 4, 4, 4), (9, 3, 2, 2), (5, 1, 4, 4)):
+        for order in ORDERS:
+            cycle = eager_cycle(steps, caps, order)
+            assert cycle is not None
+            assert all(most <= cap for most, cap in zip(cycle.most, caps, strict=True))
+            assert eager_cycle(steps, cycle.most, order) == cycle
+            lower += cycle.most != caps
+    assert lower >= 4
+
+
+def test_a_pace_is_about_the_period() -> None:
+    """Over many micro-batches the pace of the later half comes near to the cycle's period."""
+    steps = _line([3, 2, 2, 4], transfer=1)
+    for caps in ((9, 9, 9, 9), (2, 2, 2, 2), (4, 3, 2, 1)):
+        cycle = eager_cycle(steps, caps)
+        pace = eager_pace(steps, caps, "alternate", 200)
+        assert cycle is not None
+        assert pace is not None
+        assert abs(pace - Fraction(cycle.period, cycle.k)) < Fraction(1, 5)
+
+
+def test_what_stops_has_no_pace() -> None:
+    """An execution that comes to a stand tells nothing about periods."""
+    assert eager_pace(_line([1, 1]), (1, 2), "strict", 10) is None
 
 
 def test_strict_order_that_stops_is_no_cycle() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from itertools import combinations, pairwise
 from random import Random
 
+from benchmarks.chains import build
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
-from pipeplan.eager import Order, Step, eager_cycle, staircase
+from pipeplan.eager import Order, eager_cycle, staircase
 from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.contiguous.caps import caps_of
+from pipeplan.ilp.contiguous.cycles import Cycles, floor, steps_of, variants
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
+from pipeplan.ilp.contiguous.starts import starts
 from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.facts.memory import fits, memory_rows
-from pipeplan.ilp.facts.schedule import Schedule, chain_ops, duration, resource
+from pipeplan.ilp.facts.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
+from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage
 from tests import handmade
@@ -67,12 +72,10 @@ def test_best_first_misses_no_partition() -> None:
         state = _state(memory)
         EagerSearch(state).run(5.0)
         every = _state(memory)
-        search = EagerSearch(every)
         for stages in _partitions(4, 4):
-            search._add(stages)
-        while search._heap:
-            _, _, stages, caps = search._heap.pop()
-            search._offer_cycles(stages, caps)
+            caps = caps_of(every.costs, stages, None)
+            for _ in Cycles(every, stages, caps).turns() if caps else ():
+                pass
         assert state.best is not None
         assert every.best is not None
         assert state.best.per_microbatch == every.best.per_microbatch
@@ -116,6 +119,58 @@ def test_never_worse_than_an_input_limit() -> None:
     assert met > 300
 
 
+def test_cycles_leave_out_nothing_that_differs() -> None:
+    """Under every variant of the caps, whatever fits is no shorter than what the turns found."""
+    random, met = Random(8), 0
+    for _ in range(12):
+        costs = _random_costs(random)
+        for stages in _partitions(costs.layers, costs.gpus):
+            caps = caps_of(costs, stages, None)
+            if caps is None:
+                continue
+            state = Incumbent(costs, _state(4).options)
+            for _ in Cycles(state, stages, caps).turns():
+                pass
+            for schedule in _eager(costs, stages, variants(caps)):
+                if fits(memory_rows(costs, schedule)):
+                    met += 1
+                    assert state.best is not None
+                    assert state.best.per_microbatch <= schedule.per_microbatch
+    assert met > 300
+
+
+def test_starts_have_room_or_balance() -> None:
+    """Among the starts, for equal layers: a partition for each number of stages that may help."""
+    costs = Costs(_equal(12), uniform(12, 60), "2bw", "exact")
+    state = Incumbent(costs, _state(4).options)
+    state.prove("any", any_bound(costs))
+    contiguous(state)
+    assert state.best is not None
+    found = set(starts(state))
+    most = int(state.best.per_microbatch)
+    assert all(floor(costs, stages, (12,) * len(stages)) <= most for stages in found)
+    assert len({len(stages) for stages in found}) > 1
+
+
+def test_many_equal_layers_are_no_worse_than_pipedream() -> None:
+    """Llama with 24 blocks on 32 GPUs at half the memory: PipeDream's exhaustive search has 997.2.
+
+    Most partitions have the same floor there; the search went through them one by one.
+    """
+    cluster = uniform(32, 43_660_738_560, bandwidth_bytes_per_s=12 * 10**9, duplex="half")
+    costs = Costs(build("llama24"), cluster, "2bw", "exact")
+    state = Incumbent(costs, limits(ks=tuple(range(1, 9)), deterministic=True, clock=WorkClock()))
+    state.prove("any", any_bound(costs))
+    contiguous(state)
+    EagerSearch(state).run(7.5)
+    assert state.best is not None
+    assert state.best.per_microbatch < 997_200_000
+
+
+def _equal(layers: int) -> Chain:
+    return handmade.chain([(2, 3)] * layers, [{"output_bytes": 1, "saved_bytes": 6}] * layers)
+
+
 def _random_costs(random: Random) -> Costs:
     """Up to five layers with messages on three GPUs with little memory."""
     layers = random.randint(3, 5)
@@ -139,13 +194,19 @@ def _searched(costs: Costs) -> Incumbent:
 
 def _limited(costs: Costs, stages: tuple[Stage, ...]) -> Iterator[Schedule]:
     """What eager execution of a partition settles into, for every limit and order."""
-    ops = chain_ops(stages)
-    steps = [Step(*op, resource(costs, stages, op), duration(costs, stages, op)) for op in ops]
+    number = len(stages)
+    for most in range(1, 2 * number + 1):
+        yield from _eager(costs, stages, [(most,) * number, staircase(number, most)])
+
+
+def _eager(
+    costs: Costs, stages: tuple[Stage, ...], limits: Iterable[tuple[int, ...]]
+) -> Iterator[Schedule]:
+    """What it settles into under each of the caps, in both orders."""
     orders: tuple[Order, ...] = ("alternate", "backward")
-    for most in range(1, 2 * len(stages) + 1):
-        for caps in ((most,) * len(stages), staircase(len(stages), most)):
-            for order in orders:
-                cycle = eager_cycle(steps, caps, order)
-                if cycle is not None:
-                    times = dict(zip(ops, cycle.times, strict=True))
-                    yield Schedule(stages, cycle.period, cycle.k, times)
+    for caps in limits:
+        for order in orders:
+            cycle = eager_cycle(steps_of(costs, stages), caps, order)
+            if cycle is not None:
+                times = dict(zip(chain_ops(stages), cycle.times, strict=True))
+                yield Schedule(stages, cycle.period, cycle.k, times)

@@ -15,7 +15,9 @@ from pipeplan.cluster import Cluster, uniform
 from pipeplan.eager import Order, eager_cycle
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.bounds.windows import Pipeline, Window, raise_bound, suited
-from pipeplan.ilp.contiguous.kfkb import EagerSearch, most_kept, steps_of
+from pipeplan.ilp.contiguous.caps import most_kept
+from pipeplan.ilp.contiguous.cycles import steps_of
+from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.facts.memory import fits, memory_rows
 from pipeplan.ilp.facts.schedule import Schedule, chain_ops

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 from ortools.sat.python import cp_model
 
 from pipeplan.eager import Step
-from pipeplan.ilp.contiguous.kfkb import most_kept, steps_of
+from pipeplan.ilp.contiguous.caps import most_kept
+from pipeplan.ilp.contiguous.cycles import steps_of
 from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.periodic.model import configured, run

@@ -5,40 +5,51 @@ scarce a cycle of k > 1 can beat every 1F1B plan (Beaumont, Eyraud-Dubois, Shilo
 candidate is a partition with one cap per stage, the most micro-batches that its GPU can hold.
 Eager execution settles into a cycle, which is offered as a plan.
 
-Partitions are visited best first (all of them where there are few) by what each needs at least,
-whatever the order of its ops:
+Two queues have equal shares of the time. One has the partitions not seen yet (all of them where
+there are few), by what each needs at least, whatever the order of its ops:
 
     floor = max over stages s of ( load(s), load of a link, V(s) / cap(s) ),
 
 V(s) = all work and transfers from F_s to B_s of one micro-batch: at fewer than V / T micro-batches
-on average it cannot flow. Neighbours move, remove or add one border. Source: ours.
+on average it cannot flow. A glance at one, a short execution, tells its pace. By that the other
+queue gives it turns, a few executions with other caps each, and its neighbours come into the
+first: they move, remove or add one border. Source: ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import heappop, heappush
-from itertools import combinations, count, pairwise
+from itertools import chain, combinations, count, pairwise
 from math import comb
 
-from pipeplan.eager import Order, Step, eager_cycle, staircase
-from pipeplan.ilp.contiguous.solver import ContiguousSolver, gpu_classes
+from pipeplan.ilp.contiguous.caps import caps_of
+from pipeplan.ilp.contiguous.cycles import Cycles
+from pipeplan.ilp.contiguous.solver import gpu_classes
+from pipeplan.ilp.contiguous.starts import starts
 from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import Schedule, chain_ops, duration, resource
 from pipeplan.ilp.state.incumbent import Incumbent
-from pipeplan.plan import OpKind, Stage
+from pipeplan.plan import Stage
 
-PERIODS = 24
-"""How many values of T each dynamic program is asked for a partition to start from."""
 FEW = 6000
 """Partitions up to which all are looked at."""
-MAX_K = 64
-"""Longest cycle offered, in micro-batches."""
-ORDERS: tuple[Order, ...] = ("alternate", "backward")
+LATER = 1.002
+"""What a partition's pace is multiplied by for each turn it had."""
 
 Stages = tuple[Stage, ...]
+
+
+@dataclass(order=True, frozen=True, slots=True)
+class _Found:
+    """A partition in a queue; `key` is in ns per micro-batch."""
+
+    key: float
+    number: int
+    cycles: Cycles = field(compare=False)
+    turns: Iterator[None] = field(compare=False)
+    turned: bool = field(default=False, compare=False)
 
 
 @dataclass
@@ -46,166 +57,79 @@ class EagerSearch:
     """Best-first search over contiguous partitions; offers the eager cycles of each."""
 
     state: Incumbent
-    _heap: list[tuple[Fraction, int, Stages, tuple[int, ...]]] = field(default_factory=list)
+    _new: list[_Found] = field(default_factory=list)
+    """By what they need at least."""
+    _glanced: list[_Found] = field(default_factory=list)
+    """By their pace, a little more for each turn they had."""
     _seen: set[Stages] = field(default_factory=set)
     _number: Iterator[int] = field(default_factory=count)
+    _end: float = 0.0
+    _glances_s: float = 0.0
+    _turns_s: float = 0.0
 
     def run(self, seconds: float) -> None:
         """Search until no partition left can beat the best plan, or `seconds` have passed."""
-        end = self.state.elapsed + min(seconds, self.state.remaining)
+        self._end = self.state.elapsed + min(seconds, self.state.remaining)
         self.state.enter("eager cycles")
-        alike = len(gpu_classes(self.state.costs)) == 1
-        for stages in self._starts():
+        for stages in chain(starts(self.state), self._all()):
             self._add(stages)
-        if alike:
-            for stages in _all_partitions(self.state.costs):
-                self._add(stages)
-        while self._heap and self.state.elapsed < end and not self.state.done:
-            floor, _, stages, caps = heappop(self._heap)
-            if not self._promises(floor):
+            if self._over:
                 return
-            self._offer_cycles(stages, caps)
-            for neighbour in _neighbours(stages, self.state.costs.gpus if alike else 0):
-                self._add(neighbour)
+        while (self._new or self._glanced) and not self._over:
+            begun = self.state.elapsed
+            if self._new and (not self._glanced or self._glances_s <= self._turns_s):
+                self._glance(heappop(self._new))
+                self._glances_s += self.state.elapsed - begun
+            else:
+                self._turn(heappop(self._glanced))
+                self._turns_s += self.state.elapsed - begun
 
-    def _starts(self) -> Iterator[Stages]:
-        """Partitions that suit periods from the contiguous bound up to the best plan's."""
-        costs, most = self.state.costs, self.state.most_in_flight
-        solvers = [ContiguousSolver(costs, most, any_k=relaxed) for relaxed in (True, False)]
-        low = max(1, int(self.state.bounds.get("contiguous", Fraction(1))))
-        best = self.state.best
-        high = max(low, int(best.per_microbatch) if best else solvers[0].serial_ns)
-        for solver in solvers:
-            for point in range(PERIODS + 1):
-                partition = solver.solve(low + (high - low) * point // PERIODS)
-                if partition is not None:
-                    yield partition.stages
+    @cached_property
+    def _gpus(self) -> int:
+        """How many GPUs there are if all are alike, else 0."""
+        costs = self.state.costs
+        return costs.gpus if len(gpu_classes(costs)) == 1 else 0
 
-    def _promises(self, floor: Fraction) -> bool:
-        """Whether a partition with this floor could be better than the best plan."""
-        return self.state.best is None or floor < self.state.best.per_microbatch
+    @property
+    def _over(self) -> bool:
+        return self.state.elapsed >= self._end or self.state.done
+
+    def _promises(self, cycles: Cycles) -> bool:
+        """Whether a partition could be better than the best plan."""
+        return self.state.best is None or cycles.floor < self.state.best.per_microbatch
+
+    def _all(self) -> Iterator[Stages]:
+        return _all_partitions(self.state.costs) if self._gpus else iter(())
 
     def _add(self, stages: Stages) -> None:
         """Queue a partition once, if it fits and could be better than the best plan."""
         if stages in self._seen or not self.state.costs.keeps_pins(stages):
             return
         self._seen.add(stages)
-        caps = _caps(self.state.costs, stages, self.state.most_in_flight)
+        caps = caps_of(self.state.costs, stages, self.state.most_in_flight)
         if caps is None:
             return
-        floor = _floor(self.state.costs, stages, caps)
-        if self._promises(floor):
-            heappush(self._heap, (floor, next(self._number), stages, caps))
+        cycles = Cycles(self.state, stages, caps)
+        if self._promises(cycles):
+            heappush(
+                self._new, _Found(float(cycles.floor), next(self._number), cycles, cycles.turns())
+            )
 
-    def _offer_cycles(self, stages: Stages, caps: tuple[int, ...]) -> None:
-        """Offer what eager execution of the partition settles into, for several caps."""
-        ops = chain_ops(stages)
-        steps = steps_of(self.state.costs, stages)
-        for fewer in dict.fromkeys(_variants(caps)):
-            if not self._promises(_floor(self.state.costs, stages, fewer)):
-                continue
-            for order in ORDERS:
-                cycle = eager_cycle(steps, fewer, order, microbatches=4 * MAX_K)
-                if cycle is None or not self._allows(cycle.k):
-                    continue
-                times = dict(zip(ops, cycle.times, strict=True))
-                schedule = Schedule(stages, cycle.period, cycle.k, times)
-                if self._promises(schedule.per_microbatch):
-                    self.state.offer(schedule)
+    def _glance(self, found: _Found) -> None:
+        """Its pace decides when a partition has its turns."""
+        if self._promises(found.cycles):
+            heappush(self._glanced, replace(found, key=float(found.cycles.pace())))
 
-    def _allows(self, k: int) -> bool:
-        ks = self.state.options.ks
-        return k <= MAX_K and (len(ks) > 1 or ks[0] % k == 0)
-
-
-def steps_of(costs: Costs, stages: Stages) -> list[Step]:
-    """The ops of one micro-batch in chain order."""
-    return [
-        Step(*op, resource(costs, stages, op), duration(costs, stages, op))
-        for op in chain_ops(stages)
-    ]
-
-
-def _caps(costs: Costs, stages: Stages, most: int | None) -> tuple[int, ...] | None:
-    """Per stage, how many micro-batches its GPU can hold; None if not one.
-
-    A stage gets no more than two per stage of the pipeline, nor more than the one before it.
-    """
-    caps: list[int] = []
-    for stage in stages:
-        useful = min([2 * len(stages), *caps[-1:]])
-        kept = most_kept(costs, stage, most)
-        if kept == 0:
-            return None
-        caps.append(useful if kept is None else min(useful, kept))
-    return tuple(caps)
-
-
-def most_kept(costs: Costs, stage: Stage, most: int | None) -> int | None:
-    """How many micro-batches a stage alone on its GPU can hold, whatever the order of its ops.
-
-    When it holds most it has begun the last of them, and its next op is a backward: there was
-    room for all but one beside a forward, and for all beside a backward.
-
-    Args:
-        costs: Bytes, and what the GPU has.
-        stage: The only one on its GPU.
-        most: No stage may hold more (R6); None for no limit.
-
-    Returns:
-        The number, 0 if there is no room for one, None if there is no limit.
-    """
-    size = costs.segment(stage.first, stage.last)
-    own = max(size.running, size.saved + size.backward)
-    room = costs.budgets[stage.gpu] - size.states - own - _slots(costs, stage)
-    if room < 0:
-        return 0
-    kept = 1 + room // size.saved if size.saved else None
-    return most if kept is None else min(kept, most or kept)
-
-
-def _slots(costs: Costs, stage: Stage) -> int:
-    """Bytes of the permanent buffers of both ends (P5); the exact model's messages come and go."""
-    if costs.exact:
-        return 0
-    ends = [stage.first - 1, stage.last]
-    inner = [layer for layer in ends if 0 <= layer < costs.layers - 1]
-    return sum(2 * costs.tensor_bytes(layer, backward=False) for layer in inner)
-
-
-def _floor(costs: Costs, stages: Stages, caps: tuple[int, ...]) -> Fraction:
-    """The largest of the loads and of V(s) / cap(s): no eager cycle is shorter."""
-    loads: dict[tuple[int, ...], int] = {}
-    spans = [0] * len(stages)
-    begun: list[int] = []
-    now = 0
-    for op in chain_ops(stages):
-        length = duration(costs, stages, op)
-        place = resource(costs, stages, op)
-        loads[place] = loads.get(place, 0) + length
-        if op[0] is OpKind.F:
-            begun.append(now)
-        now += length
-        if op[0] is OpKind.B:
-            spans[op[1]] = now - begun[op[1]]
-    held = (Fraction(span, cap) for span, cap in zip(spans, caps, strict=True))
-    return max(Fraction(max(loads.values())), *held)
-
-
-def _variants(caps: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The caps; one less in each stage alone; a limit for the input: messages need room as well.
-
-    With a limit for the input and nothing else, or one less in each stage, what fits in memory at
-    all is among these: no stage then holds more than its cap.
-    """
-    yield caps
-    yield tuple(max(1, cap - 1) for cap in caps)
-    for most in range(caps[0], 0, -1):
-        yield tuple(min(cap, most) for cap in caps)
-        yield tuple(map(min, caps, staircase(len(caps), most)))
-    for index, cap in enumerate(caps):
-        if cap > 1:
-            yield (*caps[:index], cap - 1, *caps[index + 1 :])
+    def _turn(self, found: _Found) -> None:
+        """One execution more; neighbours of what is looked at so closely are of interest, too."""
+        if not self._promises(found.cycles):
+            return
+        if not found.turned:
+            for neighbour in _neighbours(found.cycles.stages, self._gpus):
+                self._add(neighbour)
+        for _ in found.turns:
+            heappush(self._glanced, replace(found, key=found.key * LATER, turned=True))
+            return
 
 
 def _neighbours(stages: Stages, gpus: int) -> Iterator[Stages]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import groupby, product
 from math import prod
 
 import numpy as np
@@ -78,15 +78,20 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The period in question: an integer, or a real number just below it."""
+    """The period in question: an integer, or a real number just below it.
+
+    `longest` is the largest load asked for where that is less than fits into the period.
+    """
 
     period: int
-    just_below: bool
+    just_below: bool = False
+    longest: int | None = None
 
     @property
     def limit(self) -> int:
-        """The largest integer load that fits into the period."""
-        return self.period - self.just_below
+        """The largest integer load allowed."""
+        fits = self.period - self.just_below
+        return fits if self.longest is None else min(fits, self.longest)
 
     def copies(self, spans: Array) -> Array:
         """Micro-batches in flight at least, for each V."""
@@ -151,28 +156,40 @@ class ContiguousSolver:
     def _ids(self) -> range:
         return range(len(self.classes))
 
-    def solve(self, period: int, just_below: bool = False) -> Partition | None:
+    def solve(
+        self, period: int, just_below: bool = False, longest: int | None = None
+    ) -> Partition | None:
         """The partition of smallest V in front at `period`; None if none fits.
 
         Args:
             period: In ns; counts of micro-batches follow from it.
             just_below: Whether to ask for a real period just below the integer instead (any_k):
                 loads must then stay under it, and V = n * period needs n + 1 micro-batches.
+            longest: The largest load of a GPU or link where that is less than fits.
         """
-        asked = Asked(period, just_below)
+        fronts = self._fronts(Asked(period, just_below, longest))
+        best = min(fronts, key=lambda state: fronts[state].reach[0], default=None)
+        if best is None or fronts[best].reach[0] >= INFINITE:
+            return None
+        return self._trace(period, fronts, best)
+
+    def each(self, period: int, longest: int) -> Iterator[Partition]:
+        """As `solve`, for every number of GPUs in turn that a partition fits on."""
+        fronts = self._fronts(Asked(period, longest=longest))
+        ends = [state for state in fronts if fronts[state].reach[0] < INFINITE]
+        for _, states in groupby(ends, key=lambda state: sum(state[0])):
+            best = min(states, key=lambda state: fronts[state].reach[0])
+            yield self._trace(period, fronts, best)
+
+    def _fronts(self, asked: Asked) -> dict[State, Front]:
+        """By what is used: the smallest V of all that comes behind each layer."""
         fronts: dict[State, Front] = {}
-        best: State | None = None
         for state in self._states:
             options = [before for before in self._predecessors(state) if before in fronts]
             front = self._extend(asked, state, {before: fronts[before] for before in options})
-            if front is None:
-                continue
-            fronts[state] = front
-            if front.reach[0] < INFINITE and (
-                best is None or front.reach[0] < fronts[best].reach[0]
-            ):
-                best = state
-        return None if best is None else self._trace(period, fronts, best)
+            if front is not None:
+                fronts[state] = front
+        return fronts
 
     def shortest(self, lowest: int) -> Partition | None:
         """The partition of the smallest feasible integer period >= `lowest`; None if none fits."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -49,10 +49,30 @@ class Sweep:
 
     costs: Costs
     schedule: Schedule
+    _lengths: dict[OpId, int] = field(default_factory=dict)
+    """What was asked for: every op comes back for each of the k micro-batches."""
+    _places: dict[OpId, int] = field(default_factory=dict)
 
     def segment(self, stage: int) -> SegmentBytes:
         """Bytes of a stage, its predecessor's shared output taken into account."""
-        return stage_bytes(self.costs, self.schedule.stages, stage)
+        return self._segments[stage]
+
+    @cached_property
+    def _segments(self) -> list[SegmentBytes]:
+        stages = self.schedule.stages
+        return [stage_bytes(self.costs, stages, stage.id) for stage in stages]
+
+    def length(self, op: OpId) -> int:
+        """(T2), (T3) of an op in ns."""
+        if op not in self._lengths:
+            self._lengths[op] = duration(self.costs, self.schedule.stages, op)
+        return self._lengths[op]
+
+    def place(self, op: OpId) -> int:
+        """(T1), (H5) of an op."""
+        if op not in self._places:
+            self._places[op] = position(self.schedule.stages, op)
+        return self._places[op]
 
     def products(self) -> Iterator[tuple[OpId, OpId, int, bool]]:
         """(producer, consumer, boundary layer, backward?) of each tensor between two stages."""
@@ -78,27 +98,24 @@ class Sweep:
         counted: bool = True,
     ) -> Change:
         """A change at `time` of micro-batch `copy`, ordered as an event of `op`."""
-        stages = self.schedule.stages
-        where = stages[op[1]].gpu if gpu is None else gpu
-        place = position(stages, op)
-        return Change(where, time, order, copy, place, sub, term, size, counted)
+        where = self.schedule.stages[op[1]].gpu if gpu is None else gpu
+        return Change(where, time, order, copy, self.place(op), sub, term, size, counted)
 
     def start(self, op: OpId, copy: int, term: int, size: int) -> Change:
         """A change when compute op `op` starts; peaks are taken there."""
-        long = duration(self.costs, self.schedule.stages, op) > 0
-        time = self.schedule.times[op][copy]
-        return self.change(op, copy, time, _START if long else _INSTANT, 0, term, size)
+        time, order = self.schedule.times[op][copy], _START if self.length(op) else _INSTANT
+        return self.change(op, copy, time, order, 0, term, size)
 
     def end(self, op: OpId, copy: int, term: int, size: int) -> Change:
         """A change when compute op `op` ends."""
-        length = duration(self.costs, self.schedule.stages, op)
+        length = self.length(op)
         time = self.schedule.times[op][copy] + length
         order = _END if length else _INSTANT
         return self.change(op, copy, time, order, 1, term, size, counted=self.costs.exact)
 
     def update(self, op: OpId, copy: int, term: int, size: int, sub: int = 0) -> Change:
         """A change at the optimizer step that may follow backward `op`."""
-        time = self.schedule.times[op][copy] + duration(self.costs, self.schedule.stages, op)
+        time = self.schedule.times[op][copy] + self.length(op)
         return self.change(op, copy, time, _OPT, sub, term, size)
 
     def permanent(self, gpu: int) -> int:
@@ -164,8 +181,7 @@ class ExactSweep(Sweep):
     def _transfer(self, send: OpId, copy: int, sent: int, received: int) -> Iterator[Change]:
         """(O1)-(O4): the receive's bytes from its posting, the sent bytes until they have left."""
         source, target = link_of(self.schedule.stages, send)
-        length = duration(self.costs, self.schedule.stages, send)
-        time = self.schedule.times[send][copy]
+        length, time = self.length(send), self.schedule.times[send][copy]
         issue = hold(self._busy[source], self.schedule.period, time)
         post = hold(self._busy[target], self.schedule.period, issue)
         yield self.change(send, copy, post, _RECV, 0, MESSAGE, received, gpu=target)
@@ -179,7 +195,7 @@ class ExactSweep(Sweep):
         busy: list[list[tuple[int, int]]] = [[] for _ in range(self.costs.gpus)]
         for op, times in schedule.times.items():
             if op[0].is_compute:
-                length = duration(self.costs, schedule.stages, op)
+                length = self.length(op)
                 own = busy[schedule.stages[op[1]].gpu]
                 own += [(time % schedule.period, length) for time in times]
         return [sorted(own) for own in busy]
@@ -215,10 +231,7 @@ class PaperSweep(Sweep):
             if self.same_gpu(producer, consumer):
                 continue
             send = (OpKind.SEND_B if backward else OpKind.SEND_F, producer[1])
-            made, length = (
-                duration(self.costs, stages, producer),
-                duration(self.costs, stages, send),
-            )
+            made, length = self.length(producer), self.length(send)
             ends = [time + made for time in times[producer]]
             left = [time + length for time in times[send]]
             sides = {

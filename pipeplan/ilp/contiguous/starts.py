@@ -1,0 +1,79 @@
+"""Contiguous partitions from which the search for eager cycles sets out.
+
+Two things bind: the longest load, and the period T' from which on every stage can hold the
+ceil(V / T') micro-batches that flow through it at least. Where memory is scarce a partition of the
+smallest max(longest load, T') is often a poor one: all its stages are full, and eager execution
+has to wait at each. So for several longest loads L, and several T' from the smallest one that L
+allows up to the best period, the partition of the smallest V in front is taken, for every number
+of stages. Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+
+from pipeplan.ilp.contiguous.solver import ContiguousSolver
+from pipeplan.ilp.facts.tables import loads
+from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.plan import Stage
+
+PERIODS = 24
+"""How many values of T each dynamic program is asked for a partition to start from."""
+LONGEST = 8
+"""How many longest loads are tried."""
+ROOMS = 24
+"""How many T' are tried for each of them."""
+FINE = 64
+"""The smallest T' is found up to this part of it."""
+
+
+def starts(state: Incumbent) -> Iterator[tuple[Stage, ...]]:
+    """Partitions that suit periods from the contiguous bound up to the best plan's."""
+    costs, most = state.costs, state.most_in_flight
+    relaxed, exact = (ContiguousSolver(costs, most, any_k=any_k) for any_k in (True, False))
+    low = max(1, int(state.bounds.get("contiguous", Fraction(1))))
+    best = state.best
+    high = max(low, int(best.per_microbatch) if best else relaxed.serial_ns)
+    for solver in (relaxed, exact):
+        for period in _points(low, high, PERIODS):
+            partition = solver.solve(period)
+            if partition is not None:
+                yield partition.stages
+    least = int(state.bounds.get("any", Fraction(1)))
+    for longest in _longest_loads(relaxed, least, high):
+        yield from _roomy(relaxed, longest, high)
+
+
+def _roomy(solver: ContiguousSolver, longest: int, high: int) -> Iterator[tuple[Stage, ...]]:
+    """Partitions of loads up to `longest` whose bytes would do at less than the period `high`."""
+    if solver.solve(high, longest=longest) is None:
+        return
+    low, fits = 0, high
+    while fits - low > max(1, fits // FINE):
+        middle = (low + fits) // 2
+        if middle and solver.solve(middle, longest=longest) is not None:
+            fits = middle
+        else:
+            low = middle
+    for period in _points(fits, high, ROOMS):
+        for partition in solver.each(period, longest):
+            yield partition.stages
+
+
+def _longest_loads(solver: ContiguousSolver, least: int, high: int) -> Iterator[int]:
+    """Loads that a stage can have, from `least` to `high` ns: few, spread evenly among them."""
+    costs = solver.costs
+    every = np.unique([loads(costs, gpus[0]) for gpus in solver.classes])
+    within = [int(load) for load in every if least <= load <= high]
+    if within:
+        for index in dict.fromkeys(_points(0, len(within) - 1, min(LONGEST, len(within)))):
+            yield within[index]
+
+
+def _points(low: int, high: int, parts: int) -> Iterator[int]:
+    """`low`, `high`, and what divides the way between them into `parts`."""
+    for point in range(parts + 1):
+        yield low + (high - low) * point // parts
