@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from random import Random
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from pipeplan.ilp.again import every
 from pipeplan.ilp.again.every import choices
 from pipeplan.ilp.bounds.sums import load_bound
 from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan
 from tests import handmade, oracle, wheels
@@ -88,6 +90,19 @@ def test_every_set_of_runs_is_tried() -> None:
         mine, theirs = list(choices(layers)), list(oracle.every_run_set(0, layers - 1))
         assert len(mine) == len(set(mine)) == count
         assert set(mine) == set(theirs)
+
+
+def test_listing_what_there_is_to_try_takes_time() -> None:
+    """Where time is over before all is listed, what is left is not: five layers, unequal GPUs."""
+    chain, cluster = tiny(0, 5), machines(0, 5, 3)
+    gpus = [x.model_copy(update={"memory_bytes": 30 + n}) for n, x in enumerate(cluster.gpus)]
+    costs = Costs(chain, cluster.model_copy(update={"gpus": tuple(gpus)}), "2bw", "exact")
+    state = Incumbent(costs, limits(clock=WorkClock(), deterministic=True))
+    state.prove("any", load_bound(costs))
+    with mock.patch.object(every, "allocations", wraps=every.allocations) as listed:
+        assert every.decide(state, None, Fraction(0), 1.0) is None
+    assert 1 <= listed.call_count < len(list(choices(5)))
+    assert state.elapsed < 1.1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from itertools import permutations, product
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.allocations.orders import Told, decided
+from pipeplan.ilp.allocations.orders import NODES, SENDING, Told, affordable, decided
+from pipeplan.ilp.allocations.sending import TRIAL
 from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.facts.schedule import Schedule
 from pipeplan.ilp.state.clock import Clock
@@ -51,6 +52,27 @@ def test_it_gives_up_where_there_is_too_much_to_try() -> None:
     assert (full, short) == (Told.RULED_OUT, Told.OPEN)
 
 
+def test_schedules_that_will_not_do_are_work() -> None:
+    """Where each of very many orders is refused, it gives up after few of them."""
+    chain = handmade.chain([(1, 1)] * 6, [{"output_bytes": 1}] * 6)
+    costs = Costs(chain, uniform(3, 100, bandwidth_bytes_per_s=10**9), "2bw", "exact")
+    asked: list[Schedule] = []
+
+    def refused(schedule: Schedule) -> bool:
+        asked.append(schedule)
+        return False
+
+    assert decided(costs, (0, 1, 2, 0, 1, 2), 40, refused, Clock()) is Told.OPEN
+    assert 1 < len(asked) <= SENDING * NODES // TRIAL + 1
+
+
+def test_less_time_is_fewer_places() -> None:
+    """What is tried fits into the time that is left; all that may be tried into long times."""
+    assert affordable(100.0) == NODES
+    assert affordable(0.1) == 200
+    assert affordable(0.0) == 1
+
+
 def test_a_transfer_without_length_lies_between_others() -> None:
     """One inside another's interval on the same link breaks (R4): the planner's plan has none."""
     forward, kept, sent = (3, 3, 1, 2), (0, 2, 1, 2), (0, 1, 3, 1)
@@ -60,7 +82,7 @@ def test_a_transfer_without_length_lies_between_others() -> None:
         cluster = uniform(2, 12, bandwidth_bytes_per_s=10**9, duplex=duplex)
         costs = Costs(chain, cluster, "flush", "exact")
         for home, period in product(product((0, 1), repeat=4), (8, 9)):
-            told = decided(costs, home, period, partial(overlaps, costs), Clock(), 50)
+            told = decided(costs, home, period, partial(overlaps, costs), Clock(), 20 * TRIAL)
             assert told is not Told.TAKEN
 
 

@@ -56,33 +56,38 @@ def decide(
         state: of the chain itself; its bounds hold with recomputation.
         best: the best known, of any merged chain; only shorter ones are sought.
         kept: a bound on the period of plans that compute nothing again, one micro-batch each.
-        seconds: time for it.
+        seconds: time for it, listing what is to be tried included.
 
     Returns:
         The best one found and its chain; None if none is shorter, or if there is too much to try.
     """
     state.enter("recomputation: every choice")
+    end = state.elapsed + seconds
     k = state.model_ks[0]
     high = None if best is None else int(-(-best.per_microbatch * k // 1)) - 1
-    chains = _chains(state, high, k)
-    asked = _cases(chains, kept if k == 1 else Fraction(0))
+    chains = _chains(state, high, k, end)
+    if chains is None:
+        return None
+    asked = _cases(state, chains, kept if k == 1 else Fraction(0), end)
     if asked is None:
         return None
     if high is None:
         serial = [highest(inner, Instance(inner.costs, (), k=k)) for inner, _ in chains]
         high = max(serial, default=0)
     each = Each(state, k)
-    decided = each.run(asked, seconds, high)
+    decided = each.run(asked, end - state.elapsed, high)
     found = [(inner, chain) for inner, chain in chains if inner.best is not None]
     if decided and best is None and not found and each.unfit is None and not state.options.offload:
         state.infeasible = _nothing_fits(state)
     return min(found, key=lambda pair: _cost(pair[0]), default=None)
 
 
-def _chains(state: Incumbent, high: int | None, k: int) -> list[Found]:
-    """The merged chain of every set of runs whose load allows a period of `high`."""
+def _chains(state: Incumbent, high: int | None, k: int, end: float) -> list[Found] | None:
+    """The merged chain of every set of runs whose load allows `high` ns; None if time is over."""
     found = []
     for runs in choices(state.costs.layers):
+        if state.elapsed >= end:
+            return None
         chain = merged(state.costs.chain, runs)
         costs = chain.of(state.costs)
         if high is None or load_bound(costs) * k <= high:
@@ -94,12 +99,14 @@ def _chains(state: Incumbent, high: int | None, k: int) -> list[Found]:
     return found
 
 
-def _cases(chains: Sequence[Found], kept: Fraction) -> list[Case] | None:
-    """All allocations of all chains; None if they are too many."""
+def _cases(
+    state: Incumbent, chains: Sequence[Found], kept: Fraction, end: float
+) -> list[Case] | None:
+    """All allocations of all chains; None if they are too many or time is over."""
     asked: list[Case] = []
     for inner, chain in chains:
         homes = allocations(inner.costs)
-        if homes is None or len(asked) + len(homes) > MOST:
+        if homes is None or len(asked) + len(homes) > MOST or state.elapsed >= end:
             return None
         asked += cases(inner, homes, Fraction(0) if chain.runs else kept)
     return asked

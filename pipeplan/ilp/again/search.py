@@ -37,7 +37,7 @@ FEW_LAYERS: Final = 14
 EVERY_LAYERS: Final = 7
 """Layers up to which every set of runs is tried: there are 2.6 times as many with each layer."""
 EVERY_SHARE: Final = 0.5
-"""Share of the time left for that where other numbers of micro-batches per period remain."""
+"""Share of the time left for that where a plan is there and others of larger k remain to try."""
 MOST_LAYERS: Final = 200
 """Longest chain whose options are listed: they grow with its square."""
 
@@ -169,7 +169,8 @@ def _every(joint: Joint, kept: Fraction) -> None:
         return
     from pipeplan.ilp.again import every  # only here: contiguous plans need no CP-SAT
 
-    share = 1.0 if len(state.options.ks) == 1 else EVERY_SHARE
+    rest = len(state.options.ks) > 1 and joint.period is not None
+    share = EVERY_SHARE if rest else 1.0
     found = every.decide(state, joint.best.state.best, kept, share * state.remaining)
     if found is not None:
         joint.take(Solved(*found))

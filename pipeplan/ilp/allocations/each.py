@@ -26,7 +26,7 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from pipeplan.ilp.allocations.orders import Told, decided
+from pipeplan.ilp.allocations.orders import Told, affordable, decided
 from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.facts.retime import tighten
@@ -273,8 +273,11 @@ class Each:
         costs, clock = case.state.costs, self.state.options.clock
         shorter = partial(self._shorter, case)
         told = Told.TAKEN if self.k == 1 else Told.OPEN
-        while told is Told.TAKEN and not self._over(end):
-            told = decided(costs, case.home, self._high, shorter, clock)
+        while told is Told.TAKEN and not self._reached:
+            seconds = end - self.state.elapsed
+            if seconds <= 0:
+                return False
+            told = decided(costs, case.home, self._high, shorter, clock, affordable(seconds))
         return told is Told.RULED_OUT
 
     def _shorter(self, case: Case, schedule: Schedule) -> bool:

@@ -43,6 +43,9 @@ NODES: Final = 4000
 NODE_S: Final = 1e-4
 """Seconds that a place takes, about."""
 
+SENDING: Final = 4
+"""How many times as many places are tried with transfers as without."""
+
 LARGEST: Final = 1 << 58
 """Ns that times stay below, so that their sums are exact."""
 
@@ -54,6 +57,11 @@ class Told(Enum):
     TAKEN = "taken"
     """A schedule was found and did."""
     OPEN = "open"
+
+
+def affordable(seconds: float) -> int:
+    """The places without transfers that `decided` may try in so many seconds."""
+    return max(1, min(NODES, int(seconds / NODE_S / (1 + SENDING))))
 
 
 def decided(
@@ -73,7 +81,7 @@ def decided(
         taken: Whether a schedule will do. It keeps (R2)-(R5) but for (T2)'s overhead of joined
             layers; its bytes are to be counted again. If it will not, other orders are tried.
         clock: Told of the work done.
-        nodes: Places to try at most; four times as many with transfers.
+        nodes: Places to try at most; `SENDING` times as many with transfers.
 
     Returns:
         OPEN where none did, where there was more to try, or where an op has no length.
@@ -90,7 +98,7 @@ def decided(
         offered.append(_schedule(ops, home, period, paths))
         return taken(offered[-1])
 
-    for transfers, most in ((False, nodes), (True, 4 * nodes)):
+    for transfers, most in ((False, nodes), (True, SENDING * nodes)):
         search = _Search(ops, period, most, tried if transfers else None)
         found = search.place(0, ops.paths(period, transfers=transfers))
         clock.spend((most - max(0, search.left)) * NODE_S)

@@ -13,11 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from pipeplan.ilp.allocations.numbered import Ops, Transfer
 from pipeplan.ilp.facts.tables import Array
+
+TRIAL: Final = 100
+"""Places that one question whether a schedule will do counts as: its times are made anew."""
 
 Ring = tuple[tuple[int, int], ...]
 """(op, turn) of what shares a GPU or link, by places in a period that begins with the first: at
@@ -97,6 +101,7 @@ class Sending:
         if any(max(level, default=0) > room for level, room in self._filled(levels)):
             return None
         if number == len(self.ops.transfers):
+            self.left -= TRIAL
             return paths if self.taken(paths) else None
         each = self.ops.transfers[number]
         ring = self.links.get(each.link, ())
