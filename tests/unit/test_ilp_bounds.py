@@ -8,7 +8,7 @@ from fractions import Fraction
 from pipeplan import planner
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.allocations.each import floor_of
-from pipeplan.ilp.bounds.feasibility import simple_reason
+from pipeplan.ilp.bounds.feasibility import contiguous_reason, simple_reason
 from pipeplan.ilp.bounds.static import spread
 from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound, load_bound, residency_bound
 from pipeplan.ilp.facts.costs import Costs
@@ -130,3 +130,35 @@ def test_what_would_help_depends_on_what_is_too_much() -> None:
         reason = simple_reason(Costs(of, machines, semantics, "exact"))
         assert reason is not None
         assert helps in reason, semantics
+
+
+def test_what_would_help_is_never_what_cannot() -> None:
+    """Flush where weights are counted twice; a smaller micro-batch where states leave room."""
+    light = handmade.chain([(1, 1), (1, 1)], [{"saved_bytes": 9}] * 2)
+    sizes = [{"saved_bytes": 9, "weight_bytes": 9}]
+    one, two = (handmade.chain([(1, 1)] * n, sizes * n) for n in (1, 2))
+    for of, memory, model, flush, smaller in (
+        (light, 12, "exact", False, True),
+        (two, 40, "exact", True, True),
+        (two, 60, "paper", False, True),
+        (one, 20, "exact", True, True),
+        (one, 17, "exact", True, False),
+        (one, 30, "paper", False, True),
+        (one, 26, "paper", False, False),
+    ):
+        reason = simple_reason(Costs(of, uniform(1, memory), "2bw", model))
+        assert reason is not None
+        assert ("semantics flush" in reason) == flush, reason
+        assert ("smaller micro-batch" in reason) == smaller, reason
+
+
+def test_pins_that_take_turns_are_named() -> None:
+    """Where no contiguous plan keeps the pins nothing is said of bytes."""
+    of = Costs(
+        handmade.chain([(1, 1)] * 4), uniform(2, 99), "2bw", "exact", pins=((0, 0), (2, 1), (3, 0))
+    )
+    reason = contiguous_reason(of)
+    assert "layers 0 and 3 are pinned to GPU 0, layer 2 between them to GPU 1" in reason
+    assert "memory" not in reason
+    kept = contiguous_reason(replace(of, pins=((0, 0), (1, 0), (3, 1))))
+    assert "with 3 layers pinned, some stage's states" in kept

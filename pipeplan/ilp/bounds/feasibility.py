@@ -8,6 +8,7 @@ only where nothing is computed again or waits in the host's memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 from pipeplan.errors import InputError
@@ -75,10 +76,18 @@ def layer_reason(costs: Costs) -> str | None:
             return (
                 f"chain {costs.chain.name!r}: no plan exists: layer {layer} ({name!r}) needs"
                 f" {need} bytes ({format_bytes(need)}) for its states and one micro-batch, the"
-                f" largest GPU has {largest}: {need - largest} bytes over. A smaller micro-batch"
-                " or a GPU with more memory would help."
+                f" largest GPU has {largest}: {need - largest} bytes over."
+                f" {_layer_would_help(costs, layer)}"
             )
     return None
+
+
+def _layer_would_help(costs: Costs, layer: int) -> str:
+    """What to try where a layer fits no GPU: other micro-batches leave its states as they are."""
+    ways = ["a GPU with more memory"]
+    if costs.segment(layer, layer, True).states <= max(costs.budgets):
+        ways.append("a smaller micro-batch")
+    return _may_help([*ways, *_fewer_versions(costs, (layer,))])
 
 
 def _pinned_apart(costs: Costs) -> str | None:
@@ -106,10 +115,11 @@ def _pinned_reason(costs: Costs) -> str | None:
         own = max(max(x.forward, x.saved + x.backward, x.update) for x in sizes)
         if states + own > budget:
             return (
-                f"chain {costs.chain.name!r}: no plan exists: the {len(pinned)} layers pinned to"
-                f" GPU {gpu} need {states + own} bytes ({format_bytes(states + own)}) for their"
-                f" states and one micro-batch, it has {budget}: {states + own - budget} bytes"
-                " over. Pin fewer layers to it."
+                f"chain {costs.chain.name!r}: no plan exists: what is pinned to GPU {gpu}"
+                f" ({_layers(len(pinned))}) needs {states + own} bytes"
+                f" ({format_bytes(states + own)}) for its states and one micro-batch, the GPU"
+                f" has {budget}: {states + own - budget} bytes"
+                " over. Pin less to it."
             )
     return None
 
@@ -121,7 +131,7 @@ def _states_reason(costs: Costs) -> str | None:
         return None
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {states}"
-        f" bytes ({format_bytes(states)}), the {costs.gpus} GPUs have {total}:"
+        f" bytes ({format_bytes(states)}), {_all_have(costs)} {total}:"
         f" {states - total} bytes over. {would_help(costs, only_states=True)}"
     )
 
@@ -135,9 +145,13 @@ def _kept_reason(costs: Costs) -> str | None:
         return None
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
-        f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes, the"
-        f" {costs.gpus} GPUs have {total}: {need - total} bytes over. {would_help(costs)}"
+        f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes,"
+        f" {_all_have(costs)} {total}: {need - total} bytes over. {would_help(costs)}"
     )
+
+
+def _all_have(costs: Costs) -> str:
+    return "the only GPU has" if costs.gpus == 1 else f"the {costs.gpus} GPUs have"
 
 
 def _states(costs: Costs) -> int:
@@ -155,15 +169,29 @@ def would_help(
         again: whether layers may be computed again already.
         time: whether more time is worth a try.
     """
-    ways = [*(["time"] if time else []), "memory", "GPUs"]
-    ways = ["More " + ways[0], *(f"more {way}" for way in ways[1:])]
-    if costs.semantics == "2bw":
-        ways.append("semantics flush (one version of the weights)")
+    ways = [f"more {way}" for way in (*(["time"] if time else []), "memory", "GPUs")]
+    ways += _fewer_versions(costs, range(costs.layers))
     if not only_states:
         ways.append("a smaller micro-batch")
         if not again and costs.exact and not costs.pins:
             ways.append("recompute auto")
-    return f"{', '.join(ways[:-1])} or {ways[-1]} may help."
+    return _may_help(ways)
+
+
+def _fewer_versions(costs: Costs, layers: Iterable[int]) -> list[str]:
+    """Flush as a way out, where it keeps less of these layers (M1); the paper's (P1) does not."""
+    hosted = (costs.chain.layers[layer] for layer in layers)
+    twice = costs.exact and costs.semantics == "2bw"
+    if twice and any(layer.weight_bytes or layer.waiting_gradient_bytes for layer in hosted):
+        return ["semantics flush (one version of the weights)"]
+    return []
+
+
+def _may_help(ways: list[str]) -> str:
+    """The ways as a sentence."""
+    *most, last = ways
+    text = f"{', '.join(most)} or {last}" if most else last
+    return f"{text[0].upper()}{text[1:]} may help."
 
 
 def spread_reason(costs: Costs, missing: int) -> str:
@@ -177,14 +205,38 @@ def spread_reason(costs: Costs, missing: int) -> str:
 
 
 def _kept_pins(costs: Costs) -> str:
-    return f" with {len(costs.pins)} layers pinned" if costs.pins else ""
+    return f" with {_layers(len(costs.pins))} pinned" if costs.pins else ""
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer" if count == 1 else f"{count} layers"
 
 
 def contiguous_reason(costs: Costs) -> str:
     """No partition into one stage per GPU fits, whatever the period and k."""
+    apart = _pins_in_turns(costs)
+    if apart is not None:
+        return apart
+    together = " with tied layers together" if costs.tied_groups and not costs.pins else ""
     return (
         f"chain {costs.chain.name!r}: no contiguous plan exists: however its {costs.layers} layers"
-        f" are cut into at most {costs.gpus} stages{_kept_pins(costs)}, some stage's states and"
-        " one micro-batch exceed its GPU's memory. Method auto may place several stages on a GPU;"
-        " more memory or GPUs would help too."
+        f" are cut into at most {costs.gpus} stages{_kept_pins(costs)}{together}, some stage's"
+        " states and one micro-batch exceed its GPU's memory. Method auto may place several"
+        " stages on a GPU; more memory or GPUs may help too."
     )
+
+
+def _pins_in_turns(costs: Costs) -> str | None:
+    """Pins that no contiguous plan keeps, whatever the memory; None if they are none."""
+    pinned = [(layer, gpu) for layer, gpu in enumerate(costs.homes) if gpu is not None]
+    last: dict[int, int] = {}
+    for index, (layer, gpu) in enumerate(pinned):
+        if gpu in last and pinned[index - 1][1] != gpu:
+            between, other = pinned[index - 1]
+            return (
+                f"chain {costs.chain.name!r}: no contiguous plan exists: layers {last[gpu]} and"
+                f" {layer} are pinned to GPU {gpu}, layer {between} between them to GPU {other}."
+                " Method auto may place several stages on a GPU; other pins would help too."
+            )
+        last[gpu] = layer
+    return None
