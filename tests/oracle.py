@@ -178,11 +178,11 @@ def serial(chain: Chain, cluster: Cluster) -> int:
     links = [(cluster.links.latency_ns, cluster.links.bandwidth_bytes_per_s)]
     links += [(pair.latency_ns, pair.bandwidth_bytes_per_s) for pair in cluster.links.pairs]
     trips = sum(
-        2
-        * max(
+        max(
             latency + (ceil(Fraction(size * 10**9, band)) if band else 0)
             for latency, band in links
         )
-        for size in (layer.output_bytes for layer in chain.layers[:-1])
+        for layer in chain.layers[:-1]
+        for size in (layer.output_bytes, layer.gradient_of_output_bytes)
     )
     return max(1, work + trips)

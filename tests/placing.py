@@ -220,7 +220,8 @@ class Placing:
             forward = kind is OpKind.SEND_F
             layer = self.chain.layers[last if forward else first - 1]
             full = layer.output_bytes if forward else layer.gradient_of_output_bytes
-            sent = full - (layer.saved_output_bytes if forward else 0)
+            stays = layer.saved_output_bytes + layer.saved_passing_bytes
+            sent = full - (stays if forward else 0)
             target = self.stages[stage + 1 if forward else stage - 1][2]
             found[index - 1].append((gpu, sent, 1, index, 1))
             found[index].append((target, full, 0, index + 1, 0))
