@@ -132,4 +132,35 @@ class Chain(Document):
                     f"layers[{index}].saved_input_bytes: got {layer.saved_input_bytes}, need at"
                     f" most {self.input_of(index)}, the size of the boundary before it"
                 )
+            self._check_workspaces(index, layer)
         return self
+
+    def _check_workspaces(self, index: int, layer: Layer) -> None:
+        """No operation holds less than it keeps: A of (M2) is part of pF and of pB of (M3).
+
+        Raises:
+            ValueError: if a workspace below zero says so.
+        """
+        kept = layer.saved_input_bytes
+        if index:
+            kept = max(kept, self.layers[index - 1].saved_output_bytes)
+        there = self.input_of(index) + layer.output_bytes
+        gradients = self.gradient_of_input(index) + layer.gradient_of_output_bytes
+        for name, got, least, why in (
+            (
+                "forward_workspace_bytes",
+                layer.forward_workspace_bytes,
+                kept + layer.saved_output_bytes - there,
+                "what is kept of input and output less both: a forward holds all it keeps",
+            ),
+            (
+                "backward_workspace_bytes",
+                layer.backward_workspace_bytes,
+                -gradients,
+                "no less than the gradients of input and output take",
+            ),
+        ):
+            if got < least:
+                raise ValueError(
+                    f"layers[{index}].{name}: got {got}, need at least {least}, {why}"
+                )

@@ -72,7 +72,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--plan", type=Path, required=True, metavar="FILE", help="plan.json")
+    add("--plan", type=_path, required=True, metavar="FILE", help="plan.json")
     add("--task", metavar="REF", help="task reference, if not the one the chain was profiled from")
     add("--steps", type=_count(1), default=100, help="optimizer steps in total (default 100)")
     add(
@@ -88,8 +88,8 @@ def parse(argv: Sequence[str] | None) -> Options:
         " under gloo ranks may share a GPU (default auto: nccl where it can)",
     )
     add("--seed", type=_count(0), help="of weights and dropout (default 0)")
-    add("--out", type=Path, metavar="DIR", help="metrics, results and checkpoints; must be empty")
-    add("--resume", type=Path, metavar="DIR", help="go on from DIR's newest checkpoint")
+    add("--out", type=_path, metavar="DIR", help="metrics, results and checkpoints; must be empty")
+    add("--resume", type=_path, metavar="DIR", help="go on from DIR's newest checkpoint")
     add("--save-every", type=_count(1), metavar="STEPS", help="also save in between")
     add("--save-in-background", action="store_true", help="train on while a checkpoint is written")
     add("--timeout", type=_time, default="600s", help="longest wait for a peer (default 600s)")
@@ -105,6 +105,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     add("--time-scale", type=_factor, metavar="X", help="with --clock sleep: all times X-fold")
     given = parser.parse_args(argv)
     _check_clock(given)
+    _check_kept(given)
     return Options(
         plan=given.plan,
         task=given.task,
@@ -146,6 +147,29 @@ def _check_clock(given: argparse.Namespace) -> None:
                 f"launch: got --{name.replace('_', '-')} with --clock {given.clock}, which has no"
                 " model. Leave it out, or train with --clock real."
             )
+
+
+def _check_kept(given: argparse.Namespace) -> None:
+    """What says how to save, or what to count, needs a place to keep it in."""
+    for name in ("save_every", "save_in_background", "instrument"):
+        if getattr(given, name) and given.out is None and given.resume is None:
+            raise InputError(
+                f"launch: got --{name.replace('_', '-')} without --out, need a directory to keep"
+                " its results in"
+            )
+    if given.save_in_background and given.save_every is None:
+        raise InputError(
+            "launch: got --save-in-background without --save-every, need it too: the checkpoint"
+            " at the end is waited for"
+        )
+    if given.json and given.dry_run:
+        raise InputError("launch: got --json with --dry-run, whose table is text. Leave one out.")
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("got '', need a name. Leave the flag out.")
+    return Path(text)
 
 
 def _count(least: int) -> Callable[[str], int]:

@@ -66,6 +66,15 @@ REFUSED = [
     ("--plan @plan1.json --out @plan1.json", 2, "need a directory"),
     ("--plan @plan1.json --out @plan1.json/run", 2, "plan1.json is a file, need a directory"),
     ("--plan @plan1.json --out @nowhere/run", 2, "nowhere is a link to nothing, need a directory"),
+    ("--plan @plan1.json --save-every 2", 2, "got --save-every without --out"),
+    ("--plan @plan1.json --instrument", 2, "got --instrument without --out"),
+    ("--plan @plan1.json --save-in-background --out @run", 2, "without --save-every"),
+    ("--plan @plan1.json --dry-run --json", 2, "got --json with --dry-run"),
+    ("--plan @full", 2, "full: cannot be read: Is a directory"),
+    ("--plan @plan1.json --timeout 5", 2, "got '5', need a number with one of ns"),
+    ("--plan @plan1.json --timeout 1e20s", 2, "need at most"),
+    ("--plan @plan1.json --seed 3.0", 2, "got '3.0', need an integer"),
+    ("--plan @plan1.json --clock sleep --time-scale nan", 2, "got 'nan', need a number above 0"),
     ("--plan @plan1.json --resume @full", 2, "no complete checkpoint"),
 ]
 
@@ -81,6 +90,17 @@ def test_refusals(
     assert printed.err.startswith("error: ")
     assert said in printed.err
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("name", ["--plan", "--out", "--resume"])
+def test_a_name_that_was_never_set(
+    plans: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """An empty variable of a script is not the directory it runs in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "_PATIENCE_S", 0.0)
+        assert entry.main(["--plan", str(plans / "plan1.json"), name, ""]) == 2
+    assert f"argument {name}: got '', need a name" in capfd.readouterr().err
 
 
 def test_world_size_under_torchrun(plans: Path, capfd: pytest.CaptureFixture[str]) -> None:

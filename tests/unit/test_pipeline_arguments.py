@@ -109,7 +109,7 @@ def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
-    with pytest.raises(RankError, match="rank 1: got no answer from all 2 ranks, need .* 1 s: "):
+    with pytest.raises(RankError, match=r"rank 1: got no answer from all 2 ranks, need .* 1 s: "):
         Pipeline(launch_task.task(0), launch_task.plan(2, "flush"), timeout="1s")
 
 
