@@ -115,11 +115,16 @@ def parse_fraction(text: str, what: str = "fraction") -> float:
 
 def format_bytes(value: int) -> str:
     """`value` for people: `1.50 GiB`, exact below 1 KiB."""
-    size = abs(value)
+    size, unit = byte_unit(value)
+    return f"{value / size:.2f} {unit}" if size > 1 else f"{value} B"
+
+
+def byte_unit(value: int) -> tuple[int, str]:
+    """The unit that suits `value` bytes, for people: its bytes and its name."""
     for power, prefix in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
-        if size >= 1024**power:
-            return f"{value / 1024**power:.2f} {prefix}B"
-    return f"{value} B"
+        if abs(value) >= 1024**power:
+            return 1024**power, f"{prefix}B"
+    return 1, "B"
 
 
 def exact_bytes(value: int) -> str:
@@ -134,11 +139,16 @@ def exact_bytes(value: int) -> str:
 
 def format_ns(value: int | Fraction | float) -> str:
     """`value` nanoseconds for people: `12.3 ms`, exact below 1 us."""
-    amount = float(value)
+    size, unit = time_unit(value)
+    return f"{float(value) / size:.4g} {unit}"
+
+
+def time_unit(value: int | Fraction | float) -> tuple[int, str]:
+    """The unit that suits `value` nanoseconds, for people: its nanoseconds and its name."""
     for size, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
-        if abs(amount) >= size:
-            return f"{amount / size:.4g} {unit}"
-    return f"{amount:.4g} ns"
+        if abs(float(value)) >= size:
+            return size, unit
+    return 1, "ns"
 
 
 def format_rate(value: int) -> str:

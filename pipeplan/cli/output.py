@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeplan.errors import InputError
@@ -35,6 +35,33 @@ def check_output(path: str, force: bool) -> None:
         raise InputError(f"output {path}: exists already. Choose another file or give --force.")
     with _written(path):
         _try(place)
+
+
+def check_outputs(paths: Iterable[str | None], force: bool) -> None:
+    """`check_output` for all files of one command that are wanted: no two may be one.
+
+    Raises:
+        InputError: as `check_output`, or if one would replace another.
+    """
+    places: set[Path] = set()
+    for path in filter(None, paths):
+        check_output(path, force)
+        if path == "-" or _is_stream(path):
+            continue
+        if _target(path) in places:
+            raise InputError(f"output {path}: got the same file twice, need one for each result.")
+        places.add(_target(path))
+
+
+def check_picture(path: str | None, endings: Sequence[str] = ("png", "svg", "pdf")) -> None:
+    """Refuse the name of a picture whose ending, which chooses the format, is none of `endings`.
+
+    Raises:
+        InputError: if it is not.
+    """
+    if path and not path.endswith(tuple(f".{ending}" for ending in endings)):
+        wanted = " or ".join(f".{ending}" for ending in endings)
+        raise InputError(f"picture {path}: need a name that ends with {wanted}.")
 
 
 def folder(path: str, force: bool) -> Path:

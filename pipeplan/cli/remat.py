@@ -9,6 +9,7 @@ from pipeplan.cli import common, flags, output
 
 if TYPE_CHECKING:
     from pipeplan.remat import Channel, Costs, Rematerialization
+    from pipeplan.report.budget import Curves
 
 _EXAMPLE = """\
 pipeplan remat chain.json --budget 8GiB
@@ -91,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.chain import Chain
     from pipeplan.remat import from_chain, rematerialize_chain
 
-    for path in (args.output, args.picture, args.curve_picture):
-        if path:
-            output.check_output(path, args.force)
+    _check_outputs(args)
     chain = common.read(Chain, args.chain)
     costs = from_chain(chain)
     channel = _channel(args)
@@ -114,6 +113,21 @@ def run(args: argparse.Namespace) -> int:
         _list(points)
     common.then(f"in Python: {_call(found, sum(layer.optimizer_bytes for layer in chain.layers))}")
     return 0
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Refuse what could not be written, or would not be.
+
+    Raises:
+        InputError: names it.
+    """
+    from pipeplan.errors import InputError
+
+    for picture in (args.picture, args.curve_picture):
+        output.check_picture(picture)
+    output.check_outputs((args.output, args.picture, args.curve_picture), args.force)
+    if args.output == "-" and args.curve and not args.curve_picture:
+        raise InputError("--curve: got -o -, need stdout for the curve. Give -o a file.")
 
 
 def _call(found: Rematerialization, optimizer_bytes: int) -> str:
@@ -160,15 +174,26 @@ def _curve(
 
 
 def _draw(args: argparse.Namespace, points: list[dict[str, int | None]]) -> None:
-    from pipeplan.report.budget import Curves, draw_curves
+    from pipeplan.report.budget import draw_curves
+
+    draw_curves([_curves(args.chain, points)], args.curve_picture)
+
+
+def _curves(title: str, points: list[dict[str, int | None]]) -> Curves:
+    """The diagram of `points`, in the units that suit its largest values."""
+    from pipeplan.report.budget import Curves
+    from pipeplan.units import byte_unit, time_unit
+
+    methods = [name for name in points[0] if name != "budget_bytes"]
+    size, bytes_ = byte_unit(max(point["budget_bytes"] or 0 for point in points))
+    length, time = time_unit(max(point[name] or 0 for point in points for name in methods))
 
     def line(method: str) -> list[tuple[float, float | None]]:
         pairs = [(point["budget_bytes"] or 0, point[method]) for point in points]
-        return [(size / 2**30, None if time is None else time / 1e6) for size, time in pairs]
+        return [(x / size, None if y is None else y / length) for x, y in pairs]
 
-    lines = {method: line(method) for method in points[0] if method != "budget_bytes"}
-    picture = Curves(args.chain, "budget, GiB", "time of a micro-batch, ms", lines)
-    draw_curves([picture], args.curve_picture)
+    lines = {method: line(method) for method in methods}
+    return Curves(title, f"budget, {bytes_}", f"time of a micro-batch, {time}", lines)
 
 
 def _list(points: list[dict[str, int | None]]) -> None:

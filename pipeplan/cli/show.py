@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.chain import Chain
 
     files = [file for file in (args.png, args.svg) if file]
-    _check_endings(args)
-    for file in files:
-        output.check_output(file, args.force)
+    output.check_picture(args.png, ("png",))
+    output.check_picture(args.svg, ("svg",))
+    output.check_outputs(files, args.force)
     plan = _read(args.plan)
     if isinstance(plan, Chain):
         return _show_chain(plan, args)
@@ -87,20 +87,6 @@ def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
     else:
         common.screen().print(layer_table(chain))
     return 0
-
-
-def _check_endings(args: argparse.Namespace) -> None:
-    """The ending chooses the format, so it must be the flag's.
-
-    Raises:
-        InputError: if it is another one.
-    """
-    from pipeplan.errors import InputError
-
-    for kind in ("png", "svg"):
-        file = getattr(args, kind)
-        if file and not file.endswith(f".{kind}"):
-            raise InputError(f"--{kind} {file}: need a name that ends with .{kind}.")
 
 
 def present(plan: Plan, console: Console) -> None:

@@ -230,6 +230,52 @@ def test_the_verb_offloads_draws_and_compares(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--picture", "@a.gif"), "a.gif: need a name that ends with .png or .svg or .pdf"),
+        (("--curve-picture", "-"), "picture -: need a name that ends with"),
+        (("--picture", "@a.png", "--curve-picture", "@a.png"), "got the same file twice"),
+        (("-o", "-", "--curve", "2"), "--curve: got -o -, need stdout"),
+        (("-o", "@"), "need a file in an existing folder"),
+    ],
+)
+def test_results_that_would_be_lost_are_refused_first(
+    more: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the work: a picture of no format, two results in one file or on one stdout."""
+    file = tmp_path / "chain.json"
+    file.write_text(chain().to_json())
+    words = [word.replace("@", f"{tmp_path}/") for word in more]
+    assert main(["remat", str(file), "--budget", "9KB", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("size", "time", "x", "y"),
+    [
+        (999, 10, "budget, B", "time of a micro-batch, ns"),
+        (9000, 10**4, "budget, KiB", "time of a micro-batch, us"),
+        (3 * 2**20, 10**7, "budget, MiB", "time of a micro-batch, ms"),
+        (3 * 2**30, 10**10, "budget, GiB", "time of a micro-batch, s"),
+    ],
+)
+def test_the_curve_has_the_units_of_its_values(size: int, time: int, x: str, y: str) -> None:
+    """The largest value of an axis is at least 1 there, and what has no schedule stays empty."""
+    points: list[dict[str, int | None]] = [
+        {"budget_bytes": size // 2, "rotor": None, "swap": time},
+        {"budget_bytes": size, "rotor": time // 2, "swap": None},
+    ]
+    curves = verb._curves("chain", points)
+    assert (curves.x, curves.y) == (x, y)
+    assert curves.lines["rotor"][0][1] is None
+    assert 1 <= curves.lines["rotor"][1][0] < 1024
+    assert 1 <= (curves.lines["swap"][0][1] or 0) < 1000
+
+
 def test_the_verb_offers_every_method() -> None:
     """The list in the help is the library's."""
     assert ("auto", *METHODS) == verb.METHODS
