@@ -63,12 +63,19 @@ class RunWalk(Walk):
         while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
             self._round(end)
 
-    def settle(self, layout: Layout, target: Fraction, steps: int, end: float) -> None:
+    def settle(
+        self,
+        layout: Layout,
+        target: Fraction,
+        steps: int,
+        end: float,
+        shrink: float = SHRINKS[-1],
+    ) -> None:
         """As `Walk` does, from a layout with runs."""
         best = self.joint.best.state.best
         if best is not None:
             self._best = best
-            self._cool(layout, target, steps, SHRINKS[-1], end)
+            self._cool(layout, target, steps, shrink, end)
 
     def _over(self, end: float) -> bool:
         return self.joint.done or self.state.elapsed >= end

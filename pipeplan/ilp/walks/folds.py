@@ -158,7 +158,7 @@ class Folds:
         borders.anneal(self._random, STEPS)
         state.options.clock.spend(STEPS * STEP_S)
         layout = Layout(borders.homes, frozenset())
-        self._walk.settle(layout, Fraction(period), SETTLING, end)
+        self._walk.settle(layout, Fraction(period), SETTLING, end, SHRINKS[0])
 
 
 def far(state: Incumbent) -> bool:

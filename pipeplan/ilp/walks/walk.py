@@ -96,7 +96,14 @@ class Walk:
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
 
-    def settle(self, layout: Layout, target: Fraction, steps: int, end: float) -> None:
+    def settle(
+        self,
+        layout: Layout,
+        target: Fraction,
+        steps: int,
+        end: float,
+        shrink: float = SHRINKS[-1],
+    ) -> None:
         """Walk from a layout that may not fit yet, at a period below the best plan's.
 
         Args:
@@ -104,10 +111,11 @@ class Walk:
             target: Nanoseconds per micro-batch.
             steps: From hot to cold.
             end: When to stop, by the search's clock.
+            shrink: By how much the target is below a plan found on the way.
         """
         if self.state.best is not None:
             self._best = self.state.best
-            self._cool(self._kept(layout), target, steps, SHRINKS[-1], end)
+            self._cool(self._kept(layout), target, steps, shrink, end)
 
     def _round(self, end: float) -> None:
         """One round from hot to cold around the best plan."""
