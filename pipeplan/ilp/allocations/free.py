@@ -16,7 +16,7 @@ from pipeplan.ilp.periodic.periods import highest, scaled, shorten
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.evening import Evening
-from pipeplan.ilp.walks.folds import Folds
+from pipeplan.ilp.walks.folds import Folds, far
 from pipeplan.ilp.walks.walk import Walk
 from pipeplan.units import ceil_div
 
@@ -30,12 +30,16 @@ FIRST_SHARE: Final = 0.05
 """Share of it that the joint model has where each allocation can be looked at by itself."""
 GUIDE_SHARE: Final = 0.3
 """Share of the time left for the guide."""
+FAR_SHARE: Final = 0.1
+"""The same where there is a plan far from the bound: the walk's steps find more there."""
 AHEAD_SHARE: Final = 0.05
 """Share of it that the walk has then, so that allocations are asked for more than they can do."""
 GLANCE_S: Final = 0.1
 """Seconds that the walk has where the joint model decided all that it sees."""
 TURN_S: Final = 8.0
 """Seconds that each of the ways has in its first turn; the next is longer by half."""
+TURN_SHARE: Final = 0.2
+"""Share of the time left that such a turn takes at most where the plan is far from the bound."""
 TRIES: Final = 3
 """Allocations tried at each period and size."""
 
@@ -53,16 +57,18 @@ def search(state: Incumbent) -> None:
     if decided:
         walk.run(GLANCE_S)
     if not state.done:
-        guided(state, GUIDE_SHARE * state.remaining)
-    turn, whole, runs, folds = TURN_S, Whole(state), Few(state), Folds(state, walk)
+        guided(state, (FAR_SHARE if far(state) else GUIDE_SHARE) * state.remaining)
+    turn = min(TURN_S, TURN_SHARE * state.remaining) if far(state) else TURN_S
+    whole, runs, folds = Whole(state), Few(state), Folds(state, walk)
     while state.best is not None and not state.done:
+        if not decided:
+            walk.run(turn)
+            folds.run(turn)
         around.run(turn)
         if decided:
             return
         runs.run(turn)
         whole.run(turn)
-        walk.run(turn)
-        folds.run(turn)
         evening.run(turn)
         turn *= 1.5
 
