@@ -109,16 +109,27 @@ def read_text(path: str | Path) -> str:
         InputError: if it cannot be read or is not UTF-8.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
     except OSError as error:
         reason = error.strerror or "unknown reason"
         raise InputError(f"{path}: cannot be read: {reason}. Check the path.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: byte {error.start}: got {error.object[error.start]:#04x}, need UTF-8 text"
-        ) from None
     except ValueError as error:
         raise InputError(f"{str(path)!r}: cannot be read: {error}. Check the path.") from None
+    return decoded(data, str(path))
+
+
+def decoded(data: bytes, where: str) -> str:
+    """`data` as text with plain line ends, whatever the locale is.
+
+    Raises:
+        InputError: if it is not UTF-8.
+    """
+    try:
+        return data.decode().replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where}: byte {error.start}: got {data[error.start]:#04x}, need UTF-8 text"
+        ) from None
 
 
 def parse_json(text: str, where: str) -> Any:

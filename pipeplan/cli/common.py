@@ -139,7 +139,14 @@ def read_text(path: str) -> str:
     """
     from pipeplan import document
 
-    return sys.stdin.read() if path == "-" else document.read_text(path)
+    if path != "-":
+        return document.read_text(path)
+    if sys.stdin is None:
+        raise InputError("stdin: cannot be read: it is closed. Give the name of a file.")
+    try:
+        return document.decoded(sys.stdin.buffer.read(), "stdin")
+    except OSError as error:
+        raise InputError(f"stdin: cannot be read: {error.strerror}.") from None
 
 
 def read(kind: type[_Document], path: str) -> _Document:

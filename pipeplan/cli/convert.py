@@ -34,15 +34,16 @@ def run(args: argparse.Namespace) -> int:
 
     output.check_output(args.output, args.force)
     text = common.read_text(args.profile)
-    name = args.name or Path(args.profile).stem
+    where = "stdin" if args.profile == "-" else args.profile
+    name = args.name or Path(where).stem
     size = args.microbatch_size
     if args.format == "csv":
         chain = importers.csv_layers(
-            text, name, args.input_bytes or 0, microbatch_size=size, where=args.profile
+            text, name, args.input_bytes or 0, microbatch_size=size, where=where
         )
     elif args.input_bytes is not None:
         raise InputError("--input-bytes: a PipeDream profile says it itself. Leave it out.")
     else:
-        chain = importers.pipedream(text, name=name, microbatch_size=size, where=args.profile)
+        chain = importers.pipedream(text, name=name, microbatch_size=size, where=where)
     common.save_chain(args, chain)
     return 0

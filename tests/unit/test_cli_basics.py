@@ -186,7 +186,8 @@ def test_show_reads_stdin_and_prints_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`-` is stdin; `--json` is one JSON document on stdout."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(two_stages().to_json()))
+    text = io.TextIOWrapper(io.BytesIO(two_stages().to_json().encode()))
+    monkeypatch.setattr(sys, "stdin", text)
     assert main(["show", "-", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["period_ns"] == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import subprocess
@@ -105,6 +106,46 @@ def test_full_and_closed_stdout_are_no_bugs(tmp_path: Path) -> None:
     assert "stdout: cannot be written: No space left on device" in full.stderr
     closed = run(f"$PIPEPLAN show {plan} >&-")
     assert (closed.returncode, "bug" in closed.stderr) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "stdin: cannot be read: it is closed. Give the name of a file."),
+        (b"", "stdin: line 1: got no column name, need"),
+        (b"name,caf\xe9\n", "stdin: byte 8: got 0xe9, need UTF-8 text"),
+        (CSV.replace("a", "\udcff").encode("utf-8", "surrogatepass"), "need UTF-8 text"),
+    ],
+)
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", "POSIX"])
+def test_stdin_is_read_as_files_are(content: bytes | None, said: str, locale: str) -> None:
+    """Closed, empty, or no UTF-8: one line and 2, in every locale."""
+    closed = " <&-" if content is None else ""
+    done = subprocess.run(
+        f"{sys.executable} -m pipeplan import - --format csv -o -{closed}",
+        shell=True,
+        input=content or b"",
+        capture_output=True,
+        check=False,
+        env=os.environ | {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+    told = done.stderr.decode()
+    assert (done.returncode, done.stdout, told.count("\n")) == (2, b"", 1), told
+    assert said in told
+
+
+def test_line_ends_of_other_systems_are_line_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a file and from stdin alike; a chain from stdin is not named `-`."""
+    data = (CSV + "b,1,2,3\n").replace("\n", "\r\n").encode()
+    (tmp_path / "stdin").write_bytes(data)
+    assert main(["import", str(tmp_path / "stdin"), "--format", "csv", "-o", "-"]) == 0
+    expected = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert main(["import", "-", "--format", "csv", "-o", "-"]) == 0
+    assert capsys.readouterr().out == expected
+    assert '"name": "stdin"' in expected
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
