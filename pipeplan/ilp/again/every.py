@@ -8,7 +8,7 @@ have a floor above the best period known and are never looked at. Source: ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
@@ -65,12 +65,10 @@ def decide(
     end = state.elapsed + seconds
     k = state.model_ks[0]
     high = None if best is None else int(-(-best.per_microbatch * k // 1)) - 1
-    chains = _chains(state, high, k, end)
-    if chains is None:
+    listed = _listed(state, high, k, kept if k == 1 else Fraction(0), end)
+    if listed is None:
         return None
-    asked = _cases(state, chains, kept if k == 1 else Fraction(0), end)
-    if asked is None:
-        return None
+    chains, asked = listed
     if high is None:
         serial = [highest(inner, Instance(inner.costs, (), k=k)) for inner, _ in chains]
         high = max(serial, default=0)
@@ -82,34 +80,31 @@ def decide(
     return min(found, key=lambda pair: _cost(pair[0]), default=None)
 
 
-def _chains(state: Incumbent, high: int | None, k: int, end: float) -> list[Found] | None:
-    """The merged chain of every set of runs whose load allows `high` ns; None if time is over."""
-    found = []
+def _listed(
+    state: Incumbent, high: int | None, k: int, kept: Fraction, end: float
+) -> tuple[list[Found], list[Case]] | None:
+    """The merged chain of every set of runs whose load allows `high` ns, and its allocations.
+
+    None if they are too many, or time is over.
+    """
+    chains: list[Found] = []
+    asked: list[Case] = []
     for runs in choices(state.costs.layers):
         if state.elapsed >= end:
             return None
         chain = merged(state.costs.chain, runs)
         costs = chain.of(state.costs)
-        if high is None or load_bound(costs) * k <= high:
-            # a copy: what is proven of this set of runs later says nothing of the others
-            known = dict(state.bounds)
-            inner = Incumbent(costs, state.options, state.report, bounds=known)
-            inner.phase = state.phase
-            found.append((inner, chain))
-    return found
-
-
-def _cases(
-    state: Incumbent, chains: Sequence[Found], kept: Fraction, end: float
-) -> list[Case] | None:
-    """All allocations of all chains; None if they are too many or time is over."""
-    asked: list[Case] = []
-    for inner, chain in chains:
-        homes = allocations(inner.costs)
-        if homes is None or len(asked) + len(homes) > MOST or state.elapsed >= end:
+        if high is not None and load_bound(costs) * k > high:
+            continue
+        # a copy: what is proven of this set of runs later says nothing of the others
+        inner = Incumbent(costs, state.options, state.report, bounds=dict(state.bounds))
+        inner.phase = state.phase
+        homes = allocations(costs)
+        if homes is None or len(asked) + len(homes) > MOST:
             return None
+        chains.append((inner, chain))
         asked += cases(inner, homes, Fraction(0) if chain.runs else kept)
-    return asked
+    return chains, asked
 
 
 def _cost(state: Incumbent) -> tuple[Fraction, Fraction]:
