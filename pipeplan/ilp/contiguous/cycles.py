@@ -32,7 +32,11 @@ Caps = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """All caps from `least` to `caps` give the same execution, of this period per micro-batch."""
+    """All caps from `least` to `caps` give the same execution.
+
+    `period` is None where options do not allow its cycle; `offered` tells whether it was a plan
+    rather than a question.
+    """
 
     order: Order
     least: Caps
@@ -43,7 +47,7 @@ class _Known:
 
 @dataclass
 class Cycles:
-    """Eager executions of one partition; what is as good as the best plan is not run twice."""
+    """Eager executions of one partition, each different one once; cycles are offered as plans."""
 
     state: Incumbent
     stages: Stages
@@ -66,11 +70,16 @@ class Cycles:
         for order in ORDERS:
             yield from self._least(order)
         for caps in dict.fromkeys(variants(self.caps)):
-            new = [order for order in ORDERS if not self._knows(caps, order, offered=True)]
-            for order in new:
-                self._offer(caps, order)
-            if new:
+            seen = len(self._known)
+            for order in ORDERS:
+                if not self._knows(caps, order, offered=True):
+                    self._offer(caps, order)
+            if len(self._known) > seen:
                 yield
+
+    def fastest(self) -> Fraction | None:
+        """The shortest period per micro-batch so far, whether its bytes do or not."""
+        return min((known.period for known in self._known if known.period), default=None)
 
     def _least(self, order: Order) -> Iterator[None]:
         """The fastest cycle with the fewest bytes that wait; lower caps until bytes do."""
@@ -126,6 +135,9 @@ class Cycles:
 
     def _offer(self, caps: Caps, order: Order) -> Schedule | None:
         """Offers the cycle, if it could be the best plan."""
+        known = self._knows(caps, order, offered=False)
+        if known is not None and (known.period is None or not self._promises(known.period)):
+            return None
         if not self._promises(floor(self.state.costs, self.stages, caps)):
             return None
         cycle, period = self._run(caps, order, offered=True)

@@ -121,14 +121,16 @@ class EagerSearch:
             heappush(self._glanced, replace(found, key=float(found.cycles.pace())))
 
     def _turn(self, found: _Found) -> None:
-        """One execution more; neighbours of what is looked at so closely are of interest, too."""
+        """A few executions, and the first time its neighbours: they are of interest, too."""
         if not self._promises(found.cycles):
             return
         if not found.turned:
             for neighbour in _neighbours(found.cycles.stages, self._gpus):
                 self._add(neighbour)
         for _ in found.turns:
-            heappush(self._glanced, replace(found, key=found.key * LATER, turned=True))
+            fastest = None if found.turned else found.cycles.fastest()
+            key = found.key * LATER if fastest is None else float(fastest)
+            heappush(self._glanced, replace(found, key=key, turned=True))
             return
 
 
