@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeplan.errors import InputError, PipeplanError
-from pipeplan.runtime.place import Place
-from pipeplan.units import format_ns, parse_bytes
+from pipeplan import interrupts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _TIMEOUT_NS = 120 * 10**9
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure on one rank; rank 0 writes the file. Returns the exit code."""
+    speaks = interrupts.is_first_rank()
+    return interrupts.told("calibrate", lambda: _checked(argv), speaks=speaks)
+
+
+def _checked(argv: Sequence[str] | None) -> int:
+    import argparse
+    from pathlib import Path
+
+    from pipeplan.errors import PipeplanError
+    from pipeplan.units import parse_bytes
+
     parser = argparse.ArgumentParser(
         prog="torchrun --nproc-per-node P -m pipeplan.calibrate",
         description="Measure links and per-action overhead; write a cluster file.",
@@ -29,14 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         memory = parse_bytes(args.memory, "--memory")
-        if args.output.exists():
-            raise InputError(f"{args.output}: exists and is not overwritten. Choose another file.")
+        _check_output(args.output)
         _measure(memory, args.output)
     except PipeplanError as error:
-        if Place.of(os.environ).rank == 0:
+        if interrupts.is_first_rank():
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a file that exists, or could not be written after the work."""
+    from pipeplan.errors import InputError
+
+    if path.exists():
+        raise InputError(f"{path}: exists and is not overwritten. Choose another file.")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(
+            f"{path}: need a file in a folder that can be written to. Check the path."
+        )
 
 
 def _measure(memory_bytes: int, output: Path) -> None:
@@ -45,6 +67,8 @@ def _measure(memory_bytes: int, output: Path) -> None:
     from pipeplan.calibrate import links, overhead
     from pipeplan.cluster import Cluster, Gpu
     from pipeplan.runtime.group import join
+    from pipeplan.runtime.place import Place
+    from pipeplan.units import format_ns
 
     torch.set_num_threads(1)
     place = Place.of(os.environ)
@@ -66,4 +90,4 @@ def _measure(memory_bytes: int, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.leave(main())

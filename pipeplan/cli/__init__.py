@@ -6,18 +6,17 @@ Nothing is imported here before `main` listens to Ctrl-C.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-_INTERRUPTED = 130
+from pipeplan import interrupts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
-    try:
+
+    def run() -> int:
         from pipeplan.cli import entry
 
         return entry.main(argv)
-    except KeyboardInterrupt:
-        print("pipeplan: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+
+    return interrupts.told("pipeplan", run)

@@ -23,7 +23,7 @@ def add(verbs: common.Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate with `args.ranks` processes of this machine; torchrun does it across machines."""
-    from pipeplan.calibrate import measure_here
+    from pipeplan.calibrate.here import measure_here
     from pipeplan.report import tables
 
     output.check_output(args.output, args.force)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pipeplan import interrupts
+
 if TYPE_CHECKING:
     from pipeplan.errors import PipeplanError
     from pipeplan.launch.options import Options
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 10.0
 """How long ranks other than 0 let rank 0 speak first when a check fails."""
-_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,12 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Nothing is imported before it listens to Ctrl-C, of which only rank 0 speaks: all have it.
     """
-    try:
-        return _checked(argv)
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
-            print("launch: interrupted", file=sys.stderr, flush=True)
-        return _INTERRUPTED
+    speaks = interrupts.is_first_rank()
+    return interrupts.told("launch", lambda: _checked(argv), speaks=speaks)
 
 
 def _checked(argv: Sequence[str] | None) -> int:
@@ -87,7 +84,4 @@ def _refuse(error: PipeplanError, place: Place | None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == _INTERRUPTED:
-        os._exit(code)  # threads of torch may still wait for other ranks
-    sys.exit(code)
+    interrupts.leave(main())

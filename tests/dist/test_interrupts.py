@@ -61,6 +61,40 @@ def test_while_launch_imports(name: str, tmp_path: Path) -> None:
         assert ended(code, RANK=rank, WORLD_SIZE="2") == (130, said)
 
 
+@pytest.mark.parametrize("name", ["argparse", "pydantic", "torch"])
+def test_while_calibrate_imports(name: str, tmp_path: Path) -> None:
+    """What measures machines ends alike."""
+    words = ["--memory", "1GiB", "-o", str(tmp_path / "cluster.json")]
+    code = PRESS.format(name=name, module="pipeplan.calibrate", words=words)
+    assert ended(code) == (130, "calibrate: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "said"),
+    [
+        ({"WORLD_SIZE": "two"}, "cluster.json", "environment: WORLD_SIZE: got 'two', need an"),
+        ({}, "nowhere/cluster.json", "need a file in a folder that can be written to"),
+        ({}, "", "exists and is not overwritten"),
+    ],
+)
+def test_calibrate_refuses_before_it_measures(
+    environ: dict[str, str], file: str, said: str, tmp_path: Path
+) -> None:
+    """An environment of words, and a file that could not be written at the end."""
+    words = ["-m", "pipeplan.calibrate", "--memory", "1GiB", "-o", str(tmp_path / file)]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=launch_task.ROOT,
+        env=launch_task.environment() | environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+
+
 def test_while_ranks_join(tmp_path: Path) -> None:
     """A rank that waits for one that never comes is not waited for until the timeout."""
     plan = tmp_path / "plan.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import pipeplan.calibrate
+from pipeplan.calibrate import here
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Host, uniform
@@ -256,7 +256,7 @@ def test_calibrate_saves_what_was_measured(
         asked.append((ranks, memory_bytes))
         return uniform(ranks, memory_bytes, bandwidth_bytes_per_s=2 * 10**9, latency_ns=70_000)
 
-    monkeypatch.setattr(pipeplan.calibrate, "measure_here", measure_here)
+    monkeypatch.setattr(here, "measure_here", measure_here)
     out = tmp_path / "cluster.json"
     assert main(["calibrate", "--ranks", "3", "--memory", "1KiB", "-o", str(out)]) == 0
     assert asked == [(3, 1024)]
