@@ -69,8 +69,8 @@ def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -
 
 
 def _everything(state: Incumbent) -> None:
-    contiguous(state)
-    if state.options.ks != (1,) and state.infeasible is None and not state.done:
+    possible = contiguous(state)
+    if possible and state.options.ks != (1,) and state.infeasible is None and not state.done:
         EagerSearch(state).run(EAGER_SHARE * state.remaining)
     if not state.options.contiguous_only:
         _beyond(state)
@@ -92,8 +92,12 @@ def _beyond_contiguous(state: Incumbent) -> None:
     general.search(state)
 
 
-def contiguous(state: Incumbent) -> None:
-    """The best contiguous plan with k = 1, and the bound on contiguous plans of any k."""
+def contiguous(state: Incumbent) -> bool:
+    """The best contiguous plan with k = 1, and the bound on contiguous plans of any k.
+
+    Returns:
+        Whether there may be one: False where it is proven that there is none.
+    """
     state.enter("contiguous")
     costs, lowest = state.costs, max(1, int(state.bounds["any"]))
     most, offload = state.most_in_flight, state.options.offload
@@ -113,6 +117,7 @@ def contiguous(state: Incumbent) -> None:
         state.infeasible = contiguous_reason(costs)
     if costs.semantics == "flush":
         _shorter_steps(state, optimistic)
+    return bound is not None or offload
 
 
 def offer_shortest(

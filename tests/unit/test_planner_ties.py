@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeplan import planner
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
+from tests import handmade
 
 _ROWS = (
     (174, 107, 128, 66, 2, 0),
@@ -45,3 +46,18 @@ def test_tied_ends_do_not_keep_the_work_on_one_gpu() -> None:
     plan = planner.solve(chain, machines, config)
     work = sum(layer.forward_ns + layer.backward_ns for layer in layers)
     assert plan.period_ns < 0.6 * work
+
+
+def test_no_time_goes_to_cycles_that_cannot_be() -> None:
+    """Where ties rule out every contiguous plan, eager cycles of such plans are not sought."""
+    fields = [{"saved_bytes": 4, "parameters": ("w",) if n in (0, 3) else ()} for n in range(4)]
+    heard: list[str] = []
+    plan = planner.solve(
+        handmade.chain([(1, 2)] * 4, fields),
+        uniform(2, 14),
+        planner.Config(time_limit_s=2, workers=1, deterministic=True),
+        lambda *now: heard.append(now[-1]),
+    )
+    assert plan.solver.contiguous_period_ns is None
+    assert "spread" in heard
+    assert "eager cycles" not in heard

@@ -75,6 +75,12 @@ def _follow(v: Variables, one: Task, length: Linear, other: Task, *literals: Lit
 def send_length(v: Variables, send: Task, boundary: int) -> Linear:
     """Ticks of a send between the GPUs that its two items sit on."""
     kind, item, _ = send
+    if (kind, item) not in v.trips:
+        v.trips[kind, item] = _new_send_length(v, kind, item, boundary)
+    return v.trips[kind, item]
+
+
+def _new_send_length(v: Variables, kind: OpKind, item: int, boundary: int) -> Linear:
     source = boundary if kind is SEND_F else boundary + 1
     target = boundary + 1 if kind is SEND_F else boundary
     instance = v.instance

@@ -9,6 +9,7 @@ the integer shift. F of the first item starts at position `period`, in turn 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from ortools.sat.python import cp_model
@@ -49,10 +50,13 @@ class Instance:
     unit: int = 1
     most: int | None = None
 
-    @property
-    def gpus(self) -> range:
-        """All GPUs."""
-        return range(self.costs.gpus)
+    @cached_property
+    def gpus(self) -> tuple[int, ...]:
+        """GPUs to choose from; of equal ones, where all are free, no more than layers can use."""
+        if self.places is not None:
+            return tuple(range(self.costs.gpus))
+        classes = gpu_classes(self.costs)
+        return tuple(sorted(gpu for one in classes for gpu in one[: self.costs.layers]))
 
     @property
     def copies(self) -> range:
@@ -106,6 +110,8 @@ class Variables:
         self.turn: dict[Task, cp_model.IntVar] = {}
         self.before: dict[tuple[Task, Task], Literal] = {}
         self._lengths: dict[Task, Linear] = {}
+        self.trips: dict[tuple[OpKind, int], Linear] = {}
+        """Lengths of sends, by kind and item, that are known."""
         self.turns = 8 * len(self.instance.items)
         """Twice as many turns as ops: each lasts at most a period and waits less than another."""
 
@@ -122,12 +128,13 @@ class Variables:
 
     def _row(self, item: int) -> list[Literal]:
         instance, home = self.instance, self.instance.home(item)
+        every = range(instance.costs.gpus)
         if home is not None:
-            return [int(gpu == home) for gpu in instance.gpus]
+            return [int(gpu == home) for gpu in every]
         allowed = instance.allowed(item)
         literals = {gpu: self.model.new_bool_var(f"on_{item}_{gpu}") for gpu in allowed}
         self.model.add_exactly_one(literals.values())
-        return [literals.get(gpu, 0) for gpu in instance.gpus]
+        return [literals.get(gpu, 0) for gpu in every]
 
     def same(self, one: int, other: int) -> Literal:
         """Whether two items share a GPU."""
@@ -189,14 +196,14 @@ class Variables:
         return self._lengths[task]
 
     def _new_length(self, task: Task) -> Linear:
-        lengths = [self.length_on(task, gpu) for gpu in self.instance.gpus]
         home = self.instance.home(task[1])
         if home is not None:
-            return lengths[home]
-        if len({str(length) for length in lengths}) == 1:
-            return lengths[0]
+            return self.length_on(task, home)
+        lengths = {gpu: self.length_on(task, gpu) for gpu in self.instance.gpus}
+        if len({str(length) for length in lengths.values()}) == 1:
+            return next(iter(lengths.values()))
         length = self.model.new_int_var(0, self.period, f"d_{task}")
-        for gpu, each in enumerate(lengths):
+        for gpu, each in lengths.items():
             self.require(length == each, self.on[task[1]][gpu])
         return length
 
