@@ -10,6 +10,7 @@ from pipeplan.ilp.bounds.static import serial, spread
 from pipeplan.ilp.facts.retime import tighten
 from pipeplan.ilp.periodic.extract import fuse
 from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
 from pipeplan.ilp.walks.folds import Folds, far
 from pipeplan.ilp.walks.walk import Walk
@@ -24,6 +25,8 @@ PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
 EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
+AFRESH_SHARE = 0.35
+"""Share of the time left that it has then from equal shares, where the plan is near the bound."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 ROUNDS_SHARE = 0.2
@@ -52,6 +55,7 @@ def _shorten(state: Incumbent) -> None:
     walk = Walk(state)
     if not state.done:
         Evening(state).run(EVENING_SHARE * state.remaining)
+        Afresh(state, walk).run(AFRESH_SHARE * state.remaining)
     Folds(state, walk).run(FOLDS_SHARE * state.remaining)
     if not state.done:
         walk.run((FAR_SHARE if far(state) else EARLY_SHARE) * state.remaining)

@@ -15,6 +15,7 @@ from pipeplan.ilp.allocations.whole import Whole
 from pipeplan.ilp.periodic.periods import highest, scaled, shorten
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
 from pipeplan.ilp.walks.folds import Folds, far
 from pipeplan.ilp.walks.walk import Walk
@@ -60,6 +61,7 @@ def search(state: Incumbent) -> None:
         guided(state, (FAR_SHARE if far(state) else GUIDE_SHARE) * state.remaining)
     turn = min(TURN_S, TURN_SHARE * state.remaining) if far(state) else TURN_S
     whole, runs, folds = Whole(state), Few(state), Folds(state, walk)
+    afresh = Afresh(state, walk)
     while state.best is not None and not state.done:
         if not decided:
             walk.run(turn)
@@ -70,6 +72,7 @@ def search(state: Incumbent) -> None:
         runs.run(turn)
         whole.run(turn)
         evening.run(turn)
+        afresh.run(turn)
         turn *= 1.5
 
 

@@ -1,0 +1,101 @@
+"""Plans near the bound from allocations that owe nothing to the best plan so far.
+
+Where memory is ample, what keeps a plan above the bound is that loads do not come out even, and
+the best plan's allocation is a trap: a unit or two must change sides on several GPUs at once, past
+allocations that are worse than it. Here loads are evened out from equal shares of the chain, with
+the counts of a contiguous plan, slowly, at a period and a price of cuts that are drawn anew each
+time: cheap cuts make loads even, dear ones keep micro-batches few. Then as in `evening`: a
+schedule says what is really kept, and the walk goes on from what fits nearly. Source: ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil, exp, log
+from typing import Final
+
+from pipeplan.ilp.walks.balance import Balance
+from pipeplan.ilp.walks.evening import STEP_S, Evening, Guess, Placed
+from pipeplan.ilp.walks.walk import Layout
+
+WITHIN: Final = Fraction(3, 20)
+"""It is for plans that lie so far above the bound at most."""
+STEPS: Final = 1000
+"""Steps for each unit: so slow that few cuts and even loads come together."""
+STEP_WALL_S: Final = 1e-5
+"""What a step takes at most, about: the last round is as short as the time that is left."""
+ROUNDS: Final = 4
+"""Corrections at one period and price."""
+SHARES: Final = (0.2, 0.9)
+"""How far from the bound to the best plan the periods lie."""
+PRICES: Final = (0.002, 0.03)
+"""Prices of a cut, in periods of load beyond the period."""
+CHEAPER: Final = 0.7
+"""Factor of the price where loads did not come out even enough."""
+BESIDE: Final = 0.1
+"""Share of each memory that is taken by what is not kept, at first."""
+NEAR: Final = 0.4
+"""Bytes beyond memory, in memories of a GPU, from which the walk goes on."""
+SETTLING: Final = 600
+"""Its steps."""
+
+
+class Afresh(Evening):
+    """Periods and prices drawn until the time is over."""
+
+    def run(self, seconds: float) -> None:
+        """Shorten the best plan, if it is near enough to the bound; there must be one."""
+        state = self.state
+        end = state.elapsed + min(seconds, state.remaining)
+        while not self._over(end):
+            known = self._best()
+            if known is None or state.costs.gpus == 1:
+                return
+            best, bound = known.per_microbatch, state.bound
+            period = int(bound + (best - bound) * Fraction(self.random.uniform(*SHARES)))
+            if not bound <= period < best <= bound * (1 + WITHIN):
+                return
+            price = exp(self.random.uniform(*map(log, PRICES)))
+            state.enter(f"loads evened out anew, a cut at {price:.1%}")
+            self._once(period, price, end)
+
+    def _once(self, period: int, price: float, end: float) -> None:
+        """Even out, schedule, correct; until a better plan is found or nothing comes of it."""
+        best, guess = self._best(), self._equal_shares()
+        for _ in range(ROUNDS):
+            if self._over(end):
+                return
+            balance = self._balance(period, guess, price)
+            if balance.torn:
+                self.state.prove("any", Fraction(period + 1), from_bytes=False)
+                return
+            self._anneal(balance, end)
+            layout = self._layout(balance)
+            placed = self._scheduled(layout, ceil(period * (1 + balance.overload)))
+            if placed is None:
+                price *= CHEAPER
+                continue
+            self._improve(placed, end)
+            if self._best() is not best:
+                return
+            guess = self._corrected(replace(guess, layout=layout), placed, period)
+
+    def _equal_shares(self) -> Guess:
+        """As many layers on each GPU, in order, and what each then keeps in flight."""
+        layers, gpus = self.state.costs.layers, self.state.costs.gpus
+        homes = tuple(layer * gpus // layers for layer in range(layers))
+        counts = [2.0 * (gpus - home) - 1 for home in homes]
+        return Guess(Layout(homes, frozenset()), counts, [BESIDE] * gpus)
+
+    def _anneal(self, balance: Balance, end: float) -> None:
+        left = max(0.0, end - self.state.elapsed)
+        steps = min(STEPS * len(balance.units), int(left / STEP_WALL_S))
+        balance.anneal(self.random, steps)
+        self.state.options.clock.spend(steps * STEP_S)
+
+    def _improve(self, placed: Placed, end: float) -> None:
+        """Offer a schedule; where it lacks a little, walk from its layout."""
+        if not self._offer(placed) and self._excess(placed) < NEAR:
+            target = Fraction(placed.schedule.period)
+            self._walk.settle(placed.layout, target, SETTLING, end)
