@@ -142,7 +142,7 @@ def test_what_would_help_is_never_what_cannot() -> None:
         (two, 40, "exact", True, True),
         (two, 60, "paper", False, True),
         (one, 20, "exact", True, True),
-        (one, 17, "exact", True, False),
+        (one, 17, "exact", False, False),
         (one, 30, "paper", False, True),
         (one, 26, "paper", False, False),
     ):

@@ -84,10 +84,13 @@ def layer_reason(costs: Costs) -> str | None:
 
 def _layer_would_help(costs: Costs, layer: int) -> str:
     """What to try where a layer fits no GPU: other micro-batches leave its states as they are."""
+    largest, data = max(costs.budgets), costs.chain.layers[layer]
     ways = ["a GPU with more memory"]
-    if costs.segment(layer, layer, True).states <= max(costs.budgets):
-        ways.append("a smaller micro-batch")
-    return _may_help([*ways, *_fewer_versions(costs, (layer,))])
+    if costs.segment(layer, layer, True).states <= largest:
+        ways.insert(0, "a smaller micro-batch")
+    if layer_need(costs, layer) - data.weight_bytes - data.waiting_gradient_bytes <= largest:
+        ways += _fewer_versions(costs, (layer,))
+    return _may_help(ways)
 
 
 def _pinned_apart(costs: Costs) -> str | None:
