@@ -59,7 +59,8 @@ def search(state: Incumbent) -> None:
         walk.run(GLANCE_S)
     if not state.done:
         guided(state, (FAR_SHARE if far(state) else GUIDE_SHARE) * state.remaining)
-    turn = min(TURN_S, TURN_SHARE * state.remaining) if far(state) else TURN_S
+    brief = far(state) and not decided
+    turn = min(TURN_S, TURN_SHARE * state.remaining) if brief else TURN_S
     whole, runs, folds = Whole(state), Few(state), Folds(state, walk)
     afresh = Afresh(state, walk)
     while state.best is not None and not state.done:
