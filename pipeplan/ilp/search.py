@@ -15,6 +15,9 @@ from pipeplan.ilp.facts.retime import tighten
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Walk
 
+CONTIGUOUS_SHARE = 0.2
+"""Share of the time left that the contiguous optimum may take, and its bound: many kinds of GPUs
+make them slow."""
 EAGER_SHARE = 0.25
 """Share of the time that eager cycles of contiguous partitions may take."""
 
@@ -103,14 +106,21 @@ def contiguous(state: Incumbent) -> bool:
     most, offload = state.most_in_flight, state.options.offload
     optimistic = ContiguousSolver(costs, most)
     careful = ContiguousSolver(costs, most, messages=True)
-    offer_shortest(state, optimistic, careful, lowest)
+    if optimistic.is_slow:
+        quick, sure = (
+            ContiguousSolver(costs, most, messages=messages, in_order=True)
+            for messages in (False, True)
+        )
+        offer_shortest(state, quick, sure, lowest)
+    offer_shortest(state, optimistic, careful, lowest, _until(state, CONTIGUOUS_SHARE))
     if offload:
         away, surely = (
             ContiguousSolver(costs, most, messages=messages, offload=True)
             for messages in (False, True)
         )
-        offer_shortest(state, away, surely, lowest)
-    bound = None if offload else contiguous_bound(costs, state.bounds["any"])
+        offer_shortest(state, away, surely, lowest, _until(state, CONTIGUOUS_SHARE))
+    over = _until(state, CONTIGUOUS_SHARE)
+    bound = None if offload else contiguous_bound(costs, state.bounds["any"], over)
     if bound is not None:
         state.prove("contiguous", bound)
     elif state.options.contiguous_only and not offload:
@@ -120,8 +130,18 @@ def contiguous(state: Incumbent) -> bool:
     return bound is not None or offload
 
 
+def _until(state: Incumbent, share: float) -> Callable[[], bool]:
+    """Tells whether a share of the time left has passed."""
+    end = state.elapsed + share * state.remaining
+    return lambda: state.elapsed >= end
+
+
 def offer_shortest(
-    state: Incumbent, optimistic: ContiguousSolver, careful: ContiguousSolver, lowest: int
+    state: Incumbent,
+    optimistic: ContiguousSolver,
+    careful: ContiguousSolver,
+    lowest: int,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
     """Offer the 1F1B plan of the smallest period that fits, found by two solvers.
 
@@ -130,10 +150,11 @@ def offer_shortest(
         optimistic: counts no bytes of messages.
         careful: counts every one of them.
         lowest: a bound that is known.
+        over: whether to end with what was found so far.
     """
-    partition = optimistic.shortest(lowest)
+    _, partition = optimistic.bisect(lowest, over)
     if partition is not None and not _offer_placed(state, partition):
-        _bisect(state, optimistic, careful, partition.period)
+        _bisect(state, optimistic, careful, partition.period, over)
 
 
 def _offer_placed(state: Incumbent, partition: Partition) -> bool:
@@ -143,11 +164,15 @@ def _offer_placed(state: Incumbent, partition: Partition) -> bool:
 
 
 def _bisect(
-    state: Incumbent, optimistic: ContiguousSolver, careful: ContiguousSolver, low: int
+    state: Incumbent,
+    optimistic: ContiguousSolver,
+    careful: ContiguousSolver,
+    low: int,
+    over: Callable[[], bool],
 ) -> None:
     """Messages did not fit: the smallest period at which some partition's schedule does."""
     high = optimistic.serial_ns
-    while low < high and state.remaining > 0:
+    while low < high and state.remaining > 0 and not over():
         middle = (low + high) // 2
         found = (solver.solve(middle) for solver in (careful, optimistic))
         if any(_offer_placed(state, partition) for partition in found if partition is not None):
@@ -156,7 +181,7 @@ def _bisect(
             low = middle + 1
     if low < high and state.best is None:
         # Time is over: with room for every message a partition surely fits.
-        last = careful.shortest(low)
+        _, last = careful.bisect(low, over)
         if last is not None:
             _offer_placed(state, last)
 

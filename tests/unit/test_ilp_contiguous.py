@@ -10,6 +10,7 @@ import pytest
 
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
+from pipeplan.ilp.bounds.sums import contiguous_bound
 from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition, gpu_classes, push_one
 from pipeplan.ilp.facts.costs import Costs
@@ -126,6 +127,62 @@ def test_classes_of_gpus() -> None:
         update={"links": Links(pairs=(Pair(source=0, target=1, latency_ns=5),))}
     )
     assert len(gpu_classes(costs([(1, 1)], special))) > 1
+
+
+def _eight_kinds() -> Costs:
+    """Ten layers on eight GPUs of which no two are alike: 2048 states of the dynamic program."""
+    of = costs([(100 + 7 * n, 130 + 11 * n) for n in range(10)], uniform(8, 100))
+    gpus = tuple(
+        gpu.model_copy(update={"memory_bytes": 60 - 5 * index, "speed": 1 + index / 10})
+        for index, gpu in enumerate(of.cluster.gpus)
+    )
+    kinds = of.cluster.model_copy(update={"gpus": gpus})
+    layers = [{"saved_bytes": 4, "weight_bytes": 1} for _ in range(10)]
+    times = [(layer.forward_ns, layer.backward_ns) for layer in of.chain.layers]
+    return Costs(handmade.chain(times, layers), kinds, "2bw", "exact")
+
+
+def test_a_bisection_that_is_over_says_what_it_refuted() -> None:
+    """What it found is feasible, what it refuted is not, and the bound lies between."""
+    of = _eight_kinds()
+    solver = ContiguousSolver(of)
+    assert solver.is_slow
+    best = solver.shortest(1)
+    assert best is not None
+    for turns in (0, 1, 3, 6):
+        left = iter([False] * turns)
+        refuted, found = solver.bisect(1, lambda left=left: next(left, True))
+        assert found is not None
+        assert refuted < best.period <= found.period
+        assert solver.solve(refuted) is None
+        bound = contiguous_bound(of, 1, lambda: True)
+        assert bound is not None
+        assert bound <= best.period
+
+
+def test_one_order_of_gpus_is_quick_and_valid() -> None:
+    """The cluster's order has few states, claims no proof, and is no shorter than all orders."""
+    of = _eight_kinds()
+    quick, every = ContiguousSolver(of, in_order=True), ContiguousSolver(of)
+    assert not quick.is_slow
+    assert not quick.complete
+    found, best = quick.shortest(1), every.shortest(1)
+    assert found is not None
+    assert best is not None
+    assert found.period > best.period
+    assert fits(memory_rows(of, place(of, found)))
+
+
+def test_many_kinds_of_gpus_have_a_plan_in_no_time() -> None:
+    """Without time for all orders there is the plan of one, and a bound that holds."""
+    of = _eight_kinds()
+    state = Incumbent(of, limits(time_limit_s=1e-6, clock=WorkClock()))
+    state.prove("any", Fraction(1))
+    assert search.contiguous(state)
+    assert state.best is not None
+    best = ContiguousSolver(of).shortest(1)
+    assert best is not None
+    assert state.bounds["contiguous"] <= best.period <= state.best.period
 
 
 def test_most_in_flight_is_kept() -> None:

@@ -5,6 +5,7 @@ They use the true integer data, no search and no rounding; each function says wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, gpu_classes
@@ -119,25 +120,32 @@ def forced(costs: Costs, cuts: list[int], period: int) -> list[tuple[int, ...]]:
     return [tuple(layers) for layers in sets.values()]
 
 
-def contiguous_bound(costs: Costs, known: Fraction | int) -> Fraction | None:
+def contiguous_bound(
+    costs: Costs, known: Fraction | int, over: Callable[[], bool] = lambda: False
+) -> Fraction | None:
     """What every plan with one stage per GPU needs, whatever its k; None if none can exist."""
-    return relaxed_bound(ContiguousSolver(costs, any_k=True), known)
+    return relaxed_bound(ContiguousSolver(costs, any_k=True), known, over)
 
 
-def relaxed_bound(relaxed: ContiguousSolver, known: Fraction | int) -> Fraction | None:
+def relaxed_bound(
+    relaxed: ContiguousSolver, known: Fraction | int, over: Callable[[], bool] = lambda: False
+) -> Fraction | None:
     """The period, at least `known`, below which a relaxation has no answer; None if at none.
 
+    It may be `over` before that period is found: then what was refuted until then.
     If even a real period just below the smallest feasible integer T is infeasible, T itself is
     proven; otherwise only T - 1 is. Less than 1 may be known: micro-batches may share a ns.
     """
     known = Fraction(known)
     if not relaxed.complete:
         return known
-    found = relaxed.shortest(max(1, int(known)))
+    refuted, found = relaxed.bisect(max(1, int(known)), over)
     if found is None:
         return None
     if known >= found.period:
         return known
+    if refuted + 1 < found.period:
+        return max(known, Fraction(refuted))
     proven = relaxed.solve(found.period, just_below=True) is None
     return max(known, Fraction(found.period - (not proven)))
 

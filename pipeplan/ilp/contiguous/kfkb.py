@@ -72,7 +72,8 @@ class EagerSearch:
         self._end = self.state.elapsed + min(seconds, self.state.remaining)
         self.state.enter("eager cycles")
         for stages in chain(starts(self.state), self._all()):
-            self._add(stages)
+            if stages is not None:
+                self._add(stages)
             if self._over:
                 return
         while (self._new or self._glanced) and not self._over:

@@ -15,7 +15,7 @@ Eyraud-Dubois, Shilova, "MadPipe".)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from math import prod
@@ -40,6 +40,8 @@ from pipeplan.plan import Stage
 
 MAX_STATES = 4096
 """Of the DP over sets of GPUs; beyond it GPUs keep the cluster's order."""
+MANY_STATES = 200
+"""From here on it is asked for one order first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class ContiguousSolver:
         any_k: Whether to relax to what every contiguous plan of any k needs: nothing waits, so V
             is a plain sum, and at V / T micro-batches on average some instant has ceil(V / T).
         offload: Whether stages may send to the host what they keep, and wait for it (`away`).
+        in_order: Whether GPUs keep the cluster's order, which is quick where many kinds differ.
     """
 
     costs: Costs
@@ -117,6 +120,7 @@ class ContiguousSolver:
     messages: bool = False
     any_k: bool = False
     offload: bool = False
+    in_order: bool = False
     tables: SegmentTables = field(init=False)
     classes: list[list[int]] = field(init=False)
     complete: bool = field(init=False)
@@ -126,7 +130,7 @@ class ContiguousSolver:
         """Read the tables once."""
         self.tables = segment_tables(self.costs)
         self.classes = gpu_classes(self.costs)
-        self._states, self.complete = _all_states(self.classes)
+        self._states, self.complete = _all_states(self.classes, MAX_STATES * (not self.in_order))
         self._loads = [loads(self.costs, gpus[0]) for gpus in self.classes]
         self._cuttable = cuttable(self.costs)
         self._elsewhere = [pinned_elsewhere(self.costs, gpus[0]) for gpus in self.classes]
@@ -143,6 +147,11 @@ class ContiguousSolver:
         if self.offload:
             self._forwards = [forwards(self.costs, gpus[0]) for gpus in self.classes]
             self._levels = segment_levels(self.costs)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether one question may take longer than a tenth of a second."""
+        return len(self._states) > MANY_STATES
 
     @property
     def serial_ns(self) -> int:
@@ -193,21 +202,30 @@ class ContiguousSolver:
 
     def shortest(self, lowest: int) -> Partition | None:
         """The partition of the smallest feasible integer period >= `lowest`; None if none fits."""
+        return self.bisect(lowest)[1]
+
+    def bisect(
+        self, lowest: int, over: Callable[[], bool] = lambda: False
+    ) -> tuple[int, Partition | None]:
+        """As `shortest`, until it is `over`; with it the period up to which none fits.
+
+        With many kinds of GPUs each question may take a second.
+        """
         low, high = lowest, max(lowest, self.serial_ns)
         found = self.solve(low)
         if found is not None:
-            return found
+            return lowest - 1, found
         found = self.solve(high)
         if found is None:
-            return None
-        while high - low > 1:
+            return high, None
+        while high - low > 1 and not over():
             middle = (low + high) // 2
             candidate = self.solve(middle)
             if candidate is None:
                 low = middle
             else:
                 high, found = middle, candidate
-        return found
+        return low, found
 
     def _predecessors(self, state: State) -> Iterator[State]:
         used, kind = state
@@ -363,10 +381,10 @@ def _twins(costs: Costs, one: int, other: int) -> bool:
     )
 
 
-def _all_states(classes: list[list[int]]) -> tuple[list[State], bool]:
-    """States in order of GPUs used, and whether they cover every order of GPUs."""
+def _all_states(classes: list[list[int]], most: int) -> tuple[list[State], bool]:
+    """Up to `most` states in order of GPUs used; whether they cover every order of GPUs."""
     sizes = [len(members) for members in classes]
-    if len(classes) * prod(size + 1 for size in sizes) <= MAX_STATES:
+    if len(classes) == 1 or len(classes) * prod(size + 1 for size in sizes) <= most:
         counts = sorted(
             product(*(range(size + 1) for size in sizes)), key=lambda used: (sum(used), used)
         )

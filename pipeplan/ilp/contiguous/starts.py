@@ -30,8 +30,12 @@ FINE = 64
 """The smallest T' is found up to this part of it."""
 
 
-def starts(state: Incumbent) -> Iterator[tuple[Stage, ...]]:
-    """Partitions that suit periods from the contiguous bound up to the best plan's."""
+def starts(state: Incumbent) -> Iterator[tuple[Stage, ...] | None]:
+    """Partitions that suit periods from the contiguous bound up to the best plan's.
+
+    None says that a dynamic program found nothing: with many kinds of GPUs each may take a second,
+    so whoever has a time limit looks at the clock after each.
+    """
     costs, most = state.costs, state.most_in_flight
     relaxed, exact = (ContiguousSolver(costs, most, any_k=any_k) for any_k in (True, False))
     low = max(1, int(state.bounds.get("contiguous", Fraction(1))))
@@ -40,27 +44,30 @@ def starts(state: Incumbent) -> Iterator[tuple[Stage, ...]]:
     for solver in (relaxed, exact):
         for period in _points(low, high, PERIODS):
             partition = solver.solve(period)
-            if partition is not None:
-                yield partition.stages
+            yield partition.stages if partition else None
     least = int(state.bounds.get("any", Fraction(1)))
     for longest in _longest_loads(relaxed, least, high):
         yield from _roomy(relaxed, longest, high)
 
 
-def _roomy(solver: ContiguousSolver, longest: int, high: int) -> Iterator[tuple[Stage, ...]]:
+def _roomy(
+    solver: ContiguousSolver, longest: int, high: int
+) -> Iterator[tuple[Stage, ...] | None]:
     """Partitions of loads up to `longest` whose bytes would do at less than the period `high`."""
-    if solver.solve(high, longest=longest) is None:
-        return
-    low, fits = 0, high
+    low, fits = 0, high + 1
     while fits - low > max(1, fits // FINE):
-        middle = (low + fits) // 2
-        if middle and solver.solve(middle, longest=longest) is not None:
+        middle = (low + fits) // 2 if fits <= high else high
+        if solver.solve(middle, longest=longest) is not None:
             fits = middle
+        elif middle == high:
+            return
         else:
             low = middle
+        yield None
     for period in _points(fits, high, ROOMS):
         for partition in solver.each(period, longest):
             yield partition.stages
+        yield None
 
 
 def _longest_loads(solver: ContiguousSolver, least: int, high: int) -> Iterator[int]:
