@@ -159,10 +159,11 @@ def test_many_equal_layers_are_no_worse_than_pipedream() -> None:
     """
     cluster = uniform(32, 43_660_738_560, bandwidth_bytes_per_s=12 * 10**9, duplex="half")
     costs = Costs(build("llama24"), cluster, "2bw", "exact")
-    state = Incumbent(costs, limits(ks=tuple(range(1, 9)), deterministic=True, clock=WorkClock()))
+    ends = {"gap": 0.669, "time_limit_s": 20.0, "clock": WorkClock()}
+    state = Incumbent(costs, limits(ks=tuple(range(1, 9)), deterministic=True, **ends))
     state.prove("any", any_bound(costs))
     contiguous(state)
-    EagerSearch(state).run(7.5)
+    EagerSearch(state).run(20.0)
     assert state.best is not None
     assert state.best.per_microbatch < 997_200_000
 
