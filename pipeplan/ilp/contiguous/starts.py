@@ -76,11 +76,10 @@ def _longest_loads(solver: ContiguousSolver, least: int, high: int) -> Iterator[
     every = np.unique([loads(costs, gpus[0]) for gpus in solver.classes])
     within = [int(load) for load in every if least <= load <= high]
     if within:
-        for index in dict.fromkeys(_points(0, len(within) - 1, min(LONGEST, len(within)))):
+        for index in _points(0, len(within) - 1, LONGEST):
             yield within[index]
 
 
 def _points(low: int, high: int, parts: int) -> Iterator[int]:
-    """`low`, `high`, and what divides the way between them into `parts`."""
-    for point in range(parts + 1):
-        yield low + (high - low) * point // parts
+    """`low`, `high`, and what divides the way between them into `parts`, each once."""
+    yield from dict.fromkeys(low + (high - low) * point // parts for point in range(parts + 1))
