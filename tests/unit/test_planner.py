@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 import pytest
@@ -210,3 +211,26 @@ class TestInterruption:
 
         with pytest.raises(KeyboardInterrupt):
             planner.solve(small(), uniform(2, 10), planner.Config(workers=1), interrupt)
+
+
+@pytest.mark.parametrize("seed", [5, 8, 12])
+def test_two_micro_batches_a_period_are_no_worse_than_one(seed: int) -> None:
+    """Every plan of k = 1 is one of k = 2, though the models for k = 2 find it much later."""
+    random, layers = Random(seed), 4
+    times = [(random.randint(1, 6), random.randint(1, 8)) for _ in range(layers)]
+    fields = [
+        {
+            "output_bytes": random.randint(0, 4),
+            "saved_bytes": random.randint(1, 9),
+            "weight_bytes": random.randint(0, 3),
+        }
+        for _ in range(layers)
+    ]
+    memory, duplex = random.randint(25, 60), random.choice(["half", "full"])
+    cluster = uniform(2, memory, bandwidth_bytes_per_s=10**9, duplex=duplex)
+    of = handmade.chain(times, fields)
+    one, two = (
+        solve(of, cluster, k=k, time_limit_s=1, deterministic=True, workers=1) for k in (1, 2)
+    )
+    assert two.k == 2
+    assert two.period_per_microbatch <= one.period_per_microbatch

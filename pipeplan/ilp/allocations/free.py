@@ -14,7 +14,7 @@ from pipeplan.ilp.allocations.units import coarsen
 from pipeplan.ilp.allocations.whole import Whole
 from pipeplan.ilp.periodic.periods import highest, scaled, shorten
 from pipeplan.ilp.periodic.variables import Instance
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.state.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
 from pipeplan.ilp.walks.folds import Folds, far
@@ -84,20 +84,30 @@ def _decide(state: Incumbent, walk: Walk) -> bool:
     with a weight that the first and the last layer share. Then no allocation would be left out.
     """
     homes = None if state.options.offload else allocations(state.costs)
-    share = 1.0 if len(state.options.ks) == 1 else JOINT_SHARE
     decided = True
-    for k in state.model_ks:
+    for k in state.model_ks if len(state.options.ks) > 1 else _parts(state.options.ks[0]):
         if state.done:
             break
-        seconds = share * state.remaining
+        asked = state.options.ks == (k,)
+        seconds = state.remaining * (1.0 if asked else JOINT_SHARE)
+        all_seen = True
         if homes is None:
-            decided &= joint(state, k, seconds)
+            all_seen = joint(state, k, seconds)
         elif not joint(state, k, FIRST_SHARE * seconds):
             walk.run(AHEAD_SHARE * seconds)
             high = highest(state, Instance(state.costs, (), k=k))
             seconds *= 1 - FIRST_SHARE - AHEAD_SHARE
-            decided &= Each(state, k).run(cases(state, homes), seconds, high)
+            all_seen = Each(state, k).run(cases(state, homes), seconds, high)
+        decided = all_seen if asked else decided and all_seen
     return decided
+
+
+def _parts(k: int) -> list[int]:
+    """Small divisors of the one k that is asked for, whose plans are plans of k; then k itself.
+
+    They are found far sooner, and k need only be shorter.
+    """
+    return [part for part in range(1, min(k, MODEL_K + 1)) if k % part == 0] + [k]
 
 
 def joint(state: Incumbent, k: int, seconds: float) -> bool:
