@@ -16,8 +16,8 @@ from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Walk
 
 CONTIGUOUS_SHARE = 0.2
-"""Share of the time left that the contiguous optimum may take, and its bound: many kinds of GPUs
-make them slow."""
+"""Share of the time left that the contiguous optimum may take, and its bound, where many kinds of
+GPUs make them slow."""
 EAGER_SHARE = 0.25
 """Share of the time that eager cycles of contiguous partitions may take."""
 
@@ -112,14 +112,14 @@ def contiguous(state: Incumbent) -> bool:
             for messages in (False, True)
         )
         offer_shortest(state, quick, sure, lowest)
-    offer_shortest(state, optimistic, careful, lowest, _until(state, CONTIGUOUS_SHARE))
+    offer_shortest(state, optimistic, careful, lowest, _until(state, optimistic))
     if offload:
         away, surely = (
             ContiguousSolver(costs, most, messages=messages, offload=True)
             for messages in (False, True)
         )
-        offer_shortest(state, away, surely, lowest, _until(state, CONTIGUOUS_SHARE))
-    over = _until(state, CONTIGUOUS_SHARE)
+        offer_shortest(state, away, surely, lowest, _until(state, away))
+    over = _until(state, optimistic)
     bound = None if offload else contiguous_bound(costs, state.bounds["any"], over)
     if bound is not None:
         state.prove("contiguous", bound)
@@ -130,9 +130,11 @@ def contiguous(state: Incumbent) -> bool:
     return bound is not None or offload
 
 
-def _until(state: Incumbent, share: float) -> Callable[[], bool]:
-    """Tells whether a share of the time left has passed."""
-    end = state.elapsed + share * state.remaining
+def _until(state: Incumbent, solver: ContiguousSolver) -> Callable[[], bool]:
+    """Tells whether a slow solver has had its share of the time left; others need no look."""
+    if not solver.is_slow:
+        return lambda: False
+    end = state.elapsed + CONTIGUOUS_SHARE * state.remaining
     return lambda: state.elapsed >= end
 
 

@@ -74,7 +74,7 @@ class EagerSearch:
         for stages in chain(starts(self.state), self._all()):
             if stages is not None:
                 self._add(stages)
-            if self.state.elapsed >= self._end:
+            elif self.state.elapsed >= self._end:
                 return
         while (self._new or self._glanced) and not self._over:
             begun = self.state.elapsed

@@ -33,8 +33,8 @@ FINE = 64
 def starts(state: Incumbent) -> Iterator[tuple[Stage, ...] | None]:
     """Partitions that suit periods from the contiguous bound up to the best plan's.
 
-    None says that a dynamic program found nothing: with many kinds of GPUs each may take a second,
-    so whoever has a time limit looks at the clock after each.
+    None says that a while has passed: with many kinds of GPUs each dynamic program may take a
+    second.
     """
     costs, most = state.costs, state.most_in_flight
     relaxed, exact = (ContiguousSolver(costs, most, any_k=any_k) for any_k in (True, False))
@@ -44,10 +44,18 @@ def starts(state: Incumbent) -> Iterator[tuple[Stage, ...] | None]:
     for solver in (relaxed, exact):
         for period in _points(low, high, PERIODS):
             partition = solver.solve(period)
-            yield partition.stages if partition else None
+            if partition is not None:
+                yield partition.stages
+            yield from _passed(solver)
     least = int(state.bounds.get("any", Fraction(1)))
     for longest in _longest_loads(relaxed, least, high):
         yield from _roomy(relaxed, longest, high)
+
+
+def _passed(solver: ContiguousSolver) -> Iterator[None]:
+    """The sign that a while has passed, if one question is enough for that."""
+    if solver.is_slow:
+        yield None
 
 
 def _roomy(
@@ -63,11 +71,12 @@ def _roomy(
             return
         else:
             low = middle
-        yield None
+        yield from _passed(solver)
     for period in _points(fits, high, ROOMS):
         for partition in solver.each(period, longest):
             yield partition.stages
-        yield None
+        yield from _passed(solver)
+    yield None
 
 
 def _longest_loads(solver: ContiguousSolver, least: int, high: int) -> Iterator[int]:
