@@ -12,13 +12,13 @@ from pipeplan.ilp.periodic.extract import fuse
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
-from pipeplan.ilp.walks.folds import Folds, far
+from pipeplan.ilp.walks.folds import Folds
 from pipeplan.ilp.walks.walk import Walk
 
 FOLDS_SHARE = 0.25
-"""Share of the time left that folds and loops have where the plan is far from the bound."""
+"""Share of the time left that folds and loops have where memory is scarce."""
 FAR_SHARE = 0.25
-"""Share of the time left that the walk has then, where the plan is far from the bound."""
+"""Share of the time left that the walk has then."""
 EARLY_SHARE = 0.08
 """The same elsewhere; it comes before the bound, which is sought below the best plan."""
 PACKING_SHARE = 0.1
@@ -26,7 +26,9 @@ PACKING_SHARE = 0.1
 EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
 AFRESH_SHARE = 0.35
-"""Share of the time left that it has then from equal shares, where the plan is near the bound."""
+"""Share of the time left that it has then from equal shares, where layers are many."""
+FEW = 40
+"""Layers up to which this has the early share only: the guide and few runs find more there."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 ROUNDS_SHARE = 0.2
@@ -53,12 +55,14 @@ def search(state: Incumbent) -> None:
 def _shorten(state: Incumbent) -> None:
     """Evening out, then the walk: from folds first where the plan stays far from the bound."""
     walk = Walk(state)
+    folds = Folds(state, walk)
     if not state.done:
         Evening(state).run(EVENING_SHARE * state.remaining)
-        Afresh(state, walk).run(AFRESH_SHARE * state.remaining)
-    Folds(state, walk).run(FOLDS_SHARE * state.remaining)
+        many = state.costs.layers > FEW
+        Afresh(state, walk).run((AFRESH_SHARE if many else EARLY_SHARE) * state.remaining)
+    folds.run(FOLDS_SHARE * state.remaining)
     if not state.done:
-        walk.run((FAR_SHARE if far(state) else EARLY_SHARE) * state.remaining)
+        walk.run((FAR_SHARE if folds.far else EARLY_SHARE) * state.remaining)
 
 
 def _any_plan(state: Incumbent) -> None:

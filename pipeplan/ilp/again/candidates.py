@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pipeplan.ilp.again.ample import ample_stages
 from pipeplan.ilp.again.away import shortest_away
 from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
 from pipeplan.ilp.again.options import Options, options
 from pipeplan.ilp.again.partition import RunSolver
+from pipeplan.ilp.contiguous.ample import ample_stages
 from pipeplan.ilp.facts.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan

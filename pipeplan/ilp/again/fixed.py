@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp import search
-from pipeplan.ilp.again.ample import ample_stages
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.contiguous.ample import ample_stages
 from pipeplan.ilp.contiguous.solver import Asked, ContiguousSolver, Front, State
 from pipeplan.ilp.facts.tables import Array
 from pipeplan.ilp.state.incumbent import Incumbent

@@ -17,7 +17,7 @@ from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.state.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
-from pipeplan.ilp.walks.folds import Folds, far
+from pipeplan.ilp.walks.folds import Folds
 from pipeplan.ilp.walks.walk import Walk
 from pipeplan.units import ceil_div
 
@@ -57,14 +57,15 @@ def search(state: Incumbent) -> None:
     decided = few and _decide(state, walk)
     if decided:
         walk.run(GLANCE_S)
+    folds, afresh = Folds(state, walk), Afresh(state, walk)
+    far = folds.far and not decided
     if not state.done:
-        guided(state, (FAR_SHARE if far(state) else GUIDE_SHARE) * state.remaining)
-    brief = far(state) and not decided
-    turn = min(TURN_S, TURN_SHARE * state.remaining) if brief else TURN_S
-    whole, runs, folds = Whole(state), Few(state), Folds(state, walk)
-    afresh = Afresh(state, walk)
+        guided(state, (FAR_SHARE if far else GUIDE_SHARE) * state.remaining)
+    turn = min(TURN_S, TURN_SHARE * state.remaining) if far else TURN_S
+    whole, runs = Whole(state), Few(state)
     while state.best is not None and not state.done:
-        if not decided:
+        far = folds.far and not decided
+        if far:
             walk.run(turn)
             folds.run(turn)
         around.run(turn)
@@ -72,6 +73,8 @@ def search(state: Incumbent) -> None:
             return
         runs.run(turn)
         whole.run(turn)
+        if not far:
+            walk.run(turn)
         evening.run(turn)
         afresh.run(turn)
         turn *= 1.5

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain, pairwise
 from math import exp
 from random import Random
 from typing import Final
 
+from pipeplan.ilp.contiguous.ample import is_scarce
 from pipeplan.ilp.facts.costs import Costs
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Layout, Walk
@@ -136,14 +138,24 @@ class Folds:
         self.state, self._walk, self._random = state, walk, walk.random
 
     def run(self, seconds: float) -> None:
-        """Shorten the best plan for `seconds`, while there is one far from the bound."""
+        """Shorten the best plan for `seconds`, while it is `far` from what may be."""
         state = self.state
         end = state.elapsed + min(seconds, state.remaining)
-        if state.done or not far(state) or state.costs.gpus == 1:
+        if state.done or not self.far or state.costs.gpus == 1:
             return
         state.enter("folds and loops")
-        while not state.done and far(state) and state.elapsed < end:
+        while not state.done and self.far and state.elapsed < end:
             self._try(end)
+
+    @property
+    def far(self) -> bool:
+        """Whether the plan is far above the bound, and memory is what keeps it there."""
+        best, bound = self.state.best, self.state.bound
+        return best is not None and best.per_microbatch > FAR * bound and self._is_scarce
+
+    @cached_property
+    def _is_scarce(self) -> bool:
+        return is_scarce(self.state)
 
     def _try(self, end: float) -> None:
         """One order of GPUs, its borders, the walk from there."""
@@ -159,11 +171,6 @@ class Folds:
         state.options.clock.spend(STEPS * STEP_S)
         layout = Layout(borders.homes, frozenset())
         self._walk.settle(layout, Fraction(period), SETTLING, end, SHRINKS[0])
-
-
-def far(state: Incumbent) -> bool:
-    """Whether the best plan is so far from the bound that others may be much shorter."""
-    return state.best is not None and state.best.per_microbatch > FAR * state.bound
 
 
 def drawn(gpus: Sequence[int], random: Random) -> list[int]:
