@@ -23,6 +23,8 @@ EARLY_SHARE = 0.08
 """The same elsewhere; it comes before the bound, which is sought below the best plan."""
 PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
+BRIEF_SHARE = 0.01
+"""Share of the time left that evening out and the walk have at first: what is easy is found."""
 EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
 AFRESH_SHARE = 0.35
@@ -56,8 +58,12 @@ def _shorten(state: Incumbent) -> None:
     """Evening out, then the walk: from folds first where the plan stays far from the bound."""
     walk = Walk(state)
     folds = Folds(state, walk)
+    evening = Evening(state)
+    for brief in (evening, walk):
+        if not state.done:
+            brief.run(BRIEF_SHARE * state.remaining)
     if not state.done:
-        Evening(state).run(EVENING_SHARE * state.remaining)
+        evening.run(EVENING_SHARE * state.remaining)
         many = state.costs.layers > FEW
         Afresh(state, walk).run((AFRESH_SHARE if many else EARLY_SHARE) * state.remaining)
     folds.run(FOLDS_SHARE * state.remaining)
