@@ -11,7 +11,6 @@ from typing import Any
 
 from benchmarks.planner_cases import TINY, UNLIMITED, Case, chain_of, machines
 from pipeplan import lowering, simulator, verifier
-from pipeplan.baselines.exhaustive import Cloud, partitions
 from pipeplan.baselines.timed import Setting
 from pipeplan.cluster import Cluster
 from pipeplan.compare.field import Field
@@ -187,15 +186,7 @@ def pipedream(case: Case, seconds: float) -> Part:
         field = Field(setting, setting.microbatches)
         field.search(seconds)
         _FIELDS[key] = field
-    field = _FIELDS[key]
-    point = field.cloud.best(tuple(gpu.memory_bytes for gpu in case.cluster.gpus))
-    return {
-        "period_ns": None if point is None else float(point.period_ns),
-        "k": None if point is None else point.k,
-        "points": len(field.cloud.points),
-        "left_out": field.left_out,
-        "seconds": round(time.monotonic() - begin, 3),
-    }
+    return _best_of(_FIELDS[key], case, begin)
 
 
 def rival(case: Case, than_ns: float, seconds: float) -> Part:
@@ -205,22 +196,20 @@ def rival(case: Case, than_ns: float, seconds: float) -> Part:
     leave most partitions out.
     """
     setting = _setting(case, case.cluster)
-    begin, end = time.monotonic(), time.process_time() + seconds
-    cloud = Cloud(setting, Fraction(than_ns) * (1 - TIE))
-    asked = partitions(setting)
-    left = len(asked)
-    for ends in asked:
-        if time.process_time() > end:
-            break
-        cloud.explore(ends)
-        left -= 1
-    cloud.finish()
-    best = cloud.best(tuple(gpu.memory_bytes for gpu in case.cluster.gpus))
+    begin = time.monotonic()
+    field = Field(setting, setting.microbatches, Fraction(than_ns) * (1 - TIE))
+    field.search(seconds)
+    return _best_of(field, case, begin)
+
+
+def _best_of(field: Field, case: Case, begin: float) -> Part:
+    """The best point in the memory of a case, and how much of the search it took."""
+    point = field.cloud.best(tuple(gpu.memory_bytes for gpu in case.cluster.gpus))
     return {
-        "period_ns": None if best is None else float(best.period_ns),
-        "k": None if best is None else best.k,
-        "partitions": len(asked),
-        "left_out": left,
+        "period_ns": None if point is None else float(point.period_ns),
+        "k": None if point is None else point.k,
+        "points": len(field.cloud.points),
+        "left_out": field.left_out,
         "seconds": round(time.monotonic() - begin, 3),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 
 from pipeplan.baselines.exhaustive import Cloud, partitions
 from pipeplan.baselines.timed import Setting
@@ -26,9 +27,12 @@ class Field:
         left_out: partitions that it had no time for.
     """
 
-    def __init__(self, setting: Setting, microbatches: int) -> None:
-        """`setting` has the cluster of the most memory; `microbatches` are per flush step."""
-        self.cloud = Cloud(setting)
+    def __init__(self, setting: Setting, microbatches: int, than: Fraction | None = None) -> None:
+        """`setting` has the cluster of the most memory; `microbatches` are per flush step.
+
+        With `than`, ns per micro-batch, PipeDream's search looks for faster points only.
+        """
+        self.cloud = Cloud(setting, than)
         self.left_out = 0
         self._setting = setting
         self._microbatches = microbatches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp.allocations import free
+from pipeplan.ilp.allocations import few, free
 from pipeplan.ilp.bounds import beginnings, packing
 from pipeplan.ilp.bounds.feasibility import spread_reason
 from pipeplan.ilp.bounds.master import raise_bound
@@ -28,9 +28,8 @@ BRIEF_SHARE = 0.01
 EVENING_SHARE = 0.25
 """Share of the time left that evening out loads has before that."""
 AFRESH_SHARE = 0.35
-"""Share of the time left that it has then from equal shares, where layers are many."""
-FEW = 40
-"""Layers up to which this has the early share only: the guide and few runs find more there."""
+"""Share of the time left that it has then from equal shares, where layers are too many for the
+guide and few runs to find more; the early share elsewhere."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 ROUNDS_SHARE = 0.2
@@ -64,7 +63,7 @@ def _shorten(state: Incumbent) -> None:
             brief.run(BRIEF_SHARE * state.remaining)
     if not state.done:
         evening.run(EVENING_SHARE * state.remaining)
-        many = state.costs.layers > FEW
+        many = state.costs.layers > few.MOST_LAYERS
         Afresh(state, walk).run((AFRESH_SHARE if many else EARLY_SHARE) * state.remaining)
     folds.run(FOLDS_SHARE * state.remaining)
     if not state.done:
