@@ -103,6 +103,17 @@ class Layout:
                         self.dtypes.append(parameter.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one stage of this rank has found of its gradients, where these are; float64."""
+
+    places: list[int]
+    norms: Tensor
+    """By place."""
+    finite: Tensor
+    """One number: 1 if all of them are, or nobody looked."""
+
+
 class Decisions:
     """One rank's side of what all ranks tell each other once a step."""
 
@@ -120,27 +131,25 @@ class Decisions:
         self._transport = transport
         self._clip = clip_norm
         self._tag = tag
-        self._norms: dict[int, dict[int, float]] = {}
-        self._finite: dict[int, bool] = {}
+        self._found: dict[int, list[_Found]] = {}
         self._rows: dict[int, dict[int, Tensor]] = {}
         self._pending: dict[int, list[Pending]] = {}
         self._decided: dict[int, Decision] = {}
 
     def add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Take the finished gradients of one stage by name; they are not kept."""
-        norms = self._norms.setdefault(step, {})
-        for name, gradient in gradients.items():
-            norms[self._layout.place[name]] = torch.linalg.vector_norm(gradient).item()
-        if self.scaler:
-            finite = all(map(_finite, gradients.values()))
-            self._finite[step] = self._finite.get(step, True) and finite
+        """Take the finished gradients of one stage by name; they are not kept.
+
+        What is found stays where they are: reading it here would wait for the GPU.
+        """
+        found = self._found.setdefault(step, [])
+        if gradients:
+            places = [self._layout.place[name] for name in gradients]
+            found.append(_found(places, list(gradients.values()), look=self.scaler is not None))
 
     def send(self, step: int) -> None:
         """Tell everybody; all stages of this rank have been added."""
         here = self._transport.rank
-        norms = self._norms.pop(step)
-        known = [norms[place] for place in self._layout.ranks[here]]
-        row = torch.tensor([self._finite.pop(step, True), *known], dtype=torch.float64)
+        row = self._row(step)
         rows = {rank: self._blank(rank) for rank in self._layout.hosts if rank != here}
         pending = []
         for rank, blank in rows.items():
@@ -148,6 +157,18 @@ class Decisions:
             pending.append(self._transport.send(row, rank, self._tag))
         self._rows[step] = rows | {here: row}
         self._pending[step] = pending
+
+    def _row(self, step: int) -> Tensor:
+        """What this rank knows of `step`, read from the GPU at once: finite, norms by place."""
+        found = self._found.pop(step)
+        if not found:
+            return torch.ones(1, dtype=torch.float64)
+        read = torch.cat([*(each.finite for each in found), *(each.norms for each in found)]).cpu()
+        finite, norms = read[: len(found)], read[len(found) :]
+        places = [place for each in found for place in each.places]
+        index = {place: number for number, place in enumerate(places)}
+        own = [index[place] for place in self._layout.ranks[self._transport.rank]]
+        return torch.cat([finite.amin().reshape(1), norms[own]])
 
     def _blank(self, rank: int) -> Tensor:
         return torch.empty(1 + len(self._layout.ranks[rank]), dtype=torch.float64)
@@ -177,9 +198,16 @@ class Decisions:
         return Decision(False, factor, norm)
 
 
-def _finite(gradient: Tensor) -> bool:
-    """Whether all numbers are, found without a tensor as large as `gradient`."""
-    return not gradient.numel() or all(bool(end.isfinite()) for end in gradient.aminmax())
+def _found(places: list[int], gradients: list[Tensor], *, look: bool) -> _Found:
+    """The norm of each gradient, and whether all numbers are finite, without reading either.
+
+    Norms are found as torch's `clip_grad_norm_` finds them, and float64 holds those of any type.
+    No tensor is made that is as large as a gradient.
+    """
+    norms = torch.stack(torch._foreach_norm(gradients)).double()  # noqa: SLF001
+    ends = [end for each in gradients if look and each.numel() for end in each.aminmax()]
+    finite = torch.stack(ends).isfinite().all() if ends else norms.new_ones(())
+    return _Found(places, norms, finite.double().reshape(1))
 
 
 def _total(norms: Sequence[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.losses import Losses
 from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.piece import empty
@@ -42,7 +43,7 @@ class Observer(Protocol):
     """Told what happens; only the rank with the last stage tells losses and backwards."""
 
     def loss(self, microbatch: int, value: float) -> None:
-        """The loss of one micro-batch."""
+        """The loss of one micro-batch, told before the last stage's update of its step."""
 
     def backward(self, microbatch: int, end_ns: int) -> None:
         """The last stage's backward of `microbatch` ended."""
@@ -183,6 +184,7 @@ class Executor:
         self._feed = feed
         self._transport = transport
         self._observer = observer
+        self._losses = Losses(pattern.microbatches, observer.loss)
         self._gate = gate
         self._updates = updates or AtOnce(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
@@ -230,6 +232,7 @@ class Executor:
         if executed == 0 and stop is None:  # a rank without stages only votes
             stop = self._gate.first_refused(first + steps - 1)
         self._gate.finish()
+        self._losses.tell()
         self._updates.finish()
         self.recorder.current = None
         self._check_empty()
@@ -261,6 +264,8 @@ class Executor:
         start = self.recorder.begin(action)
         try:
             if action.microbatch is None:
+                if action.stage == self._last:
+                    self._losses.tell()
                 self._updates.end_step(action.stage)
             else:
                 self._table[action.kind](action.stage, action.microbatch)
@@ -284,7 +289,7 @@ class Executor:
             inputs = self._feed.input(microbatch)
         outputs = self._stages[stage].forward(microbatch, inputs, self._feed.target)
         if stage == self._last:
-            self._observer.loss(microbatch, float(outputs[0].item()))
+            self._losses.add(microbatch, outputs[0])
         else:
             key, next_key = (stage, microbatch), (stage + 1, microbatch)
             wire = self._wires[stage].output
