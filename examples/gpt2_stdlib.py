@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 
 VOCABULARY = 256
 """Every byte is a token."""
@@ -24,6 +24,7 @@ ROWS = 2
 """Windows in one micro-batch."""
 
 
+@task_function
 def task(seed: int = 0, *, tied: bool = False) -> Task:
     """GPT-2 with 8 blocks, dropout 0.1, trained with AdamW.
 
@@ -62,6 +63,7 @@ def task(seed: int = 0, *, tied: bool = False) -> Task:
     )
 
 
+@task_function
 def tied(seed: int = 0) -> Task:
     """The same with the head's weight tied to the embedding, as GPT-2 has it."""
     return task(seed, tied=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 
 ROWS, FEATURES, HIDDEN = 64, 32, 256
 
 
+@task_function
 def task(seed: int = 0) -> Task:
     """Four linear layers with ReLU and dropout, trained with SGD and momentum."""
     teacher = torch.randn(FEATURES, 1, generator=torch.Generator().manual_seed(seed))

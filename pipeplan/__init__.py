@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeplan.pipeline import Pipeline
     from pipeplan.rematerialized import rematerialize
-    from pipeplan.task import Task
+    from pipeplan.task import Task, task_function
 
 __version__ = "0.1.0"
-__all__ = ["Pipeline", "Task", "rematerialize"]
+__all__ = ["Pipeline", "Task", "rematerialize", "task_function"]
 
 _HOMES = {
     "Pipeline": "pipeplan.pipeline",
     "Task": "pipeplan.task",
     "rematerialize": "pipeplan.rematerialized",
+    "task_function": "pipeplan.task",
 }
 
 

@@ -1,31 +1,28 @@
 """The task: how a user names model, loss, optimizer and data. Data only; torch is not imported.
 
-A task reference is `package.module:function` or `path/to/file.py:function`, with or without
-arguments as in `pipeplan.tasks:gpt2(size='small', batch=4)`; the function returns one `Task`.
-`profile` and `launch` load the same reference the same way.
+The function that a task reference (`taskref`) names returns one `Task`; `profile` and `launch`
+load the same reference the same way.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
 import inspect
-import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.error import URLError
 
+from pipeplan import taskref
 from pipeplan.document import digest
 from pipeplan.errors import InputError
+from pipeplan.taskref import task_function
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["LossScale", "SplitModel", "Task", "TensorSpec", "Tied"]
+__all__ += ["load", "load_named", "task_function"]
 
 Tied = Literal["colocate", "synchronize"]
 
@@ -107,126 +104,55 @@ def _is_row(value: object) -> bool:
 
 
 def load(reference: str, seed: int = 0) -> Task:
-    """The task that `reference` names. The caller seeds torch before, so weights repeat.
+    """The task that the user's `reference` names.
 
-    A function with a parameter `seed` gets it.
+    The caller seeds torch before, so weights repeat. A function with a parameter `seed` gets it.
 
     Raises:
         InputError: if the reference names nothing, or the function fails or returns no Task.
     """
-    place, name, arguments = _parsed(reference)
-    function = getattr(_module(place, reference), name, None)
-    if not callable(function):
-        raise InputError(f"task {reference!r}: {place} has no function {name!r}")
-    if "seed" in inspect.signature(function).parameters:
-        arguments = {"seed": seed, **arguments}
+    parts = taskref.parsed(reference)
+    return _made(parts, taskref.found(parts), seed)
+
+
+def load_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> Task:
+    """The task that a file's `reference` names, if a file may name it (`taskref`).
+
+    Args:
+        reference: what the file says.
+        seed: as for `load`.
+        file: who says it, for people.
+        repeated: the command that names the same task by the user's own word.
+
+    Raises:
+        InputError: if the function is not marked, or as `load` does.
+    """
+    parts = taskref.parsed(reference)
+    function = taskref.found_marked(parts)
+    if function is None:
+        raise InputError(
+            f"{file}: names the task {reference!r}, which a file may not: got no function marked"
+            " with @pipeplan.task_function, below this directory or in an installed module."
+            f" If you know it, name it yourself: {repeated}"
+        )
+    return _made(parts, function, seed)
+
+
+def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) -> Task:
+    arguments = dict(parts.arguments)
     try:
+        if "seed" in inspect.signature(function).parameters:
+            arguments = {"seed": seed, **arguments}
         task = function(**arguments)
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"task {reference!r}: {name}() failed: {_told(error)}") from error
-    if not isinstance(task, Task):
-        raise InputError(f"task {reference!r}: got a {type(task).__name__}, need a pipeplan Task")
-    return task
-
-
-def _parsed(reference: str) -> tuple[str, str, dict[str, object]]:
-    """Place, function and keyword arguments, which are Python literals.
-
-    Raises:
-        InputError: if the reference has another form.
-    """
-    found = re.fullmatch(r"(?P<place>.+?):(?P<name>[^\W\d]\w*)(?P<arguments>\(.*\))?", reference)
-    arguments = _literals(found["arguments"] or "()") if found else None
-    if found is None or arguments is None:
         raise InputError(
-            f"task: got {reference!r}, need package.module:function or path/to/file.py:function,"
-            " where arguments are given as function(name=value, ...) with plain values"
-        )
-    return found["place"], found["name"], arguments
-
-
-def _literals(text: str) -> dict[str, object] | None:
-    """What stands in `(name=value, ...)`; None if it is anything else."""
-    try:
-        call = ast.parse(f"f{text}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
-            return None
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
-    except (SyntaxError, ValueError):
-        return None
-
-
-_FOLDERS: set[Path] = set()
-"""Where task files of this process lie."""
-
-
-def _module(place: str, reference: str) -> object:
-    try:
-        if not place.endswith(".py"):
-            if "" not in sys.path and str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))
-            return importlib.import_module(place)
-        path = Path(place).resolve()
-        if not path.is_file():
-            raise InputError(f"task {reference!r}: no file {place}. Check the path.")
-        spec = importlib.util.spec_from_file_location(f"pipeplan_task_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise InputError(f"task {reference!r}: {place} is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        _look_beside(path.parent)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"task {reference!r}: importing {place} failed: {_told(error)}"
+            f"task {parts.text!r}: {parts.name}() failed: {taskref.told(error)}"
         ) from error
-
-
-def _look_beside(folder: Path) -> None:
-    """Let a task file find the modules beside it first, as `python file.py` does.
-
-    A module of the same name that lies beside another task file is forgotten, or it would be taken
-    for this one.
-    """
-    beside = {each.stem if each.suffix == ".py" else each.name for each in folder.iterdir()}
-    for name, module in tuple(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if not file or name.partition(".")[0] not in beside or Path(file).is_relative_to(folder):
-            continue
-        if any(Path(file).is_relative_to(other) for other in _FOLDERS):
-            del sys.modules[name]
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
-    _FOLDERS.add(folder)
-
-
-def _told(error: Exception) -> str:
-    """`error` in one line, with a next step where it comes from a download that failed."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    chain: list[BaseException] = [error]
-    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
-        chain.append(before)
-    if not any(map(_is_download, chain)):
-        return text
-    return (
-        f"{text.rstrip('.')}. It needs a download, which failed: fetch the files beforehand, or"
-        " build the model from a configuration, with random weights."
-    )
-
-
-def _is_download(error: BaseException) -> bool:
-    library = type(error).__module__.partition(".")[0]
-    return isinstance(error, ConnectionError | URLError) or library in _DOWNLOADERS
-
-
-_DOWNLOADERS = {"huggingface_hub", "requests", "httpx", "urllib3", "aiohttp"}
-"""Libraries whose errors come from downloads."""
+    if not isinstance(task, Task):
+        raise InputError(f"task {parts.text!r}: got a {type(task).__name__}, need a pipeplan Task")
+    return task
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pipeplan.capture import profile
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Semantics, Stage
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from tests import pipelines, plans, reference
 
 REFERENCE = "tests.launch_task:task"
@@ -23,6 +23,7 @@ MICROBATCHES = 6
 ROOT = Path(__file__).parents[1]
 
 
+@task_function
 def task(seed: int) -> Task:
     """AdamW on layers with dropout and batch norm, whose skip stays inside one layer."""
     torch.manual_seed(seed)
@@ -36,11 +37,13 @@ def task(seed: int) -> Task:
     )
 
 
+@task_function
 def clipped(seed: int) -> Task:
     """The task, its gradients clipped."""
     return replace(task(seed), clip_norm=0.5)
 
 
+@task_function
 def other_task(seed: int) -> Task:
     """A model of as many layers with another width."""
     same = task(seed)

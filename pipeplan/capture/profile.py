@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.stages import StageProfile
-from pipeplan.task import load
+from pipeplan.task import Task, load, load_named
 
 Progress = Callable[[str], None]
 
@@ -117,15 +118,20 @@ def profile_stages(
         InputError: if there is no task, or it is not the plan's.
     """
     _check(repeats=(repeats, 1), warmup=(warmup, 0), threads=(threads, 1))
-    name = reference or plan.chain.task
-    if name is None:
+    if reference is None and plan.chain.task is None:
         raise InputError(
             "profile: the plan names no task (its chain was not profiled). Give TASK beside it."
         )
     with _threads(threads):
         torch.manual_seed(seed)
-        task = load(name, seed)
+        task = _named_by(plan, seed) if reference is None else load(reference, seed)
         return measure_stages(task, plan, repeats=repeats, warmup=warmup, progress=progress)
+
+
+def _named_by(plan: Plan, seed: int) -> Task:
+    named = plan.chain.task or ""
+    repeated = f"pipeplan profile {shlex.quote(named)} --stages PLAN -o STAGES"
+    return load_named(named, seed, file="the plan", repeated=repeated)
 
 
 def _named(chain: Chain, reference: str, **facts: int) -> Chain:

@@ -49,6 +49,8 @@ def _run(options: Options, place: Place) -> int:
     if options.clock != "real":
         plan, pattern = checks.planned(options, place)
         return _table(plan, place) if options.dry_run else _rehearse(options, place, plan, pattern)
+    if options.dry_run and (foreign := checks.foreign_task(options)):
+        return _table(checks.check_without_task(options, place), place, foreign)
     setup = checks.prepare(options, place)
     if options.dry_run:
         return _table(setup.plan, place)
@@ -63,11 +65,11 @@ def _rehearse(options: Options, place: Place, plan: Plan, pattern: Pattern) -> i
     return rehearsal.run(options, place, plan, pattern)
 
 
-def _table(plan: Plan, place: Place) -> int:
+def _table(plan: Plan, place: Place, unloaded: str | None = None) -> int:
     from pipeplan.launch import checks
 
     if place.rank == 0:
-        print(checks.table(plan))
+        print(checks.table(plan, unloaded))
     return 0
 
 

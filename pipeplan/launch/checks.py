@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pipeplan import lowering, verifier
+from pipeplan import lowering, taskref, verifier
 from pipeplan.errors import InputError
 from pipeplan.launch.options import Options
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.place import Place
-from pipeplan.task import SplitModel, Task, load
+from pipeplan.task import SplitModel, Task, load, load_named
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def prepare(options: Options, place: Place) -> Setup:
     options = _after_restart(options, place)
     plan, pattern = planned(options, place)
     checkpoint, meta = _checkpoint(options)
+    _check_resume(plan, options, meta)
     seed = options.seed or 0 if meta is None else meta.seed
     from pipeplan.runtime.backend import Machine, device_of, take_gpu
 
@@ -63,7 +65,7 @@ def prepare(options: Options, place: Place) -> Setup:
     take_gpu(place, machine)
     task, split = _load(plan, options, seed)
     device = device_of(split)
-    _check_resume(plan, options, meta, split.digest())
+    _check_same_task(options, meta, split.digest())
     return Setup(
         options=options,
         plan=plan,
@@ -78,6 +80,29 @@ def prepare(options: Options, place: Place) -> Setup:
         first_step=meta.step if meta else 0,
         drawn=_drawn(meta) if meta else 0,
     )
+
+
+def foreign_task(options: Options) -> str | None:
+    """The task that a dry run leaves alone: one that only the plan names, and is not ours."""
+    plan = Plan.read(options.plan)
+    named = plan.chain.task
+    if options.task is not None or named is None or taskref.parsed(named).own:
+        return None
+    return named
+
+
+def check_without_task(options: Options, place: Place) -> Plan:
+    """The plan, checked as `prepare` does but for all that needs the task.
+
+    Raises:
+        InputError: as `prepare` does, like the other errors.
+        InvalidPlanError: if the plan breaks a rule.
+        DeadlockError: if its program could not end.
+    """
+    plan, _ = planned(options, place)
+    _, meta = _checkpoint(options)
+    _check_resume(plan, options, meta)
+    return plan
 
 
 def planned(options: Options, place: Place) -> tuple[Plan, Pattern]:
@@ -98,8 +123,11 @@ def planned(options: Options, place: Place) -> tuple[Plan, Pattern]:
     return plan, pattern
 
 
-def table(plan: Plan) -> str:
-    """What each rank hosts and how many bytes it is predicted to hold at most, for people."""
+def table(plan: Plan, unloaded: str | None = None) -> str:
+    """What each rank hosts and how many bytes it is predicted to hold at most, for people.
+
+    `unloaded` is the task that nothing was checked of.
+    """
     names = [layer.name for layer in plan.chain.layers]
     away = any(row.host_bytes for row in plan.memory)
     on_host = f"{'on the host':>14}  " if away else ""
@@ -114,9 +142,18 @@ def table(plan: Plan) -> str:
         lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
     lines.append(
         f"{plan.semantics}, {plan.microbatches} micro-batches per step, period"
-        f" {format_ns(plan.period_ns)} (k = {plan.k}). All checks passed."
+        f" {format_ns(plan.period_ns)} (k = {plan.k}). {_passed(unloaded)}"
     )
     return "\n".join(lines)
+
+
+def _passed(unloaded: str | None) -> str:
+    if unloaded is None:
+        return "All checks passed."
+    return (
+        "All checks passed but those of the task: a dry run loads none that only a file names."
+        f" Add --task {shlex.quote(unloaded)} to check it, too."
+    )
 
 
 def _check_size(plan: Plan, options: Options, place: Place) -> None:
@@ -174,8 +211,7 @@ def _drawn(meta: Meta) -> int:
 
 def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
     """The task and its layers; the same weights on every rank because of the same seed."""
-    reference = options.task or plan.chain.task
-    if reference is None:
+    if options.task is None and plan.chain.task is None:
         raise InputError(
             f"launch: {options.plan} names no task (its chain was not profiled)."
             " Give --task package.module:function"
@@ -186,34 +222,49 @@ def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    task = load(reference, seed)
+    task = _task(plan, options, seed)
     return task, split_for(plan, task)
 
 
-def _check_resume(plan: Plan, options: Options, meta: Meta | None, task_digest: str) -> None:
+def _task(plan: Plan, options: Options, seed: int) -> Task:
+    """The task that the user names, or the plan, which may name fewer."""
+    if options.task is not None:
+        return load(options.task, seed)
+    named = plan.chain.task or ""
+    words = shlex.join([*options.words, "--task", named])
+    size = len(plan.cluster.gpus) * options.replicas
+    repeated = f"torchrun --nproc-per-node {size} -m pipeplan.launch {words}"
+    return load_named(named, seed, file=str(options.plan), repeated=repeated)
+
+
+def _check_resume(plan: Plan, options: Options, meta: Meta | None) -> None:
     if meta is None:
         return
     planned = f"--semantics {meta.semantics} --microbatches {meta.microbatches}"
     same_plan = f"Make the plan with pipeplan plan {planned}."
+    seed = meta.seed if options.seed is None else options.seed
     pairs = (
         ("semantics", meta.semantics, plan.semantics, same_plan),
         ("micro-batches per step", meta.microbatches, plan.microbatches, same_plan),
-        ("task digest", meta.task_digest, task_digest, "Resume with the same task."),
-        (
-            "seed",
-            meta.seed,
-            meta.seed if options.seed is None else options.seed,
-            "Leave out --seed.",
-        ),
+        ("seed", meta.seed, seed, "Leave out --seed."),
     )
     for name, stored, wanted, step in pairs:
-        if stored != wanted:
-            raise InputError(
-                f"--resume {options.resume}: its {name} is {stored}, this run's is {wanted}."
-                f" {step}"
-            )
+        _check_same(options, name, stored, wanted, step)
     if meta.step >= options.steps:
         raise InputError(
             f"--resume {options.resume}: {meta.step} steps are done, and --steps {options.steps}"
             " is the total. Give a larger --steps."
+        )
+
+
+def _check_same_task(options: Options, meta: Meta | None, task_digest: str) -> None:
+    if meta is not None:
+        step = "Resume with the same task."
+        _check_same(options, "task digest", meta.task_digest, task_digest, step)
+
+
+def _check_same(options: Options, name: str, stored: object, wanted: object, step: str) -> None:
+    if stored != wanted:
+        raise InputError(
+            f"--resume {options.resume}: its {name} is {stored}, this run's is {wanted}. {step}"
         )

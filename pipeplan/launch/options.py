@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -49,6 +50,8 @@ class Options:
     """What carries messages."""
     time_scale: Fraction
     """What a sleeping rehearsal multiplies planned times by."""
+    words: tuple[str, ...]
+    """What the user wrote."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -103,7 +106,8 @@ def parse(argv: Sequence[str] | None) -> Options:
         help="rehearse without a model: ops sleep their planned time, or pass it at once",
     )
     add("--time-scale", type=_factor, metavar="X", help="with --clock sleep: all times X-fold")
-    given = parser.parse_args(argv)
+    words = tuple(sys.argv[1:] if argv is None else argv)
+    given = parser.parse_args(words)
     _check_clock(given)
     _check_kept(given)
     return Options(
@@ -123,6 +127,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         instrument=given.instrument,
         clock=given.clock,
         time_scale=given.time_scale or Fraction(1),
+        words=words,
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.attention import Attention, Block, Mlp
 from pipeplan.tasks.data import generator
 from pipeplan.tasks.training import adamw
@@ -56,6 +56,7 @@ class CrossModal(nn.Module):
         return logits
 
 
+@task_function
 def crossmodal(
     seed: int = 0,
     *,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.data import images
 from pipeplan.tasks.training import momentum, preset
 
@@ -66,6 +66,7 @@ class DenseNet(nn.Module):
         return logits
 
 
+@task_function
 def densenet(
     seed: int = 0, *, size: int | str = "tiny", batch: int = 4, side: int = 64, classes: int = 10
 ) -> Task:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.attention import Block
 from pipeplan.tasks.data import tokens
 from pipeplan.tasks.training import adamw, next_token_loss, preset
@@ -64,6 +64,7 @@ def _initialize(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
 
 
+@task_function
 def gpt2(
     seed: int = 0,
     *,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.data import images
 from pipeplan.tasks.resnet import convolution
 from pipeplan.tasks.training import momentum
@@ -63,6 +63,7 @@ class Inception(nn.Module):
         return logits
 
 
+@task_function
 def inception(
     seed: int = 0,
     *,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.attention import heads_first, heads_last
 from pipeplan.tasks.data import tokens
 from pipeplan.tasks.training import adamw, next_token_loss, preset
@@ -105,6 +105,7 @@ class Llama(nn.Module):
         return logits
 
 
+@task_function
 def llama(
     seed: int = 0,
     *,

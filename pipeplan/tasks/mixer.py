@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.attention import Mlp
 from pipeplan.tasks.data import images
 from pipeplan.tasks.training import adamw, preset
@@ -51,6 +51,7 @@ class Mixer(nn.Module):
         return logits
 
 
+@task_function
 def mixer(
     seed: int = 0, *, size: str = "tiny", batch: int = 4, side: int = 32, classes: int = 10
 ) -> Task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.data import images
 from pipeplan.tasks.training import momentum, preset
 
@@ -79,6 +79,7 @@ class ResNet(nn.Module):
         return logits
 
 
+@task_function
 def resnet(
     seed: int = 0,
     *,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.data import images
 from pipeplan.tasks.resnet import convolution
 from pipeplan.tasks.training import adamw
@@ -36,6 +36,7 @@ class Siamese(nn.Module):
         return logits
 
 
+@task_function
 def siamese(
     seed: int = 0,
     *,

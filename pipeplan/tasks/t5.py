@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.attention import Attention, Block, Mlp
 from pipeplan.tasks.data import tokens
 from pipeplan.tasks.training import adamw, next_token_loss, preset
@@ -86,6 +86,7 @@ class T5(nn.Module):
         return logits
 
 
+@task_function
 def t5(
     seed: int = 0,
     *,

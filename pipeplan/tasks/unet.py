@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.data import images
 from pipeplan.tasks.resnet import convolution
 from pipeplan.tasks.training import adamw
@@ -48,6 +48,7 @@ class UNet(nn.Module):
         return result
 
 
+@task_function
 def unet(
     seed: int = 0, *, depth: int = 3, width: int = 16, batch: int = 2, side: int = 64
 ) -> Task:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 from pipeplan.tasks.attention import Block
 from pipeplan.tasks.data import images
 from pipeplan.tasks.training import adamw, preset
@@ -47,6 +47,7 @@ class Vit(nn.Module):
         return logits
 
 
+@task_function
 def vit(
     seed: int = 0,
     *,

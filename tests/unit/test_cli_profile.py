@@ -15,8 +15,9 @@ from pipeplan.stages import StageProfile
 TASK = """
 import torch
 from torch import nn
-from pipeplan.task import Task
+from pipeplan.task import Task, task_function
 
+@task_function
 def task(seed=0):
     return Task(
         model=nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 1)),

@@ -115,7 +115,7 @@ sys.modules["ortools"] = sys.modules["matplotlib"] = None
 from pipeplan.launch.__main__ import main as launch
 from pipeplan.cli import main
 from pipeplan.plan import Plan
-assert launch(["--plan", {plan!r}, "--steps", "3", "--out", {run!r}]) == 0
+assert launch(["--plan", {plan!r}, "--task", {task!r}, "--steps", "3", "--out", {run!r}]) == 0
 assert main(["verify", {plan!r}]) == 0
 assert main(["simulate", {plan!r}]) == 0
 assert main(["report", {run!r}]) == 0

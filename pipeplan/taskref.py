@@ -1,0 +1,226 @@
+"""Task references: how they are written and found, and which of them a file may name.
+
+A reference is `package.module:function` or `path/to/file.py:function`, with or without arguments
+as in `pipeplan.tasks:gpt2(size='small', batch=4)`. What the user writes is called as it is. A plan
+or chain names its task as well, and who writes that file is not the user: with any reference it
+could run any code, by calling a function as by importing a module. So a file may only name a
+function marked with `@task_function`. Its source is read to find the mark before anything of it is
+imported, and it must be where the user works: a file below the working directory, or a module
+that Python finds. The arguments are plain values and the file's.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.error import URLError
+
+from pipeplan.errors import InputError
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+_MARK = "__pipeplan_task__"
+_OWN = "pipeplan.tasks"
+"""Our own tasks, which are collected from several modules."""
+
+
+def task_function(function: _Function) -> _Function:
+    """Mark `function` as one that a plan or chain may name, with plain values as arguments."""
+    vars(function)[_MARK] = True
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A task reference in its parts."""
+
+    text: str
+    place: str
+    """Module, or file that ends in .py."""
+    name: str
+    arguments: Mapping[str, object]
+
+    @property
+    def own(self) -> bool:
+        """Whether it names one of `pipeplan.tasks`."""
+        return self.place == _OWN
+
+
+def parsed(text: str) -> Reference:
+    """The parts of the reference `text`; arguments are Python literals.
+
+    Raises:
+        InputError: if it has another form.
+    """
+    found = re.fullmatch(r"(?P<place>.+?):(?P<name>[^\W\d]\w*)(?P<arguments>\(.*\))?", text)
+    arguments = _literals(found["arguments"] or "()") if found else None
+    if found is None or arguments is None or not text.isprintable():
+        raise InputError(
+            f"task: got {text!r}, need package.module:function or path/to/file.py:function,"
+            " where arguments are given as function(name=value, ...) with plain values"
+        )
+    return Reference(text, found["place"], found["name"], arguments)
+
+
+def _literals(text: str) -> dict[str, object] | None:
+    """What stands in `(name=value, ...)`; None if it is anything else."""
+    try:
+        call = ast.parse(f"f{text}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
+            return None
+        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def found(reference: Reference) -> Callable[..., object]:
+    """The function that a `reference` of the user names.
+
+    Raises:
+        InputError: if there is none.
+    """
+    function: object = getattr(_module(reference), reference.name, None)
+    if not callable(function):
+        raise InputError(
+            f"task {reference.text!r}: {reference.place} has no function {reference.name!r}"
+        )
+    return function
+
+
+def found_marked(reference: Reference) -> Callable[..., object] | None:
+    """The function that a file's `reference` names; None where a file may not name it.
+
+    Nothing is imported that holds no such function.
+
+    Raises:
+        InputError: if the function's own module cannot be imported.
+    """
+    if not reference.own and reference.place not in sys.modules:
+        source = _source(reference.place)
+        if source is None or not _marks(source, reference.name):
+            return None
+    function: object = vars(_module(reference)).get(reference.name)
+    marked = getattr(function, "__dict__", {}).get(_MARK) is True
+    return function if callable(function) and marked else None
+
+
+def _source(place: str) -> Path | None:
+    """The file that `place` would be imported from, found without importing anything."""
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        return path if path.is_file() and path.is_relative_to(Path.cwd().resolve()) else None
+    _look_here()
+    folders: Any = None
+    name = ""
+    origin: str | None = None
+    for part in place.split("."):
+        name = f"{name}.{part}" if name else part
+        try:
+            spec = PathFinder.find_spec(name, folders)
+            folders = list(spec.submodule_search_locations or ()) if spec else []
+        except Exception:  # of an odd name, or a namespace inside one that is not imported yet
+            return None
+        origin = spec.origin if spec else None
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _marks(source: Path, name: str) -> bool:
+    """Whether the text of `source` marks its function `name`."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return any(
+        isinstance(node, ast.FunctionDef) and node.name == name and any(map(_is_mark, decorators))
+        for node in tree.body
+        for decorators in [getattr(node, "decorator_list", ())]
+    )
+
+
+def _is_mark(decorator: ast.expr) -> bool:
+    word = decorator.attr if isinstance(decorator, ast.Attribute) else None
+    word = decorator.id if isinstance(decorator, ast.Name) else word
+    return word == task_function.__name__
+
+
+_FOLDERS: set[Path] = set()
+"""Where task files of this process lie."""
+
+
+def _module(reference: Reference) -> object:
+    place, text = reference.place, reference.text
+    try:
+        if not place.endswith(".py"):
+            _look_here()
+            return importlib.import_module(place)
+        path = Path(place).resolve()
+        if not path.is_file():
+            raise InputError(f"task {text!r}: no file {place}. Check the path.")
+        spec = importlib.util.spec_from_file_location(f"pipeplan_task_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise InputError(f"task {text!r}: {place} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        _look_beside(path.parent)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"task {text!r}: importing {place} failed: {told(error)}") from error
+
+
+def _look_here() -> None:
+    """Let modules in the working directory be found."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _look_beside(folder: Path) -> None:
+    """Let a task file find the modules beside it first, as `python file.py` does.
+
+    A module of the same name that lies beside another task file is forgotten, or it would be taken
+    for this one.
+    """
+    beside = {each.stem if each.suffix == ".py" else each.name for each in folder.iterdir()}
+    for name, module in tuple(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or name.partition(".")[0] not in beside or Path(file).is_relative_to(folder):
+            continue
+        if any(Path(file).is_relative_to(other) for other in _FOLDERS):
+            del sys.modules[name]
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    _FOLDERS.add(folder)
+
+
+def told(error: Exception) -> str:
+    """`error` in one line, with a next step where it comes from a download that failed."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    chain: list[BaseException] = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) and before not in chain:
+        chain.append(before)
+    if not any(map(_is_download, chain)):
+        return text
+    return (
+        f"{text.rstrip('.')}. It needs a download, which failed: fetch the files beforehand, or"
+        " build the model from a configuration, with random weights."
+    )
+
+
+def _is_download(error: BaseException) -> bool:
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, ConnectionError | URLError) or library in _DOWNLOADERS
+
+
+_DOWNLOADERS = {"huggingface_hub", "requests", "httpx", "urllib3", "aiohttp"}
+"""Libraries whose errors come from downloads."""
