@@ -83,6 +83,9 @@ class _Alone:
     def __init__(self, split: SplitModel, task: Task, microbatches: int, seed: int) -> None:
         self.split, self.task, self.m, self.seed = split, task, microbatches, seed
         self.layers = [copy.deepcopy(layer) for layer in split.layers]
+        for layer, user in zip(self.layers, split.layers, strict=True):
+            for own, parameter in zip(layer.parameters(), user.parameters(), strict=True):
+                _hook(own, parameter)
         self.uses: dict[str, list[nn.Parameter]] = {}
         for names, layer in zip(split.fqns, self.layers, strict=True):
             for local, parameter in layer.named_parameters():
@@ -190,3 +193,11 @@ class _Alone:
             for names, layer in zip(self.split.fqns, self.layers, strict=True)
             for local, value in [*layer.named_parameters(), *layer.named_buffers()]
         }
+
+
+def _hook(own: nn.Parameter, parameter: nn.Parameter) -> None:
+    """Gives a copy the hooks of the user's parameter, which copying leaves out."""
+    for hook in (parameter._backward_hooks or {}).values():
+        own.register_hook(hook)
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        own.register_post_accumulate_grad_hook(hook)

@@ -73,7 +73,12 @@ def _faked(state: Tensor, mode: FakeTensorMode) -> Tensor:
     with mode:
         made = torch.empty_strided(state.size(), state.stride(), dtype=state.dtype, device="cpu")
     if isinstance(state, nn.Parameter):
-        return nn.Parameter(made, state.requires_grad)
+        twin = nn.Parameter(made, state.requires_grad)
+        twin._backward_hooks = state._backward_hooks  # noqa: SLF001 - no other way to share them
+        hooks = state._post_accumulate_grad_hooks  # noqa: SLF001
+        if hooks is not None:
+            twin._post_accumulate_grad_hooks = hooks  # noqa: SLF001
+        return twin
     return made
 
 

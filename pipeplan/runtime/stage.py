@@ -18,6 +18,7 @@ from pipeplan.hostcopy import HostWay
 from pipeplan.plan import Runs
 from pipeplan.runtime.away import Away
 from pipeplan.runtime.holders import Held
+from pipeplan.runtime.hooks import Hooks
 from pipeplan.runtime.piece import CPU, Again, Loss, Piece, PieceSpec
 from pipeplan.task import TensorSpec
 
@@ -79,6 +80,21 @@ class Stage:
             for local, parameter in layer.named_parameters()
         }
         """Name in the user's model of each parameter, as the optimizer knows it."""
+        self._hooks = tuple(Hooks(leaves, self.names) for leaves in self.leaves)
+
+    def begin(self) -> None:
+        """Take the hooks that parameters have now: a run starts from an empty pipeline."""
+        for hooks in self._hooks:
+            hooks.follow()
+
+    def end_step(self) -> None:
+        """Refuse hooks that came since the run began; the gradients of a step are complete.
+
+        Raises:
+            InputError: if there is one.
+        """
+        for hooks in self._hooks:
+            hooks.check_none_new()
 
     @property
     def in_flight(self) -> int:
@@ -122,6 +138,9 @@ class Stage:
             microbatch: global number.
             gradients: of the differentiable outputs; emptied, so that the caller keeps nothing
                 alive. Ignored by the last stage, which starts from its loss.
+
+        Raises:
+            InputError: if a hook on a parameter does what it must not.
         """
         step = microbatch // self._microbatches
         for leaves in self.leaves:
@@ -129,8 +148,11 @@ class Stage:
         self._open.remove(microbatch)
         if self._away:
             self._away.wait(microbatch)
+        marks = [hooks.before(step) for hooks in self._hooks]
         for piece in reversed(self._pieces):
             gradients = piece.backward(microbatch, gradients, self.spec.scale(step))
+        for hooks, before in zip(self._hooks, marks, strict=True):
+            hooks.check(step, before)
         for leaves in self.leaves:
             leaves.end_graph(step)
         return gradients

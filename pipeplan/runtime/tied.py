@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeplan.runtime.leaves import Leaves
 from pipeplan.runtime.messages import Pending, Transport
-from pipeplan.runtime.ties import Tie, Use
+from pipeplan.runtime.ties import Tie, Use, check_hooks
 from pipeplan.runtime.transport import wait_all
 
 Holder = Callable[[Use], Leaves]
@@ -62,6 +62,15 @@ class TiedGradients:
     def tensors(self) -> list[Tensor]:
         """Everything that lives for the whole run."""
         return [inbox.buffer for inbox in self._inboxes.values()]
+
+    def check_hooks(self) -> None:
+        """Refuse hooks on shared parameters.
+
+        Raises:
+            InputError: if there is one.
+        """
+        for tie in self._ties:
+            check_hooks(tie)
 
     def post(self, stage: int) -> None:
         """Post the receives of the parameters that `stage` owns, once per step."""

@@ -17,6 +17,7 @@ from torch import nn
 
 from pipeplan.errors import InputError
 from pipeplan.plan import Stage as PlannedStage
+from pipeplan.runtime.hooks import hooks_of
 from pipeplan.task import SplitModel, Tied
 
 
@@ -79,7 +80,7 @@ def find_ties(stages: Sequence[PlannedStage], split: SplitModel) -> tuple[Tie, .
     """The shared trainable parameters, in chain order of their owners.
 
     Raises:
-        InputError: if layers on two GPUs share one storage.
+        InputError: if layers on two GPUs share one storage, or a shared parameter has hooks.
     """
     uses: dict[str, list[Use]] = {}
     for stage in stages:
@@ -92,7 +93,22 @@ def find_ties(stages: Sequence[PlannedStage], split: SplitModel) -> tuple[Tie, .
     ties = [Tie(name, tuple(found)) for name, found in uses.items() if len(found) > 1]
     for tie in ties:
         _check_together(tie, split)
+        check_hooks(tie)
     return tuple(ties)
+
+
+def check_hooks(tie: Tie) -> None:
+    """Refuse hooks on a shared parameter: each layer has a sum of its own, which they would see.
+
+    Raises:
+        InputError: if there is one.
+    """
+    if any(hooks_of(use.parameter) for use in tie.uses):
+        raise InputError(
+            f"task: parameter {tie.name!r}: has hooks and is shared by {len(tie.uses)} layers,"
+            " whose gradients add up at the end of a step: no hook sees a micro-batch's."
+            " Put a hook on the outputs of these layers, or share nothing."
+        )
 
 
 def _check_together(tie: Tie, split: SplitModel) -> None:

@@ -63,6 +63,9 @@ class Updates:
     def begin(self, first: int) -> None:
         """Say that a run starts from an empty pipeline at step `first`."""
         self._ended = dict.fromkeys(self._stages, first)
+        self._tied.check_hooks()
+        for stage in self._stages.values():
+            stage.begin()
 
     def before_forward(self, stage: int, step: int) -> None:
         """Make the version that a forward of `step` reads."""
@@ -97,6 +100,7 @@ class Updates:
             self._tied.finish()
 
     def _finish(self, stage: int, step: int) -> None:
+        self._stages[stage].end_step()
         weights = self._stages[stage].weights
         self._tied.offer(stage, step)
         self._tied.collect(stage, step)
