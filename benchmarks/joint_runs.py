@@ -42,7 +42,7 @@ from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.clock import SleepClock
 from pipeplan.runtime.emulate import EmulatedTransport
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.ties import untie
@@ -130,7 +130,8 @@ def trained(plan: Plan, make: Callable[[], Task], transport: Transport) -> list[
 def _counted(plan: Plan, make: Callable[[], Task], transport: Transport) -> dict[str, Any]:
     task, heard, live = _seeded(make), Heard(), LiveBytes()
     model = untie(split(task), task.tied)
-    feed = CountedFeed(TaskFeed(task, model.boundaries[0]), live)
+    uses = Uses.of(plan, model, transport.rank)
+    feed = CountedFeed(TaskFeed(task, model, uses), live)
     counted = CountedTransport(transport, live)
     worker = build(plan, lowering.lower(plan), model, task, feed, counted, heard, seed=SEED)
     live.count(states(worker))
@@ -143,7 +144,7 @@ def _in_time(plan: Plan, make: Callable[[], Task], transport: Transport) -> dict
     task, heard, clock = _seeded(make), Heard(), SleepClock()
     model, durations = untie(split(task), task.tied), dict[int, int]()
     linked = EmulatedTransport(transport, clock, durations)
-    feed = TaskFeed(task, model.boundaries[0])
+    feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
     worker = build(plan, lowering.lower(plan), model, task, feed, linked, heard, seed=SEED)
     durations.update(_lasting(plan, worker))
     for index, stage in worker.stages.items():

@@ -22,7 +22,7 @@ from pipeplan.cluster import uniform
 from pipeplan.eager import staircase
 from pipeplan.plan import Plan, Stage
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
@@ -100,7 +100,7 @@ def ours(plan: Plan, steps: int, forward_ns: int, transport: Transport) -> list[
         boundaries=((spec,),) * len(layers),
         microbatch_size=ROWS,
     )
-    feed = TaskFeed(task, [spec])
+    feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     pattern = lowering.lower(plan)
     worker = build(plan, pattern, split, task, feed, transport, _Deaf(), seed=0)
     transport.gather(None)

@@ -25,11 +25,11 @@ from pipeplan.program import Pattern
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.arguments import Progress, check_ranks, numbers_of, whole
 from pipeplan.runtime.backend import Wanted, check_current, device_of
-from pipeplan.runtime.batches import Inputs, Numbered, Source
+from pipeplan.runtime.batches import Inputs, Source
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.group import for_pipeline
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.replicas import Replicas, Shard
@@ -171,7 +171,8 @@ class Pipeline:
             self._shard.replica, self._shard.replicas = transport.replica, transport.replicas
             averages = Replicas(transport) if transport.replicas > 1 else None
         boundary = self._split.boundaries[0]
-        feed = TaskFeed(self.task, boundary, self._shard.number, self._device)
+        uses = Uses.of(self.plan, self._split, transport.rank)
+        feed = TaskFeed(self.task, self._split, uses, self._shard.number, self._device)
         size, m = self._split.microbatch_size, self.plan.microbatches
         self._source = Source(feed, boundary, size, m, self._device)
         self._heard = _Heard({})
@@ -290,8 +291,10 @@ class Pipeline:
             InputError: if nothing is given, or the batch does not divide into micro-batches.
         """
         if counted := numbers_of(numbers):
-            feed = TaskFeed(self.task, self._split.boundaries[0], device=self._device)
-            losses = self._evaluated(Numbered(feed, counted), len(counted))
+            uses = Uses.of(self.plan, self._split, self._transport.rank, trains=False)
+            numbered = counted.__getitem__
+            feed = TaskFeed(self.task, self._split, uses, numbered, self._device)
+            losses = self._evaluated(feed, len(counted))
         else:
             batch = self._source.batch(inputs, target, None)
             losses = self._evaluated(batch, batch.count)

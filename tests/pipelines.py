@@ -14,7 +14,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
@@ -277,7 +277,7 @@ def train(
 
     def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor], int]:
         listener = Listener()
-        feed = TaskFeed(task, split.boundaries[0])
+        feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
 
         def wants_stop() -> bool:
             asks[transport.rank] = asks.get(transport.rank, -1) - 1

@@ -19,7 +19,7 @@ from pipeplan.plan import Plan, Stage
 from pipeplan.program import ActionKind as Kind
 from pipeplan.program import Pattern, PeriodicAction
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
@@ -32,7 +32,7 @@ def measure(transport: Transport) -> int:
     """Ns per forward or backward: the median over steps of the slowest rank."""
     task, split = _tiny(transport.size)
     plan = _plan(transport.size)
-    feed = TaskFeed(task, split.boundaries[0])
+    feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     worker = build(
         plan, one_f_one_b(transport.size), split, task, feed, transport, _Deaf(), seed=0
     )

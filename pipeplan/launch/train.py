@@ -14,7 +14,7 @@ from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.group import joined
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
@@ -161,8 +161,8 @@ class Session:
 
     def _make_worker(self) -> Worker:
         setup = self.setup
-        boundary = setup.split.boundaries[0]
-        feed = TaskFeed(setup.task, boundary, self.shard.number, setup.device)
+        uses = Uses.of(setup.plan, setup.split, self.transport.rank)
+        feed = TaskFeed(setup.task, setup.split, uses, self.shard.number, setup.device)
         replicas = None
         if isinstance(self.transport, GlooTransport) and setup.options.replicas > 1:
             replicas = Replicas(self.transport)

@@ -21,7 +21,7 @@ from pipeplan.rematerialized.precision import Autocast, as_in
 from pipeplan.rematerialized.script import Order, Script, used
 from pipeplan.rematerialized.states import States
 from pipeplan.rematerialized.units import Units
-from pipeplan.runtime.piece import Piece, PieceSpec
+from pipeplan.runtime.piece import Fed, Piece, PieceSpec
 from pipeplan.task import SplitModel
 
 Flags = tuple[bool, ...]
@@ -151,7 +151,8 @@ class Pass:
         places = split.fed_to(index)
         # Not a method's: a piece must not keep the pass, nor the pass itself, alive.
         source = self.source
-        fed = {0: lambda _: [source for _ in places]} if places else {}
+        specs = tuple(split.boundaries[0][place] for place in places)
+        fed = {0: Fed(specs, lambda _: [source for _ in places])} if places else {}
         return Piece(
             PieceSpec(
                 first_layer=index,

@@ -11,7 +11,6 @@ from torch import Tensor
 from pipeplan.errors import InputError
 from pipeplan.runtime.arguments import tensors_of
 from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.feed import TaskFeed
 from pipeplan.task import TensorSpec
 
 Inputs = Tensor | Sequence[Tensor]
@@ -140,22 +139,6 @@ class Batch:
         if not self._targets:
             raise InputError("step: got no target, which the rank of the last stage needs")
         return self._targets[microbatch].to(self._device, copy=True)
-
-
-class Numbered:
-    """Micro-batches of the task's data, renumbered from 0."""
-
-    def __init__(self, feed: TaskFeed, numbers: Sequence[int]) -> None:
-        self._feed = feed
-        self._numbers = numbers
-
-    def input(self, microbatch: int) -> list[Tensor]:
-        """See `Feed`."""
-        return self._feed.input(self._numbers[microbatch])
-
-    def target(self, microbatch: int) -> Tensor:
-        """See `Feed`."""
-        return self._feed.target(self._numbers[microbatch])
 
 
 def _parts(tensor: Tensor, count: int) -> list[Tensor]:

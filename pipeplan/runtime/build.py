@@ -19,6 +19,7 @@ from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.holders import Holders
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.optimizing import Optimizing
+from pipeplan.runtime.piece import Fed
 from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.stage import Stage, StageSpec
 from pipeplan.runtime.tied import TiedGradients
@@ -161,17 +162,15 @@ def _way_to_host(plan: Plan, device: torch.device) -> HostWay:
     return HostWay(device, duplex=host is not None and host.duplex == "full")
 
 
-def _fed(
-    split: SplitModel, planned: PlannedStage, feed: Feed
-) -> dict[int, Callable[[int], list[Tensor]]]:
+def _fed(split: SplitModel, planned: PlannedStage, feed: Feed) -> dict[int, Fed]:
     """What layers of the stage get from the data behind their boundary."""
 
-    def chosen(indices: tuple[int, ...]) -> Callable[[int], list[Tensor]]:
+    def chosen(indices: tuple[int, ...]) -> Fed:
         def fetch(microbatch: int) -> list[Tensor]:
             tensors = feed.input(microbatch)
             return [tensors[index] for index in indices]
 
-        return fetch
+        return Fed(tuple(split.boundaries[0][index] for index in indices), fetch)
 
     layers = range(planned.first, planned.last + 1)
     return {n: chosen(split.fed_to(x)) for n, x in enumerate(layers) if split.fed_to(x)}

@@ -28,6 +28,16 @@ Loss = Callable[[Any, Any], Tensor]
 Target = Callable[[int], Tensor]
 """Micro-batch -> what the loss compares with."""
 
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a layer gets from the data behind its boundary."""
+
+    specs: tuple[TensorSpec, ...]
+    fetch: Callable[[int], list[Tensor]]
+    """Micro-batch -> the tensors, fresh ones."""
+
+
 CPU = torch.device("cpu")
 _NO_TAPE = Tape()
 
@@ -50,8 +60,8 @@ class PieceSpec:
     """Of all random numbers; None lets layers draw from torch's generator as it is."""
     number: Callable[[int], int] = lambda microbatch: microbatch
     """Micro-batch -> its number in the data: part of every random seed."""
-    fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
-    """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
+    fed: Mapping[int, Fed] = field(default_factory=dict)
+    """Index in `layers` -> what that layer gets behind its boundary."""
     device: torch.device = CPU
     """Where its tensors are."""
     offload: Runs = ()
@@ -152,7 +162,7 @@ class Piece:
             wanted = target(microbatch) if self._is_loss(index) else None
             taping = tape.layer(index, value)
             if index in self.spec.fed:
-                value = (*value, *self.spec.fed[index](microbatch))
+                value = (*value, *self.spec.fed[index].fetch(microbatch))
             if self.spec.seed is not None:
                 number = self.spec.number(microbatch)
                 layer = self.spec.first_layer + index
@@ -228,12 +238,18 @@ class Again(Piece):
         with torch.random.fork_rng([spec.device] if cuda else []):
             seed_layer(0, spec.first_layer, 0, spec.device)
             boundary = tuple(_some(each, spec.device) for each in spec.inputs)
-            tried = Piece(replace(spec, layers=tuple(layers), loss=None, seed=0))
+            fed = {index: _made_up(each, spec.device) for index, each in spec.fed.items()}
+            tried = Piece(replace(spec, layers=tuple(layers), loss=None, seed=0, fed=fed))
             return tried.evaluate(0, list(boundary), _no_target)
 
 
 def _no_target(microbatch: int) -> Tensor:
     raise NotImplementedError  # there is no loss
+
+
+def _made_up(fed: Fed, device: torch.device) -> Fed:
+    """`fed` without data, which are for the run alone."""
+    return Fed(fed.specs, lambda _: [_some(each, device) for each in fed.specs])
 
 
 def _some(spec: TensorSpec, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from pipeplan.plan import Runs
 from pipeplan.runtime.away import Away
 from pipeplan.runtime.holders import Held
 from pipeplan.runtime.hooks import Hooks
-from pipeplan.runtime.piece import CPU, Again, Loss, Piece, PieceSpec
+from pipeplan.runtime.piece import CPU, Again, Fed, Loss, Piece, PieceSpec
 from pipeplan.task import TensorSpec
 
 
@@ -43,8 +43,8 @@ class StageSpec:
     """Step -> loss scale; used by the last stage."""
     number: Callable[[int], int] = lambda microbatch: microbatch
     """Micro-batch -> its number in the data: part of every random seed."""
-    fed: Mapping[int, Callable[[int], list[Tensor]]] = field(default_factory=dict)
-    """Index in `layers` -> micro-batch -> what that layer gets behind its boundary."""
+    fed: Mapping[int, Fed] = field(default_factory=dict)
+    """Index in `layers` -> what that layer gets behind its boundary."""
     runs: Runs = ()
     """First and last index in `layers` of what is computed again."""
     offload: Runs = ()

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipeplan import lowering
 from pipeplan.plan import Plan
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.group import join
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.ties import untie
@@ -73,7 +73,7 @@ def same(plan: Plan, make: Make, transport: GlooTransport | LocalTransport) -> b
     split = untie(split, task.tied)
     pattern = lowering.lower(plan) if plan.ops else pipelines.pattern_of(plan, period=3)
     listener = pipelines.Listener()
-    feed = TaskFeed(task, split.boundaries[0])
+    feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     worker = build(plan, pattern, split, task, feed, transport, listener, seed=3)
     worker.executor.run(0, STEPS)
     told = transport.gather((pipelines.weights_of(worker), listener.losses))

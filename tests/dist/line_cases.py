@@ -32,7 +32,7 @@ from pipeplan.capture import split
 from pipeplan.runtime import lines, meeting
 from pipeplan.runtime.build import build
 from pipeplan.runtime.evaluation import evaluate
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.transport import GlooTransport, wait_all
@@ -184,7 +184,8 @@ def end(rank: int, _: int, store: str) -> None:
         data=lambda _: (torch.ones(1, 8), torch.ones(1, 1)),
     )
     model, plan = split(task), pipelines.plan_of([1], [0, 1], "flush", 4, layers=2)
-    pattern, feed = pipelines.pattern_of(plan, period=3), TaskFeed(task, model.boundaries[0])
+    pattern = pipelines.pattern_of(plan, period=3)
+    feed = TaskFeed(task, model, Uses.of(plan, model, rank))
     worker = build(plan, pattern, model, task, feed, transport, pipelines.Listener(), seed=0)
     found = evaluate(pattern, worker.stages, worker.wires, feed, transport, 200)
     if rank:

@@ -21,10 +21,11 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import OpKind, Runs
 from pipeplan.runtime.clock import VirtualClock
 from pipeplan.runtime.emulate import EmulatedWays
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.holders import Holders
 from pipeplan.runtime.instrument import CountedFeed
 from pipeplan.runtime.optimizing import Optimizing
+from pipeplan.runtime.piece import Fed
 from pipeplan.runtime.stage import Stage, StageSpec
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks, pipelines
@@ -48,7 +49,9 @@ class Alone:
 
     def __init__(self, model: SplitModel, task: Task, runs: Runs, duplex: bool = True) -> None:
         self.live = LiveBytes()
-        self.feed = CountedFeed(TaskFeed(task, model.boundaries[0]), self.live)
+        fed = [i for i in range(len(model.layers)) if model.fed_to(i)]
+        feed = TaskFeed(task, model, Uses(inputs=1 + len(fed), targets=1))
+        self.feed = CountedFeed(feed, self.live)
         holders = Holders(
             [], Optimizing(task.optimizer, None), versions=1, microbatches=8, deferred=False
         )
@@ -62,7 +65,7 @@ class Alone:
             outputs=(),
             loss=task.loss,
             seed=1,
-            fed={i: self.feed.input for i in range(len(model.layers)) if model.fed_to(i)},
+            fed={i: Fed(model.boundaries[0], self.feed.input) for i in fed},
             offload=runs,
             host=HostWay(torch.device("cpu"), duplex=duplex),
         )

@@ -22,7 +22,7 @@ from pipeplan.plan import OpKind, Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
 from pipeplan.runtime.evaluation import evaluate
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.ties import untie
@@ -116,11 +116,12 @@ def test_runs_on_end_and_evaluation(semantics: Semantics, monkeypatch: pytest.Mo
     monkeypatch.setattr(HostWay, "_buffer", buffer)
 
     def work(transport: Transport) -> tuple[list[float], dict[str, Tensor]]:
-        feed = TaskFeed(task, model.boundaries[0])
+        uses = [Uses.of(plan, model, transport.rank, trains=trains) for trains in (True, False)]
+        feed, shown = (TaskFeed(task, model, each) for each in uses)
         worker = build(plan, pattern, model, task, feed, transport, pipelines.Listener(), seed=3)
         worker.executor.run(0, 2)
         before = len(copies)
-        found = evaluate(pattern, worker.stages, worker.wires, feed, transport, 4)
+        found = evaluate(pattern, worker.stages, worker.wires, shown, transport, 4)
         assert len(copies) == before
         worker.executor.run(2, 2)
         return [found[number] for number in sorted(found)], pipelines.weights_of(worker)

@@ -19,7 +19,7 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.messages import Transport
@@ -74,7 +74,8 @@ def ran(plan: Plan, task: Task) -> list[tuple[int, dict[int, float], dict[str, T
 
     def work(transport: Transport) -> tuple[int, dict[int, float], dict[str, Tensor]]:
         live, heard = LiveBytes(), pipelines.Listener()
-        feed = CountedFeed(TaskFeed(task, model.boundaries[0]), live)
+        uses = Uses.of(plan, model, transport.rank)
+        feed = CountedFeed(TaskFeed(task, model, uses), live)
         counted = CountedTransport(transport, live)
         worker = build(plan, pattern, model, task, feed, counted, heard, seed=3)
         live.count(states(worker))

@@ -20,7 +20,7 @@ from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.saver import Saver
@@ -36,7 +36,7 @@ def worker(plan: Plan, optimizer: str, transport: Transport) -> Worker:
     """One rank of `plan` with fresh weights."""
     split, task = pipelines.toy(optimizer)
     pattern = pipelines.pattern_of(plan, period=3)
-    feed = TaskFeed(task, split.boundaries[0])
+    feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     return build(plan, pattern, split, task, feed, transport, pipelines.Listener(), seed=3)
 
 
@@ -91,7 +91,7 @@ def exchanging(plan: Plan, transport: Transport) -> Worker:
     task = replace(task, loss_scale=rule, scheduler=decay)
     split = untie(split, task.tied)
     pattern = pipelines.pattern_of(plan, period=3)
-    feed = TaskFeed(task, split.boundaries[0])
+    feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     return build(plan, pattern, split, task, feed, transport, pipelines.Listener(), seed=3)
 
 

@@ -19,7 +19,7 @@ from pipeplan.cluster import uniform
 from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.messages import Transport
@@ -81,12 +81,13 @@ def measured(plan: Plan, task: Task, steps: int = 3) -> list[int]:
 
     def work(transport: Transport) -> int:
         live = LiveBytes()
+        feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
         worker = build(
             plan,
             pattern,
             model,
             task,
-            CountedFeed(TaskFeed(task, model.boundaries[0]), live),
+            CountedFeed(feed, live),
             CountedTransport(transport, live),
             pipelines.Listener(),
             seed=0,

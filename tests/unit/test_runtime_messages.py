@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeplan.capture import split
 from pipeplan.errors import InternalError, RankError
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.peerloss import PeerLostError
@@ -55,9 +55,10 @@ def trained(layer: nn.Module, around: Callable[[Transport], Any]) -> None:
     )
     model, plan = split(task), pipelines.plan_of([1], [0, 1], "flush", 4, layers=2)
     layer.calls = 0  # those of the split are over
-    pattern, feed = pipelines.pattern_of(plan, period=3), TaskFeed(task, model.boundaries[0])
+    pattern = pipelines.pattern_of(plan, period=3)
 
     def work(transport: Transport) -> None:
+        feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
         words = feed, around(transport), pipelines.Listener()
         build(plan, pattern, model, task, *words, seed=0).executor.run(0, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import DeadlockError, InputError, InternalError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.leaves import places_of
 from pipeplan.runtime.messages import Transport
@@ -241,8 +242,10 @@ def test_program_that_leaves_something_over() -> None:
 
 def test_smaller_last_batch_is_refused() -> None:
     """A micro-batch of another shape than the plan's gives one clear message."""
-    _, task = pipelines.toy()
-    feed = TaskFeed(task, [pipelines.TensorSpec((4, 6), "torch.float32", False)])
+    split, task = pipelines.toy()
+    smaller = pipelines.TensorSpec((4, 6), "torch.float32", False)
+    split = replace(split, boundaries=((smaller,), *split.boundaries[1:]))
+    feed = TaskFeed(task, split, Uses(inputs=1, targets=0))
     with pytest.raises(InputError, match="same shape"):
         feed.input(0)
 

@@ -8,6 +8,7 @@ import pytest
 from torch.distributed import HashStore
 
 from pipeplan.errors import RankError
+from pipeplan.runtime.feed import Uses
 from pipeplan.runtime.watch import Report, Watch
 from tests import pipelines
 
@@ -83,7 +84,7 @@ def test_executor_says_what_it_does() -> None:
     workers = []
 
     def work(transport: pipelines.Transport) -> None:
-        feed = pipelines.TaskFeed(task, split.boundaries[0])
+        feed = pipelines.TaskFeed(task, split, Uses.of(plan, split, transport.rank))
         worker = pipelines.build(plan, pattern, split, task, feed, transport, Spy(), seed=0)
         workers.append(worker)
         said.append(worker.executor.doing(True))
