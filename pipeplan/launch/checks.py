@@ -21,7 +21,7 @@ from pipeplan.units import format_bytes, format_ns
 if TYPE_CHECKING:
     import torch
 
-    from pipeplan.runtime.checkpoint import Meta
+    from pipeplan.runtime.stored import Meta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class Setup:
     first_step: int
     drawn: int
     """Micro-batches of the data that the steps before used."""
+    remarks: tuple[str, ...]
+    """What to say about the checkpoint."""
 
 
 def prepare(options: Options, place: Place) -> Setup:
@@ -55,7 +57,8 @@ def prepare(options: Options, place: Place) -> Setup:
     """
     options = _after_restart(options, place)
     plan, pattern = planned(options, place)
-    checkpoint, meta = _checkpoint(options)
+    begun = _begun(options)
+    meta = begun.meta
     _check_resume(plan, options, meta)
     seed = options.seed or 0 if meta is None else meta.seed
     from pipeplan.runtime.backend import Machine, device_of, take_gpu
@@ -76,9 +79,10 @@ def prepare(options: Options, place: Place) -> Setup:
         backend=machine.chosen(options.backend, place, device),
         task_digest=split.digest(),
         seed=seed,
-        checkpoint=checkpoint,
+        checkpoint=begun.path,
         first_step=meta.step if meta else 0,
         drawn=_drawn(meta) if meta else 0,
+        remarks=begun.remarks,
     )
 
 
@@ -100,8 +104,7 @@ def check_without_task(options: Options, place: Place) -> Plan:
         DeadlockError: if its program could not end.
     """
     plan, _ = planned(options, place)
-    _, meta = _checkpoint(options)
-    _check_resume(plan, options, meta)
+    _check_resume(plan, options, _begun(options).meta)
     return plan
 
 
@@ -173,7 +176,7 @@ def _after_restart(options: Options, place: Place) -> Options:
     """A rank that torchrun restarted goes on from what an attempt before it saved, if any."""
     if not place.attempt or options.out is None:
         return options
-    from pipeplan.runtime.checkpoint import is_complete
+    from pipeplan.runtime.stored import is_complete
 
     saved = any(map(is_complete, options.out.glob("checkpoint/step-*")))
     return replace(options, resume=options.out) if saved else options
@@ -196,13 +199,22 @@ def _check_out(options: Options, place: Place) -> None:
         raise InputError(f"--out {out}: {parent} cannot be written to. Choose another directory.")
 
 
-def _checkpoint(options: Options) -> tuple[Path | None, Meta | None]:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What an earlier run left to go on from, if it is asked for."""
+
+    path: Path | None = None
+    meta: Meta | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def _begun(options: Options) -> _Begun:
     if options.resume is None:
-        return None, None
-    from pipeplan.runtime.checkpoint import latest, read_meta
+        return _Begun()
+    from pipeplan.runtime.stored import latest, passed_over, read_meta
 
     path = latest(options.resume)
-    return path, read_meta(path)
+    return _Begun(path, read_meta(path), tuple(passed_over(options.resume, path)))
 
 
 def _drawn(meta: Meta) -> int:

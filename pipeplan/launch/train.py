@@ -12,7 +12,7 @@ from pipeplan.launch import ending, export, results
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime import checkpoint
+from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.group import joined
@@ -105,6 +105,8 @@ class Session:
             _say(_STALE)
             for name in sorted(name for name in names if "adam" in name.lower()):
                 _say(_ADAM.format(name=name))
+        for remark in self.setup.remarks:
+            _say(remark)
         if self.out is None:
             _say("no --out: nothing of this run will be kept")
 
@@ -130,7 +132,7 @@ class Session:
         )
         ranks = self.transport.gather(result)
         if self.model and self.out:
-            self.model.write(checkpoint.folder(self.out, step), self.out / "model.pt")
+            self.model.write(stored.folder(self.out, step), self.out / "model.pt")
             results.write(
                 self.out / "run.json", results.describe(self.setup, ranks, step, self._here)
             )
@@ -184,11 +186,11 @@ class Session:
         return worker
 
     def _save(self, step: int) -> None:
-        if self.out is None or checkpoint.is_complete(checkpoint.folder(self.out, step)):
+        if self.out is None or stored.is_complete(stored.folder(self.out, step)):
             return
         setup = self.setup
         scales, good_steps = self.worker.scales(step)
-        meta = checkpoint.Meta(
+        meta = stored.Meta(
             step=step,
             seed=setup.seed,
             semantics=setup.plan.semantics,
@@ -199,7 +201,7 @@ class Session:
             good_steps=good_steps,
             drawn=self.shard.drawn_by(step),
         )
-        self.saver.save(checkpoint.folder(self.out, step), meta, self.worker.stages.values())
+        self.saver.save(stored.folder(self.out, step), meta, self.worker.stages.values())
 
 
 def _say(text: str) -> None:

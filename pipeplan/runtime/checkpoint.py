@@ -1,105 +1,27 @@
 """Checkpoints keyed by parameter name, so that any plan of the same task can go on from them.
 
-`torch.distributed.checkpoint` stores what each rank hosts and later reads what each rank asks for;
-nothing depends on which rank that was. Keys: `model.NAME` (newest weights and buffers),
-`previous.NAME` (2bw: the version before), `optimizer.NAME.FIELD`. A checkpoint is complete once
-its `.metadata` exists, which is written last, so a torn one is never taken for a whole one.
+Keys: `model.NAME` (newest weights and buffers), `previous.NAME` (2bw: the version before),
+`optimizer.NAME.FIELD`. Their files: `stored`.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
-from pipeplan.document import Count, Document, Positive
 from pipeplan.errors import InputError
-from pipeplan.plan import Semantics
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.optimizing import kept_fields
 from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.stored import Reading, read_meta
 from pipeplan.runtime.weights import Weights
-
-_META = "pipeplan.json"
-
-
-class Meta(Document):
-    """What a run must have in common with the one it resumes."""
-
-    format: Literal["pipeplan-checkpoint/1"] = "pipeplan-checkpoint/1"
-    step: Count
-    """Steps done."""
-    seed: Count
-    semantics: Semantics
-    microbatches: Positive
-    task_digest: str
-    plan_digest: str
-    """Of the plan that wrote it; a resumed run may use another one."""
-    scales: tuple[float, ...] = ()
-    """Loss scales of the next steps; empty without loss scaling."""
-    good_steps: Count = 0
-    """Steps on end without a gradient that was not finite."""
-    drawn: Count | None = None
-    """Micro-batches of the data used so far; None: m for each step."""
-
-
-def folder(out: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps lies in the output directory `out`."""
-    return out / "checkpoint" / f"step-{step:08d}"
-
-
-def latest(out: Path) -> Path:
-    """The newest complete checkpoint in the output directory `out`.
-
-    Raises:
-        InputError: if there is none.
-    """
-    found = [path for path in (out / "checkpoint").glob("step-*") if is_complete(path)]
-    if not found:
-        raise InputError(
-            f"resume: {out} holds no complete checkpoint, need {out}/checkpoint/step-*/.metadata."
-            " Give the --out directory of an earlier run."
-        )
-    return max(found)
-
-
-def is_complete(path: Path) -> bool:
-    """Whether everything the checkpoint at `path` lists is there, to the last byte.
-
-    `.metadata` is written last, but a machine that lost power may have kept it and not the rest.
-    """
-    if not (path / ".metadata").is_file() or not (path / _META).is_file():
-        return False
-    try:
-        places = FileSystemReader(path).read_metadata().storage_data.values()
-        ends: dict[str, int] = {}
-        for place in places:
-            name, end = place.relative_path, place.offset + place.length
-            ends[name] = max(ends.get(name, 0), end)
-        return all((path / name).stat().st_size >= end for name, end in ends.items())
-    except Exception:  # unpickling bytes of chance raises anything
-        return False
-
-
-def read_meta(path: Path) -> Meta:
-    """What the checkpoint at `path` was made with.
-
-    Raises:
-        InputError: if it is not a pipeplan checkpoint, or damaged.
-    """
-    return Meta.read(path / _META)
 
 
 def state_of(stages: Iterable[Stage]) -> dict[str, Any]:
@@ -113,49 +35,21 @@ def state_of(stages: Iterable[Stage]) -> dict[str, Any]:
     return state
 
 
-def write(
-    path: Path,
-    meta: Meta,
-    state: dict[str, Any],
-    *,
-    rank: int,
-    alone: bool,
-    group: ProcessGroup | None = None,
-) -> None:
-    """Write a checkpoint; all ranks call it.
-
-    Args:
-        path: its folder, made if needed.
-        meta: the same on every rank.
-        state: this rank's part.
-        rank: this rank; rank 0 writes the meta data.
-        alone: whether there is no process group.
-        group: the one to agree over; None takes the default one.
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    if rank == 0:
-        # No rank writes before all have planned: half a checkpoint never passes for the torn one.
-        (path / ".metadata").unlink(missing_ok=True)
-        (path / _META).write_text(meta.to_json(), encoding="utf-8")
-    with _quiet():
-        state_dict_saver.save(state, checkpoint_id=path, no_dist=alone, process_group=group)
-
-
 def load(path: Path, step: int, worker: Worker) -> None:
     """Put the checkpoint at `path`, made after `step` steps, into `worker`, bit for bit.
 
     Raises:
         InputError: if it lacks something the stages need, or cannot be read.
     """
-    metadata = FileSystemReader(path).read_metadata()
+    reading = Reading(path)
     if worker.scaler:
         meta = read_meta(path)
         _restore_scaler(worker, step, meta.scales, meta.good_steps, str(path))
     for stage in worker.stages.values():
         if step:
-            known = metadata.state_dict_metadata.keys()
+            known = reading.metadata.state_dict_metadata.keys()
             _check_optimizer(stage, known, str(path), skips=worker.scaler is not None)
-        _load_stage(path, metadata, step, stage)
+        _load_stage(reading, step, stage)
 
 
 def put(
@@ -244,50 +138,22 @@ def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: b
                 )
 
 
-def _load_stage(path: Path, metadata: Metadata, step: int, stage: Stage) -> None:
+def _load_stage(reading: Reading, step: int, stage: Stage) -> None:
     """Stage by stage: two of them may hold copies of one parameter under one name."""
-    known = metadata.state_dict_metadata
+    known = reading.metadata.state_dict_metadata
     kinds = {
         key: (tuple(stored.size), stored.properties.dtype)
         for key, stored in known.items()
         if isinstance(stored, TensorStorageMetadata)
     }
     state: dict[str, Any] = _begin(stage, step)
-    _check(state, kinds, str(path))
+    _check(state, kinds, str(reading.path))
     for unit in stage.units:
         keys = _optimizer_keys(known, stage, unit)
-        optimizer = {key: _blank(metadata, key) for key in keys}
+        optimizer = {key: reading.blank(key) for key in keys}
         state |= optimizer
-        _read(path, state)
+        reading.fill(state)
         _restore_optimizer(stage, unit, {key: state[key] for key in keys})
-
-
-def _read(path: Path, state: dict[str, Any]) -> None:
-    """Fill `state` from the checkpoint at `path`.
-
-    Raises:
-        InputError: if its files are damaged, though as long as they should be.
-    """
-    try:
-        with _quiet():
-            state_dict_loader.load(state, checkpoint_id=path, no_dist=True)
-    except (Exception, CheckpointException) as error:
-        raise InputError(
-            f"{path}: cannot be read: {cause(error)}. Its files are damaged: move the folder away,"
-            " and --resume goes on from the complete checkpoint before it."
-        ) from error
-
-
-def cause(error: BaseException) -> str:
-    """What went wrong in a save or a load, on the rank where it did; one line."""
-    failures = error.failures if isinstance(error, CheckpointException) else {}
-    parts = [f"rank {rank}: {_line(each[0])}" for rank, each in sorted(failures.items())]
-    return "; ".join(parts) or _line(error)
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split("\n")[0].split())[:300]
-    return f"{type(error).__name__}: {text.rpartition('] ')[2] or text}"
 
 
 def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
@@ -300,9 +166,9 @@ def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str
             several keys for one name.
         rest: further entries, written as they are.
     """
-    metadata = FileSystemReader(path).read_metadata()
-    loaded = {f"model.{name}": _blank(metadata, f"model.{name}") for name in names.values()}
-    _read(path, loaded)
+    reading = Reading(path)
+    loaded = {f"model.{name}": reading.blank(f"model.{name}") for name in names.values()}
+    reading.fill(loaded)
     partial = target.with_suffix(".partial")
     state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
     torch.save(state, partial)
@@ -367,19 +233,3 @@ def _beside(parameter: Tensor, key: str, value: Any, *, moves: bool) -> Any:
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _blank(metadata: Metadata, key: str) -> Any:
-    """Something for the reader to fill: a tensor of the stored shape, or nothing for an object."""
-    stored = metadata.state_dict_metadata[key]
-    if isinstance(stored, TensorStorageMetadata):
-        return torch.empty(stored.size, dtype=stored.properties.dtype)
-    return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.distributed.checkpoint warns about running without a process group: intended here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 
 from pipeplan.errors import RankError
-from pipeplan.runtime import checkpoint
+from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 
@@ -43,7 +43,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: RankError | None = None
 
-    def save(self, path: Path, meta: checkpoint.Meta, stages: Iterable[Stage]) -> None:
+    def save(self, path: Path, meta: stored.Meta, stages: Iterable[Stage]) -> None:
         """Write a checkpoint of `stages` at `path`; all ranks call it, with an empty pipeline.
 
         Replicas hold the same: the first one writes.
@@ -76,13 +76,11 @@ class Saver:
             failure, self._failure = self._failure, None
             raise failure
 
-    def _write(self, path: Path, meta: checkpoint.Meta, state: dict[str, Any]) -> None:
+    def _write(self, path: Path, meta: stored.Meta, state: dict[str, Any]) -> None:
         try:
-            checkpoint.write(
-                path, meta, state, rank=self._rank, alone=self._alone, group=self._group
-            )
+            stored.write(path, meta, state, rank=self._rank, alone=self._alone, group=self._group)
         except (Exception, CheckpointException) as error:
-            why = checkpoint.cause(error)
+            why = stored.cause(error)
             self._failure = RankError(
                 f"rank {self._rank}: {path} could not be written: {why}. Checkpoints before it"
                 " are untouched: make room and go on with --resume."

@@ -15,6 +15,7 @@ from torch import Tensor
 from pipeplan import lowering
 from pipeplan.plan import Plan, Semantics
 from pipeplan.program import Action, ActionKind
+from pipeplan.runtime import stored
 from tests import launch_task
 from tests.case_scripts import printed
 
@@ -165,6 +166,64 @@ def test_full_disk_keeps_the_checkpoint_before(tmp_path: Path, background: bool)
     assert [each["code"] for each in again] == [0, 0], again
     assert json.loads((tmp_path / "run" / "run.json").read_text())["first_step"] == 2
     assert trained(tmp_path / "run", "2bw")
+
+
+def test_flipped_byte_in_a_checkpoint(tmp_path: Path) -> None:
+    """The rank that reads the file names it, nobody trains; without it the one before is taken."""
+    plan = launch_task.plan(2, "2bw")
+    out = tmp_path / "run"
+    resume = spec(tmp_path, plan, "--resume", str(out))
+    launched(spec(tmp_path, plan, "--steps", "4", "--save-every", "2"))
+    newest = stored.folder(out, 4)
+    data = newest / "__1_0.distcp"
+    flipped = bytearray(data.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    data.write_bytes(flipped)
+    (told,) = launched(resume)
+    assert [each["code"] for each in told] == [1, 2], told
+    assert f"{newest}: cannot be read: __1_0.distcp: its SHA-256 is " in told[1]["said"]
+    assert "move the folder away, and --resume goes on" in told[1]["said"]
+    newest.rename(tmp_path / "away")
+    (again,) = launched(resume)
+    assert [each["code"] for each in again] == [0, 0], again
+    assert json.loads((out / "run.json").read_text())["first_step"] == 2
+    assert trained(out, "2bw")
+
+
+def test_metadata_that_would_run_code(tmp_path: Path) -> None:
+    """It is not run, and the checkpoint passed over aloud; where there is no other, none is."""
+    plan = launch_task.plan(2, "flush")
+    out, ran = tmp_path / "run", tmp_path / "ran"
+    resume = spec(tmp_path, plan, "--resume", str(out))
+    launched(spec(tmp_path, plan, "--steps", "4", "--save-every", "2"))
+    hostile = f"cposix\nsystem\n(Vtouch {ran}\ntR.".encode()
+    (stored.folder(out, 4) / ".metadata").write_bytes(hostile)
+    (told,) = launched(resume)
+    assert [each["code"] for each in told] == [0, 0], told
+    assert "passed over: " in told[0]["said"]
+    assert "names posix.system, which no checkpoint needs" in told[0]["said"]
+    assert json.loads((out / "run.json").read_text())["first_step"] == 2
+    assert trained(out, "flush")
+    for each in stored.folders(out):
+        (each / ".metadata").write_bytes(hostile)
+    (told,) = launched(resume)
+    assert [each["code"] for each in told] == [2, 2], told
+    assert "holds no complete checkpoint" in told[0]["said"]
+    assert "names posix.system, which no checkpoint needs" in told[0]["said"]
+    assert not ran.exists()
+
+
+def test_plan_that_names_code(tmp_path: Path) -> None:
+    """No rank calls what a plan names; all refuse it."""
+    ran = tmp_path / "ran"
+    named = f"subprocess:getoutput(cmd='touch {ran}')"
+    chain = launch_task.chain().model_copy(update={"task": named})
+    plan = launch_task.plan_of(chain, 2, "flush")
+    (told,) = launched(spec(tmp_path, plan))
+    assert [each["code"] for each in told] == [2, 2], told
+    assert "names the task" in told[0]["said"]
+    assert not ran.exists()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("semantics", [pytest.param("flush", marks=pytest.mark.long), "2bw"])

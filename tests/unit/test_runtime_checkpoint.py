@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Semantics
-from pipeplan.runtime import checkpoint
+from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
@@ -40,9 +40,9 @@ def worker(plan: Plan, optimizer: str, transport: Transport) -> Worker:
     return build(plan, pattern, split, task, feed, transport, pipelines.Listener(), seed=3)
 
 
-def meta(step: int) -> checkpoint.Meta:
+def meta(step: int) -> stored.Meta:
     """Whatever; only `step` matters here."""
-    return checkpoint.Meta(
+    return stored.Meta(
         step=step, seed=3, semantics="2bw", microbatches=6, task_digest="", plan_digest=""
     )
 
@@ -135,19 +135,19 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
 def test_latest_skips_torn_checkpoints(tmp_path: Path) -> None:
     """Without `.metadata`, or with a file shorter than `.metadata` says: no checkpoint."""
     for step in (3, 20):
-        checkpoint.folder(tmp_path, step).mkdir(parents=True)
+        stored.folder(tmp_path, step).mkdir(parents=True)
     with pytest.raises(InputError, match="no complete checkpoint"):
-        checkpoint.latest(tmp_path)
+        stored.latest(tmp_path)
     for step in (3, 7):
-        save_alone(checkpoint.folder(tmp_path, step), "flush", "sgd", 1)
-    assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 7)
-    (torn,) = checkpoint.folder(tmp_path, 7).glob("*.distcp")
+        save_alone(stored.folder(tmp_path, step), "flush", "sgd", 1)
+    assert stored.latest(tmp_path) == stored.folder(tmp_path, 7)
+    (torn,) = stored.folder(tmp_path, 7).glob("*.distcp")
     torn.write_bytes(torn.read_bytes()[:-1])
-    assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 3)
-    metadata = checkpoint.folder(tmp_path, 3) / ".metadata"
+    assert stored.latest(tmp_path) == stored.folder(tmp_path, 3)
+    metadata = stored.folder(tmp_path, 3) / ".metadata"
     metadata.write_bytes(metadata.read_bytes()[:40])
     with pytest.raises(InputError, match="no complete checkpoint"):
-        checkpoint.latest(tmp_path)
+        stored.latest(tmp_path)
 
 
 def test_a_torn_checkpoint_is_none_while_it_is_written_anew(
@@ -158,10 +158,10 @@ def test_a_torn_checkpoint_is_none_while_it_is_written_anew(
     before = []
 
     def killed(*_: object, **__: object) -> None:
-        before.append(checkpoint.is_complete(tmp_path))
+        before.append(stored.is_complete(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", killed)
+    monkeypatch.setattr(stored.state_dict_saver, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         save_alone(tmp_path, "flush", "sgd", 2)
     assert before == [False]
@@ -191,10 +191,10 @@ def test_background_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> No
 def test_meta_round_trip_and_refusal(tmp_path: Path) -> None:
     """Meta data reads back as written; another format is refused."""
     save_alone(tmp_path / "c", "flush", "sgd", 1)
-    assert checkpoint.read_meta(tmp_path / "c") == meta(1)
+    assert stored.read_meta(tmp_path / "c") == meta(1)
     (tmp_path / "c" / "pipeplan.json").write_text('{"format": "other/1"}')
     with pytest.raises(InputError, match="need 'pipeplan-checkpoint/1'"):
-        checkpoint.read_meta(tmp_path / "c")
+        stored.read_meta(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -211,16 +211,16 @@ def test_damaged_meta_is_named(tmp_path: Path, field: dict[str, object], message
     data = {**meta(1).model_dump(mode="json"), **field}
     (tmp_path / "pipeplan.json").write_text(json.dumps(data))
     with pytest.raises(InputError, match=re.escape(message)):
-        checkpoint.read_meta(tmp_path)
+        stored.read_meta(tmp_path)
 
 
 @pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), b"\x80\x04cno_such\nthing\n.", b"?"])
 def test_metadata_of_chance_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     """Whatever `.metadata` holds instead of itself: torn, and the checkpoint before is taken."""
     for step in (3, 7):
-        save_alone(checkpoint.folder(tmp_path, step), "flush", "sgd", 1)
-    (checkpoint.folder(tmp_path, 7) / ".metadata").write_bytes(content)
-    assert checkpoint.latest(tmp_path) == checkpoint.folder(tmp_path, 3)
+        save_alone(stored.folder(tmp_path, step), "flush", "sgd", 1)
+    (stored.folder(tmp_path, 7) / ".metadata").write_bytes(content)
+    assert stored.latest(tmp_path) == stored.folder(tmp_path, 3)
 
 
 def test_damaged_data_are_named(tmp_path: Path) -> None:
