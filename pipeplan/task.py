@@ -17,6 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.taskref import task_function
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -67,6 +68,8 @@ class Task:
     """Gradients are scaled down to this norm, taken over the whole model."""
     loss_scale: LossScale | None = None
     """For fp16; None trains without scaling."""
+    autocast: torch.dtype | None = None
+    """Layers and loss run under `torch.autocast` to this type, backwards and updates do not."""
     tied: Tied = "colocate"
     """Layers that share a parameter: on one GPU, or each with a copy and gradients exchanged."""
 
@@ -184,6 +187,8 @@ class SplitModel:
     microbatch_size: int
     fed: tuple[tuple[int, ...], ...] = ()
     """Per layer: which tensors of boundary 0 it gets behind its own; empty: none for any layer."""
+    autocast: torch.dtype | None = None
+    """What layers and loss run under: `Task.autocast`."""
 
     def fed_to(self, layer: int) -> tuple[int, ...]:
         """Which tensors of boundary 0 `layer` (0-based) gets behind its boundary."""
@@ -192,8 +197,10 @@ class SplitModel:
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
         fed = {"fed": [list(indices) for indices in self.fed]} if any(self.fed) else {}
+        cast = {"autocast": str(self.autocast)} if self.autocast else {}
         return digest(
             fed
+            | cast
             | {
                 "microbatch_size": self.microbatch_size,
                 "boundaries": [

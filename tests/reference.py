@@ -114,6 +114,13 @@ class _Alone:
                     parameter.copy_(value)
 
     def run(self, microbatch: int) -> Tensor:
+        """Its loss; under autocast as a plain loop is, which keeps casts for one micro-batch."""
+        if self.task.autocast:
+            with torch.autocast("cpu", self.task.autocast):
+                return self._loss(microbatch)
+        return self._loss(microbatch)
+
+    def _loss(self, microbatch: int) -> Tensor:
         source, target = self.task.microbatch(microbatch)
         boundary: tuple[Tensor, ...] = (source,)
         for index, layer in enumerate(self.layers):

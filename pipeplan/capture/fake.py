@@ -109,6 +109,10 @@ class ProcessorKernels(TorchDispatchMode):
         if packet in _MEAN_OVER_SUMMANDS and result.dim() == 0:
             summands = torch.broadcast_shapes(args[0].shape, args[1].shape)
             result.untyped_storage().resize_(summands.numel() * result.itemsize)
+        elif packet in _STATISTICS:
+            kind = _widest(args)
+            for one in result[1:]:
+                one.untyped_storage().resize_(one.numel() * kind.itemsize)
         elif packet in _MASKED:
             result = tuple(
                 one if wanted else None for one, wanted in zip(result, args[-1], strict=True)
@@ -125,10 +129,18 @@ def _packets(*names: str) -> set[Any]:
 _MEAN_OVER_SUMMANDS = _packets(
     "mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"
 )
+_STATISTICS = _packets("native_batch_norm")
+"""Beside their result they return means and deviations in the type of the weights."""
 _MASKED = _packets("native_batch_norm_backward")
 """Their last argument says which results are wanted."""
 _INEXACT = _packets("mkldnn_rnn_layer", "_embedding_bag", "im2col")
 """oneDNN's LSTM keeps a workspace of unknown size; the others hide scratch in their results."""
+
+
+def _widest(values: tuple[Any, ...]) -> torch.dtype:
+    """The type of a batch norm's statistics: input in 16 bits may go with weights in 32."""
+    kinds = [value.dtype for value in values[:5] if isinstance(value, Tensor)]
+    return max(kinds, key=lambda kind: kind.itemsize)
 
 
 class _StayMeta(TorchFunctionMode):

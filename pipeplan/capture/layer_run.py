@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.capture.trace import call, check_loss
 from pipeplan.livebytes import key
+from pipeplan.precision import casting
 from pipeplan.task import SplitModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,6 +36,8 @@ class LayerRun:
     """Tensors of the model's input that it gets behind its own, from the data."""
     loss: tuple[Loss, Tensor] | None = None
     """For the last layer: the loss function and its target."""
+    autocast: torch.dtype | None = None
+    """What layer and loss run under."""
 
 
 def fed_tensors(model: SplitModel, layer: int, source: Tensor) -> tuple[Tensor, ...]:
@@ -68,6 +71,7 @@ def layer_run(
         differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
         fed=fed_tensors(model, index, source),
         loss=(loss, target) if last else None,
+        autocast=model.autocast,
     )
 
 
@@ -160,9 +164,10 @@ class LayerPass:
             if self._run.loss and index == len(parts) - 1:
                 target = self._run.loss[1].clone()
             value = (*value, *(self._run.fed[place].clone() for place in places))
-            value = call(self._run.name, part, value)
+            value = call(self._run.name, part, value, self._run.autocast)
         if self._run.loss:
-            value = (check_loss(self._run.loss[0](value[0], target)),)
+            with casting(self._run.autocast, value[0].device):
+                value = (check_loss(self._run.loss[0](value[0], target)),)
         del target
         roots = [output for output in value if output.requires_grad]
         self._root = leave(self._exit, roots) if roots else None

@@ -170,9 +170,8 @@ def _sizes(
         if overhead is not None:
             overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))
         with torch.no_grad():
-            outputs = call(
-                run.name, run.layer, tuple(value.clone() for value in (*values, *run.fed))
-            )
+            given = tuple(value.clone() for value in (*values, *run.fed))
+            outputs = call(run.name, run.layer, given, run.autocast)
             values = tuple(value.contiguous().clone() for value in outputs)
     return sizes, overhead
 

@@ -37,7 +37,7 @@ def signature(run: LayerRun) -> tuple[Signature, tuple[Tensor, ...]]:
     before = live.live
     with live, _Recorder() as recorder:
         begin = [recorder.describe(tensor) for tensor in (*values, *states)]
-        outputs = call(run.name, run.layer, values)
+        outputs = call(run.name, run.layer, values, run.autocast)
         end = [recorder.describe(tensor) for tensor in outputs]
     graph = _graph((output.grad_fn for output in outputs), recorder)
     return (*begin, *recorder.done, *end, live.live - before, *graph), outputs

@@ -7,6 +7,7 @@ runtime's layers. The layers hold the user's own Parameter objects: nothing is c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from pipeplan.capture.rows import is_row, row_layers
 from pipeplan.capture.trace import Trace, has_fakes, trace
 from pipeplan.capture.whole import check_same
 from pipeplan.errors import InputError
+from pipeplan.precision import casting, check_autocast
 from pipeplan.task import SplitModel, Task
 
 
@@ -41,14 +43,17 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
     """
     if max_layers is not None and max_layers < 1:
         raise InputError(f"split: max_layers: got {max_layers}, need at least 1")
+    check_autocast(task.autocast)
     model = _as_module(task.model)
     device = _device(model)
     source, target = (part.to(device) for part in task.microbatch(0))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), casting(task.autocast, device):
         if is_row(model):
             layers, traced = row_layers(model, task.loss, source, target, max_layers)
-            return _made(model, layers, traced, source)
-        return _by_graph(task, model, source, target, max_layers)
+            found = _made(model, layers, traced, source)
+        else:
+            found = _by_graph(task, model, source, target, max_layers)
+    return replace(found, autocast=task.autocast)
 
 
 def _by_graph(

@@ -58,6 +58,7 @@ def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
         boundaries=tuple(model.boundaries[stage.first] for stage in stages),
         microbatch_size=model.microbatch_size,
         fed=tuple(_fed(model, stage) for stage in stages),
+        autocast=model.autocast,
     )
 
 

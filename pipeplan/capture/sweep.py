@@ -19,6 +19,7 @@ from pipeplan.capture.batches import Batches
 from pipeplan.capture.layer_run import fed_tensors
 from pipeplan.capture.place import Place
 from pipeplan.capture.trace import call, check_loss
+from pipeplan.precision import casting
 from pipeplan.task import SplitModel
 
 
@@ -96,9 +97,10 @@ class Sweep:
             fed = fed_tensors(model, index, source)
             begin = mark()
             self._place.seed(index)
-            values = call(name, layer, (*leaves, *fed))
+            values = call(name, layer, (*leaves, *fed), model.autocast)
             if index == last:
-                values = (check_loss(self._loss(values[0], target)),)
+                with casting(model.autocast, values[0].device):
+                    values = (check_loss(self._loss(values[0], target)),)
             marks.append((begin, mark()))
             if torch.is_grad_enabled():
                 graphs.append((leaves, values))

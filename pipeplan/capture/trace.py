@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pipeplan.errors import InputError
 from pipeplan.livebytes import key
+from pipeplan.precision import casting
 from pipeplan.task import TensorSpec
 
 _log = logging.getLogger(__name__)
@@ -88,14 +89,26 @@ def unchanged_buffers(layers: Iterable[nn.Module]) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def call(name: str, layer: nn.Module, boundary: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def call(
+    name: str,
+    layer: nn.Module,
+    boundary: tuple[Tensor, ...],
+    autocast: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
     """What `layer` returns for `boundary`, always as a tuple.
+
+    Args:
+        name: of the layer.
+        layer: called.
+        boundary: its arguments.
+        autocast: what it runs under; None leaves the setting as it is.
 
     Raises:
         InputError: if it fails or returns anything but a tensor or a tuple of tensors.
     """
     try:
-        result = layer(*boundary)
+        with casting(autocast, boundary[0].device):
+            result = layer(*boundary)
     except Exception as error:
         shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
         raise InputError(

@@ -18,11 +18,8 @@ def autocast(device: torch.device) -> Autocast:
 
 
 def as_in(device: torch.device, setting: Autocast) -> AbstractContextManager[Any]:
-    """That setting again, where casts of weights are not kept from one layer to the next.
-
-    A cast kept by a forward without a graph would be a weight without a gradient later.
-    """
+    """That setting again; each forward of a layer keeps casts of its own (`precision.casting`)."""
     enabled, dtype = setting
     if not enabled and not autocast(device)[0]:
         return nullcontext()
-    return torch.autocast(device.type, dtype, enabled=enabled, cache_enabled=False)
+    return torch.autocast(device.type, dtype, enabled=enabled)

@@ -140,6 +140,7 @@ class _Maker:
             runs=again,
             offload=offload,
             device=self.device,
+            autocast=split.autocast,
             host=self.host if offload else None,
         )
         return Stage(spec, self.plan.microbatches, self.holders.hold(spec.layers, planned.first))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import InputError
 from pipeplan.plan import Runs
+from pipeplan.precision import casting
 from pipeplan.runtime.buffers import Buffers, Values, put_back
 from pipeplan.runtime.seeds import seed_layer
 from pipeplan.runtime.tape import Tape
@@ -66,6 +67,8 @@ class PieceSpec:
     """Where its tensors are."""
     offload: Runs = ()
     """First and last index in `layers` of each run of which a `Tape` is kept."""
+    autocast: torch.dtype | None = None
+    """What layers and loss run under; None leaves the setting as it is."""
 
 
 @dataclass(slots=True)
@@ -168,9 +171,11 @@ class Piece:
                 layer = self.spec.first_layer + index
                 seed_layer(self.spec.seed, layer, number, self.spec.device)
             with taping:
-                value = module(*value)
+                with casting(self.spec.autocast, self.spec.device):
+                    value = module(*value)
                 if self._is_loss(index):
-                    value = self._loss(microbatch, value, wanted)
+                    with casting(self.spec.autocast, self.spec.device):
+                        value = self._loss(microbatch, value, wanted)
             value = value if isinstance(value, tuple) else (value,)
             tape.made(index, value)
         result: tuple[Tensor, ...] = value

@@ -51,6 +51,8 @@ class StageSpec:
     """The same of what may wait on the host between its two ends; apart from `runs`."""
     device: torch.device = CPU
     """Where its tensors are."""
+    autocast: torch.dtype | None = None
+    """What layers and loss run under."""
     host: HostWay | None = None
     """The way there; needed where something is offloaded."""
 
@@ -224,6 +226,7 @@ def _piece(spec: StageSpec, begin: int, end: int) -> PieceSpec:
         fed=fed,
         device=spec.device,
         offload=offload,
+        autocast=spec.autocast,
     )
 
 

@@ -173,6 +173,35 @@ def test_autocast_is_kept_when_layers_run_again() -> None:
         lean(source)
 
 
+def test_a_weight_used_twice_under_autocast() -> None:
+    """Both uses of one forward share a cast, so their gradients add up in 16 bits, as without."""
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6)
+    twice = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), shared, nn.Tanh(), shared)
+    model = nn.Sequential(nn.Linear(6, 6), _Block(twice), nn.Linear(6, 6))
+    other, source = copy.deepcopy(model), torch.randn(5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        lean = rematerialize(model, source, "1MiB", repeats=1)
+        for each in (other, lean):
+            each(source).float().sum().backward()
+    for first, second in zip(other.parameters(), model.parameters(), strict=True):
+        assert first.grad is not None
+        assert second.grad is not None
+        assert torch.equal(first.grad, second.grad)
+
+
+class _Block(nn.Module):
+    """Modules that are one layer."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.part(value)
+        return result
+
+
 def test_shared_parameters_and_interleaved_micro_batches() -> None:
     """Two forwards before their backwards, onto gradients that are there, with tied weights."""
     found = []
