@@ -25,7 +25,7 @@ from pipeplan.runtime.stage import Stage, StageSpec
 from pipeplan.runtime.tied import TiedGradients
 from pipeplan.runtime.ties import find_ties
 from pipeplan.runtime.updates import Updates
-from pipeplan.runtime.wiring import Wires, first_free_tag, wires
+from pipeplan.runtime.wiring import Wires, first_free_tag, first_tie_tag, wires
 from pipeplan.task import SplitModel, Task
 
 
@@ -95,7 +95,7 @@ def build(
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
     links = {index: wires(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
-    tied = TiedGradients(ties, holders.of, transport, first_tag + 1)
+    tied = TiedGradients(ties, holders.of, transport, first_tie_tag(split.boundaries))
     decisions = None
     if holders.deferred:
         layout = Layout(plan.stages, split)

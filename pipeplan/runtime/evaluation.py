@@ -123,6 +123,9 @@ class _NoUpdates:
     def before_forward(self, stage: int, step: int) -> None:
         """See `Updating`."""
 
+    def after_backwards(self, stage: int, step: int) -> None:
+        """Never comes."""
+
     def end_step(self, stage: int) -> None:
         """Never comes."""
 

@@ -101,6 +101,9 @@ class Updating(Protocol):
     def before_forward(self, stage: int, step: int) -> None:
         """A forward of `step` comes next on `stage`."""
 
+    def after_backwards(self, stage: int, step: int) -> None:
+        """The last backward of `step` on `stage` is over; its OPT comes later."""
+
     def end_step(self, stage: int) -> None:
         """An OPT: the gradients of the oldest open step of `stage` are complete."""
 
@@ -119,6 +122,9 @@ class AtOnce:
         """See `Updating`."""
 
     def before_forward(self, stage: int, step: int) -> None:
+        """See `Updating`."""
+
+    def after_backwards(self, stage: int, step: int) -> None:
         """See `Updating`."""
 
     def end_step(self, stage: int) -> None:
@@ -305,6 +311,9 @@ class Executor:
             self._hand_on(
                 arrived, wire, self._output_gradients, next_key, self._input_gradients, key
             )
+        step, left = divmod(microbatch + 1, self._pattern.microbatches)
+        if not left:
+            self._updates.after_backwards(stage, step - 1)
 
     @staticmethod
     def _hand_on(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeplan.runtime.leaves import Leaves
 from pipeplan.runtime.messages import Pending, Transport
-from pipeplan.runtime.ties import Tie, Use, check_hooks
+from pipeplan.runtime.ties import Tie, Use, check_hooks, tags_of
 from pipeplan.runtime.transport import wait_all
 
 Holder = Callable[[Use], Leaves]
@@ -43,12 +43,11 @@ class TiedGradients:
     def __init__(
         self, ties: Sequence[Tie], holder: Holder, transport: Transport, first_tag: int
     ) -> None:
-        """Tag `first_tag + n` belongs to the n-th use of all ties."""
+        """Tags are those of `tags_of`."""
         self._ties = ties
         self._holder = holder
         self._transport = transport
-        uses = [use for tie in ties for use in tie.uses]
-        self._tags = {id(use): first_tag + n for n, use in enumerate(uses)}
+        self._tags = tags_of(ties, first_tag)
         here = transport.rank
         self._inboxes = {
             id(use): _Inbox(torch.empty_like(use.parameter))
@@ -71,6 +70,10 @@ class TiedGradients:
         """
         for tie in self._ties:
             check_hooks(tie)
+
+    def has(self, stage: int) -> bool:
+        """Whether `stage` uses a shared parameter."""
+        return any(use.stage == stage for tie in self._ties for use in tie.uses)
 
     def post(self, stage: int) -> None:
         """Post the receives of the parameters that `stage` owns, once per step."""

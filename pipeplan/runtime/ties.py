@@ -45,6 +45,12 @@ class Tie:
         return self.uses[0]
 
 
+def tags_of(ties: Sequence[Tie], first: int) -> dict[int, int]:
+    """The tag of each use, by its `id`: `first + n` for the n-th of all ties."""
+    uses = [use for tie in ties for use in tie.uses]
+    return {id(use): first + number for number, use in enumerate(uses)}
+
+
 def untie(split: SplitModel, tied: Tied) -> SplitModel:
     """`split` with no module in two layers; under `synchronize` no trainable parameter either.
 

@@ -52,6 +52,9 @@ class _GlooVote:
 class GlooTransport:
     """Ranks of one replica in a gloo group of all replicas, with lines between neighbours."""
 
+    queues = False
+    """Whether whoever waits for a message is the GPU's current stream, and not this process."""
+
     def __init__(self, ranks: Ranks) -> None:
         """Takes the ranks; votes are among all of them."""
         self._ranks = ranks

@@ -59,6 +59,11 @@ class Updates:
         self._observer = observer
         self._rank = rank
         self._ended: dict[int, int] = {}
+        self._open: list[tuple[int, int]] = []
+        """Stages and steps whose averages may still travel."""
+        self._completed: set[int] = set()
+        """Stages whose gradients of the open step are complete before its OPT."""
+        self._drains = all(stage.weights.versions == 1 for stage in stages.values())
 
     def begin(self, first: int) -> None:
         """Say that a run starts from an empty pipeline at step `first`."""
@@ -75,19 +80,30 @@ class Updates:
                     self._settle(stage, weights)
             self._tied.post(stage)
 
+    def after_backwards(self, stage: int, step: int) -> None:
+        """Begin to average what needs nothing of other stages while the pipeline drains."""
+        if self._replicas and self._drains and not self._tied.has(stage):
+            with self._naming_peers(stage):
+                self._complete(stage, step)
+            self._completed.add(stage)
+
     def end_step(self, stage: int) -> None:
         """The gradients of the oldest open step of `stage` are complete."""
         step = self._ended[stage]
         self._ended[stage] = step + 1
         with self._naming_peers(stage):
-            self._finish(stage, step)
-        if self._drained(step):
+            if stage not in self._completed:
+                self._complete(stage, step)
+            self._open.append((stage, step))
+            drained = self._drained(step)
+            if drained or not (self._replicas and self._drains):
+                self._conclude(step)
+        if drained:
             self.finish()
 
     def _drained(self, step: int) -> bool:
         """Whether no stage of this rank has begun the next step: then waiting costs nothing."""
-        flush = all(stage.weights.versions == 1 for stage in self._stages.values())
-        return flush and all(ended > step for ended in self._ended.values())
+        return self._drains and all(ended > step for ended in self._ended.values())
 
     def finish(self) -> None:
         """Make all updates that are still to come; the pipeline is empty."""
@@ -99,7 +115,8 @@ class Updates:
         with self._naming_peers(min(self._stages, default=0)):
             self._tied.finish()
 
-    def _finish(self, stage: int, step: int) -> None:
+    def _complete(self, stage: int, step: int) -> None:
+        """Make the mean gradients of `stage`, and begin to average them over the replicas."""
         self._stages[stage].end_step()
         weights = self._stages[stage].weights
         self._tied.offer(stage, step)
@@ -107,8 +124,25 @@ class Updates:
         scaler = self._decisions.scaler if self._decisions else None
         weights.finish(step, scaler.of(step) if scaler else 1.0)
         if self._replicas:
-            self._replicas.average(weights.gradients(step))
-        self._tied.share(stage, step)
+            self._replicas.begin(weights.gradients(step))
+
+    def _conclude(self, last: int) -> None:
+        """Go on with the gradients of the stages that have ended a step, `last` the newest.
+
+        Under flush averages have until the rank has drained: they travel beside its backwards.
+        """
+        if self._replicas:
+            self._replicas.settle()
+        for stage, step in self._open:
+            self._tied.share(stage, step)
+            self._go_on(stage, step)
+        self._open.clear()
+        self._completed.clear()
+        if self._decisions and all(ended > last for ended in self._ended.values()):
+            self._decisions.send(last)
+
+    def _go_on(self, stage: int, step: int) -> None:
+        weights = self._stages[stage].weights
         if self._decisions is None:
             weights.apply(step)
             self._observer.updated(stage, step)
@@ -116,8 +150,6 @@ class Updates:
         names = self._stages[stage].names
         pairs = zip(weights.parameters, weights.gradients(step), strict=True)
         self._decisions.add(step, {names[parameter]: gradient for parameter, gradient in pairs})
-        if all(ended > step for ended in self._ended.values()):
-            self._decisions.send(step)
 
     def _settle(self, stage: int, weights: Weights) -> None:
         step = weights.version

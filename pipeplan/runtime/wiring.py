@@ -86,6 +86,11 @@ def first_free_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
     return 2 * sum(map(len, boundaries))
 
 
+def first_tie_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
+    """The first tag of gradients of tied weights: behind the one of `first_free_tag`."""
+    return first_free_tag(boundaries) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Boundary:
     """The boundary before a stage, between two ranks; tags count from the chain's start."""
