@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
-from pipeplan.task import SplitModel, Task, TensorSpec
+from pipeplan.task import SplitModel, Task, TensorSpec, Tied
 
 torch.set_num_threads(1)
 K = ActionKind
@@ -84,6 +84,16 @@ def toy(optimizer: str = "sgd") -> tuple[SplitModel, Task]:
     """The eight layers, split, with initial weights that are always the same."""
     torch.manual_seed(7)
     return split_by_hand(layers_of(6), optimizer)
+
+
+def tied(*, clip: bool, how: Tied, optimizer: str = "adamw") -> tuple[SplitModel, Task]:
+    """Five layers: the outer two share a weight, the inner two a bias."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(6, 6), nn.Linear(6, 6), nn.Dropout(0.1), nn.Linear(6, 6), nn.Linear(6, 6)]
+    layers[4].weight = layers[0].weight
+    layers[3].bias = layers[1].bias
+    split, task = split_by_hand(layers, optimizer)
+    return split, replace(task, tied=how, clip_norm=0.2 if clip else None)
 
 
 def split_by_hand(

@@ -1,9 +1,11 @@
 """Which messages need a communicator of their own where messages have no tags, as under NCCL.
 
 There a posted message holds up all behind it on its communicator. So every directed boundary gets
-one: a receive that waits never blocks a send, and messages of one channel have one order at both
-ends, that of their micro-batches. All ranks make all of them in the one order of `channels`, so
-nobody waits in a circle while they connect. Source: ours.
+one, as does each direction of the gradients of tied weights between two stages, and of those
+between neighbouring replicas: a receive that waits never blocks a send, and messages of one
+channel have one order at both ends. A rank makes those that end at it, in the one order of
+`channels`, so nobody waits in a circle while they connect; every other one comes first, so that
+neighbours connect side by side and not one after the other. Source: ours.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeplan.plan import Stage as PlannedStage
-from pipeplan.runtime.wiring import wires
+from pipeplan.runtime.ties import Tie, tags_of
+from pipeplan.runtime.wiring import first_tie_tag, wires
 from pipeplan.task import TensorSpec
 
 ACROSS = 0
@@ -33,6 +36,7 @@ def channels(
     boundaries: Sequence[Sequence[TensorSpec]],
     ranks: int,
     replicas: int = 1,
+    ties: Sequence[Tie] = (),
 ) -> tuple[Channel, ...]:
     """All channels of a run, the same on every rank.
 
@@ -41,8 +45,9 @@ def channels(
         boundaries: specs of the boundary before each layer.
         ranks: of one replica.
         replicas: side by side.
+        ties: shared parameters.
     """
-    inside = list(_inside(stages, boundaries))
+    inside = [*_between(stages, boundaries), *_tied(ties, first_tie_tag(boundaries))]
     within = [
         Channel(replica * ranks + each.source, replica * ranks + each.target, each.tags)
         for replica in range(replicas)
@@ -51,21 +56,43 @@ def channels(
     return (*within, *_across(ranks, replicas))
 
 
-def _inside(
+def _between(
     stages: Sequence[PlannedStage], boundaries: Sequence[Sequence[TensorSpec]]
 ) -> Iterator[Channel]:
-    for index, stage in enumerate(stages):
-        links = wires(stages, boundaries, index)
-        for wire in (links.output, links.input_gradient):
+    """Forth and back over each boundary between two ranks."""
+    for index in _alternating(len(stages) - 1):
+        here, there = stages[index].gpu, stages[index + 1].gpu
+        forth = wires(stages, boundaries, index).output
+        back = wires(stages, boundaries, index + 1).input_gradient
+        for source, target, wire in ((here, there, forth), (there, here, back)):
             if wire is not None and wire.tags:
-                yield Channel(stage.gpu, wire.peer, wire.tags)
+                yield Channel(source, target, wire.tags)
+
+
+def _tied(ties: Sequence[Tie], first_tag: int) -> Iterator[Channel]:
+    """From copies to the owner and back, per pair of stages: both ends have the order of ties."""
+    tags = tags_of(ties, first_tag)
+    pairs: dict[tuple[int, int], tuple[int, int, list[int]]] = {}
+    for tie in ties:
+        for use in tie.uses[1:]:
+            if use.rank != tie.owner.rank:
+                stages = (use.stage, tie.owner.stage)
+                found = pairs.setdefault(stages, (use.rank, tie.owner.rank, []))
+                found[2].append(tags[id(use)])
+    for copy, owner, used in pairs.values():
+        yield Channel(copy, owner, tuple(used))
+        yield Channel(owner, copy, tuple(used))
 
 
 def _across(ranks: int, replicas: int) -> Iterator[Channel]:
-    """What `Replicas.average` sends: to the next replica, and from the last one to all."""
-    last = replicas - 1
+    """What `Replicas` sends: sums to the next replica, means to the one before."""
     for rank in range(ranks):
-        for replica in range(last):
+        for replica in _alternating(replicas - 1):
             here = replica * ranks + rank
             yield Channel(here, here + ranks, (ACROSS,))
-            yield Channel(last * ranks + rank, here, (ACROSS,))
+            yield Channel(here + ranks, here, (ACROSS,))
+
+
+def _alternating(count: int) -> tuple[int, ...]:
+    """0, 2, 4, .., 1, 3, ..: what has even numbers has no ends in common."""
+    return (*range(0, count, 2), *range(1, count, 2))

@@ -21,6 +21,7 @@ from pipeplan.runtime.interruptible import interruptible
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.place import Place, check_meeting_point
 from pipeplan.runtime.ranks import Ranks, check_mesh
+from pipeplan.runtime.ties import find_ties
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel
 from pipeplan.units import format_ns
@@ -80,8 +81,16 @@ def joined(
 ) -> GlooTransport | LocalTransport:
     """`join` for a training of `split` as `plan` says; `nccl_device` is what `join` has."""
     ranks = len(plan.cluster.gpus)
-    needed = channels(plan.stages, split.boundaries, ranks, replicas) if nccl_device else ()
+    needed = needed_channels(plan, split, ranks, replicas) if nccl_device else ()
     return join(place, timeout_ns, replicas, needed, nccl_device)
+
+
+def needed_channels(
+    plan: Plan, split: SplitModel, ranks: int, replicas: int
+) -> tuple[Channel, ...]:
+    """Those of a training of `split` as `plan` says, on `replicas` times `ranks`."""
+    ties = find_ties(plan.stages, split)
+    return channels(plan.stages, split.boundaries, ranks, replicas, ties)
 
 
 def for_pipeline(
@@ -141,11 +150,6 @@ def _on_mesh(
     timeout = timedelta(microseconds=timeout_ns // 1000)
     if nccl_device is None:
         return GlooTransport(interruptible(lambda: Ranks.of(mesh, timeout)))
-    if mesh.size() != dist.get_world_size():
-        raise InputError(
-            f"pipeline: mesh: got {mesh.size()} of {dist.get_world_size()} ranks, need all of them"
-            " under backend nccl. Or use backend gloo."
-        )
-    needed = channels(plan.stages, split.boundaries, mesh.size(1), mesh.size(0))
+    needed = needed_channels(plan, split, mesh.size(1), mesh.size(0))
     ranks = interruptible(lambda: Ranks.of(mesh, timeout))
     return ChannelTransport(ranks, needed, nccl_device)

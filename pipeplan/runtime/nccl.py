@@ -1,9 +1,8 @@
-"""Messages that stay on the GPUs: one NCCL communicator per directed boundary.
+"""Messages that stay on the GPUs: one NCCL communicator per channel (`channels`).
 
 A message is handed to the communicator's own stream, which first waits for what the compute
 stream had been given until then; `wait` lets the compute stream, not the process, wait for it.
-What has no channel (tied gradients) travels as under gloo, as do votes and whatever lies on the
-processor.
+What has no channel travels as under gloo, as do votes, norms and whatever lies on the processor.
 
 The program is safe where a send blocks until its receive is posted ((O6) of docs/model.md,
 checked before the start), which is all that NCCL promises. Never run on two GPUs yet.
@@ -16,9 +15,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import ProcessGroup
+from torch.distributed.distributed_c10d import PrefixStore
 
 from pipeplan.runtime.channels import Channel
+from pipeplan.runtime.links import Lent, Link, MakeLink, lent, nccl
 from pipeplan.runtime.messages import Pending
 from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
@@ -39,39 +39,44 @@ class ChannelTransport(GlooTransport):
         channels: Sequence[Channel],
         device: torch.device,
         *,
-        backend: str = "nccl",
+        make: MakeLink = nccl,
         carries: Callable[[Tensor], bool] = on_gpu,
     ) -> None:
-        """Joins, makes all channels in their order and sends a first message over each.
+        """Joins, makes its own channels in their order and sends a first message over each.
 
         Args:
             ranks: all ranks there are.
             channels: the same on every rank.
             device: where this rank computes.
-            backend: of the channels' groups.
+            make: makes the communicator of one channel.
             carries: which tensors may take a channel.
         """
         super().__init__(ranks)
         self._carries = carries
         self._here = ranks.here
         self._device = device
-        self._channels: dict[tuple[int, int, int], ProcessGroup] = {}
+        self.queues = device.type == "cuda"
+        self._links: dict[tuple[int, int, int], Link] = {}
         try:
-            self._open(ranks, channels, backend)
+            self._open(ranks, channels, make)
         except BaseException:
             self.abandon()
             raise
 
-    def _open(self, ranks: Ranks, channels: Sequence[Channel], backend: str) -> None:
+    def _open(self, ranks: Ranks, channels: Sequence[Channel], make: MakeLink) -> None:
         flat = [rank for row in ranks.rows for rank in row]
-        ends = [(flat[each.source], flat[each.target]) for each in channels]
-        for (source, target), channel in zip(ends, channels, strict=True):
-            group = dist.new_group([source, target], timeout=ranks.timeout, backend=backend)
-            if self._here in (source, target):
-                keys = ((source, target, tag) for tag in channel.tags)
-                self._channels.update(dict.fromkeys(keys, group))
-        for (source, target), channel in zip(ends, channels, strict=True):
-            self._connect(source, target, channel.tags[0], self._device)
+        store = ranks.group.get_group_store()
+        own: list[tuple[int, int, int]] = []
+        for number, channel in enumerate(channels):
+            source, target = flat[channel.source], flat[channel.target]
+            if self._here not in (source, target):
+                continue
+            end = int(self._here == max(source, target))
+            link = make(PrefixStore(f"channel{number}", store), end, ranks.timeout)
+            self._links.update({(source, target, tag): link for tag in channel.tags})
+            own.append((source, target, channel.tags[0]))
+        for source, target, tag in own:
+            self._connect(source, target, tag, self._device)
 
     def _connect(self, source: int, target: int, tag: int, device: torch.device) -> None:
         """Communicators connect at their first message, and block both ends until they have."""
@@ -88,31 +93,31 @@ class ChannelTransport(GlooTransport):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         dist.barrier(self._group)
-        for group in dict.fromkeys(self._channels.values()):
-            dist.destroy_process_group(group)
-        self._channels.clear()
+        for link in dict.fromkeys(self._links.values()):
+            link.shutdown()
+        self._links.clear()
         super().close()
 
     def _send(self, tensor: Tensor, rank: int, tag: int) -> Pending:
-        group = self._channel(tensor, self._here, rank, tag)
-        if group is None:
+        link = self._link(tensor, self._here, rank, tag)
+        if link is None:
             return super()._send(tensor, rank, tag)
         try:
-            return group.send([tensor], int(rank > self._here), 0)
+            return Lent(tensor, link.send([lent(tensor)], int(rank > self._here), 0))
         except RuntimeError as error:
             lost(error)
 
     def _receive(self, tensor: Tensor, rank: int, tag: int) -> Pending:
-        group = self._channel(tensor, rank, self._here, tag)
-        if group is None:
+        link = self._link(tensor, rank, self._here, tag)
+        if link is None:
             return super()._receive(tensor, rank, tag)
         try:
-            return group.recv([tensor], int(rank > self._here), 0)
+            return Lent(tensor, link.recv([lent(tensor)], int(rank > self._here), 0))
         except RuntimeError as error:
             lost(error)
 
-    def _channel(self, tensor: Tensor, source: int, target: int, tag: int) -> ProcessGroup | None:
-        """The group that carries `tensor`, if one does."""
+    def _link(self, tensor: Tensor, source: int, target: int, tag: int) -> Link | None:
+        """What carries `tensor`, if a channel does."""
         if not tensor.numel() or not self._carries(tensor):
             return None
-        return self._channels.get((source, target, tag))
+        return self._links.get((source, target, tag))

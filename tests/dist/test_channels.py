@@ -1,4 +1,4 @@
-"""Real processes that exchange messages over one group per directed boundary."""
+"""Real processes that exchange messages over one group per channel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from tests import case_scripts
 
 
 def test_messages_without_tags() -> None:
-    """Four ranks, looped and straight, both modes: bit-equal though no message has a tag."""
+    """Looped, straight, tied across ranks, replicas, both modes: bit-equal without any tag."""
     lines = case_scripts.printed(Path(__file__).with_name("channel_cases.py"))
     assert lines == [
-        f"{semantics} {stages}: exact" for stages in (6, 4) for semantics in ("flush", "2bw")
+        f"{semantics} {kind}: exact"
+        for semantics in ("flush", "2bw")
+        for kind in ("looped", "straight", "tied", "replicas", "four replicas")
     ]

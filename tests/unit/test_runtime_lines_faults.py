@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from pipeplan.runtime import meeting, outgoing
@@ -195,8 +196,9 @@ def two_ranks() -> Iterator[Ranks]:
     threads = threading.active_count()
     pair = socket.socketpair()
     lines = Lines({1: pair[0]}, timedelta(seconds=1))
-    nobody = cast("ProcessGroup", None), cast("Store", None)
-    yield Ranks(*nobody, timedelta(seconds=1), ((0, 1),), 0, owned=False, lines=lines)
+    nobody = SimpleNamespace(get_group_store=HashStore)
+    group, store = cast("ProcessGroup", nobody), cast("Store", None)
+    yield Ranks(group, store, timedelta(seconds=1), ((0, 1),), 0, owned=False, lines=lines)
     assert threading.active_count() == threads
     pair[1].close()
 
@@ -213,9 +215,8 @@ def test_leaving_fails_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.leave()
 
 
-def test_channels_fail_and_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_fail_and_close() -> None:
     """Nor does whoever gets its lines and then no channels."""
-    monkeypatch.setattr(dist, "new_group", fail)
     channel = Channel(0, 1, (0,))
     with two_ranks() as ranks, pytest.raises(RuntimeError, match="lost"):
-        ChannelTransport(ranks, [channel], torch.device("cpu"))
+        ChannelTransport(ranks, [channel], torch.device("cpu"), make=fail)

@@ -14,7 +14,7 @@ from pipeplan import lowering
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.ties import find_ties, untie
-from pipeplan.task import LossScale, SplitModel, Task, Tied
+from pipeplan.task import LossScale, SplitModel, Task
 from tests import pipelines, reference
 from tests.plans import random_plan
 
@@ -178,16 +178,6 @@ def test_loss_scaling_skips_on_all_ranks(
     same(outcome, expected)
 
 
-def tied(*, clip: bool, how: Tied, optimizer: str = "adamw") -> tuple[SplitModel, Task]:
-    """Five layers: the outer two share a weight, the inner two a bias."""
-    torch.manual_seed(1)
-    layers = [nn.Linear(6, 6), nn.Linear(6, 6), nn.Dropout(0.1), nn.Linear(6, 6), nn.Linear(6, 6)]
-    layers[4].weight = layers[0].weight
-    layers[3].bias = layers[1].bias
-    split, task = pipelines.split_by_hand(layers, optimizer)
-    return split, replace(task, tied=how, clip_norm=0.2 if clip else None)
-
-
 TIES = {
     "one stage": ([], [0]),
     "one rank": ([1, 2, 4], [0, 0, 0, 0]),
@@ -207,7 +197,7 @@ def test_tied_weights_on_one_rank(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, clip: bool
 ) -> None:
     """One storage, one sum of gradients per layer, added in chain order: exact on any stages."""
-    check(shape, semantics, *tied(clip=clip, how="colocate"))
+    check(shape, semantics, *pipelines.tied(clip=clip, how="colocate"))
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -217,7 +207,7 @@ def test_tied_weights_anywhere(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, clip: bool
 ) -> None:
     """Copies on any ranks exchange gradients and equal the reference bit for bit."""
-    check(shape, semantics, *tied(clip=clip, how="synchronize"))
+    check(shape, semantics, *pipelines.tied(clip=clip, how="synchronize"))
 
 
 def test_one_module_in_two_layers() -> None:
@@ -231,7 +221,7 @@ def test_one_module_in_two_layers() -> None:
 
 def test_colocated_ties_across_ranks_are_refused() -> None:
     """The message names both layers, the parameter and the way out."""
-    split, _ = tied(clip=False, how="colocate")
+    split, _ = pipelines.tied(clip=False, how="colocate")
     plan = pipelines.plan_of([1, 2, 4], [0, 1, 1, 1], "flush", M, layers=5)
     with pytest.raises(InputError, match=r"layer0.*layer4.*GPUs 0 and 1.*synchronize"):
         find_ties(plan.stages, split)
