@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipeplan.plan import Plan
 from pipeplan.runtime.build import build
 from pipeplan.runtime.channels import channels
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.links import Link, gloo
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.ranks import Ranks
@@ -88,7 +88,7 @@ def same_side_by_side(case: Case, transport: ChannelTransport) -> bool:
         pipelines.pattern_of(case.plan, period=3),
         split,
         task,
-        TaskFeed(task, split.boundaries[0], shard.number),
+        TaskFeed(task, split, Uses.of(case.plan, split, transport.rank), shard.number),
         transport,
         pipelines.Listener(),
         seed=3,

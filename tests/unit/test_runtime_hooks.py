@@ -19,7 +19,7 @@ from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, Tied
 from tests import capture_tasks, launch_task, pipelines, reference
 from tests.unit.test_runtime_memory import measured, planned
-from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same, tied
+from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same
 
 MODES = ["flush", "2bw"]
 Hooked = Callable[[nn.Parameter], object]
@@ -191,7 +191,7 @@ def test_hooks_registered_in_a_forward_are_refused(semantics: Semantics) -> None
 @pytest.mark.parametrize("how", ["colocate", "synchronize"])
 def test_hooks_on_shared_parameters_are_refused(how: Tied) -> None:
     """Layers add up their gradients at the end of a step only: no hook sees the micro-batch's."""
-    split, task = tied(clip=False, how=how)
+    split, task = pipelines.tied(clip=False, how=how)
     split.layers[0].weight.register_hook(lambda gradient: gradient * 2)
     plan = pipelines.plan_of([1, 2, 4], [0, 1, 1, 0], "flush", M, layers=5)
     with pytest.raises(InputError, match=r"parameter '0\.weight'.*hooks.*2 layers.*outputs"):

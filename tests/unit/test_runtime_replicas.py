@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeplan.runtime.buckets import BUCKET_BYTES, buckets
 from pipeplan.runtime.build import build
 from pipeplan.runtime.executor import Executor
-from pipeplan.runtime.feed import TaskFeed
+from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.replicas import Replicas
@@ -165,7 +165,7 @@ def test_averages_overlap_with_the_drain(
             pipelines.pattern_of(plan, 3),
             split,
             replace(task, clip_norm=clip),
-            TaskFeed(task, split.boundaries[0]),
+            TaskFeed(task, split, Uses.of(plan, split, transport.rank)),
             transport,
             pipelines.Listener(),
             seed=0,
