@@ -22,6 +22,7 @@ from pipeplan.capture import split
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
+from pipeplan.repeat import check_data
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.arguments import Progress, check_ranks, numbers_of, whole
 from pipeplan.runtime.backend import Wanted, check_current, device_of
@@ -142,6 +143,7 @@ class Pipeline:
         self.task = _task(model, loss, optimizer, sample, options)
         self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
         verifier.check(self.plan)
+        check_data(self.task)
         self._pattern: Pattern = lowering.lower(self.plan)
         lowering.check_deadlock(self._pattern)
         self._split = split_for(self.plan, self.task)

@@ -27,6 +27,16 @@ def next_token(logits: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
+def rows(number: int, *shape: int) -> Tensor:
+    """Normal random numbers of this shape, always the same ones."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(number))
+
+
+def classes(number: int) -> Tensor:
+    """Four of ten classes, always the same ones."""
+    return torch.randint(10, (4,), generator=torch.Generator().manual_seed(number))
+
+
 def tokens(microbatch: int) -> tuple[Tensor, Tensor]:
     """Two rows of 16 tokens of 64, and the ones that follow them: views of one tensor."""
     generator = torch.Generator().manual_seed(microbatch)
@@ -51,7 +61,7 @@ def mlp() -> Task:
         model=nn.Sequential(*layers),
         loss=functional.mse_loss,
         optimizer=adamw,
-        data=lambda _: (torch.randn(32, 64), torch.randn(32, 64)),
+        data=lambda number: (rows(number, 32, 64), rows(~number, 32, 64)),
     )
 
 
@@ -84,7 +94,7 @@ def conv() -> Task:
         ),
         loss=functional.cross_entropy,
         optimizer=sgd,
-        data=lambda _: (torch.randn(4, 3, 16, 16), torch.randint(10, (4,))),
+        data=lambda number: (rows(number, 4, 3, 16, 16), classes(number)),
     )
 
 
@@ -133,7 +143,7 @@ def skips() -> Task:
         model=[nn.Linear(8, 16), Fork(), Fork(), Join(), nn.ReLU(), nn.Linear(16, 1)],
         loss=functional.mse_loss,
         optimizer=sgd,
-        data=lambda _: (torch.randn(32, 8), torch.randn(32, 1)),
+        data=lambda number: (rows(number, 32, 8), rows(~number, 32, 1)),
     )
 
 

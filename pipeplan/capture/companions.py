@@ -20,6 +20,7 @@ from pipeplan.capture.place import place_of
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
 from pipeplan.errors import InputError
+from pipeplan.repeat import seed_all
 from pipeplan.task import load
 
 _READY = "ready"
@@ -56,7 +57,7 @@ def main() -> None:
     reference, seed, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     threading.Thread(target=_end_with_input, daemon=True).start()
     torch.set_num_threads(threads)
-    torch.manual_seed(seed)
+    seed_all(seed)
     task = load(reference, seed)
     place = place_of(task.model)
     task = place.bring(task)

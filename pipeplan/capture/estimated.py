@@ -25,6 +25,7 @@ from pipeplan.capture.sweep import gradient_buffers
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
+from pipeplan.repeat import check_data
 from pipeplan.task import SplitModel, Task
 
 Progress = Callable[[str], None]
@@ -51,9 +52,10 @@ def estimate_task(
         max_layers: as for `split`.
 
     Raises:
-        InputError: if the task cannot be split, or looks at values.
+        InputError: if the task cannot be split, or looks at values, or its data do not repeat.
     """
     say = progress or (lambda _: None)
+    check_data(task)
     batches = Batches(task)
     batches.fetch(1)
     with torch.random.fork_rng(devices=[]), _values_unknown():

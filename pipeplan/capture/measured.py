@@ -21,6 +21,7 @@ from pipeplan.capture.sweep import Sweep, gradient_buffers
 from pipeplan.capture.trace import call, unchanged_buffers
 from pipeplan.chain import Chain, Layer
 from pipeplan.livebytes import LiveBytes
+from pipeplan.repeat import check_data
 from pipeplan.task import SplitModel, Task
 
 Progress = Callable[[str], None]
@@ -57,10 +58,12 @@ def profile_task(
     Layers are merged where there are more than `max_layers`.
 
     Raises:
-        InputError: if the task cannot be split or run.
+        InputError: if the task cannot be split or run, or its data do not repeat.
     """
     say = progress or _silent
-    task = place_of(task.model).bring(task)
+    place = place_of(task.model)
+    check_data(task)
+    task = place.bring(task)
     model = split(task, max_layers)
     say(f"split into {len(model.layers)} layers")
     found = measure(model, task, repeats=repeats, warmup=warmup, say=say)

@@ -18,6 +18,7 @@ from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
+from pipeplan.repeat import seed_all
 from pipeplan.stages import StageProfile
 from pipeplan.task import Task, load, load_named
 
@@ -39,7 +40,7 @@ def profile(
 
     Args:
         reference: `package.module:function` or `path/to/file.py:function`.
-        seed: of torch, set before the task is made, as `launch` does.
+        seed: of what the task is made from (`repeat.seed_all`), as under `launch`.
         repeats: micro-batches timed; each time is the median of the quietest five in a row.
         warmup: micro-batches run before.
         threads: of torch, as many as a rank will have.
@@ -55,7 +56,7 @@ def profile(
         repeats=(repeats, 1), warmup=(warmup, 0), threads=(threads, 1), companions=(companions, 0)
     )
     with _threads(threads), contextlib.ExitStack() as stack:
-        torch.manual_seed(seed)
+        seed_all(seed)
         task = load(reference, seed)
         say = progress or (lambda _: None)
         if companions:
@@ -80,13 +81,14 @@ def estimate(
     Args:
         reference: as for `profile`.
         device: what the times are for (`pipeplan.devices.find`).
-        seed: given to the task.
+        seed: as for `profile`.
         max_layers: merges layers until there are no more than these (`split`).
         progress: told what happens, one line at a time.
 
     Raises:
         InputError: if the task cannot be loaded or split, or looks at the values of weights.
     """
+    seed_all(seed)
     with weightless():
         task = load(reference, seed)
     chain = estimate_task(task, device, progress, max_layers=max_layers)
@@ -123,7 +125,7 @@ def profile_stages(
             "profile: the plan names no task (its chain was not profiled). Give TASK beside it."
         )
     with _threads(threads):
-        torch.manual_seed(seed)
+        seed_all(seed)
         task = _named_by(plan, seed) if reference is None else load(reference, seed)
         return measure_stages(task, plan, repeats=repeats, warmup=warmup, progress=progress)
 

@@ -11,6 +11,7 @@ from pipeplan.capture.place import place_of
 from pipeplan.capture.split import split
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
+from pipeplan.repeat import check_data
 from pipeplan.stages import StageMeasure, StageProfile
 from pipeplan.task import SplitModel, Task
 from pipeplan.verifier import stage_bytes
@@ -29,7 +30,9 @@ def measure_stages(
         InputError: if the plan is not for this task, or the task cannot be split or run.
     """
     say = progress or (lambda _: None)
-    task = place_of(task.model).bring(task)
+    place = place_of(task.model)
+    check_data(task)
+    task = place.bring(task)
     model = split(task, len(plan.chain.layers) if plan.task_digest else None)
     _check(model, plan)
     found = measure(fuse(model, plan.stages), task, repeats=repeats, warmup=warmup, say=say)

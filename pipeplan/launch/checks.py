@@ -37,6 +37,8 @@ class Setup:
     """Where this rank computes."""
     backend: Literal["nccl", "gloo"]
     task_digest: str
+    data: str
+    """A fingerprint of the first micro-batches."""
     seed: int
     checkpoint: Path | None
     """What to go on from."""
@@ -66,7 +68,7 @@ def prepare(options: Options, place: Place) -> Setup:
     machine = Machine.here()
     machine.check(options.backend, place)
     take_gpu(place, machine)
-    task, split = _load(plan, options, seed)
+    task, split, data = _load(plan, options, seed)
     device = device_of(split)
     _check_same_task(options, meta, split.digest())
     return Setup(
@@ -78,6 +80,7 @@ def prepare(options: Options, place: Place) -> Setup:
         device=device,
         backend=machine.chosen(options.backend, place, device),
         task_digest=split.digest(),
+        data=data,
         seed=seed,
         checkpoint=begun.path,
         first_step=meta.step if meta else 0,
@@ -221,8 +224,8 @@ def _drawn(meta: Meta) -> int:
     return meta.step * meta.microbatches if meta.drawn is None else meta.drawn
 
 
-def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
-    """The task and its layers; the same weights on every rank because of the same seed."""
+def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel, str]:
+    """The task, its layers and a fingerprint of its data; weights follow from the seed."""
     if options.task is None and plan.chain.task is None:
         raise InputError(
             f"launch: {options.plan} names no task (its chain was not profiled)."
@@ -231,11 +234,13 @@ def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel]:
     import torch
 
     from pipeplan.pipeline import split_for
+    from pipeplan.repeat import check_data, seed_all
 
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    seed_all(seed)
     task = _task(plan, options, seed)
-    return task, split_for(plan, task)
+    data = check_data(task)
+    return task, split_for(plan, task), data
 
 
 def _task(plan: Plan, options: Options, seed: int) -> Task:

@@ -84,7 +84,6 @@ class Alone:
             leaves.release()
 
     def forward(self, microbatch: int) -> None:
-        torch.manual_seed(microbatch)  # some data are drawn
         self.stage.forward(microbatch, self.feed.input(microbatch), self.feed.target)
 
     def gradients(self) -> list[Tensor]:

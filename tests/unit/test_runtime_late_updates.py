@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 from pipeplan.capture import profile_task
@@ -29,7 +28,10 @@ def wide(rule: str) -> Task:
         model=layers,
         loss=nn.functional.mse_loss,
         optimizer=capture_tasks.adamw,
-        data=lambda _: (torch.randn(4, 48), torch.randn(4, 48)),
+        data=lambda number: (
+            capture_tasks.rows(number, 4, 48),
+            capture_tasks.rows(~number, 4, 48),
+        ),
         **RULES[rule],
     )
 

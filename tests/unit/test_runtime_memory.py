@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from pipeplan import lowering
@@ -139,7 +138,10 @@ def tied(how: Tied) -> Task:
         model=layers,
         loss=nn.functional.mse_loss,
         optimizer=capture_tasks.adamw,
-        data=lambda _: (torch.randn(8, 32), torch.randn(8, 32)),
+        data=lambda number: (
+            capture_tasks.rows(number, 8, 32),
+            capture_tasks.rows(~number, 8, 32),
+        ),
         tied=how,
     )
 

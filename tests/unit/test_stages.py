@@ -17,7 +17,7 @@ from pipeplan.cluster import uniform
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.stages import StageMeasure, StageProfile, refine, shares
-from tests.capture_tasks import conv, gpt2, mlp, skips
+from tests.capture_tasks import conv, gpt2, mlp, rows, skips
 
 
 def chain_of(*times: int, **fields: object) -> Chain:
@@ -181,7 +181,7 @@ def test_stages_of_another_task_are_not_measured() -> None:
     plan = planned(profile_task(mlp(), repeats=1, warmup=0), 0, 10)
     with pytest.raises(InputError, match="the plan is not for this task"):
         measure_stages(gpt2(), plan)
-    other = replace(mlp(), data=lambda _: (torch.randn(16, 64), torch.randn(16, 64)))
+    other = replace(mlp(), data=lambda number: (rows(number, 16, 64), rows(~number, 16, 64)))
     with pytest.raises(InputError, match="task digest"):
         measure_stages(other, plan)
     with pytest.raises(InputError, match="not its 10 layers in order"):
