@@ -123,7 +123,7 @@ class Pipeline:
             model: a task, or a model as `Task` takes it.
             plan: the plan or its file.
             loss: (output, target) -> mean over the micro-batch; not with a task.
-            optimizer: parameters -> optimizer; called once per stage; not with a task.
+            optimizer: parameters -> optimizer; called once per layer; not with a task.
             sample: one micro-batch (input, target), for shapes; not with a task.
             seed: of dropout and all else that layers draw.
             timeout: longest wait for another rank.

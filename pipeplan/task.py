@@ -49,7 +49,7 @@ class Task:
 
     model: any module that returns one tensor; an `nn.Sequential` or a list gives its own layers.
     loss: (model output, target) -> scalar tensor, the mean over the micro-batch.
-    optimizer: parameters -> any `torch.optim.Optimizer`; called once per stage.
+    optimizer: parameters -> any `torch.optim.Optimizer`; called once per layer.
     data: micro-batch number -> (input, target); the same number gives the same tensors, on every
         rank and in every process, so runs can be repeated and resumed.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from pipeplan.capture.layer_bytes import LayerBytes
+from pipeplan.capture.layer_run import Row
 from pipeplan.capture.optimizer_cost import OptimizerCost
 from pipeplan.chain import Layer
 from pipeplan.livebytes import storage_bytes
@@ -47,6 +48,26 @@ def repeated(model: SplitModel) -> list[set[nn.Parameter]]:
     for layer in model.layers:
         result.append({parameter for parameter in layer.parameters() if parameter in seen})
         seen.update(layer.parameters())
+    return result
+
+
+def stepped(model: SplitModel, task: Task) -> list[list[list[nn.Parameter]]]:
+    """Per layer the parameters that one optimizer of a rank steps, for each of its optimizers.
+
+    There is one for what a layer owns and one for its copies of what earlier layers own; layers
+    that count as one have theirs each.
+    """
+    seen: set[nn.Parameter] = set()
+    result = []
+    for layer in model.layers:
+        found = []
+        for part in layer.parts if isinstance(layer, Row) else (layer,):
+            mine = trainable(list(part.parameters()))
+            found.append([parameter for parameter in mine if parameter not in seen])
+            if task.tied == "synchronize":
+                found.append([parameter for parameter in mine if parameter in seen])
+            seen.update(mine)
+        result.append([parameters for parameters in found if parameters])
     return result
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
 
 from pipeplan.capture import layer_bytes, optimizer_cost, roofline
-from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
+from pipeplan.capture.assemble import LayerCost, chain_layers, stepped
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.fake import ProcessorKernels, weightless_twin
 from pipeplan.capture.layer_bytes import LayerBytes
@@ -122,13 +122,14 @@ def _steps(model: SplitModel, task: Task, device: Device) -> list[OptimizerCost]
     """
     timer = optimizer_cost.roofline_of(device)
     known: dict[tuple[object, ...], OptimizerCost] = {}
-    result = []
-    for mine in map(trainable, owned(model, task)):
-        shapes = tuple((tuple(p.shape), p.stride(), p.dtype) for p in mine)
+
+    def cost(parameters: list[nn.Parameter]) -> OptimizerCost:
+        shapes = tuple((tuple(p.shape), p.stride(), p.dtype) for p in parameters)
         if shapes not in known:
-            known[shapes] = optimizer_cost.cost(task.optimizer, mine, timer)
-        result.append(known[shapes])
-    return result
+            known[shapes] = optimizer_cost.cost(task.optimizer, parameters, timer)
+        return known[shapes]
+
+    return [optimizer_cost.total(map(cost, each)) for each in stepped(model, task)]
 
 
 def _inexact(operations: set[str], say: Progress) -> dict[str, str]:

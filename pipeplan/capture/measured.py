@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeplan.capture import layer_bytes, optimizer_cost
 from pipeplan.capture.allocator import AllocatorWatch, Overhead
-from pipeplan.capture.assemble import LayerCost, chain_layers, owned, trainable
+from pipeplan.capture.assemble import LayerCost, chain_layers, stepped
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.layer_run import LayerPass, LayerRun, layer_run
@@ -102,8 +102,8 @@ def measure(
         say("measuring optimizer steps")
         timer = optimizer_cost.median_of(repeats, place.clock)
         steps = [
-            optimizer_cost.cost(task.optimizer, trainable(mine), timer)
-            for mine in owned(model, task)
+            optimizer_cost.total(optimizer_cost.cost(task.optimizer, one, timer) for one in each)
+            for each in stepped(model, task)
         ]
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)

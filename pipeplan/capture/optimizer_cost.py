@@ -62,31 +62,39 @@ def roofline_of(device: Device) -> Timer:
     return time
 
 
+def total(costs: Iterable[OptimizerCost]) -> OptimizerCost:
+    """What optimizers cost that step one after the other."""
+    each = tuple(costs)
+    return OptimizerCost(
+        step_ns=sum(one.step_ns for one in each),
+        state_bytes=sum(one.state_bytes for one in each),
+        workspace_bytes=max((one.workspace_bytes for one in each), default=0),
+    )
+
+
 def cost(
     make: Callable[[Iterable[nn.Parameter]], Optimizer],
     parameters: Sequence[nn.Parameter],
     timer: Timer,
 ) -> OptimizerCost:
-    """Steps an optimizer of `parameters`; the parameters keep their values.
+    """Steps an optimizer of `parameters`, as a rank does; the parameters keep their values.
 
-    The first step, which makes the state, does not count. With fake parameters all of this is
-    fake, too, but for the step counters, which torch keeps apart and looks at.
+    The first steps, which make the state, do not count for the time, but for the bytes. With fake
+    parameters all of this is fake, too, but for the step counters, which torch keeps apart and
+    looks at.
 
     Args:
         make: the task's optimizer.
-        parameters: trainable ones, with gradient buffers.
+        parameters: trainable ones, with gradient buffers; at least one.
         timer: of one step.
 
     Raises:
         InputError: if the optimizer cannot be made for them, or its step fails.
     """
-    if not parameters:
-        return OptimizerCost()
     values = [parameter.detach().clone() for parameter in parameters]
     try:
-        optimizer = make(list(parameters))
-        optimizer.step()
-        found = _measure(optimizer, parameters, timer)
+        with torch.no_grad():
+            found = _measure(make, parameters, timer)
     except Exception as error:
         raise InputError(
             f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
@@ -99,16 +107,22 @@ def cost(
 
 
 def _measure(
-    optimizer: Optimizer, parameters: Sequence[nn.Parameter], timer: Timer
+    make: Callable[[Iterable[nn.Parameter]], Optimizer],
+    parameters: Sequence[nn.Parameter],
+    timer: Timer,
 ) -> OptimizerCost:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    entries = list(optimizer.state.values())
-    state = [value for value in tree_iter(entries) if isinstance(value, Tensor)]
     known = [*parameters, *gradients]
-    live = LiveBytes([*known, *state])
-    before = live.live
+    live = LiveBytes(known)
     with live:
+        optimizer = make(list(parameters))
         optimizer.step()
+        live.count(_state(optimizer))
+        optimizer.step()
+        _age(optimizer)
+        for _ in range(2):  # what the first of them decides may show in the second (ASGD)
+            optimizer.step()
+    state_bytes = storage_bytes([*known, *_state(optimizer)]) - storage_bytes(known)
 
     def step() -> None:
         optimizer.step()
@@ -117,6 +131,28 @@ def _measure(
 
     return OptimizerCost(
         step_ns=timer(step),
-        state_bytes=storage_bytes([*known, *state]) - storage_bytes(known),
-        workspace_bytes=live.peak - before,
+        state_bytes=state_bytes,
+        workspace_bytes=live.peak - storage_bytes(known) - state_bytes,
     )
+
+
+def _state(optimizer: Optimizer) -> list[Tensor]:
+    entries = list(optimizer.state.values())
+    return [value for value in tree_iter(entries) if isinstance(value, Tensor)]
+
+
+_MANY_STEPS = 10_000_000
+"""Past all phases of torch's optimizers (ASGD averages from step 1,000,000 on); floats go on."""
+
+
+def _age(optimizer: Optimizer) -> None:
+    """Let the optimizer believe that it has made many steps.
+
+    Some change their ways meanwhile: RAdam with its sixth step, ASGD when it begins to average.
+    """
+    for entry in (*optimizer.state.values(), *optimizer.param_groups):
+        count = entry.get("step") if isinstance(entry, dict) else None
+        if isinstance(count, Tensor) and count.numel() == 1:
+            count.fill_(_MANY_STEPS)
+        elif isinstance(count, int | float):
+            entry["step"] = _MANY_STEPS

@@ -94,9 +94,9 @@ class Session:
         if self.out and self._speaks:
             self.out.mkdir(parents=True, exist_ok=True)
         optimizers = {
-            type(stage.weights.optimizer).__name__
+            type(optimizer).__name__
             for stage in self.worker.stages.values()
-            if stage.weights.optimizer
+            for optimizer in stage.weights.optimizers.each
         }
         names = set().union(*self.transport.gather(optimizers))
         if not self._speaks:

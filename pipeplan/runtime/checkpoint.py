@@ -127,13 +127,13 @@ def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: b
     """
     stored = set(known)
     for unit in stage.units:
-        for parameter, fields in kept_fields(unit.optimizer).items() if unit.optimizer else ():
+        for parameter, optimizer, fields in kept_fields(unit.optimizers):
             prefix = f"optimizer.{stage.names[parameter]}"
             missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
             if missing and not (skips and len(missing) == len(fields)):
                 raise InputError(
                     f"{where}: has no '{prefix}.{missing[0]}', which"
-                    f" {type(unit.optimizer).__name__} keeps: it was made with another optimizer,"
+                    f" {type(optimizer).__name__} keeps: it was made with another optimizer,"
                     " or not all of its parts were merged"
                 )
 
@@ -188,9 +188,8 @@ def _optimizer(stage: Stage) -> dict[str, Any]:
     return {
         f"optimizer.{stage.names[parameter]}.{field}": value
         for unit in stage.units
-        if unit.optimizer
-        for parameter in unit.parameters
-        for field, value in unit.optimizer.state.get(parameter, {}).items()
+        for parameter, optimizer in unit.optimizers.parameters()
+        for field, value in optimizer.state.get(parameter, {}).items()
     }
 
 
@@ -200,10 +199,8 @@ def _optimizer_keys(known: Iterable[str], stage: Stage, unit: Weights) -> list[s
 
 
 def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
-    if unit.optimizer is None:
-        return
-    on_device = _steps_on_device(unit.optimizer)
-    for parameter in unit.parameters:
+    on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
+    for parameter, optimizer in unit.optimizers.parameters():
         prefix = f"optimizer.{stage.names[parameter]}"
         fields = {
             key.rpartition(".")[2]: _beside(parameter, key, value, moves=parameter in on_device)
@@ -211,7 +208,7 @@ def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) ->
             if key.rpartition(".")[0] == prefix
         }
         if fields:
-            unit.optimizer.state[parameter] = fields
+            optimizer.state[parameter] = fields
 
 
 def _steps_on_device(optimizer: Optimizer) -> set[Tensor]:

@@ -28,7 +28,7 @@ class Held:
 
     @property
     def units(self) -> tuple[Weights, ...]:
-        """What is updated, each by an optimizer of its own."""
+        """What is updated, each by optimizers of its own."""
         return (self.weights,) if self.copies is None else (self.weights, self.copies)
 
     @property
@@ -77,29 +77,33 @@ class Holders:
 
     def hold(self, layers: Sequence[nn.Module], first_layer: int) -> Held:
         """What the stage of `layers`, the first of which has index `first_layer`, holds."""
-        own: _Places = {}
-        copies: _Places = {}
+        own: list[_Places] = []
+        copies: list[_Places] = []
         later: list[tuple[int, _Places]] = []
+        mine: set[nn.Parameter] = set()
         for layer, module in enumerate(layers, first_layer):
-            again: _Places = {}
+            kinds: tuple[_Places, _Places, _Places] = ({}, {}, {})
             for parameter, places in places_of(module).items():
-                known = parameter in self._owners or parameter in own
-                kind = again if known else copies if parameter in self._copies else own
-                kind[parameter] = places
-            later.append((layer, again))
+                known = parameter in self._owners or parameter in mine
+                kind = 2 if known else 1 if parameter in self._copies else 0
+                kinds[kind][parameter] = places
+            own.append(kinds[0])
+            copies.append(kinds[1])
+            later.append((layer, kinds[2]))
+            mine.update(kinds[0])
         weights = self._weights(own, deferred=self.deferred)
-        copied = self._weights(copies, deferred=True) if copies else None
+        copied = self._weights(copies, deferred=True) if any(copies) else None
         for layer, module in enumerate(layers, first_layer):
             for parameter in places_of(module):
-                holder = copied if copied and parameter in copies else weights
+                holder = copied if copied and parameter in self._copies else weights
                 self._by_layer[layer, parameter] = holder
-        self._owners.update(dict.fromkeys(own, weights))
+        self._owners.update(dict.fromkeys(mine, weights))
         borrowed = tuple(lent for layer, again in later for lent in self._lend(layer, again))
         return Held(weights, copied, borrowed)
 
-    def _weights(self, places: _Places, *, deferred: bool) -> Weights:
+    def _weights(self, layers: Sequence[_Places], *, deferred: bool) -> Weights:
         return Weights(
-            places,
+            layers,
             self._optimizing,
             versions=self._versions,
             microbatches=self._microbatches,

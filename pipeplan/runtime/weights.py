@@ -4,7 +4,7 @@ Step t reads version t - (V-1), never below 0; its update writes version t+1 int
 With V = 1 that is ordinary training; with V = 2 it is W(t+1) = opt(W(t), grad f(W(t-1))) with
 W(-1) = W(0), the recurrence of PipeDream-2BW (Narayanan et al. 2021, section 3.1).
 
-The optimizer and the checkpoint see one `nn.Parameter` per weight, always the newest version.
+Optimizers and checkpoints see one `nn.Parameter` per weight, always the newest version.
 Graphs only ever see the leaves of a slot: changing `parameter.data` under a live graph would be
 silently wrong for some operations, so a slot may be written only when no graph uses it, and that
 is checked on every step.
@@ -15,8 +15,8 @@ next step need a place meanwhile: then there is a bank of gradients per slot, no
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,11 @@ from pipeplan.runtime.optimizing import Optimizing
 
 
 class Weights(Leaves):
-    """Parameters that are updated together: slots, gradients, the optimizer."""
+    """Parameters that are updated together: slots, gradients, an optimizer per layer."""
 
     def __init__(
         self,
-        places: Mapping[nn.Parameter, Sequence[Place]],
+        layers: Sequence[Mapping[nn.Parameter, Sequence[Place]]],
         optimizing: Optimizing,
         *,
         versions: int,
@@ -41,7 +41,7 @@ class Weights(Leaves):
         """Takes the parameters over, zero steps done.
 
         Args:
-            places: where each parameter is used (`places_of`).
+            layers: per layer where each of its parameters is used (`places_of`).
             optimizing: how they are optimized; asked once, and again by `restore`.
             versions: 1 (flush) or 2 (2bw).
             microbatches: gradients are divided by it before each update.
@@ -50,10 +50,10 @@ class Weights(Leaves):
         self._optimizing = optimizing
         self._microbatches = microbatches
         self._borrowers: list[Leaves] = []
-        parameters = tuple(places)
+        self._layers = [tuple(places) for places in layers]
         super().__init__(
-            places,
-            _slots(parameters, versions),
+            {parameter: used for places in layers for parameter, used in places.items()},
+            _slots(tuple(chain.from_iterable(self._layers)), versions),
             banks=versions if deferred else 1,
         )
         self.restore(0)
@@ -65,11 +65,11 @@ class Weights(Leaves):
     def restore(self, step: int) -> None:
         """Say that `step` updates have been made and every slot holds its version of them.
 
-        The optimizer begins anew, its schedule `step` steps on.
+        The optimizers begin anew, their schedules `step` steps on.
         """
         self._version = step
         self._point_at(step)
-        self.optimizer, self.scheduler = self._optimizing.begin(self.parameters, step)
+        self.optimizers = self._optimizing.begin(self._layers, step)
 
     @property
     def version(self) -> int:
@@ -96,7 +96,7 @@ class Weights(Leaves):
         Args:
             step: the oldest step that is not applied yet.
             factor: of the gradients; None for 1.
-            skip: leave the weights and the optimizer's state as they are.
+            skip: leave the weights and the optimizers' state as they are.
 
         Raises:
             InternalError: if a graph still uses the slot that would be overwritten.
@@ -120,14 +120,11 @@ class Weights(Leaves):
                 parameter.grad = gradient
                 if factor is not None:
                     gradient.mul_(factor)
-            if self.optimizer and not skip:
-                self.optimizer.step()
+            if not skip:
+                self.optimizers.step()
             for gradient in gradients:
                 gradient.zero_()
-        if self.scheduler:
-            with warnings.catch_warnings():  # torch: a skipped first step is none before this one
-                warnings.simplefilter("ignore" if skip else "default")
-                self.scheduler.step()
+        self.optimizers.move_on(skipped=skip)
         self._version = step + 1
 
     def update(self, step: int) -> None:
@@ -148,8 +145,10 @@ class Weights(Leaves):
     def tensors(self) -> list[Tensor]:
         """Everything that lives for the whole run: slots, gradients, optimizer state."""
         slots = [leaf.detach() for slot in self.leaves for leaf in slot]
-        state = self.optimizer.state.values() if self.optimizer else ()
-        kept = [value for entry in state for value in entry.values() if isinstance(value, Tensor)]
+        states = [
+            entry for optimizer in self.optimizers.each for entry in optimizer.state.values()
+        ]
+        kept = [value for entry in states for value in entry.values() if isinstance(value, Tensor)]
         return [*slots, *super().tensors(), *kept]
 
 

@@ -23,6 +23,7 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.optimizing import Optimizers
 from pipeplan.runtime.saver import Saver
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.ties import untie
@@ -242,7 +243,7 @@ def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: st
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.param_groups[0] |= {option: True} if option else {}
-    unit = SimpleNamespace(optimizer=optimizer, parameters=[parameter])
+    unit = SimpleNamespace(optimizers=Optimizers((optimizer,), ()))
     saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
     stage = SimpleNamespace(names={parameter: "w"})
     checkpoint._restore_optimizer(cast("Stage", stage), cast("Weights", unit), saved)

@@ -104,7 +104,7 @@ def slots(versions: int) -> tuple[nn.Linear, Weights]:
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     optimizing = Optimizing(lambda p: torch.optim.SGD(p, lr=1.0))
-    return layer, Weights(places_of(layer), optimizing, versions=versions, microbatches=2)
+    return layer, Weights([places_of(layer)], optimizing, versions=versions, microbatches=2)
 
 
 def one_step(layer: nn.Linear, weights: Weights, step: int) -> float:
