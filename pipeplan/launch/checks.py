@@ -6,7 +6,7 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pipeplan import lowering, taskref, verifier
 from pipeplan.errors import InputError
@@ -35,7 +35,6 @@ class Setup:
     split: SplitModel
     device: torch.device
     """Where this rank computes."""
-    backend: Literal["nccl", "gloo"]
     task_digest: str
     data: str
     """A fingerprint of the first micro-batches."""
@@ -66,7 +65,7 @@ def prepare(options: Options, place: Place) -> Setup:
     from pipeplan.runtime.backend import Machine, device_of, take_gpu
 
     machine = Machine.here()
-    machine.check(options.backend, place)
+    machine.check(options.backend)
     take_gpu(place, machine)
     task, split, data = _load(plan, options, seed)
     device = device_of(split)
@@ -78,7 +77,6 @@ def prepare(options: Options, place: Place) -> Setup:
         task=task,
         split=split,
         device=device,
-        backend=machine.chosen(options.backend, place, device),
         task_digest=split.digest(),
         data=data,
         seed=seed,

@@ -15,7 +15,7 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.group import joined
+from pipeplan.runtime.group import Training, join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.replicas import Replicas, Shard
@@ -54,14 +54,9 @@ class Session:
         self._here = place.local_size
         self.out = setup.options.out
         self.stop = ending.StopSignal()
-        self.transport = joined(
-            setup.plan,
-            setup.split,
-            place,
-            setup.options.timeout_ns,
-            setup.options.replicas,
-            setup.device if setup.backend == "nccl" else None,
-        )
+        training = Training(setup.plan, setup.split, setup.options.backend)
+        options = setup.options
+        self.transport = join(place, options.timeout_ns, options.replicas, training)
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
         self.saver = Saver(self.transport, background=setup.options.save_in_background)
         self.live = LiveBytes() if setup.options.instrument else None

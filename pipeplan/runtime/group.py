@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
@@ -14,8 +15,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan
-from pipeplan.runtime.backend import Machine, Wanted, device_of
-from pipeplan.runtime.channels import Channel, channels
+from pipeplan.runtime.backend import (
+    QUEUES,
+    Machine,
+    Means,
+    Wanted,
+    agreed,
+    ask_for_queues,
+    device_of,
+    lacking_queues,
+)
+from pipeplan.runtime.channels import channels
 from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.interruptible import interruptible
 from pipeplan.runtime.nccl import ChannelTransport
@@ -27,12 +37,30 @@ from pipeplan.task import SplitModel
 from pipeplan.units import format_ns
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What asks for a transport: its messages follow from all of it."""
+
+    plan: Plan
+    split: SplitModel
+    backend: Wanted
+
+    def means(self) -> Means:
+        """What this rank tells the others."""
+        return Means.of(self.backend, self.split)
+
+    def alone(self) -> LocalTransport:
+        """For a single rank.
+
+        Raises:
+            InputError: if it wants a backend that cannot work.
+        """
+        agreed([self.means()])
+        return LocalTransport()
+
+
 def join(
-    place: Place,
-    timeout_ns: int,
-    replicas: int = 1,
-    channels: Sequence[Channel] = (),
-    device: torch.device | None = None,
+    place: Place, timeout_ns: int, replicas: int = 1, training: Training | None = None
 ) -> GlooTransport | LocalTransport:
     """A transport between all ranks that torchrun started.
 
@@ -43,15 +71,15 @@ def join(
         place: this process among the ranks.
         timeout_ns: longest wait for one message.
         replicas: of equal size, side by side.
-        channels: those of the plan, with a `device`.
-        device: the GPU on which NCCL carries messages; None: gloo carries all.
+        training: what the messages are of; None: gloo carries all.
 
     Raises:
-        InputError: if the environment does not say where they find each other.
+        InputError: if the environment does not say where they find each other, or the ranks find
+            no backend for all.
         RankError: if not all of them come in time.
     """
     if place.size == 1:
-        return LocalTransport()
+        return training.alone() if training else LocalTransport()
     check_meeting_point(os.environ)
     timeout = timedelta(microseconds=timeout_ns // 1000)
 
@@ -68,29 +96,37 @@ def join(
             f"rank {place.rank}: got no answer from all {place.size} ranks, need them within"
             f" {format_ns(timeout_ns)}: {text}"
         ) from error
-    return ChannelTransport(ranks, channels, device) if device else GlooTransport(ranks)
+    return carried(ranks, training)
 
 
-def joined(
-    plan: Plan,
-    split: SplitModel,
-    place: Place,
-    timeout_ns: int,
-    replicas: int,
-    nccl_device: torch.device | None,
-) -> GlooTransport | LocalTransport:
-    """`join` for a training of `split` as `plan` says; `nccl_device` is what `join` has."""
-    ranks = len(plan.cluster.gpus)
-    needed = needed_channels(plan, split, ranks, replicas) if nccl_device else ()
-    return join(place, timeout_ns, replicas, needed, nccl_device)
+def carried(ranks: Ranks, training: Training | None) -> GlooTransport:
+    """What carries messages of `training` between `ranks`, who all call it and agree on it.
 
-
-def needed_channels(
-    plan: Plan, split: SplitModel, ranks: int, replicas: int
-) -> tuple[Channel, ...]:
-    """Those of a training of `split` as `plan` says, on `replicas` times `ranks`."""
-    ties = find_ties(plan.stages, split)
-    return channels(plan.stages, split.boundaries, ranks, replicas, ties)
+    Raises:
+        InputError: on all of them, if they find nothing for all.
+    """
+    if training is None:
+        return GlooTransport(ranks)
+    means: list[Any] = [None] * ranks.group.size()
+    dist.all_gather_object(means, training.means(), ranks.group)
+    try:
+        choice = agreed([means[rank] for row in ranks.rows for rank in row])
+    except InputError:
+        ranks.leave()
+        raise
+    if choice.backend == "gloo":
+        return GlooTransport(ranks, choice)
+    needed = channels(
+        training.plan.stages,
+        training.split.boundaries,
+        len(ranks.rows[0]),
+        len(ranks.rows),
+        find_ties(training.plan.stages, training.split),
+    )
+    transport = ChannelTransport(ranks, needed, device_of(training.split), choice)
+    if advice := lacking_queues(os.environ.get(QUEUES), transport.channels):
+        warnings.warn(advice, stacklevel=2)
+    return transport
 
 
 def for_pipeline(
@@ -114,9 +150,10 @@ def for_pipeline(
     Raises:
         InputError: if ranks, mesh or backend do not fit the plan or each other.
     """
-    place, gpus, device = Place.of(os.environ), len(plan.cluster.gpus), device_of(split)
-    chosen = Machine.here().chosen(backend, place, device)
-    nccl_device = device if chosen == "nccl" else None
+    place, gpus = Place.of(os.environ), len(plan.cluster.gpus)
+    Machine.here().check(backend)
+    ask_for_queues()
+    training = Training(plan, split, backend)
     if mesh is not None:
         check_mesh(mesh, gpus)
         if replicas not in (1, mesh.size(0)):
@@ -125,7 +162,7 @@ def for_pipeline(
                 " two, or the same number"
             )
         check_host_room(plan, place, mesh.size(0))
-        return _on_mesh(plan, split, mesh, timeout_ns, nccl_device)
+        return _on_mesh(training, mesh, timeout_ns)
     need = gpus * replicas
     if place.size != need:
         raise InputError(
@@ -134,22 +171,14 @@ def for_pipeline(
             + f". Run torchrun --nproc-per-node {need} with this script."
         )
     check_host_room(plan, place, replicas)
-    return joined(plan, split, place, timeout_ns, replicas, nccl_device)
+    return join(place, timeout_ns, replicas, training)
 
 
 def _on_mesh(
-    plan: Plan,
-    split: SplitModel,
-    mesh: DeviceMesh,
-    timeout_ns: int,
-    nccl_device: torch.device | None,
+    training: Training, mesh: DeviceMesh, timeout_ns: int
 ) -> GlooTransport | LocalTransport:
-    """As `joined`, between ranks that are in a group already."""
+    """As `join`, between ranks that are in a group already."""
     if mesh.size() == 1:
-        return LocalTransport()
+        return training.alone()
     timeout = timedelta(microseconds=timeout_ns // 1000)
-    if nccl_device is None:
-        return GlooTransport(interruptible(lambda: Ranks.of(mesh, timeout)))
-    needed = needed_channels(plan, split, mesh.size(1), mesh.size(0))
-    ranks = interruptible(lambda: Ranks.of(mesh, timeout))
-    return ChannelTransport(ranks, needed, nccl_device)
+    return carried(interruptible(lambda: Ranks.of(mesh, timeout)), training)

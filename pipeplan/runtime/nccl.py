@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
+from pipeplan.runtime.backend import NCCL, Choice
 from pipeplan.runtime.channels import Channel
 from pipeplan.runtime.links import Lent, Link, MakeLink, lent, nccl
 from pipeplan.runtime.messages import Pending
@@ -38,6 +39,7 @@ class ChannelTransport(GlooTransport):
         ranks: Ranks,
         channels: Sequence[Channel],
         device: torch.device,
+        choice: Choice = NCCL,
         *,
         make: MakeLink = nccl,
         carries: Callable[[Tensor], bool] = on_gpu,
@@ -48,10 +50,11 @@ class ChannelTransport(GlooTransport):
             ranks: all ranks there are.
             channels: the same on every rank.
             device: where this rank computes.
+            choice: why messages take this way.
             make: makes the communicator of one channel.
             carries: which tensors may take a channel.
         """
-        super().__init__(ranks)
+        super().__init__(ranks, choice)
         self._carries = carries
         self._here = ranks.here
         self._device = device
@@ -87,6 +90,11 @@ class ChannelTransport(GlooTransport):
             self._receive(probe, source, tag).wait()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+    @property
+    def channels(self) -> int:
+        """How many end at this rank."""
+        return len(set(self._links.values()))
 
     def close(self) -> None:
         """As `Ranks.leave`, the channels first: no end goes while the other still computes."""

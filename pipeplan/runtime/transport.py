@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 
+from pipeplan.runtime.backend import GLOO, Choice
 from pipeplan.runtime.messages import Pending, Vote
 from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
@@ -55,9 +56,15 @@ class GlooTransport:
     queues = False
     """Whether whoever waits for a message is the GPU's current stream, and not this process."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Takes the ranks; votes are among all of them."""
+    def __init__(self, ranks: Ranks, choice: Choice = GLOO) -> None:
+        """Takes the ranks; votes are among all of them.
+
+        Args:
+            ranks: all there are.
+            choice: why messages take this way.
+        """
         self._ranks = ranks
+        self.choice = choice
         self._group = ranks.group
         self._lines = ranks.lines
         self.replica, self.rank = ranks.place
