@@ -15,7 +15,28 @@ class Gpu(Record):
 
     name: str
     memory_bytes: Count
+    """All that it has."""
+    reserve_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """What of it no plan may use: the driver's context, libraries, the allocator's gaps."""
     speed: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+
+    @property
+    def budget_bytes(self) -> int:
+        """What plans may use, as planners take it; verifier and replay count for themselves."""
+        return self.memory_bytes - self.reserve_bytes
+
+    def with_budget(self, size: int) -> Gpu:
+        """The same device with `size` bytes for plans and nothing else."""
+        return self.model_copy(update={"memory_bytes": size, "reserve_bytes": 0})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.reserve_bytes > self.memory_bytes:
+            raise ValueError(
+                f"reserve_bytes: got {self.reserve_bytes}, need at most memory_bytes ="
+                f" {self.memory_bytes}: it is a part of it"
+            )
+        return self
 
 
 class Pair(Record):
@@ -105,6 +126,7 @@ def uniform(
     gpus: int,
     memory_bytes: int,
     *,
+    reserve_bytes: int = 0,
     bandwidth_bytes_per_s: int | None = None,
     latency_ns: int = 0,
     duplex: Literal["full", "half"] = "full",
@@ -113,7 +135,10 @@ def uniform(
 ) -> Cluster:
     """`gpus` equal GPUs, every pair joined by the same link, each with a way to the `host`."""
     return Cluster(
-        gpus=tuple(Gpu(name=f"gpu{i}", memory_bytes=memory_bytes) for i in range(gpus)),
+        gpus=tuple(
+            Gpu(name=f"gpu{i}", memory_bytes=memory_bytes, reserve_bytes=reserve_bytes)
+            for i in range(gpus)
+        ),
         action_overhead_ns=action_overhead_ns,
         links=Links(
             duplex=duplex, latency_ns=latency_ns, bandwidth_bytes_per_s=bandwidth_bytes_per_s

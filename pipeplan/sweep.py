@@ -79,7 +79,7 @@ def sweep(
 
 
 def _size(cluster: Cluster) -> tuple[int, list[int]]:
-    return len(cluster.gpus), [gpu.memory_bytes for gpu in cluster.gpus]
+    return len(cluster.gpus), [gpu.budget_bytes for gpu in cluster.gpus]
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _point(
 def _within(small: Cluster, large: Cluster) -> bool:
     """Whether every plan for `small` is one for `large`."""
     pairs = zip(small.gpus, large.gpus, strict=False)
-    fits = all(one.memory_bytes <= other.memory_bytes for one, other in pairs)
+    fits = all(one.budget_bytes <= other.budget_bytes for one, other in pairs)
     return len(small.gpus) <= len(large.gpus) and fits
 
 

@@ -160,7 +160,7 @@ class Cloud:
         if than is not None:
             self._front.append((than, -inf))
         self._setting = setting
-        self._budgets = tuple(gpu.memory_bytes for gpu in setting.cluster.gpus)
+        self._budgets = tuple(gpu.budget_bytes for gpu in setting.cluster.gpus)
 
     def best(self, budgets: tuple[int, ...]) -> Point | None:
         """The fastest point that fits; among equally fast ones the one of the smallest peak."""

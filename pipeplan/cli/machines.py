@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeplan.cluster import Cluster, Host
 
 _NEEDED = ("gpus", "memory", "bandwidth")
-_OPTIONAL = ("latency", "duplex")
+_OPTIONAL = ("reserve", "latency", "duplex")
 _HOST_NEEDED = ("host_bandwidth", "host_memory")
 _HOST = (*_HOST_NEEDED, "host_duplex")
 
@@ -43,6 +43,12 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
         type=common.ranges(size) if several else size,
         metavar="SIZE,.." if several else "SIZE",
         help="per GPU: 16GiB, or plain bytes",
+    )
+    group.add_argument(
+        "--reserve",
+        type=size,
+        metavar="SIZE",
+        help="what of it no plan may use: the driver, libraries, the allocator's gaps (0)",
     )
     group.add_argument(
         "--bandwidth", type=common.bandwidth, metavar="RATE", help="of each link: 12GB/s, or inf"
@@ -104,9 +110,15 @@ def machines(args: argparse.Namespace) -> Cluster:
     missing = [f"--{name}" for name in _NEEDED if given[name] is None]
     if missing:
         raise InputError(f"machines: need {', '.join(missing)} too, or --cluster FILE.")
+    if (args.reserve or 0) > args.memory:
+        raise InputError(
+            f"machines: got --reserve {args.reserve} of --memory {args.memory} bytes, need at most"
+            " that: it is a part of the memory."
+        )
     return uniform(
         args.gpus,
         args.memory,
+        reserve_bytes=args.reserve or 0,
         bandwidth_bytes_per_s=args.bandwidth.bytes_per_s,
         latency_ns=args.latency or 0,
         duplex=args.duplex or "full",

@@ -124,7 +124,7 @@ def _zero_bubble(setting: Setting, name: str, microbatches: int) -> Iterator[Row
             bubble=bubble_of(step.works_ns, step.busiest_ns, step.per_microbatch, added),
             update_ns=step.update_ns,
             peak_bytes=step.peak_bytes,
-            budget_bytes=tuple(gpu.memory_bytes for gpu in setting.cluster.gpus),
+            budget_bytes=tuple(gpu.budget_bytes for gpu in setting.cluster.gpus),
             detail=kind,
         )
 

@@ -70,7 +70,7 @@ class Field:
         """Every baseline on one of the clusters: its fastest way that fits, or the nearest one."""
         yield self._exhaustive(cluster)
         setting = self._setting.on(cluster)
-        memory = min(gpu.memory_bytes for gpu in cluster.gpus)
+        memory = min(gpu.budget_bytes for gpu in cluster.gpus)
         for name, target in ((UNLIMITED, None), (LIMITED, memory)):
             try:
                 yield from pipedream(setting, name, target)
@@ -83,7 +83,7 @@ class Field:
                 yield best([row.on(cluster) for row in ways])
 
     def _exhaustive(self, cluster: Cluster) -> Row | Absent:
-        budgets = tuple(gpu.memory_bytes for gpu in cluster.gpus)
+        budgets = tuple(gpu.budget_bytes for gpu in cluster.gpus)
         point = self.cloud.best(budgets)
         if point is None:
             least = min((point.peak for point in self.cloud.points), default=None)

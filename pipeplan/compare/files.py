@@ -26,7 +26,7 @@ def pictures(comparison: Comparison) -> Iterator[tuple[str, Picture]]:
                 ours=_series(points, OURS),
                 contiguous=_series(points, CONTIGUOUS),
                 bound=[
-                    (point.memory_bytes, float(point.bound_ns))
+                    (point.budget_bytes, float(point.bound_ns))
                     for point in points
                     if point.bound_ns is not None
                 ],
@@ -45,7 +45,7 @@ def plans(comparison: Comparison) -> Iterator[tuple[str, Plan]]:
 
 def _series(points: list[Point], name: str) -> list[tuple[int, float]]:
     rows = [(point, point.row(name)) for point in points]
-    return [(point.memory_bytes, float(row.period_ns)) for point, row in rows if row is not None]
+    return [(point.budget_bytes, float(row.period_ns)) for point, row in rows if row is not None]
 
 
 def _word(name: str) -> str:

@@ -125,7 +125,7 @@ def bound(here: Found, everywhere: Sequence[Found]) -> Fraction | None:
 
 def _has_no_less(one: Cluster, other: Cluster) -> bool:
     pairs = zip(one.gpus, other.gpus, strict=True)
-    return all(more.memory_bytes >= less.memory_bytes for more, less in pairs)
+    return all(more.budget_bytes >= less.budget_bytes for more, less in pairs)
 
 
 def _is_contiguous(plan: Plan) -> bool:

@@ -52,8 +52,13 @@ class Point:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the GPU that has least."""
+        """Of the GPU that has least, its reserve included."""
         return min(gpu.memory_bytes for gpu in self.cluster.gpus)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What plans may use of the GPU that leaves them least."""
+        return min(gpu.budget_bytes for gpu in self.cluster.gpus)
 
     def row(self, name: str) -> Row | None:
         """The row called `name`, if there is one."""
@@ -165,19 +170,19 @@ def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
 
 
 def _bare(cluster: Cluster) -> Cluster:
-    gpus = tuple(gpu.model_copy(update={"memory_bytes": 0}) for gpu in cluster.gpus)
+    gpus = tuple(gpu.with_budget(0) for gpu in cluster.gpus)
     return cluster.model_copy(update={"gpus": gpus})
 
 
 def _roomiest(group: Sequence[Cluster]) -> Cluster:
     """Each GPU with the most memory that it has in one of the clusters."""
     alike = zip(*(cluster.gpus for cluster in group), strict=True)
-    gpus = tuple(max(same, key=lambda gpu: gpu.memory_bytes) for same in alike)
+    gpus = tuple(max(same, key=lambda gpu: gpu.budget_bytes) for same in alike)
     return group[0].model_copy(update={"gpus": gpus})
 
 
 def _least_memory(cluster: Cluster) -> int:
-    return min(gpu.memory_bytes for gpu in cluster.gpus)
+    return min(gpu.budget_bytes for gpu in cluster.gpus)
 
 
 def _others(request: Request, group: list[Cluster]) -> Job[Field | Found]:

@@ -80,7 +80,7 @@ class Row:
 
     def on(self, cluster: Cluster) -> Row:
         """The same schedule on a cluster that differs in memory only."""
-        budgets = tuple(gpu.memory_bytes for gpu in cluster.gpus)
+        budgets = tuple(gpu.budget_bytes for gpu in cluster.gpus)
         plan = self.plan
         if plan is not None:
             memory = tuple(
@@ -175,7 +175,7 @@ def check(row: Row) -> None:
         return
     gpus = zip(row.plan.cluster.gpus, row.peak_bytes, strict=True)
     ample = row.plan.cluster.model_copy(
-        update={"gpus": tuple(gpu.model_copy(update={"memory_bytes": peak}) for gpu, peak in gpus)}
+        update={"gpus": tuple(gpu.with_budget(peak) for gpu, peak in gpus)}
     )
     plan = row.on(ample).plan
     assert plan is not None

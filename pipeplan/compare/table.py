@@ -21,12 +21,13 @@ _SHARES = ("imbalance", "communication", "waiting", "fill_drain")
 def table(comparison: Comparison, point: Point) -> Table:
     """One point: of every row period, throughput, idle time by cause, bytes, does it fit."""
     gpus = point.cluster.gpus
-    memories = sorted({gpu.memory_bytes for gpu in gpus})
+    memories = sorted({gpu.budget_bytes for gpu in gpus})
+    reserved = " beyond a reserve" if any(gpu.reserve_bytes for gpu in gpus) else ""
     memory = " to ".join(map(format_bytes, dict.fromkeys((memories[0], memories[-1]))))
     bound = "" if point.bound_ns is None else f", no plan below {format_ns(point.bound_ns)}"
     count = "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
     shown = Table(
-        title=f"{comparison.chain.name}: {count} of {memory}{bound}",
+        title=f"{comparison.chain.name}: {count} of {memory}{reserved}{bound}",
         title_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
@@ -107,6 +108,7 @@ def _point(comparison: Comparison, point: Point) -> dict[str, object]:
     return {
         "gpus": len(point.cluster.gpus),
         "memory_bytes": [gpu.memory_bytes for gpu in point.cluster.gpus],
+        "reserve_bytes": [gpu.reserve_bytes for gpu in point.cluster.gpus],
         "bound_ns": None if point.bound_ns is None else float(point.bound_ns),
         "lost_to": None if point.lost is None else point.lost.name,
         "rows": [

@@ -147,9 +147,11 @@ def machines_line(cluster: Cluster) -> str:
 
 
 def _memories(cluster: Cluster) -> str:
-    """Memories and speeds, those of several GPUs once."""
+    """Memories, reserves and speeds, those of several GPUs once."""
     kinds = dict.fromkeys(
-        format_bytes(gpu.memory_bytes) + (f" at speed {gpu.speed:g}" if gpu.speed != 1 else "")
+        format_bytes(gpu.memory_bytes)
+        + (f" less {format_bytes(gpu.reserve_bytes)}" if gpu.reserve_bytes else "")
+        + (f" at speed {gpu.speed:g}" if gpu.speed != 1 else "")
         for gpu in cluster.gpus
     )
     some = list(kinds)[:4]

@@ -81,6 +81,7 @@ def row(plan: Plan, gpu: int, peaks: Peaks, buffers: int) -> MemoryRow:
     states, level = costs.states_bytes(plan, gpu), peaks.level
     message = level.message + buffers
     total = states + level.saved + level.working + level.direct + message
+    device = plan.cluster.gpus[gpu]
     if total > MAX_INT:
         raise InputError(f"GPU {gpu}: got a peak of {total} bytes, need at most {MAX_INT}")
     if peaks.host > MAX_INT:
@@ -93,7 +94,7 @@ def row(plan: Plan, gpu: int, peaks: Peaks, buffers: int) -> MemoryRow:
         direct_bytes=level.direct,
         message_bytes=message,
         peak_bytes=total,
-        budget_bytes=plan.cluster.gpus[gpu].memory_bytes,
+        budget_bytes=device.memory_bytes - device.reserve_bytes,
         host_bytes=peaks.host,
     )
 

@@ -28,7 +28,7 @@ def judge(table: Timetable) -> Iterator[Violation]:
 
 
 def rows(plan: Plan, computed: Sequence[Terms], away: Sequence[int]) -> Iterator[Violation]:
-    """One row per GPU in order, equal to what is computed; the budget is the GPU's memory.
+    """One row per GPU in order, equal to what is computed, the budget too.
 
     Args:
         plan: whose table is judged.
@@ -47,7 +47,7 @@ def rows(plan: Plan, computed: Sequence[Terms], away: Sequence[int]) -> Iterator
     for row, terms, size in zip(plan.memory, computed, away, strict=True):
         expected = {f"{name}_bytes": value for name, value in terms._asdict().items()}
         expected["peak_bytes"] = terms.total
-        expected["budget_bytes"] = plan.cluster.gpus[row.gpu].memory_bytes
+        expected["budget_bytes"] = usable(plan, row.gpu)
         expected["host_bytes"] = size
         for field, value in expected.items():
             if getattr(row, field) != value:
@@ -63,9 +63,9 @@ def _short(values: list[int]) -> str:
 
 
 def budget(plan: Plan, computed: Sequence[Terms]) -> Iterator[Violation]:
-    """No peak exceeds its GPU's memory."""
+    """No peak exceeds what its GPU has for plans."""
     for gpu, terms in enumerate(computed):
-        limit = plan.cluster.gpus[gpu].memory_bytes
+        limit = usable(plan, gpu)
         if terms.total > limit:
             yield Violation(
                 Rule.BUDGET,
@@ -74,3 +74,9 @@ def budget(plan: Plan, computed: Sequence[Terms]) -> Iterator[Violation]:
                 f" (states {terms.states}, saved {terms.saved}, working {terms.working},"
                 f" direct {terms.direct}, messages {terms.message})",
             )
+
+
+def usable(plan: Plan, gpu: int) -> int:
+    """(M8): the GPU's memory without its reserve."""
+    device = plan.cluster.gpus[gpu]
+    return device.memory_bytes - device.reserve_bytes

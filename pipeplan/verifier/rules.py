@@ -119,6 +119,6 @@ def _row(plan: Plan, gpu: int, terms: Terms, away: int) -> MemoryRow:
         gpu=gpu,
         **{f"{name}_bytes": value for name, value in terms._asdict().items()},
         peak_bytes=terms.total,
-        budget_bytes=plan.cluster.gpus[gpu].memory_bytes,
+        budget_bytes=memory.usable(plan, gpu),
         host_bytes=away,
     )

@@ -32,6 +32,6 @@ def is_scarce(state: Incumbent) -> bool:
 
 def _ample(state: Incumbent) -> ContiguousSolver:
     costs = state.costs
-    gpus = tuple(gpu.model_copy(update={"memory_bytes": AMPLE}) for gpu in costs.cluster.gpus)
+    gpus = tuple(gpu.with_budget(AMPLE) for gpu in costs.cluster.gpus)
     cluster = costs.cluster.model_copy(update={"gpus": gpus})
     return ContiguousSolver(replace(costs, cluster=cluster), state.most_in_flight)

@@ -367,7 +367,7 @@ def _twins(costs: Costs, one: int, other: int) -> bool:
     if one in costs.homes or other in costs.homes:
         return False
     first, second = costs.cluster.gpus[one], costs.cluster.gpus[other]
-    if (first.speed, first.memory_bytes) != (second.speed, second.memory_bytes):
+    if (first.speed, first.budget_bytes) != (second.speed, second.budget_bytes):
         return False
     if not costs.cluster.links.pairs:
         return True

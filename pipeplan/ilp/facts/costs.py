@@ -85,7 +85,7 @@ class Costs:
     @cached_property
     def budgets(self) -> tuple[int, ...]:
         """Memory of each GPU in bytes."""
-        return tuple(gpu.memory_bytes for gpu in self.cluster.gpus)
+        return tuple(gpu.budget_bytes for gpu in self.cluster.gpus)
 
     @cached_property
     def _compute_sums(self) -> dict[float, tuple[list[int], list[int]]]:

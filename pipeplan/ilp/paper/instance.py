@@ -128,7 +128,7 @@ def from_costs(costs: Costs, in_flight_limit: int | None) -> Instance[int]:
         *(segment.forward for segment in segments),
         *(segment.backward for segment in reversed(segments)),
     ]
-    budget = cluster.gpus[0].memory_bytes
+    budget = cluster.gpus[0].budget_bytes
     most = (
         sum(x.states + min(8 * count * x.saved, budget + x.saved) for x in segments)
         + max(working)
@@ -163,10 +163,10 @@ def from_costs(costs: Costs, in_flight_limit: int | None) -> Instance[int]:
 def _check_cluster(cluster: Cluster) -> None:
     first = cluster.gpus[0]
     for index, gpu in enumerate(cluster.gpus):
-        if (gpu.memory_bytes, gpu.speed) != (first.memory_bytes, first.speed):
+        if (gpu.budget_bytes, gpu.speed) != (first.budget_bytes, first.speed):
             raise InputError(
-                f"method paper-ilp, cluster.gpus[{index}]: got {gpu.memory_bytes} bytes at speed"
-                f" {gpu.speed}, need {first.memory_bytes} bytes at speed {first.speed} as"
+                f"method paper-ilp, cluster.gpus[{index}]: got {gpu.budget_bytes} bytes at speed"
+                f" {gpu.speed}, need {first.budget_bytes} bytes at speed {first.speed} as"
                 " gpus[0] has: the paper's GPUs are equal. Use --method auto."
             )
     if cluster.action_overhead_ns:
