@@ -34,6 +34,7 @@ from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.group import for_pipeline
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.replicas import Replicas, Shard
+from pipeplan.runtime.room import Room
 from pipeplan.runtime.ties import find_ties, untie
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel, Task
@@ -164,6 +165,8 @@ class Pipeline:
         """Optimizer steps done."""
 
     def _build(self, transport: Transport, mesh: DeviceMesh | None, seed: int) -> None:
+        if room := Room.of(self._device):
+            room.check(self.plan, transport.rank)
         self._transport = transport
         self.mesh = mesh
         """Replicas x GPUs of the plan, as torch names ranks; None for one rank alone."""

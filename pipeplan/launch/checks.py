@@ -63,12 +63,15 @@ def prepare(options: Options, place: Place) -> Setup:
     _check_resume(plan, options, meta)
     seed = options.seed or 0 if meta is None else meta.seed
     from pipeplan.runtime.backend import Machine, device_of, take_gpu
+    from pipeplan.runtime.room import Room
 
     machine = Machine.here()
     machine.check(options.backend)
     take_gpu(place, machine)
     task, split, data = _load(plan, options, seed)
     device = device_of(split)
+    if room := Room.of(device):
+        room.check(plan, place.rank % len(plan.cluster.gpus))
     _check_same_task(options, meta, split.digest())
     return Setup(
         options=options,

@@ -6,12 +6,14 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.runtime.recorder import PeriodMeter, Periods, now_ns
+from pipeplan.runtime.room import Taken
 from pipeplan.units import format_bytes, format_ns
 
 
@@ -30,6 +32,9 @@ class StepMetrics:
     units_per_s: float
     memory_bytes: int
     """Largest resident size of this process so far."""
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    """The most so far on this rank's GPU (`Taken`); None on the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,13 @@ class Progress:
         metrics: Path | None,
         as_json: bool,
         silent: bool = False,
+        taken: Callable[[], Taken] = lambda: Taken(None, None),
     ) -> None:
         """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr.
 
-        A `silent` one only measures: another replica speaks.
+        A `silent` one only measures: another replica speaks. `taken` tells of this rank's GPU.
         """
+        self._taken = taken
         self._silent = silent
         self._plan = plan
         self._total = total_steps
@@ -111,6 +118,7 @@ class Progress:
             self._best = min(elapsed, self._best or elapsed)
         self._latest = sum(losses) / m
         self._first = self._latest if self._first is None else self._first
+        taken = self._taken()
         return StepMetrics(
             step=step + 1,
             loss=self._latest,
@@ -118,6 +126,8 @@ class Progress:
             period_ns=(ends[-1] - ends[0]) / (m - 1) * self._plan.k if m > 1 else None,
             units_per_s=self._units / (elapsed / 1e9),
             memory_bytes=resident_bytes(),
+            allocated_bytes=taken.allocated,
+            reserved_bytes=taken.reserved,
         )
 
     def _report(self, metrics: StepMetrics) -> None:

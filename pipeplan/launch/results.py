@@ -13,6 +13,7 @@ from pipeplan import __version__
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import Measured, replace
 from pipeplan.report.remat import shares
+from pipeplan.runtime.room import Taken
 
 FORMAT = "pipeplan-run/1"
 
@@ -25,6 +26,7 @@ class RankResult:
     peak_bytes: int | None
     """Most live bytes at once; only with --instrument."""
     resident_bytes: int
+    taken: Taken
 
 
 def describe(
@@ -93,4 +95,6 @@ def _measured(ranks: list[RankResult]) -> dict[str, Any]:
         "last_loss": teller.last_loss if teller else None,
         "peak_bytes": [rank.peak_bytes for rank in ranks],
         "resident_bytes": [rank.resident_bytes for rank in ranks],
+        "allocated_bytes": [rank.taken.allocated for rank in ranks],
+        "reserved_bytes": [rank.taken.reserved for rank in ranks],
     }

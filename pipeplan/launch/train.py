@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
 from pipeplan.launch import ending, export, results
 from pipeplan.launch.checks import Setup
+from pipeplan.launch.elsewhere import facts_of, remark
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint, stored
@@ -19,6 +21,7 @@ from pipeplan.runtime.group import Training, join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.replicas import Replicas, Shard
+from pipeplan.runtime.room import Taken
 from pipeplan.runtime.saver import Saver
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.runtime.watch import watching
@@ -67,6 +70,7 @@ class Session:
             checkpoint.load(setup.checkpoint, setup.first_step, self.worker)
         self.watch = watching(self.transport, self.worker.executor.doing)
         export.forget_layers(setup.plan, setup.split, self.transport.rank)
+        Taken.start(setup.device)
 
     @property
     def shard(self) -> Shard:
@@ -94,14 +98,16 @@ class Session:
             for optimizer in stage.weights.optimizers.each
         }
         names = set().union(*self.transport.gather(optimizers))
+        elsewhere = remark(self.setup.plan, self.transport.gather(facts_of(self.setup.device)))
         if not self._speaks:
             return
         if self.setup.plan.semantics == "2bw":
             _say(_STALE)
             for name in sorted(name for name in names if "adam" in name.lower()):
                 _say(_ADAM.format(name=name))
-        for remark in self.setup.remarks:
-            _say(remark)
+        for told in (*self.setup.remarks, elsewhere):
+            if told:
+                _say(told)
         if self.out is None:
             _say("no --out: nothing of this run will be kept")
 
@@ -123,7 +129,10 @@ class Session:
         """Write model.pt and run.json, and leave together."""
         self.saver.finish()
         result = results.RankResult(
-            self.progress.measured(), self.live.peak if self.live else None, resident_bytes()
+            self.progress.measured(),
+            self.live.peak if self.live else None,
+            resident_bytes(),
+            Taken.since_start(self.setup.device),
         )
         ranks = self.transport.gather(result)
         if self.model and self.out:
@@ -154,6 +163,7 @@ class Session:
             metrics=metrics,
             as_json=setup.options.json,
             silent=not self.leads,
+            taken=partial(Taken.since_start, setup.device),
         )
 
     def _make_worker(self) -> Worker:

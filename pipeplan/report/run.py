@@ -41,6 +41,10 @@ class Measured(Record):
     """Best window of consecutive periods."""
     step_ns: float | None
     peak_bytes: tuple[int | None, ...]
+    """Of live tensors; only of instrumented runs."""
+    allocated_bytes: tuple[int | None, ...] = ()
+    reserved_bytes: tuple[int | None, ...] = ()
+    """By torch's allocator; only of runs on GPUs."""
     first_loss: float | None
     last_loss: float | None
 
@@ -72,6 +76,8 @@ class Run(Document):
         ranks = len(self.predicted.peak_bytes)
         for where, values in (
             ("measured.peak_bytes", self.measured.peak_bytes),
+            ("measured.allocated_bytes", self.measured.allocated_bytes or (0,) * ranks),
+            ("measured.reserved_bytes", self.measured.reserved_bytes or (0,) * ranks),
             ("predicted.host_bytes", self.predicted.host_bytes or (0,) * ranks),
         ):
             if len(values) != ranks:
@@ -107,7 +113,10 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
     Times come from runs that were not instrumented, bytes from those that were: counting bytes
     slows a run down.
     """
-    return [row for run in runs for row in (_bytes(run) if run.instrumented else _times(run))]
+    rows = (_bytes if run.instrumented else _times for run in runs)
+    return [
+        row for run, make in zip(runs, rows, strict=True) for row in (*make(run), *_taken(run))
+    ]
 
 
 def crowded(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[str]:
@@ -139,6 +148,17 @@ def _bytes(run: Run) -> Iterator[Comparison]:
             name = f"{run.semantics}: peak of rank {rank}"
             stages = tuple(share for share in run.predicted.stages if share.gpu == rank)
             yield Comparison(name, "bytes", predicted, measured, stages)
+
+
+def _taken(run: Run) -> Iterator[Comparison]:
+    """What the GPUs' allocators held, rounding, kernels' scratch and gaps included."""
+    measured = {"allocated": run.measured.allocated_bytes, "reserved": run.measured.reserved_bytes}
+    for rank, predicted in enumerate(run.predicted.peak_bytes):
+        for how, sizes in measured.items():
+            if sizes and (size := sizes[rank]) is not None:
+                yield Comparison(
+                    f"{run.semantics}: {how} on rank {rank}", "bytes", predicted, size
+                )
 
 
 def stage_tables(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[Table]:

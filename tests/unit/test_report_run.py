@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeplan.cli import main
+from pipeplan.errors import InputError
 from pipeplan.report.run import comparisons, read
 
 
@@ -50,6 +51,22 @@ def test_times_come_from_timed_runs_and_bytes_from_instrumented_ones(tmp_path: P
         ("flush: peak of rank 0", 10, 10, "bytes"),
         ("flush: peak of rank 1", 20, 19, "bytes"),
     ]
+
+
+def test_what_allocators_took_stands_beside_the_plan(tmp_path: Path) -> None:
+    """Of runs on GPUs, timed ones too; runs of before and on processors tell nothing of it."""
+    sizes = {"allocated_bytes": [11, 21], "reserved_bytes": [16, None]}
+    on_gpus = read(write_run(tmp_path / "gpus", instrumented=False, **sizes))
+    nothing = {"allocated_bytes": [None, None], "reserved_bytes": [None, None]}
+    on_cpu = read(write_run(tmp_path / "cpu", instrumented=False, **nothing))
+    rows = [row for row in comparisons([on_gpus, on_cpu]) if row.unit == "bytes"]
+    assert [(row.name, row.predicted, row.measured) for row in rows] == [
+        ("flush: allocated on rank 0", 10, 11),
+        ("flush: reserved on rank 0", 10, 16),
+        ("flush: allocated on rank 1", 20, 21),
+    ]
+    with pytest.raises(InputError, match=r"measured\.reserved_bytes: got 1 numbers, need 2"):
+        read(write_run(tmp_path / "torn", instrumented=False, reserved_bytes=[1]))
 
 
 def test_estimated_predictions_are_called_so(tmp_path: Path) -> None:
