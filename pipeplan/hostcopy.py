@@ -1,8 +1,8 @@
 """Copies between a device and its host, in order of issue, beside the caller's computes.
 
 `runtime` moves what stages keep, `rematerialized` moves units of one module: they differ in whom
-the bytes belong to, not in how they travel. On CUDA the copies go through pinned memory on streams
-of their own; on a processor a worker's thread copies.
+the bytes belong to, not in how they travel. On CUDA the copies go through pinned memory (`pinned`)
+on streams of their own; on a processor a worker's thread copies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeplan.pinned import PinnedPool
+
 Copies = list[Tensor]
 """On the host; one per tensor that left."""
 
@@ -23,14 +25,18 @@ Copies = list[Tensor]
 class HostWay:
     """The way between one device and its host: one worker, or one for each direction."""
 
-    def __init__(self, device: torch.device, *, duplex: bool) -> None:
+    def __init__(
+        self, device: torch.device, *, duplex: bool, pinned: PinnedPool | None = None
+    ) -> None:
         """Starts nothing: workers begin with their first copy and end with this object.
 
         Args:
             device: where the tensors are.
             duplex: whether both directions run at once; otherwise one copy at a time.
+            pinned: what copies on the host lie in, for a CUDA device; None: a pool of its own.
         """
         self._device = device
+        self._pinned = pinned or PinnedPool()
         self._out = _Lane(device)
         self._back = _Lane(device) if duplex else self._out
 
@@ -76,8 +82,10 @@ class HostWay:
                     first()
                 # What lay there before may still be read by work that was issued meanwhile.
                 self._back.follow(caller)
-            with _named(f"copy of {_bytes(parts)} bytes from the host"), self._back.copying(mark):
-                _copy(parts, copies())
+            with _named(f"copy of {_bytes(parts)} bytes from the host"):
+                kept = copies()  # until they are copied: nobody else may keep them
+                with self._back.copying(mark):
+                    _copy(parts, kept)
             parts.clear()
 
         return self._back.worker.submit(work)
@@ -111,7 +119,9 @@ class HostWay:
         return caller, caller.record_event() if caller is not None else None
 
     def _buffer(self, part: Tensor) -> Tensor:
-        return torch.empty_like(part, device="cpu", pin_memory=self._device.type == "cuda")
+        if self._device.type == "cuda":
+            return self._pinned.empty_like(part)
+        return torch.empty_like(part, device="cpu")
 
 
 class _Lane:

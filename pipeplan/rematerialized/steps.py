@@ -9,12 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeplan.pinned import PinnedPool
 from pipeplan.remat import Op, OpKind
 from pipeplan.rematerialized.parts import Buffer
 from pipeplan.rematerialized.precision import Autocast, as_in
@@ -47,6 +48,8 @@ class Prepared:
     """Whether units may leave the device."""
     device: torch.device
     autocast: Autocast
+    pinned: PinnedPool = field(default_factory=PinnedPool)
+    """Of the host: passes use the same blocks one after the other."""
 
 
 class Pass:
@@ -173,7 +176,8 @@ def _units(prepared: Prepared, source: Tensor) -> Units | None:
         return None
     layers = prepared.split.layers
     states = [tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()]]
-    return Units(prepared.device, prepared.script.moved, [*states, source])
+    fixed = [*states, source]
+    return Units(prepared.device, prepared.script.moved, fixed, prepared.pinned)
 
 
 @contextmanager

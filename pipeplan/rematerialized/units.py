@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipeplan.hostcopy import flat
 from pipeplan.livebytes import dense, key
+from pipeplan.pinned import PinnedPool
 from pipeplan.remat import OpKind
 from pipeplan.rematerialized.host import Host
 from pipeplan.rematerialized.script import Order
@@ -42,7 +43,11 @@ class Units:
     """Finds the storages of each unit that leaves, and moves them (docs/remat.md §2)."""
 
     def __init__(
-        self, device: torch.device, moved: frozenset[int], fixed: Sequence[Tensor]
+        self,
+        device: torch.device,
+        moved: frozenset[int],
+        fixed: Sequence[Tensor],
+        pinned: PinnedPool,
     ) -> None:
         """Takes what is known before the pass.
 
@@ -50,10 +55,11 @@ class Units:
             device: where the layers run.
             moved: the units that are offloaded.
             fixed: tensors that never leave: weights, buffers, the input.
+            pinned: what they lie in on the host of a CUDA device.
         """
         self._moved = moved
         self._fixed = set(_storages(fixed))
-        self._host = Host(device)
+        self._host = Host(device, pinned)
         self._boundaries: dict[int, Storages] = {}
         self._tapes: dict[int, Storages] = {}
         self._unused: dict[int, Event] = {}
