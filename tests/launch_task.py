@@ -15,7 +15,7 @@ from pipeplan.capture import profile
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Semantics, Stage
-from pipeplan.task import Task, task_function
+from pipeplan.task import LossScale, Task, task_function
 from tests import pipelines, plans, reference
 
 REFERENCE = "tests.launch_task:task"
@@ -41,6 +41,30 @@ def task(seed: int) -> Task:
 def clipped(seed: int) -> Task:
     """The task, its gradients clipped."""
     return replace(task(seed), clip_norm=0.5)
+
+
+@task_function
+def spoiled(seed: int, at: int) -> Task:
+    """The task, with data that are no numbers from micro-batch `at` on."""
+    same = task(seed)
+
+    def data(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        source, target = pipelines.data(number)
+        return (source * torch.nan if number >= at else source), target
+
+    return replace(same, data=data)
+
+
+@task_function
+def steep(seed: int, clip_norm: float | None = None, scaled: bool = False) -> Task:
+    """The task, with a loss that is finite and whose gradient is not."""
+    same = task(seed)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return same.loss(output, target) + (output * 0).abs().sqrt().sum()
+
+    scale = LossScale() if scaled else None
+    return replace(same, loss=loss, clip_norm=clip_norm, loss_scale=scale)
 
 
 @task_function

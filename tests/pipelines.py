@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.gate import LocalBoard, Stopping
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec, Tied
@@ -262,6 +264,34 @@ class Outcome:
     steps: int
 
 
+class Calm:
+    """Never wants to stop."""
+
+    def __init__(self) -> None:
+        """Nobody is woken yet."""
+        self._woken = threading.Event()
+
+    def wanted(self, seconds: float) -> bool:
+        """See `Wish`."""
+        self._woken.wait(seconds)
+        return False
+
+    def wake(self) -> None:
+        """See `Wish`."""
+        self._woken.set()
+
+
+class _Asking(Stopping):
+    """Asks before one step."""
+
+    at: int | None = None
+
+    def begin_step(self, step: int) -> bool:
+        if step == self.at:
+            self.ask()
+        return super().begin_step(step)
+
+
 def train(
     plan: Plan,
     pattern: Pattern,
@@ -281,28 +311,27 @@ def train(
         task: loss, optimizer, data.
         steps: in total.
         seed: of dropout.
-        stop_at: rank -> its how many-th question gets a yes; then the run ends there.
+        stop_at: rank -> the step before which it wants all ranks to stop.
     """
-    asks = dict(stop_at or {})
+    board, ranks = LocalBoard(), len(plan.cluster.gpus)
+    gates: list[Stopping] = []
 
     def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor], int]:
         listener = Listener()
         feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
-
-        def wants_stop() -> bool:
-            asks[transport.rank] = asks.get(transport.rank, -1) - 1
-            return asks[transport.rank] == 0
-
-        worker = build(
-            plan, pattern, split, task, feed, transport, listener, seed=seed, wants_stop=wants_stop
-        )
+        gate = _Asking(board, transport.rank, ranks, Calm(), first=0, timeout_s=60)
+        gate.at = (stop_at or {}).get(transport.rank)
+        gates.append(gate)
+        worker = build(plan, pattern, split, task, feed, transport, listener, seed=seed, gate=gate)
         done = worker.executor.run(0, steps)
         return listener.losses, weights_of(worker), done
 
-    results = run_ranks(len(plan.cluster.gpus), work)
+    results = run_ranks(ranks, work)
+    for gate in gates:
+        gate.close()
     losses = {number: value for found, _, _ in results for number, value in found.items()}
     weights = {name: value for _, found, _ in results for name, value in found.items()}
-    (done,) = {done for _, _, done in results}
+    (done,) = {results[stage.gpu][2] for stage in plan.stages}
     return Outcome([losses[i] for i in sorted(losses)], weights, done)
 
 

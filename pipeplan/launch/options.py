@@ -42,6 +42,8 @@ class Options:
     dry_run: bool
     json: bool
     instrument: bool
+    allow_nonfinite: bool
+    """Whether training goes on with losses, norms and weights that are not finite."""
     clock: Literal["real", "sleep", "virtual"]
     """`real` trains; the others rehearse the plan without a model."""
     replicas: int
@@ -98,6 +100,11 @@ def parse(argv: Sequence[str] | None) -> Options:
     add("--timeout", type=_time, default="600s", help="longest wait for a peer (default 600s)")
     add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
     add("--json", action="store_true", help="one JSON object per step on stdout")
+    add(
+        "--allow-nonfinite",
+        action="store_true",
+        help="train on where a loss, a norm or a weight is not finite, and save such weights",
+    )
     add("--instrument", action="store_true", help="count live bytes (slow: do not time this run)")
     add(
         "--clock",
@@ -125,6 +132,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         dry_run=given.dry_run,
         json=given.json,
         instrument=given.instrument,
+        allow_nonfinite=given.allow_nonfinite,
         clock=given.clock,
         time_scale=given.time_scale or Fraction(1),
         words=words,
@@ -146,6 +154,7 @@ def _check_clock(given: argparse.Namespace) -> None:
         "save_every",
         "save_in_background",
         "instrument",
+        "allow_nonfinite",
     ):
         if getattr(given, name) not in (None, False):
             raise InputError(

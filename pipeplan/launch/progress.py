@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import sys
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
+from pipeplan.launch.guard import Guard
 from pipeplan.plan import Plan
 from pipeplan.runtime.recorder import PeriodMeter, Periods, now_ns
 from pipeplan.runtime.room import Taken
@@ -59,13 +61,16 @@ class Progress:
         units_per_microbatch: int,
         metrics: Path | None,
         as_json: bool,
+        guard: Guard,
         silent: bool = False,
         taken: Callable[[], Taken] = lambda: Taken(None, None),
     ) -> None:
         """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr.
 
-        A `silent` one only measures: another replica speaks. `taken` tells of this rank's GPU.
+        A `silent` one only measures, and shows `guard` the losses: another replica speaks. `taken`
+        tells of this rank's GPU.
         """
+        self._guard = guard
         self._taken = taken
         self._silent = silent
         self._plan = plan
@@ -90,6 +95,8 @@ class Progress:
     def loss(self, microbatch: int, value: float) -> None:
         """See `Observer`."""
         self._losses[microbatch] = value
+        stage = len(self._plan.stages) - 1
+        self._guard.loss(microbatch // self._plan.microbatches, microbatch, stage, value)
 
     def backward(self, microbatch: int, end_ns: int) -> None:
         """See `Observer`."""
@@ -131,7 +138,7 @@ class Progress:
         )
 
     def _report(self, metrics: StepMetrics) -> None:
-        line = json.dumps(asdict(metrics))
+        line = json.dumps({**asdict(metrics), "loss": known(metrics.loss)}, allow_nan=False)
         if self._metrics:
             with self._metrics.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -149,6 +156,11 @@ class Progress:
             f"  {metrics.units_per_s:.1f} {self._unit}s/s"
             f"  memory {format_bytes(metrics.memory_bytes)}"
         )
+
+
+def known(value: float | None) -> float | None:
+    """`value` as JSON has it: None where it is not finite."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def trim(metrics: Path, steps: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.progress import Measured, replace
+from pipeplan.launch.progress import Measured, known, replace
 from pipeplan.report.remat import shares
 from pipeplan.runtime.room import Taken
 
@@ -69,7 +69,7 @@ def describe(
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Put `content` at `path` in one step."""
-    replace(path, json.dumps(content, indent=1) + "\n")
+    replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -91,8 +91,8 @@ def _measured(ranks: list[RankResult]) -> dict[str, Any]:
         "period_window": periods.window if periods else None,
         "median_period_ns": periods.median_ns if periods else None,
         "step_ns": teller.best_step_ns if teller else None,
-        "first_loss": teller.first_loss if teller else None,
-        "last_loss": teller.last_loss if teller else None,
+        "first_loss": known(teller.first_loss) if teller else None,
+        "last_loss": known(teller.last_loss) if teller else None,
         "peak_bytes": [rank.peak_bytes for rank in ranks],
         "resident_bytes": [rank.resident_bytes for rank in ranks],
         "allocated_bytes": [rank.taken.allocated for rank in ranks],

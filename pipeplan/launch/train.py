@@ -8,15 +8,18 @@ from functools import partial
 from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.distributed_c10d import PrefixStore
 
-from pipeplan.launch import ending, export, results
+from pipeplan.launch import ending, export, guard, results
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import facts_of, remark
+from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.gate import Board, LocalBoard, Stopping, StoreBoard
 from pipeplan.runtime.group import Training, join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
@@ -40,11 +43,16 @@ def run(setup: Setup, place: Place) -> int:
         session = Session(setup, place)
         session.announce()
         done = session.train()
-        session.finish(done)
+        if session.wrong:
+            session.give_up()
+        else:
+            session.finish(done)
     except (Exception, CheckpointException) as error:
         recorder = session.worker.executor.recorder if session else None
         transport, watch = (session.transport, session.watch) if session else (None, None)
         ending.fail(error, place, recorder, setup.options.out, transport, watch)
+    if session.wrong:
+        return 1
     return 128 + session.stop.number if session.stop.number else 0
 
 
@@ -62,6 +70,14 @@ class Session:
         self.transport = join(place, options.timeout_ns, options.replicas, training)
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
         self.saver = Saver(self.transport, background=setup.options.save_in_background)
+        self.gate = self._make_gate(place)
+        self.guard = Guard(
+            self.gate.ask,
+            ignores=setup.options.allow_nonfinite,
+            skips=setup.task.loss_scale is not None,
+        )
+        self.wrong = ""
+        """Why nothing more is saved, for people."""
         self.live = LiveBytes() if setup.options.instrument else None
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
         self.progress = self._make_progress()
@@ -121,9 +137,35 @@ class Session:
                 self.progress.resume_clock()
                 with self.live or nullcontext():
                     done = self.worker.executor.run(step, wanted)
-                step, stopped = step + done, done < wanted
+                reached = self._agreed(step, step + done)
+                step, stopped = reached, reached < step + wanted
+                if self.wrong:
+                    break
                 self._save(step)
         return step
+
+    def _agreed(self, first: int, done: int) -> int:
+        """The steps that all ranks have done; says so if what they made shall not be saved.
+
+        A rank without stages has not asked when to stop.
+        """
+        self.guard.weights(max(done - 1, first), self.worker.stages.values())
+        told = self.transport.gather_all((done, self.guard.found))
+        self.wrong = guard.told(found for _, found in told)
+        return min(int(steps) for steps, _ in told)
+
+    def give_up(self) -> None:
+        """Leave together without saving, after what is wrong has been said."""
+        self.saver.finish()
+        if self._speaks:
+            out = self.out
+            kept = out is not None and any(map(stored.is_complete, stored.folders(out)))
+            _say(
+                f"error: {self.wrong}. Nothing was saved after it. Try a smaller learning rate, or"
+                " --allow-nonfinite to train on"
+                + (f"; the checkpoint before is kept: --resume {out}" if kept else "")
+            )
+        self._leave()
 
     def finish(self, step: int) -> None:
         """Write model.pt and run.json, and leave together."""
@@ -144,9 +186,26 @@ class Session:
                 _say(f"stopped after step {step}; go on with --resume {self.out}")
             else:
                 _say(f"saved: {self.out}\nnext: pipeplan report {self.out}")
+        self._leave()
+
+    def _leave(self) -> None:
+        self.gate.close()
         if self.watch:
             self.watch.close()
         self.transport.close()
+
+    def _make_gate(self, place: Place) -> Stopping:
+        board: Board = LocalBoard()
+        if isinstance(self.transport, GlooTransport):
+            board = StoreBoard(PrefixStore("stop", self.transport.store))
+        return Stopping(
+            board,
+            place.rank,
+            place.size,
+            self.stop,
+            first=self.setup.first_step,
+            timeout_s=self.setup.options.timeout_ns / 1e9,
+        )
 
     def _make_progress(self) -> Progress:
         setup = self.setup
@@ -162,6 +221,7 @@ class Session:
             * (setup.task.units_per_microbatch or setup.split.microbatch_size),
             metrics=metrics,
             as_json=setup.options.json,
+            guard=self.guard,
             silent=not self.leads,
             taken=partial(Taken.since_start, setup.device),
         )
@@ -182,7 +242,8 @@ class Session:
             CountedTransport(self.transport, self.live) if self.live else self.transport,
             self.progress,
             seed=setup.seed,
-            wants_stop=self.stop.wanted,
+            gate=self.gate,
+            nonfinite=self.guard.nonfinite,
             replicas=replicas,
             shard=self.shard,
         )

@@ -13,9 +13,9 @@ from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
 from pipeplan.runtime.backend import device_of
-from pipeplan.runtime.decision import Decisions, Layout, Scaler
+from pipeplan.runtime.decision import Decisions, Layout, Nonfinite, Scaler
 from pipeplan.runtime.executor import Executor, Feed, Observer
-from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.gate import Gate, Open
 from pipeplan.runtime.holders import Holders
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.optimizing import Optimizing
@@ -54,7 +54,8 @@ def build(
     observer: Observer,
     *,
     seed: int,
-    wants_stop: Callable[[], bool] = lambda: False,
+    gate: Gate | None = None,
+    nonfinite: Nonfinite | None = None,
     replicas: Replicas | None = None,
     shard: Shard | None = None,
 ) -> Worker:
@@ -70,7 +71,8 @@ def build(
         transport: to the other ranks.
         observer: is told losses, backwards and updates.
         seed: of all random numbers drawn in layers.
-        wants_stop: whether this rank wants all ranks to stop at a step boundary.
+        gate: asked before each step; None: nobody stops.
+        nonfinite: is told of gradients to clip that are not finite.
         replicas: averages gradients, where there are several.
         shard: which micro-batches of the data these are, for random numbers; None: all.
 
@@ -99,10 +101,11 @@ def build(
     decisions = None
     if holders.deferred:
         layout = Layout(plan.stages, split)
-        decisions = Decisions(layout, transport, task.clip_norm, scaler, first_tag)
+        decisions = Decisions(layout, transport, task.clip_norm, scaler, first_tag, nonfinite)
     updates = Updates(stages, tied, decisions, observer, transport.rank, replicas)
-    gate = Gate(transport, plan.semantics, wants_stop)
-    executor = Executor(pattern, stages, links, feed, transport, observer, gate, updates=updates)
+    executor = Executor(
+        pattern, stages, links, feed, transport, observer, gate or Open(), updates=updates
+    )
     return Worker(executor, stages, links, scaler, tied)
 
 

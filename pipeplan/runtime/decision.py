@@ -8,7 +8,7 @@ result does not depend on the plan. A shared parameter counts once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,10 @@ class Scaler:
         self._scales.pop(step - 1, None)
 
 
+Nonfinite = Callable[[int, str], None]
+"""Hears of a step and what in it is not finite."""
+
+
 class Layout:
     """Where each parameter's norm has its place, and which rank knows it."""
 
@@ -91,6 +95,8 @@ class Layout:
         """Places of each rank's parameters, ascending."""
         self.dtypes: list[torch.dtype] = []
         self.place: dict[str, int] = {}
+        self.stages: list[int] = []
+        """The stage of each place."""
         self.hosts = sorted({stage.gpu for stage in stages})
         """Ranks that host anything."""
         for stage in stages:
@@ -101,6 +107,12 @@ class Layout:
                         self.place[name] = len(self.dtypes)
                         self.ranks[stage.gpu].append(len(self.dtypes))
                         self.dtypes.append(parameter.dtype)
+                        self.stages.append(stage.id)
+
+    def told(self, place: int) -> str:
+        """A parameter's gradient, for people."""
+        name = next(name for name, number in self.place.items() if number == place)
+        return f"the gradient of {name!r} (stage {self.stages[place]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +136,11 @@ class Decisions:
         clip_norm: float | None,
         scaler: Scaler | None,
         tag: int,
+        nonfinite: Nonfinite | None = None,
     ) -> None:
-        """Messages have `tag`, which nothing else uses."""
+        """Messages have `tag`, which nothing else uses; `nonfinite` hears of norms."""
         self.scaler = scaler
+        self._nonfinite = nonfinite
         self._layout = layout
         self._transport = transport
         self._clip = clip_norm
@@ -194,6 +208,10 @@ class Decisions:
             for place, value in zip(places[rank], row[1:], strict=True)
         }
         norm = _total([values[i].to(dtype) for i, dtype in enumerate(self._layout.dtypes)])
+        if self._nonfinite and not norm.isfinite():
+            wrong = [place for place, value in sorted(values.items()) if not value.isfinite()]
+            what = f"the norm of {self._layout.told(wrong[0])}" if wrong else "the gradient's norm"
+            self._nonfinite(step, what)
         factor = torch.clamp(self._clip / (norm + _EPSILON), max=1.0)
         return Decision(False, factor, norm)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipeplan.plan import OpKind
 from pipeplan.runtime.clock import Clock
-from pipeplan.runtime.messages import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport
 
 STAMP_TAGS = 1 << 20
 """Added to a message's tag for the stamp that travels beside it."""
@@ -66,10 +66,6 @@ class EmulatedTransport:
         return Stamped(
             carried, self._transport.receive(stamp, peer, STAMP_TAGS + tag), stamp, self._clock
         )
-
-    def vote(self, yes: bool) -> Vote:
-        """See `Transport`."""
-        return self._transport.vote(yes)
 
     def flush(self) -> None:
         """See `Transport`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.executor import Executor, Feed
-from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.gate import Open
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.stage import Stage
 from pipeplan.runtime.wiring import Wires
@@ -43,9 +43,8 @@ def evaluate(
     half = replace(pattern, ranks=ranks, microbatches=microbatches, semantics="2bw")
     observer = _Losses({})
     hosted = {index: _Evaluated(stage) for index, stage in stages.items()}
-    gate = Gate(transport, half.semantics, lambda: False)
     with _eval_mode(stages):
-        Executor(half, hosted, wires, feed, transport, observer, gate, updates=_NoUpdates()).run(
+        Executor(half, hosted, wires, feed, transport, observer, Open(), updates=_NoUpdates()).run(
             0, 1
         )
     return observer.losses

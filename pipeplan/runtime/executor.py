@@ -217,33 +217,31 @@ class Executor:
         """Train steps first..first+steps-1, from an empty pipeline to an empty one.
 
         Returns:
-            The number of steps done: fewer than `steps` if the gate stopped all ranks.
+            The number of steps done: fewer than `steps` if the gate stopped the ranks. One without
+            stages does nothing and asks nobody: it returns `steps`.
 
         Raises:
             RankError: if an action failed; names rank, action, micro-batch and peer.
         """
-        stop: int | None = None
-        executed = 0
+        executed, begun = 0, first
         actions = self._unrolled(first, steps)
-        self._gate.begin(first)
         self._updates.begin(first)
         while (action := next(actions, None)) is not None:
-            if stop is None and action.microbatch is not None:
-                stop = self._gate.first_refused(action.microbatch // self._pattern.microbatches)
-                if stop is not None:
-                    actions = islice(self._unrolled(first, stop - first), executed, None)
+            if action.microbatch is not None:
+                step = action.microbatch // self._pattern.microbatches
+                if step >= begun and not self._gate.begin_step(step):
+                    steps = step - first
+                    actions = islice(self._unrolled(first, steps), executed, None)
                     continue
+                begun = max(begun, step + 1)
             self._execute(action)
             executed += 1
-        if executed == 0 and stop is None:  # a rank without stages only votes
-            stop = self._gate.first_refused(first + steps - 1)
-        self._gate.finish()
         self._losses.tell()
         self._updates.finish()
         self.recorder.current = None
         self._check_empty()
         self._flush()
-        return steps if stop is None else stop - first
+        return steps
 
     def _unrolled(self, first: int, steps: int) -> Iterator[Action]:
         size = self._pattern.microbatches

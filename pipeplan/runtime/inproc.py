@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pipeplan.errors import DeadlockError, RankError
-from pipeplan.runtime.messages import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport
 
 _Result = TypeVar("_Result")
 
@@ -107,11 +107,6 @@ class InProcTransport:
         """See `Transport`."""
         return self._post((peer, self.rank, tag), None, tensor)
 
-    def vote(self, yes: bool) -> Vote:
-        """See `Transport`."""
-        ballot = self._answer(yes)
-        return _Wait(self, lambda: len(ballot) == self.size, "votes", lambda: any(ballot.values()))
-
     def flush(self) -> None:
         """A message is complete, or its sender still waits for it."""
 
@@ -140,7 +135,7 @@ class InProcTransport:
         if message.done:
             queue.remove(message)
         what = "message {} -> {}, tag {}".format(*channel)
-        return _Wait(self, lambda: message.done, what, lambda: True)
+        return _Wait(self, lambda: message.done, what)
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Let other ranks run until `ready()`."""
@@ -148,21 +143,13 @@ class InProcTransport:
 
 
 class _Wait:
-    """A pending message or vote."""
+    """A pending message."""
 
-    def __init__(
-        self,
-        transport: InProcTransport,
-        ready: Callable[[], bool],
-        what: str,
-        result: Callable[[], bool],
-    ) -> None:
+    def __init__(self, transport: InProcTransport, ready: Callable[[], bool], what: str) -> None:
         self._transport, self._ready, self._what = transport, ready, what
-        self._result = result
 
-    def wait(self) -> bool:
+    def wait(self) -> None:
         self._transport.wait(self._ready, self._what)
-        return self._result()
 
 
 class _World:

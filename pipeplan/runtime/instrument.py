@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.messages import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport
 
 
 class CountedFeed:
@@ -55,11 +55,6 @@ class CountedTransport:
         """See `Transport`."""
         with self._live.paused():
             return self._transport.receive(tensor, peer, tag)
-
-    def vote(self, yes: bool) -> Vote:
-        """See `Transport`."""
-        with self._live.paused():
-            return self._transport.vote(yes)
 
     def flush(self) -> None:
         """See `Transport`."""

@@ -14,13 +14,6 @@ class Pending(Protocol):
         """Return once the message is complete; raise if the peer is gone or takes too long."""
 
 
-class Vote(Protocol):
-    """A question asked to all ranks."""
-
-    def wait(self) -> bool:
-        """Whether any rank said yes; returns once every rank has answered."""
-
-
 class Transport(Protocol):
     """What an executor needs from the outside world."""
 
@@ -37,9 +30,6 @@ class Transport(Protocol):
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """Post a receive into `tensor`, which is complete once `wait` has returned."""
-
-    def vote(self, yes: bool) -> Vote:
-        """Answer the next question; every rank answers all of them in the same order."""
 
     def flush(self) -> None:
         """Return once all that was sent arrives even if this process ends now."""

@@ -23,7 +23,7 @@ from pipeplan.program import Pattern
 from pipeplan.runtime.clock import Clock, SleepClock, VirtualClock
 from pipeplan.runtime.emulate import EmulatedTransport, EmulatedWays, Ways
 from pipeplan.runtime.executor import Executor, Observer
-from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.gate import Open
 from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.recorder import Recorder
 from pipeplan.runtime.virtual import Crossing, VirtualTransport, VirtualWays
@@ -247,7 +247,7 @@ def _executor(
         _NoData(),
         transport,
         observer,
-        Gate(transport, plan.semantics, lambda: False),
+        Open(),
         recorder,
     )
 

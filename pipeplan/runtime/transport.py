@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 
 from pipeplan.runtime.backend import GLOO, Choice
-from pipeplan.runtime.messages import Pending, Vote
+from pipeplan.runtime.messages import Pending
 from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
 from pipeplan.runtime.staging import receive_staged, send_staged
@@ -35,21 +34,6 @@ class _Done:
 _DONE = _Done()
 
 
-class _GlooVote:
-    """One asynchronous all-reduce; the number lives outside torch's memory accounting."""
-
-    def __init__(self, yes: bool, group: ProcessGroup) -> None:
-        self._value = np.array([int(yes)], dtype=np.int64)
-        self._work = dist.all_reduce(
-            torch.from_numpy(self._value), op=dist.ReduceOp.MAX, group=group, async_op=True
-        )
-
-    def wait(self) -> bool:
-        if self._work is not None:
-            self._work.wait()
-        return bool(self._value[0])
-
-
 class GlooTransport:
     """Ranks of one replica in a gloo group of all replicas, with lines between neighbours."""
 
@@ -57,7 +41,7 @@ class GlooTransport:
     """Whether whoever waits for a message is the GPU's current stream, and not this process."""
 
     def __init__(self, ranks: Ranks, choice: Choice = GLOO) -> None:
-        """Takes the ranks; votes are among all of them.
+        """Takes the ranks.
 
         Args:
             ranks: all there are.
@@ -117,19 +101,20 @@ class GlooTransport:
         except RuntimeError as error:
             lost(error)
 
-    def vote(self, yes: bool) -> Vote:
-        """See `Transport`."""
-        return _GlooVote(yes, self._group)
-
     def flush(self) -> None:
         """See `Transport`; a message over gloo that was waited for has arrived."""
         self._lines.flush()
 
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
+        values = self.gather_all(value)
+        return [values[rank] for rank in self._row]
+
+    def gather_all(self, value: object) -> list[Any]:
+        """`value` of each rank of every replica, on all of them; everyone must call it."""
         values: list[Any] = [None] * self.size * self.replicas
         dist.all_gather_object(values, value, self._group)
-        return [values[rank] for rank in self._row]
+        return values
 
     def mesh(self, device: str) -> DeviceMesh:
         """See `Ranks.mesh`."""
@@ -177,15 +162,15 @@ class LocalTransport:
         """Never called: one rank has no peer."""
         raise ValueError(f"one rank cannot receive from rank {peer}")
 
-    def vote(self, yes: bool) -> Vote:
-        """See `Transport`."""
-        return _LocalVote(yes)
-
     def flush(self) -> None:
         """Nothing is ever sent."""
 
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
+        return [value]
+
+    def gather_all(self, value: object) -> list[Any]:
+        """As `GlooTransport` does."""
         return [value]
 
     def lost_peers(self) -> list[int]:
@@ -197,14 +182,6 @@ class LocalTransport:
 
     def abandon(self) -> None:
         """Nothing to close."""
-
-
-class _LocalVote:
-    def __init__(self, yes: bool) -> None:
-        self._yes = yes
-
-    def wait(self) -> bool:
-        return self._yes
 
 
 def wait_all(pending: Sequence[Pending]) -> None:

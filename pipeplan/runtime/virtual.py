@@ -25,7 +25,7 @@ from pipeplan.errors import InternalError
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.runtime.clock import Clock
 from pipeplan.runtime.emulate import STAMP_TAGS
-from pipeplan.runtime.messages import Pending, Transport, Vote
+from pipeplan.runtime.messages import Pending, Transport
 
 _POST_TAGS = 2 * STAMP_TAGS
 """Added to a message's tag for the stamp that says when its receive was posted."""
@@ -148,10 +148,6 @@ class VirtualTransport:
         return self._exchange(
             self._transport.receive(tensor, peer, tag), peer, tag, _POST_TAGS, STAMP_TAGS
         )
-
-    def vote(self, yes: bool) -> Vote:
-        """See `Transport`."""
-        return self._transport.vote(yes)
 
     def flush(self) -> None:
         """See `Transport`."""

@@ -213,6 +213,36 @@ def test_metadata_that_would_run_code(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+def strict(text: str) -> Any:
+    """`text` as JSON, which has no NaN."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"got {word} in {text[:80]}"))
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_nan_at_step_3(tmp_path: Path, semantics: Semantics) -> None:
+    """All ranks end together with one message; what is saved is from before, and goes on exactly."""
+    plan = launch_task.plan(2, semantics)
+    out = tmp_path / "run"
+    spoiled = f"tests.launch_task:spoiled(at={2 * plan.microbatches + 1})"
+    words = ("--save-every", "2", "--task", spoiled)
+    told, again = launched(
+        spec(tmp_path, plan, *words), spec(tmp_path, plan, "--resume", str(out))
+    )
+    assert [each["code"] for each in told] == [1, 1], told
+    errors = [line for each in told for line in each["said"].splitlines() if "error" in line]
+    (last,) = {stage.id for stage in plan.stages[-1:]}
+    assert len(errors) == 1, errors
+    assert errors[0].startswith(
+        f"error: step 3: the loss of micro-batch {2 * plan.microbatches + 1} (stage {last}) is not"
+        " finite."
+    )
+    assert [each["code"] for each in again] == [0, 0], again
+    assert strict((out / "run.json").read_text())["first_step"] == 2
+    assert trained(out, semantics)
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        assert strict(line)["loss"] is not None
+
+
 def test_plan_that_names_code(tmp_path: Path) -> None:
     """No rank calls what a plan names; all refuse it."""
     ran = tmp_path / "ran"

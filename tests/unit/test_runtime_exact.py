@@ -167,12 +167,12 @@ def test_recomputing_layers_see_their_own_weights() -> None:
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_all_ranks_stop_at_the_same_step(rank: int, semantics: Semantics) -> None:
-    """One rank's wish ends all ranks at one boundary, with the weights of exactly those steps."""
+    """One rank's wish ends all ranks behind the steps begun, with exactly their weights."""
     split, task = pipelines.toy()
-    plan = pipelines.plan_of([1, 2, 5], [0, 2, 2, 0], semantics, microbatches=6)
+    plan = pipelines.plan_of([1, 2, 5], [0, 2, 1, 0], semantics, microbatches=6)
     pattern = pipelines.pattern_of(plan, period=3)
     outcome = pipelines.train(plan, pattern, split, task, 9, stop_at={rank: 3})
-    assert 2 <= outcome.steps <= 5
+    assert 3 <= outcome.steps <= (4 if semantics == "flush" else 5)
     expected = train_alone(semantics, "sgd", outcome.steps, 6)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
