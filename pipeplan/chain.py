@@ -86,6 +86,32 @@ class Layer(Record):
         return self
 
 
+class Agreement(Record):
+    """How far a model's layers were seen to train as the model itself does."""
+
+    microbatches: Positive
+    """How many were compared, each with a seed of its own."""
+    largest_relative_difference: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Of outputs, gradients and buffers; 0: all were equal bit for bit."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all were equal bit for bit."""
+        return self.largest_relative_difference == 0
+
+    @property
+    def told(self) -> str:
+        """The same in words, for people."""
+        if self.is_exact:
+            return (
+                f"layers train as the model does, bit for bit on {self.microbatches} micro-batches"
+            )
+        return (
+            "layers train as the model does only up to rounding: largest relative difference"
+            f" {self.largest_relative_difference:.1e} on {self.microbatches} micro-batches"
+        )
+
+
 class Chain(Document):
     """An ordered model: layers 0..L-1 in files (1..L in formulas) and the size of its input.
 
@@ -107,7 +133,18 @@ class Chain(Document):
         default="colocate", exclude_if=lambda how: how == "colocate"
     )
     """Layers that share a parameter name: on one GPU, or anywhere, each with a copy of its own."""
+    agreement: Agreement | None = Field(default=None, exclude_if=lambda how: how is None)
+    """How far the layers train as the model does; None: nobody has compared them."""
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=100_000)]
+
+    @property
+    def doubt(self) -> str | None:
+        """Why a run may not be bit-equal to the model's own training; None: nothing says so."""
+        if self.mode == "imported" or (self.agreement and self.agreement.is_exact):
+            return None
+        if self.agreement:
+            return self.agreement.told
+        return "nobody has compared the layers with the model: pipeplan profile does"
 
     def input_of(self, layer: int) -> int:
         """Bytes of the boundary before `layer` (0-based)."""

@@ -6,9 +6,10 @@ losses are known on the rank of the last stage and None elsewhere.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
-from pipeplan.capture import split
+from pipeplan.capture import agreement, split
+from pipeplan.capture.trace import has_fakes
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
@@ -40,6 +42,8 @@ from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import parse_wait_ns
 
+_log = logging.getLogger(__name__)
+
 
 def split_for(plan: Plan, task: Task) -> SplitModel:
     """The task's layers, checked to be those that the plan was made for, and ready to train.
@@ -50,7 +54,8 @@ def split_for(plan: Plan, task: Task) -> SplitModel:
         InputError: if the model is another one, or shared parameters cannot stay equal.
     """
     limit = len(plan.chain.layers) if plan.task_digest else None
-    model = untie(split(task, limit), task.tied)
+    cut = split(task, limit)
+    model = untie(cut, task.tied)
     got, need = model.digest(), plan.task_digest
     layers, planned = len(model.layers), len(plan.chain.layers)
     if layers != planned or need not in (None, got):
@@ -65,7 +70,22 @@ def split_for(plan: Plan, task: Task) -> SplitModel:
             " which counts other bytes. Profile and plan again."
         )
     _check_waiting(plan, task)
-    return model
+    return replace(model, notes=(*model.notes, *_doubts(plan, task, cut)))
+
+
+def _doubts(plan: Plan, task: Task, model: SplitModel) -> list[str]:
+    """Why the run may not be bit-equal to the model's own training.
+
+    Where no profile has compared the layers with the model, that is done now, if it is here.
+
+    Raises:
+        InputError: if they differ by more than rounding.
+    """
+    doubt = plan.chain.doubt
+    if plan.chain.agreement is None and not has_fakes(model.layers):
+        found = agreement(model, task)
+        doubt = None if found.is_exact else found.told
+    return [doubt] if doubt else []
 
 
 def _check_waiting(plan: Plan, task: Task) -> None:
@@ -148,6 +168,8 @@ class Pipeline:
         self._pattern: Pattern = lowering.lower(self.plan)
         lowering.check_deadlock(self._pattern)
         self._split = split_for(self.plan, self.task)
+        for note in self._split.notes:
+            _log.warning(note)
         self._device = device_of(self._split)
         check_current(self._device)
         self._own: GlooTransport | LocalTransport | None = None

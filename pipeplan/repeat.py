@@ -27,9 +27,14 @@ def seed_all(seed: int) -> None:
 
     Whoever makes a task calls it just before, so that the same seed gives the same weights.
     """
+    seed_python(seed)
+    torch.manual_seed(seed)
+
+
+def seed_python(seed: int) -> None:
+    """Seed the generators of Python and numpy."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def check_data(task: Task) -> str:

@@ -189,10 +189,34 @@ class SplitModel:
     """Per layer: which tensors of boundary 0 it gets behind its own; empty: none for any layer."""
     autocast: torch.dtype | None = None
     """What layers and loss run under: `Task.autocast`."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how the model was cut, a line each."""
+    drawing: tuple[str, ...] = ()
+    """Modules of the model that draw from Python's or numpy's generator, by name."""
+    counting: tuple[int, ...] = ()
+    """Layers that change Python attributes in their forward: computed again, they count twice."""
 
     def fed_to(self, layer: int) -> tuple[int, ...]:
         """Which tensors of boundary 0 `layer` (0-based) gets behind its boundary."""
         return self.fed[layer] if self.fed else ()
+
+    def check_again(self, layers: Iterable[int], where: str) -> None:
+        """Refuse to compute layers again that would count twice.
+
+        Args:
+            layers: 0-based.
+            where: what wants to, for the message.
+
+        Raises:
+            InputError: if one of `layers` changes Python attributes in its forward.
+        """
+        for layer in layers:
+            if layer in self.counting:
+                raise InputError(
+                    f"{where}: computes layer {self.names[layer]!r} again, which changes Python"
+                    " attributes in its forward, need one whose second forward changes nothing."
+                    " Keep what it counts in a buffer, or keep the layer: --recompute off."
+                )
 
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""

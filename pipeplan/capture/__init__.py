@@ -1,5 +1,6 @@
 """From a task to a chain: cut the model into layers, measure or estimate what each costs."""
 
+from pipeplan.capture.agreement import agreement
 from pipeplan.capture.estimated import estimate_task
 from pipeplan.capture.measured import profile_task
 from pipeplan.capture.profile import estimate, profile, profile_stages
@@ -7,6 +8,7 @@ from pipeplan.capture.split import split
 from pipeplan.capture.stages import fuse, measure_stages
 
 __all__ = [
+    "agreement",
     "estimate",
     "estimate_task",
     "fuse",

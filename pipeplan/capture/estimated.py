@@ -62,6 +62,8 @@ def estimate_task(
         twin, mode = weightless_twin(task)
         model = split(twin, max_layers)
         say(f"split into {len(model.layers)} layers")
+        for note in model.notes:
+            say(note)
         with gradient_buffers(model.layers):
             source, target = batches.fetch(0)
             kernels = ProcessorKernels()

@@ -7,20 +7,23 @@ are in it as they are in the model; nothing is made functional and nothing is de
 
 from __future__ import annotations
 
-import io
-import logging
+import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from pipeplan.capture.eager import Calls, UnfitError
+from pipeplan.capture.frames import is_machinery, place_of_line
 from pipeplan.capture.operations import returns_argument
+from pipeplan.capture.quiet import quiet
 from pipeplan.capture.whole import call_options
 from pipeplan.errors import InputError
 
@@ -39,19 +42,30 @@ class Exported:
     """Placeholders of the model's inputs."""
     output: fx.Node
     """The one tensor that the model returns."""
+    calls: Calls
+    """Of the modules that stay eager."""
 
 
-def export(model: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
+def export(model: nn.Module, inputs: tuple[Tensor, ...], calls: Calls | None = None) -> Exported:
     """The graph of `model` for inputs like these; the model is left as it is.
 
+    Args:
+        model: in the mode to export.
+        inputs: of one micro-batch.
+        calls: of modules that stay eager, recorded in this mode; None: there are none.
+
     Raises:
+        UnfitError: if a module that stays eager is called in another way than was recorded.
         InputError: if its operations depend on values, its tensors are on several devices, it
             returns anything but one tensor, or torch cannot export it.
     """
     _check_devices(model, inputs)
+    calls = calls or Calls({})
     try:
-        with _quiet():
-            program = torch.export.export(model, inputs, call_options(model), strict=False)
+        with quiet(), calls.exported():
+            program = _program(model, inputs)
+    except UnfitError:
+        raise
     except Exception as error:
         raise InputError(_reason(model, error)) from error
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -70,7 +84,70 @@ def export(model: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
         tensor = _state(model, program, spec.kind, spec.target)
         states[node] = names.get(id(tensor), spec.target), tensor
     _name_buffers(states)
-    return Exported(program.graph_module, states, tuple(fed), _output(model, program))
+    return Exported(program.graph_module, states, tuple(fed), _output(model, program), calls)
+
+
+def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """The program that the model runs when nobody exports it.
+
+    Libraries ask torch whether an export is under way and then compute in another way, with other
+    last bits (Hugging Face builds masks that it leaves out otherwise); here they hear no. Where
+    that way cannot be exported, they hear yes.
+    """
+    options = call_options(model)
+    asked: list[str] = []
+    try:
+        with _as_if_eager(model, asked):
+            return torch.export.export(model, inputs, options, strict=False)
+    except UnfitError:
+        raise
+    except Exception:
+        if not asked:
+            raise
+    return torch.export.export(model, inputs, options, strict=False)
+
+
+@contextmanager
+def _as_if_eager(model: nn.Module, asked: list[str]) -> Iterator[None]:
+    """While `model` runs, torch says that nothing is exported or compiled.
+
+    Args:
+        model: its forward is replaced meanwhile.
+        asked: gets what the model has asked torch.
+    """
+    usual, kept = model.forward, model.__dict__.get("forward")
+    functions = {name: getattr(torch.compiler, name) for name in ("is_exporting", "is_compiling")}
+    flags = ("_is_exporting_flag", "_is_compiling_flag")
+
+    def no(name: str) -> Callable[[], bool]:
+        def answer() -> bool:
+            if not is_machinery(sys._getframe(1).f_code.co_filename):  # noqa: SLF001
+                asked.append(name)
+            return False
+
+        return answer
+
+    @functools.wraps(usual)
+    def unaware(*arguments: Any, **named: Any) -> Any:
+        before = {flag: getattr(torch.compiler, flag) for flag in flags}
+        _set(torch.compiler, dict.fromkeys(flags, False) | {name: no(name) for name in functions})
+        try:
+            return usual(*arguments, **named)
+        finally:
+            _set(torch.compiler, before | functions)
+
+    model.__dict__["forward"] = unaware
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if kept is not None:
+            model.__dict__["forward"] = kept
+
+
+def _set(owner: object, values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
 
 
 def _name_buffers(states: Mapping[fx.Node, tuple[str, Tensor]]) -> None:
@@ -170,34 +247,8 @@ def _place(error: BaseException) -> str:
         code = trace.tb_frame.f_code
         frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    users = [frame for frame in frames if not _is_machinery(frame[0])]
+    users = [frame for frame in frames if not is_machinery(frame[0])]
     if not users:
         return ""
     file, line, name = users[-1]
-    return f" at {file.rpartition('/')[2]}:{line} ({name})"
-
-
-def _is_machinery(file: str) -> bool:
-    return bool(re.search(r"/torch/|/contextlib\.py$|/pipeplan/capture/|^<", file))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps back what torch logs and prints of a failed export: the error says it.
-
-    The graph so far, which torch prints to stderr, is the error's; what the model itself prints
-    there is passed on.
-    """
-    logger = logging.getLogger("torch")
-    before, said, graph = logger.level, io.StringIO(), ""
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with redirect_stderr(said):
-            yield
-    except Exception as error:
-        graph = getattr(error, "partial_fx_graph", "")
-        raise
-    finally:
-        logger.setLevel(before)
-        text = said.getvalue()
-        sys.stderr.write(text.replace(f"{graph}\n", "") if graph else text)
+    return f" at {place_of_line(file, line)} ({name})"

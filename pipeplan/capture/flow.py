@@ -17,6 +17,7 @@ from typing import TypeAlias
 import networkx as nx
 from torch import fx, nn
 
+from pipeplan.capture.eager import is_eager
 from pipeplan.capture.export import Exported
 from pipeplan.capture.operations import effects, flops, is_pointwise, storages, tensors
 from pipeplan.errors import InputError
@@ -61,7 +62,7 @@ class Flow:
         calls = [node for node in nodes if node.op == "call_function"]
         buffers = {n for n, (_, t) in exported.states.items() if not isinstance(t, nn.Parameter)}
         self._effects = {node: effects(node, buffers) for node in calls}
-        self._flops = {node: flops(node) for node in calls}
+        self._flops = {node: 0 if is_eager(node) else flops(node) for node in calls}
         self.writers = self._writers()
         bound = self._bound(calls)
         self.steps = tuple(node for node in calls if node in bound and self._matters(node))
@@ -124,7 +125,9 @@ class Flow:
     def module_path(self, step: Node) -> tuple[Call, ...]:
         """The calls of modules that the step runs in, outermost first."""
         stack = step.meta.get("nn_module_stack") or {}
-        return tuple(Call(key, path, kind in _SEQUENCES) for key, (path, kind) in stack.items())
+        path = tuple(Call(key, path, kind in _SEQUENCES) for key, (path, kind) in stack.items())
+        eager = self.exported.calls.of(step)
+        return path if eager is None else (*path, Call(eager.path, eager.path, False))
 
     @cached_property
     def heavy(self) -> frozenset[Node]:
@@ -135,7 +138,7 @@ class Flow:
         return frozenset(
             step
             for step in self.steps
-            if self._flops[step] or (step in follows and self._looks_up(step))
+            if self._flops[step] or is_eager(step) or (step in follows and self._looks_up(step))
         )
 
     def _looks_up(self, step: Node) -> bool:
@@ -148,11 +151,13 @@ class Flow:
 
     def work(self, step: Node) -> int:
         """Floating-point operations of a step, and one per element that it makes."""
-        return self._flops[step] + sum(tensor.numel() for tensor in tensors(step))
+        eager = self.exported.calls.of(step)
+        flops = eager.work if eager else self._flops[step]
+        return flops + sum(tensor.numel() for tensor in tensors(step))
 
     def _matters(self, node: Node) -> bool:
         effect = self._effects[node]
-        return bool(node.users) or effect.random or bool(effect.writes)
+        return bool(node.users) or effect.random or bool(effect.writes) or is_eager(node)
 
     def _writers(self) -> dict[int, list[Node]]:
         """Per changed storage, the operations that change it."""
@@ -173,7 +178,11 @@ class Flow:
         own = {s for node in weights for s in storages(node)} - self.writers.keys()
         views = {node for node in calls if tensors(node) and storages(node) <= own}
         seeds = weights | {node for node in states if storages(node) & self.writers.keys()}
-        seeds |= {node for node in calls if self._effects[node].random or self._flops[node]}
+        seeds |= {
+            node
+            for node in calls
+            if self._effects[node].random or self._flops[node] or is_eager(node)
+        }
         reach = nx.DiGraph(self.graph)
         reach.remove_nodes_from(views)
         seeds |= {user for view in views for user in self.graph.successors(view)}

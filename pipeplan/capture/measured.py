@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from pipeplan.capture import layer_bytes, optimizer_cost
+from pipeplan.capture.agreement import agreement
 from pipeplan.capture.allocator import AllocatorWatch, Overhead
 from pipeplan.capture.assemble import LayerCost, chain_layers, stepped
+from pipeplan.capture.attributes import unchanged
 from pipeplan.capture.batches import Batches
 from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.layer_run import LayerPass, LayerRun, layer_run
 from pipeplan.capture.place import Place, place_of
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
-from pipeplan.capture.trace import call, unchanged_buffers
+from pipeplan.capture.trace import call
 from pipeplan.chain import Chain, Layer
 from pipeplan.livebytes import LiveBytes
 from pipeplan.repeat import check_data
@@ -58,7 +60,8 @@ def profile_task(
     Layers are merged where there are more than `max_layers`.
 
     Raises:
-        InputError: if the task cannot be split or run, or its data do not repeat.
+        InputError: if the task cannot be split or run, its data do not repeat, or its layers do
+            not train as it does.
     """
     say = progress or _silent
     place = place_of(task.model)
@@ -66,6 +69,11 @@ def profile_task(
     task = place.bring(task)
     model = split(task, max_layers)
     say(f"split into {len(model.layers)} layers")
+    for note in model.notes:
+        say(note)
+    say("comparing the layers with the model")
+    how = agreement(model, task)
+    say(how.told)
     found = measure(model, task, repeats=repeats, warmup=warmup, say=say)
     return Chain(
         name=type(task.model).__name__,
@@ -76,6 +84,7 @@ def profile_task(
         input_bytes=found.input_bytes,
         device=found.device,
         tied=task.tied,
+        agreement=how,
         layers=found.layers,
     )
 
@@ -93,7 +102,7 @@ def measure(
     sweep = Sweep(model, batches, task.loss, place)
     with (
         torch.random.fork_rng(devices=place.random_devices),
-        unchanged_buffers(model.layers),
+        unchanged(model.layers),
         gradient_buffers(model.layers),
     ):
         found, noise = times(sweep.run, repeats, warmup, say)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan.capture.cuts import Cut
+from pipeplan.capture.eager import copied, eager_inputs
 from pipeplan.capture.flow import Flow, Node
 from pipeplan.capture.naming import layer_names
 from pipeplan.capture.operations import memory_order
@@ -168,6 +169,10 @@ class _Maker:
         if node.op == "get_attr":
             name = str(node.target)
             attributes[name] = self._flow.exported.module.get_submodule(name)
+        call = self._flow.exported.calls.of(node)
+        if call is not None:
+            attributes[call.path] = call.module
+            return copied(graph, call, [made[value] for value in eager_inputs(node)])
         return graph.node_copy(node, made.__getitem__)
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipeplan.capture.attributes import unchanged
 from pipeplan.capture.coarsen import kept
-from pipeplan.capture.trace import Trace, call, fake_mode, trace, unchanged_buffers
+from pipeplan.capture.eager import follow_torch
+from pipeplan.capture.opaque import opaque_modules, outermost
+from pipeplan.capture.trace import Trace, call, fake_mode, trace
+from pipeplan.capture.watch import Opaque
 from pipeplan.errors import InputError
 from pipeplan.task import TensorSpec
 
@@ -55,6 +60,52 @@ def row_layers(
                 " that returns a new tensor, or give both layers as one."
             )
     return layers, traced
+
+
+def row_opaque(model: nn.Module, source: Tensor) -> dict[str, Opaque]:
+    """Modules of the row that draw from Python's or numpy's generator, or change attributes.
+
+    All else that a graph could not hold is no matter here: the modules run as they are.
+
+    Raises:
+        InputError: if the row as a whole has a hook, which none of its layers would run.
+    """
+    is_list = isinstance(model, nn.ModuleList)
+    whole = Joined(list(model)) if isinstance(model, nn.ModuleList) else model
+    found = opaque_modules(whole, (source,))
+    if "" in found and not is_list:
+        raise InputError(
+            f"task: model {type(model).__name__}: it {found[''].reason}, need layers that run one"
+            " by one. Do it in one of the layers."
+        )
+    prefix = "parts." if is_list else ""
+    return {
+        name.removeprefix(prefix): opaque
+        for name, opaque in outermost(found).items()
+        if opaque.draws or opaque.counts
+    }
+
+
+def seeded(layers: Mapping[str, nn.Module], drawing: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """`layers`, where those that hold one of the modules `drawing` set Python's generators."""
+    wanted = set(drawing)
+    return {
+        name: Drawing(layer) if wanted.intersection(layer.modules()) else layer
+        for name, layer in layers.items()
+    }
+
+
+class Drawing(nn.Module):
+    """A layer that draws from Python's or numpy's generator, which it sets first."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *boundary: Tensor) -> Any:
+        """What the layer returns."""
+        follow_torch()
+        return self.part(*boundary)
 
 
 class Joined(nn.Module):
@@ -109,7 +160,7 @@ def _joined(layers: dict[str, nn.Module], starts: Sequence[int]) -> dict[str, nn
 def _work(layers: dict[str, nn.Module], traced: Trace) -> list[int]:
     """Floating-point operations of each layer, and one per element that it returns."""
     found = []
-    with unchanged_buffers(layers.values()), fake_mode(layers.values()), torch.no_grad():
+    with unchanged(layers.values()), fake_mode(layers.values()), torch.no_grad():
         for (name, layer), boundary in zip(layers.items(), traced.boundaries, strict=True):
             values = tuple(torch.zeros(spec.shape, dtype=_dtype(spec)) for spec in boundary)
             with FlopCounterMode(display=False) as counter:

@@ -6,19 +6,27 @@ runtime's layers. The layers hold the user's own Parameter objects: nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pipeplan.capture.cuts import coarsened, natural
-from pipeplan.capture.export import export
 from pipeplan.capture.flow import Flow
+from pipeplan.capture.graph import graph_of
+from pipeplan.capture.opaque import (
+    is_compiled,
+    kept_generators,
+    notes,
+    original,
+    uncompiled,
+)
 from pipeplan.capture.pieces import pieces
-from pipeplan.capture.rows import is_row, row_layers
-from pipeplan.capture.trace import Trace, has_fakes, trace
-from pipeplan.capture.whole import check_same
+from pipeplan.capture.rows import is_row, row_layers, row_opaque, seeded
+from pipeplan.capture.trace import Trace, trace
+from pipeplan.capture.watch import Opaque
 from pipeplan.errors import InputError
 from pipeplan.precision import casting, check_autocast
 from pipeplan.task import SplitModel, Task
@@ -28,9 +36,11 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
     """The layers of `task.model` and the boundaries between them.
 
     `nn.Sequential` and lists give one layer per module. Any other model is exported into a graph
-    and cut where little passes; its layers are checked to compute exactly what it computes.
+    and cut where little passes; what a graph cannot hold stays a module, a layer of its own
+    (`SplitModel.notes`). Whether the layers train as the model does is another question
+    (`agreement`).
     Boundaries come from a pass over micro-batch 0 that computes nothing where the model allows.
-    The random state of torch is left as it was.
+    Random states are left as they were.
 
     Args:
         task: model, loss and data are used.
@@ -44,13 +54,16 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
     if max_layers is not None and max_layers < 1:
         raise InputError(f"split: max_layers: got {max_layers}, need at least 1")
     check_autocast(task.autocast)
-    model = _as_module(task.model)
+    model = module_of(task)
+    _check_made(model)
     device = _device(model)
     source, target = (part.to(device) for part in task.microbatch(0))
-    with torch.random.fork_rng(), casting(task.autocast, device):
+    with kept_generators(), uncompiled(model), casting(task.autocast, device):
         if is_row(model):
+            kept = row_opaque(model, source)
             layers, traced = row_layers(model, task.loss, source, target, max_layers)
-            found = _made(model, layers, traced, source)
+            drawing = [model.get_submodule(name) for name in kept if kept[name].draws]
+            found = _made(task, model, seeded(layers, drawing), traced, source, kept)
         else:
             found = _by_graph(task, model, source, target, max_layers)
     return replace(found, autocast=task.autocast)
@@ -59,26 +72,24 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
 def _by_graph(
     task: Task, model: nn.Module, source: Tensor, target: Tensor, max_layers: int | None
 ) -> SplitModel:
-    flow = Flow(export(model, (source,)))
-    evaluation = _in_eval_mode(model, source)
+    flow, kept = graph_of(model, (source,))
+    evaluation = _in_eval_mode(model, source, kept)
     cuts = natural(flow)
     if max_layers is not None:
         cuts = coarsened(flow, cuts, max_layers)
     made = pieces(flow, cuts, evaluation)
     layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
     fed = tuple(piece.fed for piece in made)
-    result = _made(model, layers, trace(layers, task.loss, source, target, fed), source, fed)
-    if not has_fakes([model]):
-        check_same(model, result, (source,))
-    return result
+    traced = trace(layers, task.loss, source, target, fed)
+    return _made(task, model, layers, traced, source, kept, fed)
 
 
-def _in_eval_mode(model: nn.Module, source: Tensor) -> Flow | None:
+def _in_eval_mode(model: nn.Module, source: Tensor, kept: Mapping[str, Opaque]) -> Flow | None:
     """The flow of `model` when it is evaluated; None if that has no graph."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        return Flow(export(model, (source,)))
+        return graph_of(model, (source,), kept)[0]
     except InputError:
         return None
     finally:
@@ -86,11 +97,45 @@ def _in_eval_mode(model: nn.Module, source: Tensor) -> Flow | None:
             module.training = training
 
 
+def _told(
+    task: Task, layers: Mapping[str, nn.Module], kept: Mapping[str, Opaque]
+) -> tuple[str, ...]:
+    whole = isinstance(task.model, nn.Module) and is_compiled(task.model)
+    said = "the model is compiled as a whole: its layers run as they were before" if whole else ""
+    return (*([said] if said else []), *notes(kept), *_shared(layers))
+
+
+def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
+    """What the order of sums is where layers share a trainable parameter."""
+    users: dict[nn.Parameter, list[str]] = {}
+    for name, layer in layers.items():
+        for parameter in layer.parameters():
+            if parameter.requires_grad:
+                users.setdefault(parameter, []).append(name)
+    for names in users.values():
+        if len(names) > 1:
+            yield (
+                f"layers {', '.join(names)} share a parameter: its gradient is added up layer by"
+                " layer, so its last bits may differ from those of a loop that adds up all uses of"
+                " a micro-batch first"
+            )
+
+
+def _counting(
+    model: nn.Module, layers: Mapping[str, nn.Module], kept: Mapping[str, Opaque]
+) -> tuple[int, ...]:
+    wanted = {model.get_submodule(name) for name, opaque in kept.items() if opaque.counts}
+    rows = enumerate(layers.values())
+    return tuple(index for index, layer in rows if wanted.intersection(layer.modules()))
+
+
 def _made(
+    task: Task,
     model: nn.Module,
     layers: dict[str, nn.Module],
     traced: Trace,
     source: Tensor,
+    kept: Mapping[str, Opaque],
     fed: tuple[tuple[int, ...], ...] = (),
 ) -> SplitModel:
     names = _tensor_names(model)
@@ -101,13 +146,21 @@ def _made(
         boundaries=traced.boundaries,
         microbatch_size=source.shape[0] if source.dim() else 1,
         fed=fed if any(fed) else (),
+        notes=_told(task, layers, kept),
+        drawing=tuple(name for name, opaque in kept.items() if opaque.draws),
+        counting=_counting(model, layers, kept),
     )
 
 
-def _as_module(model: object) -> nn.Module:
-    """The model as one module whose parameter names are the user's."""
+def module_of(task: Task) -> nn.Module:
+    """The task's model as one module whose parameter names are the user's, without compilation.
+
+    Raises:
+        InputError: if it is neither a module nor a list of modules.
+    """
+    model: object = task.model
     if isinstance(model, nn.Module):
-        return model
+        return original(model)
     if not isinstance(model, Sequence) or isinstance(model, str):
         raise InputError(
             f"task: model: got a {type(model).__name__}, need an nn.Module or a list of modules"
@@ -118,6 +171,16 @@ def _as_module(model: object) -> nn.Module:
                 f"task: model[{index}]: got a {type(layer).__name__}, need an nn.Module"
             )
     return nn.ModuleList(model)
+
+
+def _check_made(model: nn.Module) -> None:
+    """Refuse a model whose parameters have no shape yet."""
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(value):
+            raise InputError(
+                f"task: model {type(model).__name__}: {name}: is lazy, need a shape. Call the"
+                " model once on data(0)[0] before the task is returned."
+            )
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -7,14 +7,14 @@ where a layer needs real data (it looks at values), the whole pass runs for real
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from pipeplan.capture.attributes import unchanged
 from pipeplan.errors import InputError
 from pipeplan.livebytes import key
 from pipeplan.precision import casting
@@ -49,7 +49,7 @@ def trace(
     Raises:
         InputError: if a layer or the loss fails or returns the wrong kind of value.
     """
-    with unchanged_buffers(layers.values()):
+    with unchanged(layers.values()):
         try:
             with fake_mode(layers.values()) as fake:
                 fakes = fake.from_tensor(source), fake.from_tensor(target)
@@ -75,18 +75,6 @@ def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:
 def _first_fake(layers: Iterable[nn.Module]) -> FakeTensor | None:
     states = (tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()])
     return next((tensor for tensor in states if isinstance(tensor, FakeTensor)), None)
-
-
-@contextmanager
-def unchanged_buffers(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Gives the buffers (running statistics) of `layers` their values back afterwards."""
-    kept = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
 
 
 def call(

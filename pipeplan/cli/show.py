@@ -86,6 +86,8 @@ def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
         common.emit(chain.model_dump(mode="json", by_alias=True))
     else:
         common.screen().print(layer_table(chain))
+        if chain.agreement or chain.doubt:
+            print(chain.doubt or (chain.agreement and chain.agreement.told))
     return 0
 
 
@@ -98,6 +100,8 @@ def present(plan: Plan, console: Console) -> None:
     console.print(tables.memory_table(plan))
     if plan.semantics == "2bw":
         console.print(tables.STALENESS)
+    if plan.chain.doubt:
+        console.print(f"note: {plan.chain.doubt}")
 
 
 def figures(plan: Plan) -> dict[str, object]:
@@ -119,6 +123,7 @@ def figures(plan: Plan) -> dict[str, object]:
         "step_ns": plan.step_ns,
         "samples_per_second": tables.samples_per_second(plan),
         "times": plan.chain.mode,
+        "agreement": plan.chain.agreement and plan.chain.agreement.model_dump(mode="json"),
         "stages": [stage.model_dump(mode="json") for stage in plan.stages],
         "memory": [row.model_dump(mode="json") for row in plan.memory],
     }

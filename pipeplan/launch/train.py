@@ -117,6 +117,8 @@ class Session:
         elsewhere = remark(self.setup.plan, self.transport.gather(facts_of(self.setup.device)))
         if not self._speaks:
             return
+        for note in self.setup.split.notes:
+            _say(f"note: {note}")
         if self.setup.plan.semantics == "2bw":
             _say(_STALE)
             for name in sorted(name for name in names if "adam" in name.lower()):

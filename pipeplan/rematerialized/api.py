@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture import split
+from pipeplan.capture import agreement, split
 from pipeplan.capture.place import place_of
 from pipeplan.errors import InputError
 from pipeplan.hostcopy import measured_bandwidth
@@ -153,11 +153,15 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
     source = taken.source.detach()
     loss, target = taken.loss or (_any_loss, torch.zeros((), device=source.device))
     task = Task(model=module, loss=loss, optimizer=_no_optimizer, data=lambda _: (source, target))
-    return split(task, max_layers)
+    cut = split(task, max_layers)
+    cut.check_again(range(len(cut.layers)), "rematerialize")
+    agreement(cut, task, passes=1)
+    return cut
 
 
 def _any_loss(output: Tensor, _: Tensor) -> Tensor:
-    return output.float().sum()
+    """A sum whose gradient is not the same everywhere, so that a wrong backward shows."""
+    return (output.float() * torch.linspace(1, 2, output.numel()).view(output.shape)).sum()
 
 
 def _no_optimizer(_: object) -> torch.optim.Optimizer:

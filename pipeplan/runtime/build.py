@@ -128,6 +128,9 @@ class _Maker:
         split, planned = self.split, self.plan.stages[index]
         last = index == len(self.plan.stages) - 1
         again, offload = _runs(planned)
+        for begin, end in again:
+            run = range(planned.first + begin, planned.first + end + 1)
+            split.check_again(run, f"the plan's stage {index}")
         spec = StageSpec(
             index=index,
             first_layer=planned.first,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pipeplan import cluster as clusters
 from pipeplan import devices, importers, plan, stages
-from pipeplan.chain import Chain, Layer
+from pipeplan.chain import Agreement, Chain, Layer
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan
 from pipeplan.program import ActionKind, Pattern, Program
@@ -21,6 +21,7 @@ SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
 EXAMPLES = dict(re.findall(r"^```\w+ (\w+)\n(.*?)^```", TEXT, re.M | re.S))
 FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("chain.json", "", Chain),
+    ("chain.json", "agreement.", Agreement),
     ("chain.json", "", Layer),
     ("Cluster file", "", Cluster),
     ("Cluster file", "gpus[].", clusters.Gpu),

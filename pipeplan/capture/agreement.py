@@ -1,0 +1,259 @@
+"""Whether a model's layers train as the model does: outputs, gradients and buffers compared.
+
+The model runs as the user wrote it, forward and backward; then its layers run as a pipeline runs
+them, each cut off the graph of the one before. Micro-batches and seeds differ from pass to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.boundary import Slot, enter
+from pipeplan.capture.attributes import unchanged
+from pipeplan.capture.eager import follow_torch
+from pipeplan.capture.opaque import kept_generators, uncompiled
+from pipeplan.capture.seats import Real, seated
+from pipeplan.capture.split import module_of
+from pipeplan.capture.trace import call, check_loss
+from pipeplan.capture.whole import output_of, run
+from pipeplan.chain import Agreement
+from pipeplan.errors import InputError
+from pipeplan.precision import casting
+from pipeplan.repeat import seed_all
+from pipeplan.task import SplitModel, Task
+
+PASSES = 3
+"""Micro-batches 0, 1, .. that are compared, with seeds 0, 1, .."""
+_NOISE = 64
+"""Units of rounding, of the largest gradient of all, below which a difference is rounding: some
+gradients are zero but for rounding, such as those of the biases of attention's keys."""
+
+
+def agreement(model: SplitModel, task: Task, passes: int = PASSES) -> Agreement:
+    """How far the layers of `model` train as `task.model` does.
+
+    The model is left as it was: parameters, gradients, buffers, attributes, random states.
+
+    Args:
+        model: what `task` was split into.
+        task: its model is on the device where it is trained.
+        passes: micro-batches that are compared.
+
+    Raises:
+        InputError: if they differ by more than rounding, or a layer trains a parameter that is
+            none of its own.
+    """
+    whole = module_of(task)
+    worst = 0.0
+    with kept_generators(), uncompiled(whole), _without_gradients(whole):
+        pairs = list(_pairs_of(task, passes))
+        for number, pair in enumerate(pairs):
+            with unchanged([whole]):
+                expected = _whole(whole, model, task, pair, number)
+            with unchanged([whole]):
+                got = _layers(whole, model, task, pair, number)
+            worst = max(worst, _compared(whole, expected, got, number))
+    return Agreement(microbatches=len(pairs), largest_relative_difference=worst)
+
+
+def _pairs_of(task: Task, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first micro-batches: a data set may have fewer than `most`, but must have one."""
+    for number in range(most):
+        try:
+            yield task.microbatch(number)
+        except InputError:
+            if number == 0:
+                raise
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What one micro-batch gave."""
+
+    output: Tensor
+    loss: Tensor
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, output: Tensor, loss: Tensor) -> _Trained:
+        """Takes the gradients out of `model`."""
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        for parameter in model.parameters():
+            parameter.grad = None
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return cls(output.detach(), loss.detach(), gradients, buffers)
+
+
+def _whole(
+    whole: nn.Module,
+    model: SplitModel,
+    task: Task,
+    pair: tuple[Tensor, Tensor],
+    seed: int,
+) -> _Trained:
+    """The user's own model; in a list of layers, nothing but one after the other."""
+    source, target = (part.clone() for part in pair)
+    drawing = {name: whole.get_submodule(name) for name in model.drawing}
+    with seated(drawing, _seeded):
+        seed_all(seed)
+        with casting(model.autocast, source.device):
+            is_list = isinstance(whole, nn.ModuleList)
+            output = run(model, (source,)) if is_list else output_of(whole, (source,))
+            loss = check_loss(task.loss(output, target))
+        loss.backward()
+    return _Trained.of(whole, output, loss)
+
+
+def _layers(
+    whole: nn.Module,
+    model: SplitModel,
+    task: Task,
+    pair: tuple[Tensor, Tensor],
+    seed: int,
+) -> _Trained:
+    """Its layers, each with a graph of its own, as stages of one layer would run them."""
+    source, target = (part.clone() for part in pair)
+    seed_all(seed)
+    values: tuple[Tensor, ...] = (source,)
+    slots, made = [], []
+    for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
+        slot = Slot()
+        flags = [spec.differentiable and index > 0 for spec in model.boundaries[index]]
+        fed = (source.clone() for _ in model.fed_to(index))
+        outputs = call(name, layer, (*_entered(slot, values, flags), *fed), model.autocast)
+        _check_own(name, layer, outputs)
+        slots.append(slot)
+        made.append(outputs)
+        values = tuple(output.detach() for output in outputs)
+    with casting(model.autocast, source.device):
+        loss = check_loss(task.loss(made[-1][0], target))
+    _backward(model, loss, slots, made)
+    return _Trained.of(whole, values[0], loss)
+
+
+def _backward(
+    model: SplitModel, loss: Tensor, slots: Sequence[Slot], made: Sequence[tuple[Tensor, ...]]
+) -> None:
+    """Layer by layer from the last one; `slots` and `made` are entries and outputs by layer."""
+    loss.backward()
+    for index in range(len(made) - 1, 0, -1):
+        pairs = zip(made[index - 1], model.boundaries[index], strict=True)
+        roots = [output for output, spec in pairs if spec.differentiable]
+        arrived = slots[index].take() or [torch.zeros_like(root) for root in roots]
+        if roots:
+            torch.autograd.backward(roots, arrived)
+
+
+def _entered(slot: Slot, values: Sequence[Tensor], flags: Sequence[bool]) -> tuple[Tensor, ...]:
+    chosen = [value for value, flag in zip(values, flags, strict=True) if flag]
+    entered = iter(enter(slot, chosen) if chosen else ())
+    pairs = zip(values, flags, strict=True)
+    return tuple(next(entered) if flag else value for value, flag in pairs)
+
+
+def _check_own(name: str, layer: nn.Module, outputs: Sequence[Tensor]) -> None:
+    """Refuse a layer that trains parameters which another rank would hold."""
+    own = set(layer.parameters())
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and leaf not in own:
+            raise InputError(
+                f"task: layer {name!r}: trains a parameter of shape {tuple(leaf.shape)} that is"
+                " not among its own, need all it trains in its parameters(): another GPU may hold"
+                " it."
+                " Register the parameter, or the module it is of, in the module that uses it."
+            )
+        waiting.extend(following for following, _ in node.next_functions if following)
+
+
+def _seeded(_: str, real: Real, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    follow_torch()
+    return real(*given, **named)
+
+
+@contextmanager
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    """Takes gradients away inside, and puts them back."""
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+def _compared(whole: nn.Module, expected: _Trained, got: _Trained, number: int) -> float:
+    """The largest difference, relative to the largest number of its tensor; 0 if there is none.
+
+    Of gradients that are no more than rounding, relative to the largest gradient.
+
+    Raises:
+        InputError: if it is more than rounding explains.
+    """
+    kinds = [tensor.dtype for tensor in [*whole.parameters(), expected.output, expected.loss]]
+    unit = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
+    steepest = max(map(_largest, expected.gradients.values()), default=0.0)
+    worst = 0.0
+    for what, one, other, scale in _pairs(expected, got, steepest):
+        if torch.equal(one, other):
+            continue
+        far = _distance(one, other)
+        small = scale and far <= _NOISE * unit * scale
+        size = scale if small else _largest(one)
+        relative = far / size if size else 1.0
+        if relative > unit**0.5:
+            raise InputError(
+                f"task: model {type(whole).__name__}: its layers do not train as the model does:"
+                f" {what} differs by {relative:.2%} on data({number}), need the same but for"
+                " rounding. It may use random numbers other than torch's, or state outside of"
+                " parameters and buffers, or see that it is exported. Put what does so into an"
+                " nn.Module of its own, or give the model's layers as a Python list."
+            )
+        worst = max(worst, relative)
+    return worst
+
+
+def _pairs(
+    expected: _Trained, got: _Trained, steepest: float
+) -> Iterator[tuple[str, Tensor, Tensor, float]]:
+    """What is compared, both tensors, and a size beside which a difference may be rounding."""
+    yield "the output", expected.output, got.output, 0.0
+    yield "the loss", expected.loss, got.loss, 0.0
+    for name in expected.gradients.keys() | got.gradients.keys():
+        one, other = expected.gradients.get(name), got.gradients.get(name)
+        one = torch.zeros_like(other) if one is None and other is not None else one
+        other = torch.zeros_like(one) if other is None and one is not None else other
+        assert one is not None
+        assert other is not None
+        yield f"the gradient of {name!r}", one, other, steepest
+    for name, buffer in expected.buffers.items():
+        yield f"buffer {name!r}", buffer, got.buffers[name], 0.0
+
+
+def _largest(tensor: Tensor) -> float:
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.detach().to(torch.float64).abs().max())
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape:
+        return float("inf")
+    gap = one.detach().to(torch.float64) - other.detach().to(torch.float64)
+    return _largest(gap.nan_to_num(nan=float("inf")))

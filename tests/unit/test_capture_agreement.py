@@ -1,0 +1,139 @@
+"""How far layers train as their model does is measured, kept in the chain, and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeplan.capture import agreement, profile_task, split
+from pipeplan.capture.attributes import Attributes, unchanged
+from pipeplan.chain import Agreement
+from pipeplan.errors import InputError
+from pipeplan.task import SplitModel, Task
+from tests import capture_tasks
+
+
+class Scaled(nn.Module):
+    """A linear layer that an error can be built into."""
+
+    def __init__(self, layer: nn.Module, *, output: float = 1.0, gradient: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.output, self.gradient = layer, output, gradient
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = self.layer(value) * self.output
+        return made * self.gradient - (made * self.gradient - made).detach()
+
+
+def spoiled(task: Task, **errors: float) -> SplitModel:
+    """The split of `task` with an error in its first layer."""
+    model = split(task)
+    return replace(model, layers=(Scaled(model.layers[0], **errors), *model.layers[1:]))
+
+
+def mlp() -> Task:
+    """Three listed layers."""
+    torch.manual_seed(0)
+    return Task(
+        model=nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)),
+        loss=functional.mse_loss,
+        optimizer=capture_tasks.sgd,
+        data=lambda n: (torch.full((4, 6), n / 10), torch.ones(4, 3)),
+    )
+
+
+def test_equal_layers_agree_bit_for_bit() -> None:
+    """A profile says so in the chain, and that three micro-batches were compared."""
+    chain = profile_task(mlp(), repeats=1, warmup=0)
+    assert chain.agreement == Agreement(microbatches=3, largest_relative_difference=0)
+    assert chain.doubt is None
+
+
+def test_a_wrong_gradient_is_refused() -> None:
+    """Though outputs are equal: ten times the gradient, its negative, none."""
+    task = mlp()
+    for factor in (10.0, -1.0, 0.0):
+        wrong = spoiled(task, gradient=factor)
+        with pytest.raises(InputError, match=r"the gradient of '0\.(weight|bias)' differs by"):
+            agreement(wrong, task)
+
+
+def test_a_wrong_output_is_refused() -> None:
+    """One percent is more than rounding."""
+    task = mlp()
+    with pytest.raises(InputError, match="the output differs by"):
+        agreement(spoiled(task, output=1.01), task)
+
+
+def test_rounding_is_measured_and_told() -> None:
+    """A few units in the last place may be; the chain's doubt names how many."""
+    task = mlp()
+    found = agreement(spoiled(task, output=1 + 4e-7), task)
+    assert 1e-8 < found.largest_relative_difference < 1e-5
+    chain = profile_task(task, repeats=1, warmup=0).model_copy(update={"agreement": found})
+    assert "only up to rounding" in (chain.doubt or "")
+
+
+def test_a_data_set_may_be_short() -> None:
+    """What is compared are the micro-batches there are."""
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        return [(torch.ones(4, 6), torch.ones(4, 3))][number]
+
+    task = replace(mlp(), data=data)
+    assert agreement(split(task), task).microbatches == 1
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    """Gradients, buffers, attributes and random states are the user's."""
+
+    class Counting(nn.BatchNorm1d):
+        calls = 0
+
+        def forward(self, value: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(value)
+
+    model = nn.Sequential(nn.Linear(6, 6), Counting(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    task = replace(mlp(), model=model, data=lambda n: (torch.randn(4, 6), torch.ones(4, 3)))
+    model[0].weight.grad = torch.ones(6, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    task = replace(task, data=lambda n: (torch.full((4, 6), float(n)), torch.ones(4, 3)))
+    agreement(split(task), task)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "calls" not in model[1].__dict__
+    assert torch.equal(model[0].weight.grad, torch.ones(6, 6))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_containers_of_a_module_are_put_back() -> None:
+    """Lists, dictionaries and what is in them; they stay the same objects."""
+    module = nn.Identity()
+    module.rows = rows = [1, (2, 3)]
+    module.table = table = {"a": [1], "b": {"c": 2}}
+    with unchanged([module]):
+        attributes = Attributes([module])
+        assert attributes.changed() == []
+        module.rows.append(4)
+        module.table["a"].append(2)
+        module.table["b"]["c"] = 3
+        module.new = 1
+        assert sorted(key for _, key in attributes.changed()) == ["new", "rows", "table"]
+    assert module.rows is rows
+    assert module.table is table
+    assert rows == [1, (2, 3)]
+    assert table == {"a": [1], "b": {"c": 2}}
+    assert not hasattr(module, "new")
+
+
+def test_a_layer_that_counts_is_not_computed_again() -> None:
+    """The message names the layer and the way out."""
+    model = replace(split(mlp()), counting=(1,))
+    model.check_again([0, 2], "here")
+    with pytest.raises(InputError, match=r"here: computes layer '1:Tanh' again.*--recompute off"):
+        model.check_again([0, 1], "here")
