@@ -74,6 +74,20 @@ def test_clipping_under_random_lowered_plans(seed: int) -> None:
     same(pipelines.train(plan, lowering.lower(plan), split, task, 4), expected)
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts its steps per group, not per parameter, and lets its rate follow from the count."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"step": 0})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Once per update, whatever else is stepped beside it."""
+        for group in self.param_groups:
+            group["step"] += 1
+            for parameter in group["params"]:
+                parameter.data.add_(parameter.grad, alpha=-0.1 / group["step"])
+
+
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
     "NAdam": torch.optim.NAdam,
@@ -86,6 +100,9 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True),
     "Rprop": torch.optim.Rprop,
     "Nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "counting": Counting,
     "groups": lambda p: torch.optim.AdamW(
         [
             {"params": [x for x in p if x.dim() > 1], "weight_decay": 0.1},
@@ -98,7 +115,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_of_torch(name: str, semantics: Semantics) -> None:
-    """Anything that treats parameters one by one: one optimizer per stage equals one for all."""
+    """Anything that treats parameters one by one: one optimizer per layer equals one for all."""
     split, task = pipelines.toy()
     check(MAPS["looped"], semantics, split, replace(task, optimizer=OPTIMIZERS[name]))
 
