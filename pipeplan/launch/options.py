@@ -38,6 +38,8 @@ class Options:
     resume: Path | None
     save_every: int | None
     save_in_background: bool
+    keep: int | None
+    """Complete checkpoints that stay; None: all."""
     timeout_ns: int
     dry_run: bool
     json: bool
@@ -96,6 +98,12 @@ def parse(argv: Sequence[str] | None) -> Options:
     add("--out", type=_path, metavar="DIR", help="metrics, results and checkpoints; must be empty")
     add("--resume", type=_path, metavar="DIR", help="go on from DIR's newest checkpoint")
     add("--save-every", type=_count(1), metavar="STEPS", help="also save in between")
+    add(
+        "--keep",
+        type=_count(1),
+        metavar="N",
+        help="remove all but the newest N complete checkpoints (default: keep all)",
+    )
     add("--save-in-background", action="store_true", help="train on while a checkpoint is written")
     add("--timeout", type=_time, default="600s", help="longest wait for a peer (default 600s)")
     add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
@@ -128,6 +136,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         resume=given.resume,
         save_every=given.save_every,
         save_in_background=given.save_in_background,
+        keep=given.keep,
         timeout_ns=given.timeout,
         dry_run=given.dry_run,
         json=given.json,
@@ -153,6 +162,7 @@ def _check_clock(given: argparse.Namespace) -> None:
         "resume",
         "save_every",
         "save_in_background",
+        "keep",
         "instrument",
         "allow_nonfinite",
     ):
@@ -165,7 +175,7 @@ def _check_clock(given: argparse.Namespace) -> None:
 
 def _check_kept(given: argparse.Namespace) -> None:
     """What says how to save, or what to count, needs a place to keep it in."""
-    for name in ("save_every", "save_in_background", "instrument"):
+    for name in ("save_every", "save_in_background", "keep", "instrument"):
         if getattr(given, name) and given.out is None and given.resume is None:
             raise InputError(
                 f"launch: got --{name.replace('_', '-')} without --out, need a directory to keep"

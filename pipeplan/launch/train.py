@@ -69,7 +69,9 @@ class Session:
         options = setup.options
         self.transport = join(place, options.timeout_ns, options.replicas, training)
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
-        self.saver = Saver(self.transport, background=setup.options.save_in_background)
+        self.saver = Saver(
+            self.transport, background=options.save_in_background, keep=options.keep
+        )
         self.gate = self._make_gate(place)
         self.guard = Guard(
             self.gate.ask,

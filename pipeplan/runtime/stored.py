@@ -9,6 +9,7 @@ names, and gives no bytes that are not those written.
 from __future__ import annotations
 
 import io
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,6 +110,17 @@ def damage(path: Path) -> str | None:
         wrong = digests.Digests(path).wrong([_LAST, _META])
         return f"{path}: {wrong}" if wrong else None
     return None
+
+
+def prune(out: Path, keep: int) -> None:
+    """Remove all complete checkpoints in `out` but the newest `keep`; others are not touched.
+
+    What makes a checkpoint complete goes first: half of one is never taken for a whole one.
+    """
+    complete = [path for path in folders(out) if is_complete(path)]
+    for path in complete[:-keep]:
+        (path / _LAST).unlink()
+        shutil.rmtree(path)
 
 
 def passed_over(out: Path, chosen: Path) -> list[str]:
