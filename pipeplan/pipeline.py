@@ -26,6 +26,7 @@ from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.repeat import check_data
 from pipeplan.runtime import checkpoint
+from pipeplan.runtime.ahead import Ahead
 from pipeplan.runtime.arguments import Progress, check_ranks, numbers_of, whole
 from pipeplan.runtime.backend import Wanted, check_current, device_of
 from pipeplan.runtime.batches import Inputs, Source
@@ -179,24 +180,27 @@ class Pipeline:
         self._torn = False
         """Whether a run or an evaluation ended in its middle."""
         try:
-            self._build(transport, mesh, seed)
+            self._build(transport, mesh, seed, patience)
         except BaseException:
             self._abandon()
             raise
         self.steps = 0
         """Optimizer steps done."""
 
-    def _build(self, transport: Transport, mesh: DeviceMesh | None, seed: int) -> None:
+    def _build(
+        self, transport: Transport, mesh: DeviceMesh | None, seed: int, patience_ns: int
+    ) -> None:
         if room := Room.of(self._device):
             room.check(self.plan, transport.rank)
         self._transport = transport
         self.mesh = mesh
         """Replicas x GPUs of the plan, as torch names ranks; None for one rank alone."""
-        self._shard, averages = Shard(self.plan.microbatches), None
+        self._shard, averages, ahead = Shard(self.plan.microbatches), None, None
         if isinstance(transport, GlooTransport):
             self.mesh = mesh or transport.mesh(self._device.type)
             self._shard.replica, self._shard.replicas = transport.replica, transport.replicas
             averages = Replicas(transport) if transport.replicas > 1 else None
+            ahead = Ahead.of(self._device, transport.gone, patience_ns)
         boundary = self._split.boundaries[0]
         uses = Uses.of(self.plan, self._split, transport.rank)
         feed = TaskFeed(self.task, self._split, uses, self._shard.number, self._device)
@@ -214,6 +218,7 @@ class Pipeline:
             seed=seed,
             replicas=averages,
             shard=self._shard,
+            ahead=ahead,
         )
 
     def _abandon(self) -> None:
@@ -328,9 +333,10 @@ class Pipeline:
         return sum(losses.values()) / len(losses) if losses else None
 
     def _evaluated(self, feed: Feed, count: int) -> dict[int, float]:
-        stages, wires = self._worker.stages, self._worker.wires
+        worker = self._worker
+        ends = worker.stages, worker.wires, self._source, self._transport
         with self._whole(), self._source.replaced(feed):
-            return evaluate(self._pattern, stages, wires, self._source, self._transport, count)
+            return evaluate(self._pattern, *ends, count, worker.executor.ahead)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the training state, flat, keyed by parameter name; not copied.

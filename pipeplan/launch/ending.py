@@ -46,6 +46,14 @@ def fail(
     os._exit(error.exit_code if isinstance(error, PipeplanError) else 1)
 
 
+def give_up(rank: int, why: str) -> NoReturn:
+    """One line and out, from a thread, where the main one waits inside of CUDA for ever."""
+    print(
+        f"error: rank {rank}: {why}, and this rank waits for its GPU", file=sys.stderr, flush=True
+    )
+    os._exit(1)
+
+
 def _details(error: BaseException, recorder: Recorder | None, file: Path) -> str:
     """Write traceback and last actions to `file`; where they are, or why they are nowhere.
 

@@ -17,6 +17,7 @@ from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint, stored
+from pipeplan.runtime.ahead import Ahead
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.gate import Board, LocalBoard, Stopping, StoreBoard
@@ -234,9 +235,12 @@ class Session:
         setup = self.setup
         uses = Uses.of(setup.plan, setup.split, self.transport.rank)
         feed = TaskFeed(setup.task, setup.split, uses, self.shard.number, setup.device)
-        replicas = None
-        if isinstance(self.transport, GlooTransport) and setup.options.replicas > 1:
-            replicas = Replicas(self.transport)
+        replicas, ahead = None, None
+        if isinstance(self.transport, GlooTransport):
+            ahead = Ahead.of(setup.device, self.transport.gone, setup.options.timeout_ns)
+            self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
+            if setup.options.replicas > 1:
+                replicas = Replicas(self.transport)
         worker = build(
             setup.plan,
             setup.pattern,
@@ -250,6 +254,7 @@ class Session:
             nonfinite=self.guard.nonfinite,
             replicas=replicas,
             shard=self.shard,
+            ahead=ahead,
         )
         if self.live:
             self.live.count(states(worker))

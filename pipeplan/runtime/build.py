@@ -12,6 +12,7 @@ from pipeplan.hostcopy import HostWay
 from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
+from pipeplan.runtime.ahead import Ahead
 from pipeplan.runtime.backend import device_of
 from pipeplan.runtime.decision import Decisions, Layout, Nonfinite, Scaler
 from pipeplan.runtime.executor import Executor, Feed, Observer
@@ -58,6 +59,7 @@ def build(
     nonfinite: Nonfinite | None = None,
     replicas: Replicas | None = None,
     shard: Shard | None = None,
+    ahead: Ahead | None = None,
 ) -> Worker:
     """What `transport.rank` executes.
 
@@ -75,6 +77,7 @@ def build(
         nonfinite: is told of gradients to clip that are not finite.
         replicas: averages gradients, where there are several.
         shard: which micro-batches of the data these are, for random numbers; None: all.
+        ahead: how far the process may be ahead of its GPU; None: nobody can be gone.
 
     Raises:
         InputError: if layers on two GPUs share a parameter, or the optimizer cannot work.
@@ -92,6 +95,7 @@ def build(
     scale = scaler.of if scaler else lambda _: 1.0
     number = (shard or Shard(plan.microbatches)).number
     device = device_of(split)
+    ahead = ahead or Ahead.of(device)
     host = _way_to_host(plan, device)
     maker = _Maker(plan, split, task, feed, seed, scale, number, holders, device, host)
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
@@ -101,11 +105,13 @@ def build(
     decisions = None
     if holders.deferred:
         layout = Layout(plan.stages, split)
-        decisions = Decisions(layout, transport, task.clip_norm, scaler, first_tag, nonfinite)
+        read = ahead.read
+        decisions = Decisions(
+            layout, transport, task.clip_norm, scaler, first_tag, nonfinite, read
+        )
     updates = Updates(stages, tied, decisions, observer, transport.rank, replicas)
-    executor = Executor(
-        pattern, stages, links, feed, transport, observer, gate or Open(), updates=updates
-    )
+    ends = pattern, stages, links, feed, transport, observer, gate or Open()
+    executor = Executor(*ends, updates=updates, ahead=ahead)
     return Worker(executor, stages, links, scaler, tied)
 
 

@@ -137,8 +137,20 @@ class Decisions:
         scaler: Scaler | None,
         tag: int,
         nonfinite: Nonfinite | None = None,
+        read: Callable[[Tensor], Tensor] = Tensor.cpu,
     ) -> None:
-        """Messages have `tag`, which nothing else uses; `nonfinite` hears of norms."""
+        """Takes the rank's part.
+
+        Args:
+            layout: of all norms.
+            transport: to the other ranks.
+            clip_norm: the longest gradient; None for any.
+            scaler: of the loss; None for none.
+            tag: of the messages, which nothing else uses.
+            nonfinite: hears of norms.
+            read: brings numbers to the host.
+        """
+        self._read = read
         self.scaler = scaler
         self._nonfinite = nonfinite
         self._layout = layout
@@ -177,7 +189,8 @@ class Decisions:
         found = self._found.pop(step)
         if not found:
             return torch.ones(1, dtype=torch.float64)
-        read = torch.cat([*(each.finite for each in found), *(each.norms for each in found)]).cpu()
+        facts = torch.cat([*(each.finite for each in found), *(each.norms for each in found)])
+        read = self._read(facts)
         finite, norms = read[: len(found)], read[len(found) :]
         places = [place for each in found for place in each.places]
         index = {place: number for number, place in enumerate(places)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pipeplan.program import ActionKind, Pattern
+from pipeplan.runtime.ahead import Ahead
 from pipeplan.runtime.executor import Executor, Feed
 from pipeplan.runtime.gate import Open
 from pipeplan.runtime.messages import Transport
@@ -25,6 +26,7 @@ def evaluate(
     feed: Feed,
     transport: Transport,
     microbatches: int,
+    ahead: Ahead | None = None,
 ) -> dict[int, float]:
     """The loss of each micro-batch; known on the rank with the last stage, empty elsewhere.
 
@@ -38,15 +40,15 @@ def evaluate(
         feed: gives micro-batches 0..microbatches-1.
         transport: to the other ranks.
         microbatches: how many, at least 1.
+        ahead: that of the training.
     """
     ranks = tuple(tuple(a for a in rank if a.kind in _FORWARD) for rank in pattern.ranks)
     half = replace(pattern, ranks=ranks, microbatches=microbatches, semantics="2bw")
     observer = _Losses({})
     hosted = {index: _Evaluated(stage) for index, stage in stages.items()}
     with _eval_mode(stages):
-        Executor(half, hosted, wires, feed, transport, observer, Open(), updates=_NoUpdates()).run(
-            0, 1
-        )
+        ends = half, hosted, wires, feed, transport, observer, Open()
+        Executor(*ends, updates=_NoUpdates(), ahead=ahead).run(0, 1)
     return observer.losses
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
+from pipeplan.runtime.ahead import Ahead
 from pipeplan.runtime.gate import Gate
 from pipeplan.runtime.losses import Losses
 from pipeplan.runtime.messages import Pending, Transport
@@ -151,6 +152,7 @@ class _Message:
         return self.tensors
 
 
+_COMPUTES = (ActionKind.F, ActionKind.B, ActionKind.OPT)
 _Key = tuple[int, int]
 """(stage, micro-batch)."""
 
@@ -169,6 +171,7 @@ class Executor:
         gate: Gate,
         recorder: Recorder | None = None,
         updates: Updating | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """Takes what the rank hosts.
 
@@ -182,7 +185,9 @@ class Executor:
             gate: asked before each step whether all ranks shall stop there.
             recorder: keeps the last actions, if not in real time.
             updates: when stages update, if not always at their OPT.
+            ahead: how far this process may be ahead of a GPU, if one computes.
         """
+        self.ahead = ahead or Ahead(lambda: None)
         self.recorder = recorder or Recorder()
         self._pattern = pattern
         self._stages = stages
@@ -190,7 +195,7 @@ class Executor:
         self._feed = feed
         self._transport = transport
         self._observer = observer
-        self._losses = Losses(pattern.microbatches, observer.loss)
+        self._losses = Losses(pattern.microbatches, observer.loss, settle=self.ahead.settle)
         self._gate = gate
         self._updates = updates or AtOnce(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
@@ -236,6 +241,7 @@ class Executor:
                 begun = max(begun, step + 1)
             self._execute(action)
             executed += 1
+        self._catch_up()
         self._losses.tell()
         self._updates.finish()
         self.recorder.current = None
@@ -257,6 +263,19 @@ class Executor:
                 " still held. Report this plan."
             )
 
+    def _catch_up(self) -> None:
+        """What comes behind a run may wait inside of CUDA: then there is nothing to wait for."""
+        try:
+            self.ahead.drain()
+        except PeerLostError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: PeerLostError, action: Action | None = None) -> RankError:
+        """Names the action that the GPU or this process was at, and whom that waited for."""
+        action = self.ahead.missing or action
+        assert action is not None
+        return RankError(self._failure(self._place(action), error), self._peers(action))
+
     def _flush(self) -> None:
         """What this rank sent must arrive also if its process ends now."""
         try:
@@ -273,14 +292,17 @@ class Executor:
                 self._updates.end_step(action.stage)
             else:
                 self._table[action.kind](action.stage, action.microbatch)
+            if action.kind in _COMPUTES:
+                self.ahead.computed(action)
         except InternalError as error:
             place = self._place(action)
             raise InternalError(f"rank {self._transport.rank}: {place}: {error}") from error
         except PipeplanError:
             raise
+        except PeerLostError as error:
+            raise self._lost(error, action) from error
         except Exception as error:
-            peers = self._peers(action) if isinstance(error, PeerLostError) else ()
-            raise RankError(self._failure(self._place(action), error), peers) from error
+            raise RankError(self._failure(self._place(action), error)) from error
         end = self.recorder.end(start)
         if action.kind is ActionKind.B and action.stage == self._last:
             assert action.microbatch is not None
@@ -369,12 +391,13 @@ class Executor:
 
     def doing(self, waits: bool) -> Report:
         """What this rank does now, for others to read; `waits`: for other ranks."""
-        action = self.recorder.current
+        action = self.ahead.missing or self.recorder.current
         if action is None:
             others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
             return Report("between the steps", tuple(others) if waits else ())
         elapsed = format_ns(self.recorder.elapsed_ns())
-        peers = self._peers(action) if waits or self._missing else ()
+        waits = waits or self._missing or self.ahead.missing is not None
+        peers = self._peers(action) if waits else ()
         return Report(f"{self._place(action)} for {elapsed}", peers)
 
     def _peers(self, action: Action) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ class Losses:
         microbatches: int,
         told: Told,
         together: Callable[[Tensor], bool] = lambda loss: loss.is_cuda,
-        settle: Callable[[Any], None] = lambda event: event.synchronize(),
+        settle: Callable[[Any], None] | None = None,
     ) -> None:
         """Holds nothing yet.
 
@@ -45,7 +45,7 @@ class Losses:
             microbatches: per step; each step's come in order.
             told: hears every loss, at the latest in `tell`.
             together: whether a loss waits for those of its step; otherwise it is told at once.
-            settle: returns once an event of a GPU has come.
+            settle: returns once an event of a GPU has come; None: there is none.
         """
         self._size = microbatches
         self._told = told
@@ -78,7 +78,7 @@ class Losses:
         """Tell the losses of all steps whose forwards are over."""
         while self._sent:
             sent = self._sent.popleft()
-            if sent.there is not None:
+            if sent.there is not None and self._settle is not None:
                 self._settle(sent.there)
             for number, value in enumerate(sent.host.tolist(), sent.first):
                 self._told(number, value)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from pipeplan.runtime.backend import NCCL, Choice
 from pipeplan.runtime.channels import Channel
 from pipeplan.runtime.links import Lent, Link, MakeLink, lent, nccl
+from pipeplan.runtime.lookout import Lookout
 from pipeplan.runtime.messages import Pending
 from pipeplan.runtime.peerloss import lost
 from pipeplan.runtime.ranks import Ranks
@@ -42,6 +43,7 @@ class ChannelTransport(GlooTransport):
         choice: Choice = NCCL,
         *,
         make: MakeLink = nccl,
+        look: Callable[[ProcessGroup, Store], Lookout] = Lookout,
         carries: Callable[[Tensor], bool] = on_gpu,
     ) -> None:
         """Joins, makes its own channels in their order and sends a first message over each.
@@ -52,6 +54,7 @@ class ChannelTransport(GlooTransport):
             device: where this rank computes.
             choice: why messages take this way.
             make: makes the communicator of one channel.
+            look: looks out for ranks that are gone.
             carries: which tensors may take a channel.
         """
         super().__init__(ranks, choice)
@@ -60,8 +63,11 @@ class ChannelTransport(GlooTransport):
         self._device = device
         self.queues = device.type == "cuda"
         self._links: dict[tuple[int, int, int], Link] = {}
+        self._lookout: Lookout | None = None
         try:
             self._open(ranks, channels, make)
+            store = PrefixStore("lookout", ranks.group.get_group_store())
+            self._lookout = look(ranks.group, store)
         except BaseException:
             self.abandon()
             raise
@@ -96,11 +102,28 @@ class ChannelTransport(GlooTransport):
         """How many end at this rank."""
         return len(set(self._links.values()))
 
+    def gone(self) -> str:
+        """See `GlooTransport`."""
+        return self._lookout.gone() if self._lookout else ""
+
+    def if_stuck(self, end: Callable[[str], None]) -> None:
+        """Let `end` be called where a rank is gone and this process cannot find out."""
+        if self._lookout:
+            self._lookout.if_stuck(end)
+
+    def abandon(self) -> None:
+        """As the gloo transport; others hear of it, also while this process lives on."""
+        if self._lookout:
+            self._lookout.tell(f"rank {self._here} of all has failed")
+        super().abandon()
+
     def close(self) -> None:
         """As `Ranks.leave`, the channels first: no end goes while the other still computes."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         dist.barrier(self._group)
+        if self._lookout:
+            self._lookout.close()
         for link in dict.fromkeys(self._links.values()):
             link.shutdown()
         self._links.clear()

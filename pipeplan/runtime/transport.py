@@ -8,7 +8,7 @@ never blocks, `wait` does and lets other Python threads run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,6 +138,16 @@ class GlooTransport:
         except RuntimeError:
             return True
         return False
+
+    def gone(self) -> str:
+        """Which rank is known to be gone though no message says so; empty for none."""
+        return ""
+
+    def if_stuck(self, end: Callable[[str], None]) -> None:
+        """Let `end` be called where a rank is gone and this process cannot find out; never here.
+
+        Whoever waits for a message is told by its connection.
+        """
 
     def close(self) -> None:
         """See `Ranks.leave`."""

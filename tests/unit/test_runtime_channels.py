@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +185,12 @@ def opened(rank: int, made: Sequence[Channel], told: list[Any]) -> tuple[Channel
 
     names: list[str] = []
 
+    def look(group: Any, store: Any) -> Any:
+        assert group is whole
+        return SimpleNamespace(
+            close=lambda: told.append("good-bye"), tell=told.append, gone=lambda: "rank 7 is gone"
+        )
+
     def make(store: Any, end: int, timeout: timedelta) -> Any:
         assert timeout == PATIENCE
         store.set("made", "")
@@ -191,7 +198,7 @@ def opened(rank: int, made: Sequence[Channel], told: list[Any]) -> tuple[Channel
         names.extend(key for key in keys if whole.store.check([key]) and key not in names)
         return _Link(end, told)
 
-    transport = ChannelTransport(ranks, made, CPU, make=make, carries=lambda _: True)
+    transport = ChannelTransport(ranks, made, CPU, make=make, look=look, carries=lambda _: True)
     assert names == [
         f"channel{number}/made"
         for number, each in enumerate(made)
@@ -228,7 +235,18 @@ def test_channels_are_left_before_the_ranks(monkeypatch: pytest.MonkeyPatch) -> 
     told.clear()
     transport.close()
     left = [("shutdown", link) for link in mine]
-    assert told == [("barrier", ranks.group), *left, ("barrier", ranks.group), ranks.group]
+    barrier = ("barrier", ranks.group)
+    assert told == [barrier, "good-bye", *left, barrier, ranks.group]
+
+
+def test_whoever_fails_says_so() -> None:
+    """Its process may live on, and others' GPUs would wait for it."""
+    told: list[Any] = []
+    transport, _ = opened(2, [Channel(1, 2, (0,))], told)
+    assert transport.gone() == "rank 7 is gone"
+    told.clear()
+    transport.abandon()
+    assert told == ["rank 2 of all has failed"]
 
 
 def test_channels_of_one_rank() -> None:

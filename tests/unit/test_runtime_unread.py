@@ -82,7 +82,9 @@ def test_losses_read_once_per_step_are_the_same(
                 known.append(len(self.losses))
 
     monkeypatch.setattr(pipelines, "Listener", Listener)
-    monkeypatch.setattr(executor, "Losses", lambda size, told: Losses(size, told, lambda _: True))
+    monkeypatch.setattr(
+        executor, "Losses", lambda size, told, settle: Losses(size, told, lambda _: True, settle)
+    )
     outcome = pipelines.train(made, pipelines.pattern_of(made, 3), *pipelines.toy(), STEPS)
     train = reference.train_2bw if semantics == "2bw" else reference.train_flush
     expected = train(*pipelines.toy(), STEPS, made.microbatches, seed=3)
