@@ -13,6 +13,7 @@ import torch
 from pipeplan import Pipeline, pipeline
 from pipeplan.errors import InputError
 from pipeplan.launch.elsewhere import facts_of, remark
+from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress
 from pipeplan.plan import Plan
 from pipeplan.runtime.room import Room, Taken
@@ -90,6 +91,7 @@ def test_steps_tell_what_is_taken(tmp_path: Path) -> None:
             units_per_microbatch=1,
             metrics=file,
             as_json=True,
+            guard=Guard(lambda: None, ignores=False, skips=False),
             silent=True,
             taken=lambda taken=taken: taken,  # type: ignore[misc]
         )
