@@ -70,6 +70,10 @@ class Task:
     """For fp16; None trains without scaling."""
     autocast: torch.dtype | None = None
     """Layers and loss run under `torch.autocast` to this type, backwards and updates do not."""
+    accumulate: torch.dtype | None = None
+    """`torch.float32`: sums for weights in 16 bits are in 32; None: in the weights' type."""
+    master_weights: bool = False
+    """Whether the optimizer steps copies in 32 bits of weights in 16, which are cast from them."""
     tied: Tied = "colocate"
     """Layers that share a parameter: on one GPU, or each with a copy and gradients exchanged."""
 
@@ -189,6 +193,10 @@ class SplitModel:
     """Per layer: which tensors of boundary 0 it gets behind its own; empty: none for any layer."""
     autocast: torch.dtype | None = None
     """What layers and loss run under: `Task.autocast`."""
+    accumulate: torch.dtype | None = None
+    """`Task.accumulate`, of which bytes depend."""
+    master_weights: bool = False
+    """`Task.master_weights`, likewise."""
     notes: tuple[str, ...] = ()
     """What the user should know of how the model was cut, a line each."""
     drawing: tuple[str, ...] = ()
@@ -221,10 +229,11 @@ class SplitModel:
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
         fed = {"fed": [list(indices) for indices in self.fed]} if any(self.fed) else {}
-        cast = {"autocast": str(self.autocast)} if self.autocast else {}
+        names = ("autocast", "accumulate", "master_weights")
+        given = {name: str(value) for name in names if (value := getattr(self, name))}
         return digest(
             fed
-            | cast
+            | given
             | {
                 "microbatch_size": self.microbatch_size,
                 "boundaries": [

@@ -68,6 +68,21 @@ def steep(seed: int, clip_norm: float | None = None, scaled: bool = False) -> Ta
 
 
 @task_function
+def narrow(seed: int) -> Task:
+    """The task in 16 bits, its sums and what is stepped in 32."""
+    same = task(seed)
+    wide = {"accumulate": torch.float32, "master_weights": True}
+    return replace(same, model=torch.nn.Sequential(Half(), *same.model).bfloat16(), **wide)
+
+
+class Half(torch.nn.Module):
+    """To 16 bits."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same rows."""
+        return rows.bfloat16()
+
+
 def other_task(seed: int) -> Task:
     """A model of as many layers with another width."""
     same = task(seed)

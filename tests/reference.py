@@ -91,7 +91,9 @@ class _Alone:
             for local, parameter in layer.named_parameters():
                 self.uses.setdefault(names[local], []).append(parameter)
         self.owners = [found[0] for found in self.uses.values() if found[0].requires_grad]
-        self.optimizer = task.optimizer(self.owners)
+        self.stepped = [self._stepped(owner) for owner in self.owners]
+        self.optimizer = task.optimizer(self.stepped)
+        self.sums: dict[nn.Parameter, Tensor] = {}
         self.scheduler = task.scheduler(self.optimizer) if task.scheduler else None
         self.scales = [task.loss_scale.initial if task.loss_scale else 1.0]
         self.good = 0
@@ -99,10 +101,19 @@ class _Alone:
         self.norms: list[float] = []
         self.skipped: list[int] = []
 
+    def _stepped(self, owner: nn.Parameter) -> nn.Parameter:
+        """A master weight in 32 bits, where the task wants one."""
+        if not self.task.master_weights or owner.dtype.itemsize > 2:
+            return owner
+        return nn.Parameter(owner.detach().float())
+
     def zero(self) -> None:
+        """A sum that is as wide as its parameter is torch's own, .grad."""
         for uses in self.uses.values():
             for parameter in uses:
-                parameter.grad = torch.zeros_like(parameter)
+                wide = self.task.accumulate if parameter.dtype.itemsize == 2 else None
+                self.sums[parameter] = torch.zeros_like(parameter, dtype=wide)
+                parameter.grad = None if wide else self.sums[parameter]
 
     def values(self) -> list[Tensor]:
         return [uses[0].detach().clone() for uses in self.uses.values()]
@@ -136,13 +147,13 @@ class _Alone:
         told = len(self.losses)
         buffers = [(b, b.clone()) for layer in self.layers for b in layer.buffers()]
         for replica in range(1, replicas):
-            sums = [owner.grad.clone() for owner in self.owners]
+            sums = [self.sums[owner].clone() for owner in self.owners]
             self.zero()
             self.accumulate(first + replica * self.m, scale)
             for owner, before in zip(self.owners, sums, strict=True):
-                owner.grad = before + owner.grad
+                self.sums[owner] = before + self.sums[owner]
         for owner in self.owners if replicas > 1 else ():
-            owner.grad /= replicas
+            self.sums[owner] /= replicas
         for buffer, value in buffers:
             buffer.copy_(value)
         del self.losses[told:]
@@ -152,24 +163,36 @@ class _Alone:
             loss = self.run(microbatch)
             (loss * scale).backward()
             self.losses.append(loss.item())
+            for parameter, total in self.sums.items():
+                if parameter.grad is not None and parameter.grad is not total:
+                    total += parameter.grad.to(total.dtype)
+                    parameter.grad = None
         for uses in self.uses.values():
             for other in uses[1:]:
-                if uses[0].grad is not None:
-                    uses[0].grad += other.grad
+                self.sums[uses[0]] += self.sums[other]
         for owner in self.owners:
-            owner.grad /= self.m
-            owner.grad /= scale
+            self.sums[owner] /= self.m
+            self.sums[owner] /= scale
 
     def update(self, step: int) -> None:
-        finite = all(bool(owner.grad.isfinite().all()) for owner in self.owners)
+        sums = [self.sums[owner] for owner in self.owners]
+        finite = all(bool(total.isfinite().all()) for total in sums)
         if self.task.loss_scale is None:
             finite = True
         self._rescale(finite)
         if finite:
             if self.task.clip_norm is not None:
-                norm = nn.utils.clip_grad_norm_(self.owners, self.task.clip_norm)
+                holders = [nn.Parameter(torch.zeros_like(total)) for total in sums]
+                for holder, total in zip(holders, sums, strict=True):
+                    holder.grad = total
+                norm = nn.utils.clip_grad_norm_(holders, self.task.clip_norm)
                 self.norms.append(norm.item())
+            for stepped, total in zip(self.stepped, sums, strict=True):
+                stepped.grad = total.to(stepped.dtype)
             self.optimizer.step()
+            with torch.no_grad():
+                for owner, stepped in zip(self.owners, self.stepped, strict=True):
+                    owner.copy_(stepped)
         else:
             self.skipped.append(step)
         if self.scheduler:

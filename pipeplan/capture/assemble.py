@@ -11,6 +11,7 @@ from pipeplan.capture.layer_bytes import LayerBytes
 from pipeplan.capture.layer_run import Row
 from pipeplan.capture.optimizer_cost import OptimizerCost
 from pipeplan.chain import Layer
+from pipeplan.gradients import sum_of
 from pipeplan.livebytes import storage_bytes
 from pipeplan.task import SplitModel, Task
 
@@ -100,7 +101,8 @@ def _gradients(
     kept, waiting = [0] * len(mine), [0] * len(mine)
     for index, (own, known) in enumerate(zip(mine, repeated(model), strict=True)):
         for parameter in dict.fromkeys(trainable([*own, *known])):
-            size = parameter.grad.nbytes if parameter.grad is not None else 0
+            total = sum_of(parameter)
+            size = total.nbytes if total is not None else 0
             kept[index] += size
             waiting[index] += size if all_wait or parameter in known else 0
             if parameter in known and task.tied == "synchronize":

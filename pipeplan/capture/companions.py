@@ -64,7 +64,7 @@ def main() -> None:
     model = split(task)
     sweep = Sweep(model, Batches(task), task.loss, place)
     microbatch = 0
-    with gradient_buffers(model.layers):
+    with gradient_buffers(model.layers, task.accumulate):
         while True:
             sweep.run(microbatch)
             if microbatch == 0:

@@ -64,7 +64,7 @@ def estimate_task(
         say(f"split into {len(model.layers)} layers")
         for note in model.notes:
             say(note)
-        with gradient_buffers(model.layers):
+        with gradient_buffers(model.layers, task.accumulate):
             source, target = batches.fetch(0)
             kernels = ProcessorKernels()
             with mode, kernels:
@@ -128,7 +128,7 @@ def _steps(model: SplitModel, task: Task, device: Device) -> list[OptimizerCost]
     def cost(parameters: list[nn.Parameter]) -> OptimizerCost:
         shapes = tuple((tuple(p.shape), p.stride(), p.dtype) for p in parameters)
         if shapes not in known:
-            known[shapes] = optimizer_cost.cost(task.optimizer, parameters, timer)
+            known[shapes] = optimizer_cost.cost(task, parameters, timer)
         return known[shapes]
 
     return [optimizer_cost.total(map(cost, each)) for each in stepped(model, task)]

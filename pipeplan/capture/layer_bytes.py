@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.capture.layer_run import LayerPass, LayerRun
+from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
 
 
@@ -49,7 +50,8 @@ def measure(run: LayerRun) -> LayerBytes:
     The parameters need gradient buffers already: adding to them is part of the backward.
     """
     states = [*run.layer.parameters(), *run.layer.buffers()]
-    live = LiveBytes([*states, *(state.grad for state in states if state.grad is not None)])
+    sums = (total for state in states if (total := sum_of(state)) is not None)
+    live = LiveBytes([*states, *sums])
     with live:
         # The first run shows what a layer makes once and keeps (tables, caches): no cost of a
         # micro-batch, so only the second one counts.

@@ -22,6 +22,7 @@ from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
 from pipeplan.capture.trace import call
 from pipeplan.chain import Chain, Layer
+from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
 from pipeplan.repeat import check_data
 from pipeplan.task import SplitModel, Task
@@ -103,7 +104,7 @@ def measure(
     with (
         torch.random.fork_rng(devices=place.random_devices),
         unchanged(model.layers),
-        gradient_buffers(model.layers),
+        gradient_buffers(model.layers, task.accumulate),
     ):
         found, noise = times(sweep.run, repeats, warmup, say)
         if noise > NOISY:
@@ -111,7 +112,7 @@ def measure(
         say("measuring optimizer steps")
         timer = optimizer_cost.median_of(repeats, place.clock)
         steps = [
-            optimizer_cost.total(optimizer_cost.cost(task.optimizer, one, timer) for one in each)
+            optimizer_cost.total(optimizer_cost.cost(task, one, timer) for one in each)
             for each in stepped(model, task)
         ]
         say("measuring bytes")
@@ -191,7 +192,8 @@ def _sizes(
 def _beyond_tensors(run: LayerRun, watch: AllocatorWatch) -> Overhead:
     """What the allocator takes for one pass of a layer beyond the bytes that LiveBytes counts."""
     states = [*run.layer.parameters(), *run.layer.buffers()]
-    live = LiveBytes([*states, *(state.grad for state in states if state.grad is not None)])
+    sums = (total for state in states if (total := sum_of(state)) is not None)
+    live = LiveBytes([*states, *sums])
     before = live.live
     with watch, live:
         one = LayerPass(run)

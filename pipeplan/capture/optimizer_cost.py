@@ -16,7 +16,9 @@ from pipeplan.capture.place import Clock
 from pipeplan.capture.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
+from pipeplan.gradients import cast_back, given, stepped, sum_of
 from pipeplan.livebytes import LiveBytes, storage_bytes
+from pipeplan.task import Task
 
 Work = Callable[[], None]
 Timer = Callable[[Work], int]
@@ -30,9 +32,10 @@ class OptimizerCost:
     step_ns: int = 0
     """Update and zeroing of the gradients."""
     state_bytes: int = 0
-    """All tensors of the optimizer's state, step counters included."""
+    """All tensors of the optimizer's state, step counters included, and master weights."""
     workspace_bytes: int = 0
-    """Most bytes alive at once during the step, beyond parameters, gradients and state."""
+    """Most bytes alive at once during the step, beyond parameters, gradients and state: casts of
+    gradients among them."""
 
 
 def median_of(repeats: int, clock: Clock) -> Timer:
@@ -72,19 +75,15 @@ def total(costs: Iterable[OptimizerCost]) -> OptimizerCost:
     )
 
 
-def cost(
-    make: Callable[[Iterable[nn.Parameter]], Optimizer],
-    parameters: Sequence[nn.Parameter],
-    timer: Timer,
-) -> OptimizerCost:
-    """Steps an optimizer of `parameters`, as a rank does; the parameters keep their values.
+def cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> OptimizerCost:
+    """Steps the task's optimizer of `parameters` as a rank does; they keep their values.
 
     The first steps, which make the state, do not count for the time, but for the bytes. With fake
     parameters all of this is fake, too, but for the step counters, which torch keeps apart and
     looks at.
 
     Args:
-        make: the task's optimizer.
+        task: gives the optimizer, and whether it steps master weights.
         parameters: trainable ones, with gradient buffers; at least one.
         timer: of one step.
 
@@ -94,7 +93,7 @@ def cost(
     values = [parameter.detach().clone() for parameter in parameters]
     try:
         with torch.no_grad():
-            found = _measure(make, parameters, timer)
+            found = _measure(task, parameters, timer)
     except Exception as error:
         raise InputError(
             f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
@@ -106,26 +105,30 @@ def cost(
     return found
 
 
-def _measure(
-    make: Callable[[Iterable[nn.Parameter]], Optimizer],
-    parameters: Sequence[nn.Parameter],
-    timer: Timer,
-) -> OptimizerCost:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def _measure(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> OptimizerCost:
+    found = (sum_of(parameter) for parameter in parameters)
+    gradients = [gradient for gradient in found if gradient is not None]
+    masters = stepped(parameters, master_weights=task.master_weights)
     known = [*parameters, *gradients]
-    live = LiveBytes(known)
+    live = LiveBytes([*known, *masters])
+
+    def update() -> None:
+        with given(masters, gradients):
+            optimizer.step()
+        cast_back(parameters, masters)
+
     with live:
-        optimizer = make(list(parameters))
-        optimizer.step()
+        optimizer = task.optimizer(list(masters))
+        update()
         live.count(_state(optimizer))
-        optimizer.step()
+        update()
         _age(optimizer)
         for _ in range(2):  # what the first of them decides may show in the second (ASGD)
-            optimizer.step()
-    state_bytes = storage_bytes([*known, *_state(optimizer)]) - storage_bytes(known)
+            update()
+    state_bytes = storage_bytes([*known, *masters, *_state(optimizer)]) - storage_bytes(known)
 
     def step() -> None:
-        optimizer.step()
+        update()
         for gradient in gradients:
             gradient.zero_()
 

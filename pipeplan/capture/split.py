@@ -28,6 +28,7 @@ from pipeplan.capture.rows import is_row, row_layers, row_opaque, seeded
 from pipeplan.capture.trace import Trace, trace
 from pipeplan.capture.watch import Opaque
 from pipeplan.errors import InputError
+from pipeplan.gradients import check_updates
 from pipeplan.precision import casting, check_autocast
 from pipeplan.task import SplitModel, Task
 
@@ -54,6 +55,7 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
     if max_layers is not None and max_layers < 1:
         raise InputError(f"split: max_layers: got {max_layers}, need at least 1")
     check_autocast(task.autocast)
+    check_updates(task.accumulate, task.master_weights)
     model = module_of(task)
     _check_made(model)
     device = _device(model)
@@ -66,7 +68,12 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
             found = _made(task, model, seeded(layers, drawing), traced, source, kept)
         else:
             found = _by_graph(task, model, source, target, max_layers)
-    return replace(found, autocast=task.autocast)
+    return replace(
+        found,
+        autocast=task.autocast,
+        accumulate=task.accumulate,
+        master_weights=task.master_weights,
+    )
 
 
 def _by_graph(

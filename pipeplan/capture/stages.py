@@ -62,6 +62,8 @@ def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
         microbatch_size=model.microbatch_size,
         fed=tuple(_fed(model, stage) for stage in stages),
         autocast=model.autocast,
+        accumulate=model.accumulate,
+        master_weights=model.master_weights,
     )
 
 

@@ -19,21 +19,31 @@ from pipeplan.capture.batches import Batches
 from pipeplan.capture.layer_run import fed_tensors
 from pipeplan.capture.place import Place
 from pipeplan.capture.trace import call, check_loss
+from pipeplan.gradients import give_sum, sum_dtype, take_sum
 from pipeplan.precision import casting
 from pipeplan.task import SplitModel
 
 
 @contextmanager
-def gradient_buffers(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Gives trainable parameters zeroed gradient buffers until the block ends."""
-    trainable = [p for layer in layers for p in layer.parameters() if p.requires_grad]
+def gradient_buffers(
+    layers: Sequence[nn.Module], accumulate: torch.dtype | None = None
+) -> Iterator[None]:
+    """Gives trainable parameters zeroed gradient buffers until the block ends.
+
+    Args:
+        layers: whose parameters.
+        accumulate: as `Task.accumulate`.
+    """
+    every = (p for layer in layers for p in layer.parameters() if p.requires_grad)
+    trainable = list(dict.fromkeys(every))
     for parameter in trainable:
-        parameter.grad = torch.zeros_like(parameter)
+        total = torch.zeros_like(parameter, dtype=sum_dtype(parameter, accumulate))
+        give_sum(parameter, total)
     try:
         yield
     finally:
         for parameter in trainable:
-            parameter.grad = None
+            take_sum(parameter)
 
 
 Marks = list[tuple[Any, Any]]

@@ -87,7 +87,7 @@ def build(
     scaler = Scaler(task.loss_scale, lag=versions) if task.loss_scale else None
     holders = Holders(
         ties,
-        Optimizing(task.optimizer, task.scheduler),
+        Optimizing(task.optimizer, task.scheduler, task.accumulate, task.master_weights),
         versions=versions,
         microbatches=plan.microbatches,
         deferred=scaler is not None or task.clip_norm is not None,
@@ -104,7 +104,7 @@ def build(
     tied = TiedGradients(ties, holders.of, transport, first_tie_tag(split.boundaries))
     decisions = None
     if holders.deferred:
-        layout = Layout(plan.stages, split)
+        layout = Layout(plan.stages, split, task.accumulate)
         read = ahead.read
         decisions = Decisions(
             layout, transport, task.clip_norm, scaler, first_tag, nonfinite, read
@@ -152,7 +152,7 @@ class _Maker:
             runs=again,
             offload=offload,
             device=self.device,
-            autocast=split.autocast,
+            autocast=self.task.autocast,
             host=self.host if offload else None,
         )
         return Stage(spec, self.plan.microbatches, self.holders.hold(spec.layers, planned.first))

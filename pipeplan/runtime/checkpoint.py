@@ -1,7 +1,7 @@
 """Checkpoints keyed by parameter name, so that any plan of the same task can go on from them.
 
 Keys: `model.NAME` (newest weights and buffers), `previous.NAME` (2bw: the version before),
-`optimizer.NAME.FIELD`. Their files: `stored`.
+`master.NAME` (of the newest weights, in 32 bits), `optimizer.NAME.FIELD`. Their files: `stored`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def put(
     """
     known = {key: _kind(value) for key, value in state.items() if isinstance(value, Tensor)}
     for stage in worker.stages.values():
-        _check(_weights(stage), known, "state_dict")
+        _check(stage, _weights(stage), known, "state_dict")
         if step:
             _check_optimizer(stage, state.keys(), "state_dict", skips=worker.scaler is not None)
     _restore_scaler(worker, step, scales, good_steps, "state_dict")
@@ -96,6 +96,7 @@ def _begin(stage: Stage, step: int) -> dict[str, Tensor]:
     return _weights(stage)
 
 
+_MASTER = "master."
 _Kind = tuple[tuple[int, ...], torch.dtype]
 """What a stored tensor must have in common with the one that takes it."""
 
@@ -104,8 +105,16 @@ def _kind(tensor: Tensor) -> _Kind:
     return tuple(tensor.shape), tensor.dtype
 
 
-def _check(wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str) -> None:
-    """Refuse a state that lacks something, or whose numbers would be spread or rounded."""
+def _check(
+    stage: Stage, wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str
+) -> None:
+    """Refuse a state that lacks something, or whose numbers would be spread, rounded or left."""
+    masters = {f"{_MASTER}{name}" for name in stage.names.values()}
+    if left := sorted(masters.intersection(known) - wanted.keys()):
+        raise InputError(
+            f"{where}: has {left[0]!r}, need a state without: the task has no master weights, of"
+            " which its optimizer's state is. Give Task(master_weights=True)."
+        )
     missing = sorted(wanted.keys() - known)
     if missing:
         raise InputError(
@@ -128,7 +137,7 @@ def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: b
     stored = set(known)
     for unit in stage.units:
         for parameter, optimizer, fields in kept_fields(unit.optimizers):
-            prefix = f"optimizer.{stage.names[parameter]}"
+            prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
             missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
             if missing and not (skips and len(missing) == len(fields)):
                 raise InputError(
@@ -147,7 +156,7 @@ def _load_stage(reading: Reading, step: int, stage: Stage) -> None:
         if isinstance(stored, TensorStorageMetadata)
     }
     state: dict[str, Any] = _begin(stage, step)
-    _check(state, kinds, str(reading.path))
+    _check(stage, state, kinds, str(reading.path))
     for unit in stage.units:
         keys = _optimizer_keys(known, stage, unit)
         optimizer = {key: reading.blank(key) for key in keys}
@@ -181,12 +190,17 @@ def _weights(stage: Stage) -> dict[str, Tensor]:
         for unit in stage.units
         for parameter, value in zip(unit.parameters, unit.previous(), strict=False)
     }
-    return {f"model.{name}": value for name, value in stage.state().items()} | older
+    masters = {
+        f"{_MASTER}{stage.names[parameter]}": master.detach()
+        for unit in stage.units
+        for parameter, master in unit.masters().items()
+    }
+    return {f"model.{name}": value for name, value in stage.state().items()} | older | masters
 
 
 def _optimizer(stage: Stage) -> dict[str, Any]:
     return {
-        f"optimizer.{stage.names[parameter]}.{field}": value
+        f"optimizer.{stage.names[unit.weight_of(parameter)]}.{field}": value
         for unit in stage.units
         for parameter, optimizer in unit.optimizers.parameters()
         for field, value in optimizer.state.get(parameter, {}).items()
@@ -201,7 +215,7 @@ def _optimizer_keys(known: Iterable[str], stage: Stage, unit: Weights) -> list[s
 def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
     on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
     for parameter, optimizer in unit.optimizers.parameters():
-        prefix = f"optimizer.{stage.names[parameter]}"
+        prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
         fields = {
             key.rpartition(".")[2]: _beside(parameter, key, value, moves=parameter in on_device)
             for key, value in state.items()

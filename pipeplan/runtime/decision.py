@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from pipeplan.errors import InputError
+from pipeplan.gradients import sum_dtype
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.runtime.messages import Pending, Transport
 from pipeplan.runtime.transport import wait_all
@@ -90,7 +92,13 @@ Nonfinite = Callable[[int, str], None]
 class Layout:
     """Where each parameter's norm has its place, and which rank knows it."""
 
-    def __init__(self, stages: Sequence[PlannedStage], split: SplitModel) -> None:
+    def __init__(
+        self,
+        stages: Sequence[PlannedStage],
+        split: SplitModel,
+        accumulate: torch.dtype | None = None,
+    ) -> None:
+        """Takes the stages, their layers, and the type in which narrow gradients add up."""
         self.ranks: list[list[int]] = [[] for _ in range(1 + max(s.gpu for s in stages))]
         """Places of each rank's parameters, ascending."""
         self.dtypes: list[torch.dtype] = []
@@ -106,7 +114,7 @@ class Layout:
                     if parameter.requires_grad and name not in self.place:
                         self.place[name] = len(self.dtypes)
                         self.ranks[stage.gpu].append(len(self.dtypes))
-                        self.dtypes.append(parameter.dtype)
+                        self.dtypes.append(sum_dtype(parameter, accumulate))
                         self.stages.append(stage.id)
 
     def told(self, place: int) -> str:
@@ -242,8 +250,8 @@ def _found(places: list[int], gradients: list[Tensor], *, look: bool) -> _Found:
 
 
 def _total(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of norms; as torch does, those of one dtype side by side."""
-    kinds = list(dict.fromkeys(norm.dtype for norm in norms))
-    grouped = sorted(norms, key=lambda norm: kinds.index(norm.dtype))
+    """The norm of norms, those of one dtype side by side, dtypes in torch's order."""
+    kinds = _group_tensors_by_device_and_dtype([list(norms)]).values()
+    grouped = [norm for (of_kind,), _ in kinds for norm in of_kind if norm is not None]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(grouped))
     return norm

@@ -115,7 +115,7 @@ class Holders:
         result = []
         for owner in dict.fromkeys(self._owners[parameter] for parameter in again):
             mine = {p: places for p, places in again.items() if self._owners[p] is owner}
-            loan = Borrowed(mine, owner)
+            loan = Borrowed(mine, owner, self._optimizing.accumulate)
             owner.lend(loan)
             self._by_layer.update({(layer, parameter): loan for parameter in mine})
             result.append(loan)

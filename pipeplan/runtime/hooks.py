@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipeplan.errors import InputError
+from pipeplan.gradients import Adder, give_sum, take_sum
 from pipeplan.runtime.leaves import Leaves
 
 Hook = Callable[[Any], Any]
@@ -77,7 +78,8 @@ class Hooks:
                     " while other micro-batches use it. Remove the hook: Task.optimizer makes the"
                     " update once per step."
                 )
-            if leaf.grad is not self._leaves.gradients(step)[index]:
+            total = self._leaves.gradients(step)[index]
+            if leaf.grad is not (total if total.dtype == leaf.dtype else None):
                 raise InputError(
                     f"task: parameter {name!r}: a hook on it replaces .grad, in which the"
                     " micro-batches of a step add up. Change .grad in place, or return the changed"
@@ -113,7 +115,8 @@ def _on_sum(parameter: Tensor) -> list[Hook]:
 
 
 def _of_user(hooks: Mapping[int, Hook] | None) -> list[Hook]:
-    return [hook for hook in hooks.values() if not isinstance(hook, _StandIn)] if hooks else []
+    ours = (_StandIn, Adder)
+    return [hook for hook in hooks.values() if not isinstance(hook, ours)] if hooks else []
 
 
 def _writes(tensor: Tensor) -> int:
@@ -134,8 +137,11 @@ def _stand_in(leaf: nn.Parameter, parameter: nn.Parameter, others: Sequence[nn.P
     """Let the gradient of `leaf` go through the hooks of `parameter`, from now on."""
     known = (leaf._backward_hooks or {}).values()  # noqa: SLF001
     if not any(isinstance(hook, _StandIn) for hook in known):
+        total = take_sum(leaf)  # its hook, if it has one, comes behind the user's
         leaf.register_hook(_OnGradient(leaf, parameter, others))
         leaf.register_post_accumulate_grad_hook(_OnSum(leaf, parameter, others))
+        if total is not None:
+            give_sum(leaf, total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

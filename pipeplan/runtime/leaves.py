@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
+from pipeplan.gradients import give_sum, sum_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Leaves:
         leaves: Sequence[Sequence[nn.Parameter]],
         *,
         banks: int,
+        accumulate: torch.dtype | None = None,
     ) -> None:
         """Gives every leaf its gradient.
 
@@ -66,17 +68,21 @@ class Leaves:
             places: where each parameter is used.
             leaves: per slot, one per parameter.
             banks: gradients per parameter: 1, or as many as slots.
+            accumulate: in which gradients of weights in 16 bits add up; None: in theirs.
         """
         self.parameters = tuple(places)
         self.leaves = leaves
         self.versions = len(leaves)
         self.users = [0] * self.versions
         self._places = tuple(map(tuple, places.values()))
-        self._banks = [[torch.zeros_like(p) for p in self.parameters] for _ in range(banks)]
+        self._banks = [
+            [torch.zeros_like(p, dtype=sum_dtype(p, accumulate)) for p in self.parameters]
+            for _ in range(banks)
+        ]
         self._bound: int | None = None
         for slot, row in enumerate(leaves):
             for leaf, gradient in zip(row, self._banks[slot % banks], strict=True):
-                leaf.grad = gradient
+                give_sum(leaf, gradient)
 
     @property
     def version(self) -> int:
@@ -152,18 +158,24 @@ class Leaves:
 class Borrowed(Leaves):
     """Parameters that another layer of this rank owns and updates."""
 
-    def __init__(self, places: Mapping[nn.Parameter, Sequence[Place]], owner: Leaves) -> None:
+    def __init__(
+        self,
+        places: Mapping[nn.Parameter, Sequence[Place]],
+        owner: Leaves,
+        accumulate: torch.dtype | None = None,
+    ) -> None:
         """Makes leaves on the owner's storages.
 
         Args:
             places: where each parameter is used.
             owner: who has and updates them all.
+            accumulate: as for `Leaves`.
         """
         rows = [
             [nn.Parameter(row[owner.index(parameter)].data) for parameter in places]
             for row in owner.leaves
         ]
-        super().__init__(places, rows, banks=len(rows))
+        super().__init__(places, rows, banks=len(rows), accumulate=accumulate)
         self._owner = owner
 
     @property

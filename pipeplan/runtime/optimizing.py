@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pipeplan.errors import InputError
+from pipeplan.gradients import given
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizing:
-    """How parameters are optimized: both functions of the task."""
+    """How parameters are optimized: what the task says of it."""
 
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    accumulate: torch.dtype | None = None
+    """In which gradients of weights in 16 bits add up."""
+    master_weights: bool = False
+    """Whether copies in 32 bits of such weights are stepped."""
 
     def begin(self, layers: Iterable[Sequence[nn.Parameter]], step: int) -> Optimizers:
         """New optimizers whose schedules have made `step` steps, one per layer with parameters.
@@ -70,10 +75,12 @@ class Optimizers:
     schedules: tuple[LRScheduler, ...]
     """One per optimizer, or none at all."""
 
-    def step(self) -> None:
-        """Update all parameters from their gradients."""
+    def step(self, sums: Mapping[nn.Parameter, Tensor]) -> None:
+        """Update all parameters from their gradients, which `sums` has in whatever type."""
         for optimizer in self.each:
-            optimizer.step()
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            with given(parameters, [sums[parameter] for parameter in parameters]):
+                optimizer.step()
 
     def move_on(self, *, skipped: bool) -> None:
         """Take the schedules one update further, also behind one that was `skipped`."""

@@ -50,7 +50,7 @@ class TiedGradients:
         self._tags = tags_of(ties, first_tag)
         here = transport.rank
         self._inboxes = {
-            id(use): _Inbox(torch.empty_like(use.parameter))
+            id(use): _Inbox(torch.empty_like(self._gradient(tie.owner, 0)))
             for tie in ties
             if tie.owner.rank == here
             for use in tie.uses

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
+from pipeplan.gradients import cast_back, stepped, sum_dtype
 from pipeplan.runtime.leaves import Leaves, Place
 from pipeplan.runtime.optimizing import Optimizing
 
@@ -53,9 +54,14 @@ class Weights(Leaves):
         self._layers = [tuple(places) for places in layers]
         super().__init__(
             {parameter: used for places in layers for parameter, used in places.items()},
-            _slots(tuple(chain.from_iterable(self._layers)), versions),
+            _slots(tuple(chain.from_iterable(self._layers)), versions, optimizing.accumulate),
             banks=versions if deferred else 1,
+            accumulate=optimizing.accumulate,
         )
+        masters = stepped(self.parameters, master_weights=optimizing.master_weights)
+        self.stepped = dict(zip(self.parameters, masters, strict=True))
+        """Of each parameter what its optimizer steps: itself, or its master weight."""
+        self._weight_of = dict(zip(masters, self.parameters, strict=True))
         self.restore(0)
 
     def lend(self, borrower: Leaves) -> None:
@@ -69,7 +75,8 @@ class Weights(Leaves):
         """
         self._version = step
         self._point_at(step)
-        self.optimizers = self._optimizing.begin(self._layers, step)
+        layers = ([self.stepped[parameter] for parameter in layer] for layer in self._layers)
+        self.optimizers = self._optimizing.begin(layers, step)
 
     @property
     def version(self) -> int:
@@ -116,12 +123,12 @@ class Weights(Leaves):
                 if new is not old:
                     new.copy_(old)
             self._point_at(step + 1)
-            for parameter, gradient in zip(self.parameters, gradients, strict=True):
-                parameter.grad = gradient
-                if factor is not None:
+            if factor is not None:
+                for gradient in gradients:
                     gradient.mul_(factor)
             if not skip:
-                self.optimizers.step()
+                self.optimizers.step(dict(zip(self.stepped.values(), gradients, strict=True)))
+            cast_back(self.leaves[slot], list(self.stepped.values()))
             for gradient in gradients:
                 gradient.zero_()
         self.optimizers.move_on(skipped=skip)
@@ -142,9 +149,19 @@ class Weights(Leaves):
             return []
         return [leaf.detach() for leaf in self.leaves[(self._version - 1) % self.versions]]
 
+    def masters(self) -> dict[nn.Parameter, nn.Parameter]:
+        """The master weight of each parameter that has one; it belongs to the newest version."""
+        return {each: master for each, master in self.stepped.items() if each is not master}
+
+    def weight_of(self, stepped: nn.Parameter) -> nn.Parameter:
+        """The parameter for which an optimizer steps `stepped`."""
+        return self._weight_of[stepped]
+
     def tensors(self) -> list[Tensor]:
-        """Everything that lives for the whole run: slots, gradients, optimizer state."""
-        slots = [leaf.detach() for slot in self.leaves for leaf in slot]
+        """What lives for the whole run: slots, gradients, master weights, optimizer state."""
+        slots = [
+            leaf.detach() for slot in (*self.leaves, self.masters().values()) for leaf in slot
+        ]
         states = [
             entry for optimizer in self.optimizers.each for entry in optimizer.state.values()
         ]
@@ -152,14 +169,21 @@ class Weights(Leaves):
         return [*slots, *super().tensors(), *kept]
 
 
-def _slots(parameters: Sequence[nn.Parameter], versions: int) -> list[list[nn.Parameter]]:
+def _slots(
+    parameters: Sequence[nn.Parameter], versions: int, accumulate: torch.dtype | None
+) -> list[list[nn.Parameter]]:
     """Slot 0 is the parameters' own storage, slot 1 a copy.
+
+    With one version the parameters themselves are used, but for those whose gradients add up in
+    another type: what becomes of their gradients is no business of the user's parameter.
 
     `.data` and not `.detach()`: updates of a parameter must not count as writes to slot 0, or
     autograd would take them for changes of what its graphs saved.
     """
     if versions == 1:
-        return [list(parameters)]
+        narrow = [sum_dtype(p, accumulate) == p.dtype for p in parameters]
+        pairs = zip(parameters, narrow, strict=True)
+        return [[p if same else nn.Parameter(p.data) for p, same in pairs]]
     own = [nn.Parameter(parameter.data) for parameter in parameters]
     copy = [nn.Parameter(parameter.data.clone()) for parameter in parameters]
     return [own, copy]

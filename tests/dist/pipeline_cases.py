@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import Pipeline
 from pipeplan import pipeline as made
+from pipeplan.capture import profile_task
 from pipeplan.errors import InputError
-from pipeplan.plan import Semantics
+from pipeplan.plan import Plan, Semantics
 from pipeplan.task import Task
 from tests import launch_task, pipelines
 
@@ -45,10 +47,19 @@ def batch(replica: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(inputs), torch.cat(target)
 
 
-def trained(task: Task, semantics: Semantics, **words: Any) -> tuple[bool, tuple[int, int]]:
+def plan_of(make: Callable[[int], Task], semantics: Semantics) -> Plan:
+    """The plan of a task of `launch_task`."""
+    if make is launch_task.task:
+        return launch_task.plan(GPUS, semantics)
+    chain = launch_task.leveled(profile_task(make(0), repeats=1, warmup=0))
+    return launch_task.plan_of(chain, GPUS, semantics)
+
+
+def trained(
+    make: Callable[[int], Task], semantics: Semantics, **words: Any
+) -> tuple[bool, tuple[int, int]]:
     """Two steps on the task's data, one on a batch of the replica's own; whether all is exact."""
-    plan = launch_task.plan(GPUS, semantics)
-    with Pipeline(task, plan, seed=0, **words) as pipeline:
+    with Pipeline(make(0), plan_of(make, semantics), seed=0, **words) as pipeline:
         assert pipeline.mesh is not None
         assert pipeline.mesh.mesh_dim_names == ("dp", "pp")
         coordinate = pipeline.mesh.get_coordinate()
@@ -61,7 +72,7 @@ def trained(task: Task, semantics: Semantics, **words: Any) -> tuple[bool, tuple
         assert pipeline.state_dict()["drawn"] == STEPS * REPLICAS * M
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, ((replica, gpu), losses, state))
-    expected = launch_task.trained(semantics, STEPS, replicas=[REPLICAS] * STEPS)
+    expected = launch_task.trained(semantics, STEPS, replicas=[REPLICAS] * STEPS, make=make)
     first = {key: value for (r, _), _, part in told if r == 0 for key, value in part.items()}
     heard = next(losses for (r, _), losses, _ in told if r == 0 and losses)
     means = [sum(expected.losses[i : i + M]) / M for i in range(0, STEPS * M, M)]
@@ -106,15 +117,18 @@ def work(rank: int, port: int) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     lines = [refused({"replicas": 3}), refused({"backend": "nccl"})]
-    exact, place = trained(launch_task.task(0), "2bw", replicas=REPLICAS)
+    exact, place = trained(launch_task.task, "2bw", replicas=REPLICAS)
     assert place == divmod(rank, GPUS)
     lines.append(f"replicas: {'exact' if exact else 'differs'}")
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    exact, _ = trained(launch_task.narrow, "2bw", replicas=REPLICAS)
+    lines.append(f"in 16 bits: {'exact' if exact else 'differs'}")
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
     store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
     again = dist.PrefixStore("users", store)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=size)
     crossed = mesh([[0, 2], [1, 3]])
-    exact, place = trained(launch_task.task(0), "flush", mesh=crossed)
+    exact, place = trained(launch_task.task, "flush", mesh=crossed)
     assert place == (rank % 2, rank // 2)
     lines.append(f"mesh: {'exact' if exact else 'differs'}")
     lines.append(refused({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))}))

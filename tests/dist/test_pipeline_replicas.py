@@ -11,6 +11,7 @@ EXPECTED = (
     "got 4 ranks, need 6, one per GPU of the plan and replica: 2 x 3",
     "backend: got nccl",
     "^replicas: exact$",
+    "^in 16 bits: exact$",
     "^mesh: exact$",
     r"mesh: got dimensions \('a', 'b'\), need \('dp', 'pp'\)",
     "mesh: got 4 ranks in dimension 'pp', need 2, one per GPU of the plan",

@@ -243,7 +243,8 @@ def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: st
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.param_groups[0] |= {option: True} if option else {}
-    unit = SimpleNamespace(optimizers=Optimizers((optimizer,), ()))
+    optimizers = Optimizers((optimizer,), ())
+    unit = SimpleNamespace(optimizers=optimizers, weight_of={parameter: parameter}.get)
     saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
     stage = SimpleNamespace(names={parameter: "w"})
     checkpoint._restore_optimizer(cast("Stage", stage), cast("Weights", unit), saved)

@@ -40,13 +40,14 @@ def check(
     split: SplitModel,
     task: Task,
     k: int = 1,
+    steps: int = STEPS,
 ) -> reference.Trained:
     """A pipelined run equals the reference, which is returned."""
     cuts, gpus = shape
     plan = pipelines.plan_of(cuts, gpus, semantics, M, layers=len(split.layers), k=k)
-    expected = reference.train(semantics, split, task, STEPS, M, seed=3)
+    expected = reference.train(semantics, split, task, steps, M, seed=3)
     pattern = pipelines.pattern_of(plan, period=3)
-    same(pipelines.train(plan, pattern, untie(split, task.tied), task, STEPS), expected)
+    same(pipelines.train(plan, pattern, untie(split, task.tied), task, steps), expected)
     return expected
 
 

@@ -1,0 +1,123 @@
+"""Sums of gradients that are wider than their weights, and what is stepped in place of weights.
+
+Gradients of weights in 16 bits may add up in 32 (`Task.accumulate`), and an optimizer may step
+copies in 32 bits, out of which the weights are cast anew (`Task.master_weights`). torch wants the
+gradient of a leaf in the leaf's own type, so a wider sum lies beside it: a hook adds each
+micro-batch's gradient and lets it go. `capture` measures with the sums and copies that `runtime`
+trains with, hence this lies below both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.errors import InputError
+from pipeplan.precision import HALVES
+
+WIDE = torch.float32
+
+
+def check_updates(accumulate: object, master_weights: object) -> None:
+    """Refuse what gradients cannot add up in.
+
+    Raises:
+        InputError: if `accumulate` is neither None nor float32, or `master_weights` no bool.
+    """
+    if accumulate is not None and accumulate is not WIDE:
+        raise InputError(
+            f"task: accumulate: got {accumulate!r}, need torch.float32, or None for sums of"
+            " gradients in the types of their weights"
+        )
+    if not isinstance(master_weights, bool):
+        raise InputError(f"task: master_weights: got {master_weights!r}, need True or False")
+
+
+def sum_dtype(parameter: Tensor, accumulate: torch.dtype | None) -> torch.dtype:
+    """The type in which gradients of `parameter` add up."""
+    return accumulate if accumulate and parameter.dtype in HALVES else parameter.dtype
+
+
+class Adder:
+    """Adds the gradient of each backward to a sum in another type."""
+
+    __slots__ = ("total",)
+
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
+
+    def __call__(self, leaf: Tensor) -> None:
+        """Takes the gradient away from `leaf`; a hook before this one may have done so."""
+        if leaf.grad is not None:
+            with torch.no_grad():
+                self.total.add_(leaf.grad)
+            leaf.grad = None
+
+
+def give_sum(leaf: Tensor, total: Tensor) -> None:
+    """Let gradients of `leaf` add up in `total`, which has its shape."""
+    if total.dtype == leaf.dtype:
+        leaf.grad = total
+    else:
+        leaf.register_post_accumulate_grad_hook(Adder(total))
+
+
+def sum_of(leaf: Tensor) -> Tensor | None:
+    """Where gradients of `leaf` add up; None if they do not."""
+    adder = next((hook for _, hook in _adders(leaf)), None)
+    return adder.total if adder else leaf.grad
+
+
+def take_sum(leaf: Tensor) -> Tensor | None:
+    """The same, and gradients of `leaf` do not add up there any more."""
+    total = sum_of(leaf)
+    for name, _ in _adders(leaf):
+        del leaf._post_accumulate_grad_hooks[name]  # noqa: SLF001
+    leaf.grad = None
+    return total
+
+
+def _adders(leaf: Tensor) -> list[tuple[int, Adder]]:
+    hooks = leaf._post_accumulate_grad_hooks or {}  # noqa: SLF001 - torch has no public name
+    return [(name, hook) for name, hook in hooks.items() if isinstance(hook, Adder)]
+
+
+def stepped(parameters: Sequence[nn.Parameter], *, master_weights: bool) -> list[nn.Parameter]:
+    """What an optimizer steps for `parameters`: themselves, or wide copies of narrow ones."""
+    return [
+        _master(parameter) if master_weights and parameter.dtype in HALVES else parameter
+        for parameter in parameters
+    ]
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """With the attributes of the user's parameter, which optimizers may look at."""
+    master = nn.Parameter(parameter.detach().to(WIDE))
+    vars(master).update(vars(parameter))
+    return master
+
+
+def cast_back(parameters: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
+    """Let `parameters` hold what was stepped for them, each in its own type."""
+    for parameter, master in zip(parameters, masters, strict=True):
+        if parameter.dtype != master.dtype:
+            parameter.copy_(master)
+
+
+@contextmanager
+def given(parameters: Sequence[nn.Parameter], sums: Sequence[Tensor]) -> Iterator[None]:
+    """Around one optimizer's step: its parameters have their gradients, cast to their types.
+
+    Casts last no longer than the block.
+    """
+    for parameter, total in zip(parameters, sums, strict=True):
+        parameter.grad = total.to(parameter.dtype)
+    try:
+        yield
+    finally:
+        for parameter, total in zip(parameters, sums, strict=True):
+            if parameter.dtype != total.dtype:
+                parameter.grad = None
