@@ -26,6 +26,10 @@ class InputError(PipeplanError, ValueError):
     exit_code = 2
 
 
+class DisagreementError(InputError):
+    """Ranks that were to train together have different things; raised alike on all of them."""
+
+
 class InfeasibleError(PipeplanError):
     """It is proven that no plan exists for this chain on this cluster."""
 

@@ -33,8 +33,9 @@ from pipeplan.runtime.batches import Inputs, Source
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.executor import Feed
+from pipeplan.runtime.facts import trained
 from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.group import for_pipeline
+from pipeplan.runtime.group import Terms, Training, for_pipeline
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.room import Room
@@ -165,7 +166,7 @@ class Pipeline:
         self.task = _task(model, loss, optimizer, sample, options)
         self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
         verifier.check(self.plan)
-        check_data(self.task)
+        data = check_data(self.task)
         self._pattern: Pattern = lowering.lower(self.plan)
         lowering.check_deadlock(self._pattern)
         self._split = split_for(self.plan, self.task)
@@ -175,8 +176,13 @@ class Pipeline:
         check_current(self._device)
         self._own: GlooTransport | LocalTransport | None = None
         if transport is None:
-            ends = self.plan, self._split, replicas, mesh
-            self._own = transport = for_pipeline(*ends, backend, patience)
+            if sample is not None:
+                data = ""  # for shapes alone: ranks may have different ones
+            flags = {"backend": backend}
+            mine = self.plan, self._split, self.task
+            terms = Terms(lambda: trained(*mine, seed=seed, data=data, flags=flags))
+            training = Training(self.plan, self._split, backend)
+            self._own = transport = for_pipeline(training, replicas, mesh, patience, terms)
         self._torn = False
         """Whether a run or an evaluation ended in its middle."""
         try:

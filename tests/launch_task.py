@@ -67,6 +67,19 @@ def steep(seed: int, clip_norm: float | None = None, scaled: bool = False) -> Ta
     return replace(same, loss=loss, clip_norm=clip_norm, loss_scale=scale)
 
 
+def other_data(seed: int) -> Task:
+    """The task on other data, as of a loader that each rank shuffles for itself."""
+    return replace(task(seed), data=lambda number: pipelines.data(number + 1))
+
+
+def other_weights(seed: int) -> Task:
+    """The task with one layer that does not follow from the seed."""
+    made = task(seed)
+    with torch.no_grad():
+        made.model[3].weight.add_(1)
+    return made
+
+
 @task_function
 def narrow(seed: int) -> Task:
     """The task in 16 bits, its sums and what is stepped in 32."""

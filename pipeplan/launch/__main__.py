@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pipeplan.program import Pattern
     from pipeplan.runtime.place import Place
 
+_PART_S = 1.0
+"""How long ranks other than 0 wait once it knows why they end, so that it speaks."""
 _PATIENCE_S = 10.0
 """How long ranks other than 0 let rank 0 speak first when a check fails."""
 
@@ -74,15 +76,31 @@ def _table(plan: Plan, place: Place, unloaded: str | None = None) -> int:
 
 
 def _refuse(error: PipeplanError, place: Place | None) -> int:
-    """Rank 0 speaks, and who does not know its rank; others speak after a while.
+    """Rank 0 speaks, and who does not know its rank; others tell rank 0, or speak after a while.
 
-    torchrun ends all ranks as soon as one has ended, so rank 0 must not lose the race.
+    torchrun ends all ranks as soon as one has ended, so rank 0 must not lose the race. Ranks that
+    were not refused hear of it where they join.
     """
-    if place and place.rank:
-        time.sleep(_PATIENCE_S)
-    where = f"rank {place.rank}: " if place and place.rank else ""
-    print(f"error: {where}{error}", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    if place is None or not place.rank:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        if place and place.size > 1:
+            _tell(error, place)
+    elif _tell(error, place):
+        time.sleep(_PART_S)
+    else:
+        time.sleep(max(0.0, _PATIENCE_S - (time.monotonic() - begin)))
+        print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def _tell(error: PipeplanError, place: Place) -> bool:
+    """Tell the ranks that join; whether rank 0 knows then."""
+    if not os.environ.get("MASTER_ADDR"):  # nobody can be told, so torch is not needed
+        return False
+    from pipeplan.runtime.group import tell_refusal
+
+    return tell_refusal(place, str(error), _PATIENCE_S)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipeplan.errors import PipeplanError, RankError
+from pipeplan.errors import DisagreementError, PipeplanError, RankError
 from pipeplan.runtime.place import Place
 from pipeplan.runtime.recorder import Recorder
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.runtime.watch import Report, Watch
+
+_PART_S = 1.0
+"""How long others let rank 0 speak when all know the same."""
 
 
 def fail(
@@ -52,6 +56,15 @@ def give_up(rank: int, why: str) -> NoReturn:
         f"error: rank {rank}: {why}, and this rank waits for its GPU", file=sys.stderr, flush=True
     )
     os._exit(1)
+
+
+def part(error: DisagreementError, place: Place) -> int:
+    """Rank 0 says it once for all; the others leave it the time, or a launcher would end it."""
+    if place.rank:
+        time.sleep(_PART_S)
+    else:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 def _details(error: BaseException, recorder: Recorder | None, file: Path) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.distributed_c10d import PrefixStore
 
-from pipeplan.launch import ending, export, guard, results
+from pipeplan.errors import DisagreementError
+from pipeplan.launch import ending, export, guard, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import facts_of, remark
 from pipeplan.launch.guard import Guard
@@ -48,6 +49,8 @@ def run(setup: Setup, place: Place) -> int:
             session.give_up()
         else:
             session.finish(done)
+    except DisagreementError as error:
+        return ending.part(error, place)
     except (Exception, CheckpointException) as error:
         recorder = session.worker.executor.recorder if session else None
         transport, watch = (session.transport, session.watch) if session else (None, None)
@@ -68,7 +71,9 @@ class Session:
         self.stop = ending.StopSignal()
         training = Training(setup.plan, setup.split, setup.options.backend)
         options = setup.options
-        self.transport = join(place, options.timeout_ns, options.replicas, training)
+        self.transport = join(
+            place, options.timeout_ns, options.replicas, training, terms.of(setup)
+        )
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
         self.saver = Saver(
             self.transport, background=options.save_in_background, keep=options.keep
@@ -129,6 +134,9 @@ class Session:
         for told in (*self.setup.remarks, elsewhere):
             if told:
                 _say(told)
+        if isinstance(self.transport, GlooTransport):
+            choice = self.transport.choice
+            _say(f"messages between ranks: {choice.backend}, {choice.why}")
         if self.out is None:
             _say("no --out: nothing of this run will be kept")
 

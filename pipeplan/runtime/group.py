@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan
+from pipeplan.repeat import fingerprint
 from pipeplan.runtime.backend import (
     QUEUES,
     Machine,
@@ -26,11 +30,14 @@ from pipeplan.runtime.backend import (
     lacking_queues,
 )
 from pipeplan.runtime.channels import channels
+from pipeplan.runtime.facts import versions
+from pipeplan.runtime.handshake import Facts, agree, refuse
 from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.interruptible import interruptible
 from pipeplan.runtime.nccl import ChannelTransport
 from pipeplan.runtime.place import Place, check_meeting_point
 from pipeplan.runtime.ranks import Ranks, check_mesh
+from pipeplan.runtime.sharing import check_shared
 from pipeplan.runtime.ties import find_ties
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
 from pipeplan.task import SplitModel
@@ -59,23 +66,45 @@ class Training:
         return LocalTransport()
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What ranks find out about each other before they make any group."""
+
+    facts: Callable[[], Facts] = Facts
+    """What all must have alike, made where there are several."""
+    out: Path | None = None
+    """A directory that all must share."""
+
+    def agree(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        """Return once all ranks have come on the same terms; see `handshake.agree`."""
+        facts = self.facts()
+        agree(store, rank, size, replace(facts, alike={**versions(), **facts.alike}), timeout)
+        if self.out is not None:
+            check_shared(PrefixStore("out", store), rank, size, self.out, timeout)
+
+
+_NO_TERMS = Terms()
+
+
 def join(
-    place: Place, timeout_ns: int, replicas: int = 1, training: Training | None = None
+    place: Place,
+    timeout_ns: int,
+    replicas: int = 1,
+    training: Training | None = None,
+    terms: Terms = _NO_TERMS,
 ) -> GlooTransport | LocalTransport:
     """A transport between all ranks that torchrun started.
-
-    The store is wrapped per attempt: after a restart the agent's store still holds the addresses
-    of the ranks that died.
 
     Args:
         place: this process among the ranks.
         timeout_ns: longest wait for one message.
         replicas: of equal size, side by side.
         training: what the messages are of; None: gloo carries all.
+        terms: what all ranks must agree in.
 
     Raises:
-        InputError: if the environment does not say where they find each other, or the ranks find
-            no backend for all.
+        InputError: if the environment does not say where they find each other, they differ, or
+            find no backend for all.
         RankError: if not all of them come in time.
     """
     if place.size == 1:
@@ -84,19 +113,58 @@ def join(
     timeout = timedelta(microseconds=timeout_ns // 1000)
 
     def meet() -> Ranks:
-        store, rank, size = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
-        own = PrefixStore(f"attempt{place.attempt}", store)
-        return Ranks.started(own, rank, size, timeout, replicas)
+        store = _meeting_point(place, timeout)
+        terms.agree(store, place.rank, place.size, timeout)
+        return Ranks.started(store, place.rank, place.size, timeout, replicas)
 
+    return carried(_met(meet, place.rank, place.size, timeout_ns), training)
+
+
+def _met(meet: Callable[[], Ranks], rank: int, size: int, timeout_ns: int) -> Ranks:
     try:
-        ranks = interruptible(meet)
+        return interruptible(meet)
     except dist.DistError as error:
         text = " ".join(str(error).split("\n")[0].split())
         raise RankError(
-            f"rank {place.rank}: got no answer from all {place.size} ranks, need them within"
+            f"rank {rank}: got no answer from all {size} ranks, need them within"
             f" {format_ns(timeout_ns)}: {text}"
         ) from error
-    return carried(ranks, training)
+
+
+def _meeting_point(place: Place, timeout: timedelta) -> Store:
+    """A store of all ranks that nothing was put into before.
+
+    After a restart the launcher's still holds the addresses of the ranks that died, and whoever
+    joins again in one process those of its earlier groups.
+    """
+    store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
+    return _fresh(PrefixStore(f"attempt{place.attempt}", store), place.rank)
+
+
+def _fresh(store: Store, rank: int) -> Store:
+    """A part of `store` for one meeting: the n-th of each rank is the n-th of all."""
+    return PrefixStore(f"join{store.add(f'joins{rank}', 1)}", store)
+
+
+def tell_refusal(place: Place, text: str, patience_s: float) -> bool:
+    """Let the ranks that join know that this one never will.
+
+    Args:
+        place: this process among the ranks.
+        text: why.
+        patience_s: longest wait for rank 0.
+
+    Returns:
+        Whether rank 0 knows, and so says it.
+    """
+    patience = timedelta(seconds=patience_s)
+    try:
+        check_meeting_point(os.environ)
+        return interruptible(
+            lambda: refuse(_meeting_point(place, patience), place.rank, place.size, text, patience)
+        )
+    except (InputError, dist.DistError):
+        return False
 
 
 def carried(ranks: Ranks, training: Training | None) -> GlooTransport:
@@ -130,30 +198,28 @@ def carried(ranks: Ranks, training: Training | None) -> GlooTransport:
 
 
 def for_pipeline(
-    plan: Plan,
-    split: SplitModel,
+    training: Training,
     replicas: int,
     mesh: DeviceMesh | None,
-    backend: Wanted,
     timeout_ns: int,
+    terms: Terms,
 ) -> GlooTransport | LocalTransport:
-    """A transport between the ranks of `mesh`, or those that torchrun started.
+    """A transport between the ranks of `mesh`, of torch's default group, or of torchrun.
 
     Args:
-        plan: names the GPUs of one replica.
-        split: the model, where this rank computes.
+        training: names the GPUs of one replica, the model and what carries messages.
         replicas: side by side; with a mesh 1 or as many as it has.
         mesh: see `Ranks.of`; None: rank = replica * GPUs + GPU.
-        backend: what carries messages.
         timeout_ns: longest wait for one message.
+        terms: what all ranks must agree in.
 
     Raises:
         InputError: if ranks, mesh or backend do not fit the plan or each other.
     """
-    place, gpus = Place.of(os.environ), len(plan.cluster.gpus)
-    Machine.here().check(backend)
+    plan = training.plan
+    place, gpus = _place(), len(plan.cluster.gpus)
+    Machine.here().check(training.backend)
     ask_for_queues()
-    training = Training(plan, split, backend)
     if mesh is not None:
         check_mesh(mesh, gpus)
         if replicas not in (1, mesh.size(0)):
@@ -162,7 +228,8 @@ def for_pipeline(
                 " two, or the same number"
             )
         check_host_room(plan, place, mesh.size(0))
-        return _on_mesh(training, mesh, timeout_ns)
+        rows = [[int(rank) for rank in row] for row in mesh.mesh.tolist()]
+        return _among(training, rows, timeout_ns, terms)
     need = gpus * replicas
     if place.size != need:
         raise InputError(
@@ -171,14 +238,35 @@ def for_pipeline(
             + f". Run torchrun --nproc-per-node {need} with this script."
         )
     check_host_room(plan, place, replicas)
-    return join(place, timeout_ns, replicas, training)
+    if dist.is_initialized():
+        rows = [[replica * gpus + gpu for gpu in range(gpus)] for replica in range(replicas)]
+        return _among(training, rows, timeout_ns, terms)
+    return join(place, timeout_ns, replicas, training, terms)
 
 
-def _on_mesh(
-    training: Training, mesh: DeviceMesh, timeout_ns: int
+def _place() -> Place:
+    """This process among the ranks of torch's default group, if there is one."""
+    if not dist.is_initialized():
+        return Place.of(os.environ)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Place.of({**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size)})
+
+
+def _among(
+    training: Training, rows: Sequence[Sequence[int]], timeout_ns: int, terms: Terms
 ) -> GlooTransport | LocalTransport:
-    """As `join`, between ranks that are in a group already."""
-    if mesh.size() == 1:
+    """As `join`, between ranks of torch's default group, by replica and GPU."""
+    everybody = sorted(rank for row in rows for rank in row)
+    size, here = len(everybody), everybody.index(dist.get_rank())
+    if size == 1:
         return training.alone()
     timeout = timedelta(microseconds=timeout_ns // 1000)
-    return carried(interruptible(lambda: Ranks.of(mesh, timeout)), training)
+
+    def meet() -> Ranks:
+        assert dist.group.WORLD is not None
+        name = fingerprint([torch.tensor(everybody)])
+        found = PrefixStore(f"pipeplan{name}", dist.group.WORLD.get_group_store())
+        terms.agree(_fresh(found, here), here, size, timeout)
+        return Ranks.of(rows, timeout)
+
+    return carried(_met(meet, here, size, timeout_ns), training)

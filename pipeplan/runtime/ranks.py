@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -64,14 +65,20 @@ class Ranks:
         return cls(group, store, timeout, rows, rank, owned=True, lines=lines)
 
     @classmethod
-    def of(cls, mesh: DeviceMesh, timeout: timedelta) -> Ranks:
-        """A group of its own for the ranks of `mesh`, all of which call it; see `check_mesh`."""
-        table = mesh.mesh.tolist()
+    def of(cls, table: Sequence[Sequence[int]], timeout: timedelta) -> Ranks:
+        """A group of its own for ranks of torch's default group; all of them call it.
+
+        Args:
+            table: these ranks by replica and GPU.
+            timeout: longest wait for one message before the run is given up.
+        """
         everybody = sorted(rank for row in table for rank in row)
         place = {rank: index for index, rank in enumerate(everybody)}
         wanted = meeting.wanted(os.environ)
+        # Names of local groups come again where one was left; then stores hold old addresses.
+        local = len(everybody) < dist.get_world_size()
         group: ProcessGroup = dist.new_group(
-            everybody, timeout=timeout, backend="gloo", use_local_synchronization=True
+            everybody, timeout=timeout, backend="gloo", use_local_synchronization=local
         )
         rows = tuple(tuple(place[rank] for rank in row) for row in table)
         lines = _lines(group, timeout, wanted=wanted)

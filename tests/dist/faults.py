@@ -3,9 +3,9 @@
 `python faults.py SPECS` runs `pipeplan.launch` on forked ranks that find each other as torchrun's
 ranks do, over a store that outlives them, but with no agent that would end a rank for them: what
 ends them is theirs. SPECS is a JSON list of runs, made one after the other: `ranks`, `words` (of
-launch), `fault` (or null), `attempt`, `folder`. Prints JSON: per run and rank the exit code, what
-it said, how long after the faulty rank's end (or hang) it ended, and what it used each second:
-resident bytes, open files, threads.
+launch), `own` (rank -> words instead of these), `fault` (or null), `attempt`, `folder`. Prints JSON:
+per run and rank the exit code, what it said, how long it took, how long after the faulty rank's
+end (or hang) it ended, and what it used each second: resident bytes, open files, threads.
 
 Faults: {"rank", "does", "at": "0F3" or "save 2"}; it does `kill`, `hang`, the name of a signal, or
 `full`: the checkpoint's file may not grow beyond 1 KiB, as on a full disk.
@@ -107,7 +107,7 @@ def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: s
     fault = spec["fault"]
     if fault and fault["rank"] == rank:
         install(fault, moment)
-    os._exit(launch(spec["words"]))
+    os._exit(launch(spec.get("own", {}).get(str(rank), spec["words"])))
 
 
 def _sample(pid: int | None, used: list[tuple[int, int, int]]) -> None:
@@ -133,6 +133,7 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
         context.Process(target=rank_main, args=(rank, spec, store.port, moment, folder))
         for rank in range(spec["ranks"])
     ]
+    begin = time.monotonic()
     for process in ranks:
         process.start()
     ended: dict[int, float] = {}
@@ -155,6 +156,7 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "code": process.exitcode,
+            "took_s": ended.get(rank, 0.0) - begin,
             "after_s": ended.get(rank, 0.0) - moment.value if moment.value else None,
             "said": Path(f"{folder}/said{rank}").read_text(),
             "used": used[rank],

@@ -1,0 +1,26 @@
+"""What the ranks of a launch must have alike before they train together."""
+
+from __future__ import annotations
+
+from pipeplan.launch.checks import Setup
+from pipeplan.runtime.facts import trained
+from pipeplan.runtime.group import Terms
+
+
+def of(setup: Setup) -> Terms:
+    """Those of a run that can begin on this rank."""
+    options = setup.options
+    flags = {
+        "backend": options.backend,
+        "first step": setup.first_step,
+        "--steps": options.steps,
+        "--save-every": options.save_every,
+        "--save-in-background": options.save_in_background,
+        "--keep": options.keep,
+        "--allow-nonfinite": options.allow_nonfinite,
+        "results kept (--out)": options.out is not None,
+    }
+    alike = setup.plan, setup.split, setup.task
+    return Terms(
+        lambda: trained(*alike, seed=setup.seed, data=setup.data, flags=flags), options.out
+    )
