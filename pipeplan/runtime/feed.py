@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pipeplan.errors import InputError, InternalError
 from pipeplan.plan import Plan
+from pipeplan.runtime.staging import moved
 from pipeplan.task import SplitModel, Task
 
 _CPU = torch.device("cpu")
@@ -121,7 +122,7 @@ class TaskFeed:
             for each in parts:
                 each.wait()
             self._open[microbatch] = parts
-        return tensor.to(self._device)
+        return moved(tensor, self._device)
 
     def _fetch(self, number: int) -> tuple[_Part, _Part]:
         source, target = self._task.microbatch(number)

@@ -39,6 +39,16 @@ class _Received:
         self._place.copy_(self._host, non_blocking=True)
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`; the process does not wait until what the GPU was given before is done.
+
+    A copy from memory that is not page-locked would.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def send_staged(tensor: Tensor, move: Move) -> Pending:
     """Send a copy of `tensor` that lies on the host."""
     host = _beside(tensor)

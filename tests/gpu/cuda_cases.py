@@ -1,14 +1,20 @@
 """One training on spawned ranks with GPUs, against one process on a GPU.
 
-`python cuda_cases.py BACKEND RANKS SEMANTICS DEVICE` prints `exact` where losses and weights are
-bit-equal. DEVICE cpu runs the same without a GPU, to test this file.
+`python cuda_cases.py BACKEND RANKS SEMANTICS DEVICE [REPLICAS [TASK [VISIBLE]]]` prints what
+carried messages, and `exact` where losses and weights are bit-equal. RANKS counts those of all
+replicas; with VISIBLE `one` each rank sees one GPU. DEVICE cpu runs the same without a GPU, to
+test this file.
+TASK is `train`, or `kill`: the last rank dies before its second step; the others print how they
+end.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import Pipeline
 from pipeplan.capture import split
+from pipeplan.errors import RankError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.backend import Machine, Wanted, take_gpu
 from pipeplan.runtime.place import Place
@@ -46,35 +53,60 @@ def task(device: str) -> Task:
     return replace(made, model=made.model.to(device), data=data)
 
 
-def trained(device: str, semantics: Semantics, ranks: int, backend: Wanted) -> bool:
-    """Two steps, the state into a new pipeline, two more; whether rank 0 finds all exact."""
-    plan = launch_task.waiting(launch_task.plan(ranks, semantics))
+def trained(
+    device: str, semantics: Semantics, ranks: int, backend: Wanted, replicas: int
+) -> tuple[str, bool]:
+    """Two steps, the state into a new pipeline, two more; what carried it, whether it is exact."""
+    plan = launch_task.waiting(launch_task.plan(ranks // replicas, semantics))
     told: list[Any] = [None] * ranks
     losses = []
-    with Pipeline(task(device), plan, seed=0, backend=backend) as pipeline:
+    with Pipeline(task(device), plan, seed=0, backend=backend, replicas=replicas) as pipeline:
         losses += pipeline.run(2)
         pipeline.evaluate(numbers=[7])
         pipeline.load_state_dict({k: _copied(v) for k, v in pipeline.state_dict().items()})
         losses += pipeline.run(2)
         state = {k: v.cpu() for k, v in pipeline.state_dict().items() if k.startswith("model.")}
         assert all(v.device.type == device for v in _tensors(pipeline.state_dict()))
+        carrier = type(pipeline._transport).__name__
         if ranks > 1:
             dist.all_gather_object(told, (losses, state))
         else:
             told = [(losses, state)]
     if dist.is_initialized():
         raise AssertionError("the group was made for the pipeline")
-    expected = reference.train(
-        semantics, split(task(device)), task(device), STEPS, launch_task.MICROBATCHES, 0
-    )
     m = launch_task.MICROBATCHES
+    expected = reference.train(
+        semantics,
+        split(task(device)),
+        task(device),
+        STEPS,
+        m,
+        0,
+        replicas=[replicas] * STEPS if replicas > 1 else [],
+    )
     means = [sum(expected.losses[i : i + m]) / m for i in range(0, STEPS * m, m)]
-    weights = {name: value for _, state in told for name, value in state.items()}
-    heard = next(losses for losses, _ in told if losses)
-    return heard == means and all(
+    first = told[: ranks // replicas]
+    weights = {name: value for _, state in first for name, value in state.items()}
+    heard = next(losses for losses, _ in first if losses)
+    return carrier, heard == means and all(
         torch.equal(weights[f"model.{name}"], value.cpu())
         for name, value in expected.weights.items()
     )
+
+
+def killed(rank: int, ranks: int, device: str, backend: Wanted) -> None:
+    """The last rank dies while others wait for it; they say how it ends for them."""
+    plan = launch_task.waiting(launch_task.plan(ranks, "flush"))
+    with Pipeline(task(device), plan, seed=0, backend=backend, timeout="100s") as pipeline:
+        pipeline.run(1)
+        if rank == ranks - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
+        try:
+            pipeline.run(1)
+        except RankError:
+            print(f"rank {rank}: within 20 s: {time.monotonic() - begin < 20}", flush=True)
+            os._exit(0)
 
 
 def _copied(value: Any) -> Any:
@@ -87,7 +119,10 @@ def _tensors(state: dict[str, Any]) -> list[Tensor]:
 
 def work(rank: int, words: list[str], port: int) -> None:
     """One rank."""
-    backend, ranks, semantics, device = words
+    backend, ranks, semantics, device, *more = words
+    replicas, name, visible = (*more, *("1", "train", "all")[len(more) :])
+    if visible == "one":
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": ranks,
@@ -98,9 +133,18 @@ def work(rank: int, words: list[str], port: int) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     take_gpu(Place.of(os.environ), Machine.here())
-    exact = trained(device, semantics, int(ranks), backend)  # type: ignore[arg-type]
+    if name == "kill":
+        killed(rank, int(ranks), device, backend)  # type: ignore[arg-type]
+        return
+    carrier, exact = trained(
+        device,
+        semantics,
+        int(ranks),
+        backend,
+        int(replicas),  # type: ignore[arg-type]
+    )
     if rank == 0:
-        print("exact" if exact else "differs", flush=True)
+        print(carrier, "exact" if exact else "differs", flush=True)
 
 
 def main() -> None:
@@ -117,7 +161,7 @@ def main() -> None:
         rank.start()
     for rank in ranks:
         rank.join()
-    sys.exit(any(rank.exitcode for rank in ranks))
+    sys.exit(any(rank.exitcode not in (0, -signal.SIGKILL) for rank in ranks))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pipeplan.plan import Plan
 from pipeplan.runtime import executor
 from pipeplan.runtime.decision import Decisions, Layout, Scaler
 from pipeplan.runtime.losses import Losses
+from pipeplan.runtime.staging import moved
 from pipeplan.runtime.transport import LocalTransport
 from pipeplan.task import LossScale
 from tests import pipelines, reference
@@ -129,3 +130,24 @@ def test_a_number_that_is_not_finite_is_found(bad: float, empty: bool) -> None:
         decisions.add(step, gradients)
         decisions.send(step)
         assert decisions.wait(step).skip == (step == 1)
+
+
+def test_data_do_not_wait_for_the_gpu_on_their_way_to_it() -> None:
+    """They go through page-locked memory; on the processor they are what they were."""
+    done: list[tuple[str, Any]] = []
+
+    class Data:
+        is_cuda = False
+
+        def pin_memory(self) -> Data:
+            done.append(("pinned", None))
+            return self
+
+        def to(self, device: torch.device, **words: Any) -> Data:
+            done.append((str(device), words))
+            return self
+
+    moved(Data(), torch.device("cuda", 1))  # type: ignore[arg-type]
+    assert done == [("pinned", None), ("cuda:1", {"non_blocking": True})]
+    value = torch.ones(2)
+    assert moved(value, torch.device("cpu")) is value
