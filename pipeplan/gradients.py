@@ -108,16 +108,17 @@ def cast_back(parameters: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
 
 
 @contextmanager
-def given(parameters: Sequence[nn.Parameter], sums: Sequence[Tensor]) -> Iterator[None]:
+def given(parameters: Sequence[nn.Parameter], sums: Sequence[Tensor | None]) -> Iterator[None]:
     """Around one optimizer's step: its parameters have their gradients, cast to their types.
 
-    Casts last no longer than the block.
+    Casts last no longer than the block. A sum is None where no gradient has come: the optimizer
+    leaves such a parameter as it is, as in a loop that begins each step without gradients.
     """
+    before = [parameter.grad for parameter in parameters]
     for parameter, total in zip(parameters, sums, strict=True):
-        parameter.grad = total.to(parameter.dtype)
+        parameter.grad = None if total is None else total.to(parameter.dtype)
     try:
         yield
     finally:
-        for parameter, total in zip(parameters, sums, strict=True):
-            if parameter.dtype != total.dtype:
-                parameter.grad = None
+        for parameter, kept in zip(parameters, before, strict=True):
+            parameter.grad = kept

@@ -417,6 +417,7 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "weight norm by a hook": lambda: Odd(weight_norm(nn.Linear(WIDTH, WIDTH))),
     "moving average": lambda: Odd(MovingAverage()),
     "batch norm": lambda: Odd(nn.BatchNorm1d(WIDTH)),
+    "no_grad inside": lambda: Odd(NoGrad()),
     "detach trick": lambda: Odd(Straight()),
     "forked generator": lambda: Odd(Fork()),
     "branch on values": lambda: Odd(Branch()),
@@ -434,6 +435,8 @@ TIED: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
 """The same, where gradients of one parameter are added up layer by layer."""
 
 DRAWN: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
+    "LayerDrop": lambda: Odd(LayerDrop()),
+    "LayerDrop in a list": lambda: [nn.Linear(WIDTH, WIDTH), LayerDrop(), nn.Linear(WIDTH, 3)],
     "noise of numpy": lambda: Odd(NumpyNoise()),
 }
 """The same, where each layer begins with generators set for it."""

@@ -132,14 +132,17 @@ def _check(
 def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: bool) -> None:
     """Refuse a state that lacks what the optimizers would silently begin anew, or miss.
 
-    Where loss scaling `skips` steps, a parameter may have had none: then it has no field at all.
+    A parameter that no gradient has reached yet has no field at all, while others have such
+    fields. Where loss scaling `skips` steps, that may be so of all of them.
     """
     stored = set(known)
+    names = {key.rpartition(".")[2] for key in stored if key.startswith("optimizer.")}
     for unit in stage.units:
         for parameter, optimizer, fields in kept_fields(unit.optimizers):
             prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
             missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
-            if missing and not (skips and len(missing) == len(fields)):
+            none_yet = len(missing) == len(fields) and (skips or fields <= names)
+            if missing and not none_yet:
                 raise InputError(
                     f"{where}: has no '{prefix}.{missing[0]}', which"
                     f" {type(optimizer).__name__} keeps: it was made with another optimizer,"

@@ -79,6 +79,8 @@ class Leaves:
             [torch.zeros_like(p, dtype=sum_dtype(p, accumulate)) for p in self.parameters]
             for _ in range(banks)
         ]
+        self._marks = [_writes(bank) for bank in self._banks]
+        self._reached = [[False] * len(bank) for bank in self._banks]
         self._bound: int | None = None
         for slot, row in enumerate(leaves):
             for leaf, gradient in zip(row, self._banks[slot % banks], strict=True):
@@ -95,7 +97,30 @@ class Leaves:
 
     def gradients(self, step: int) -> list[Tensor]:
         """Where the gradients of `step` add up."""
-        return self._banks[self.read_by(step) % len(self._banks)]
+        return self._banks[self._bank(step)]
+
+    def reached(self, step: int) -> list[bool]:
+        """Which gradients of `step` anything has been added to since they were zero.
+
+        A plain loop has no gradient for the others, and its optimizer leaves their parameters as
+        they are: no weight decay, no momentum (torch.optim, `set_to_none`).
+        """
+        bank = self._bank(step)
+        return [
+            known or now != mark
+            for known, now, mark in zip(
+                self._reached[bank], _writes(self._banks[bank]), self._marks[bank], strict=True
+            )
+        ]
+
+    def say_reached(self, step: int, reached: list[bool]) -> None:
+        """Take `reached` for `step` as given; what is written from now on counts again."""
+        bank = self._bank(step)
+        self._reached[bank] = reached
+        self._marks[bank] = _writes(self._banks[bank])
+
+    def _bank(self, step: int) -> int:
+        return self.read_by(step) % len(self._banks)
 
     def gradient(self, parameter: nn.Parameter, step: int) -> Tensor:
         """Where the gradient of one parameter adds up."""
@@ -153,6 +178,11 @@ class Leaves:
     def tensors(self) -> list[Tensor]:
         """The gradients."""
         return [gradient for bank in self._banks for gradient in bank]
+
+
+def _writes(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each was written into, by torch's own count."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001
 
 
 class Borrowed(Leaves):

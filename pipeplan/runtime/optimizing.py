@@ -75,8 +75,11 @@ class Optimizers:
     schedules: tuple[LRScheduler, ...]
     """One per optimizer, or none at all."""
 
-    def step(self, sums: Mapping[nn.Parameter, Tensor]) -> None:
-        """Update all parameters from their gradients, which `sums` has in whatever type."""
+    def step(self, sums: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """Update all parameters from their gradients, which `sums` has in whatever type.
+
+        None for a parameter that no gradient has reached in this step.
+        """
         for optimizer in self.each:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             with given(parameters, [sums[parameter] for parameter in parameters]):

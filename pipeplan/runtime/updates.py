@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from torch import Tensor
+
 from pipeplan.errors import RankError
 from pipeplan.runtime.decision import Decisions
 from pipeplan.runtime.peerloss import PeerLostError
@@ -61,6 +63,8 @@ class Updates:
         self._ended: dict[int, int] = {}
         self._open: list[tuple[int, int]] = []
         """Stages and steps whose averages may still travel."""
+        self._shares: dict[tuple[int, int], Tensor | None] = {}
+        """Of these, which share of the replicas each gradient has reached."""
         self._completed: set[int] = set()
         """Stages whose gradients of the open step are complete before its OPT."""
         self._drains = all(stage.weights.versions == 1 for stage in stages.values())
@@ -124,7 +128,10 @@ class Updates:
         scaler = self._decisions.scaler if self._decisions else None
         weights.finish(step, scaler.of(step) if scaler else 1.0)
         if self._replicas:
-            self._replicas.begin(weights.gradients(step))
+            gradients = weights.gradients(step)
+            flags = [float(there) for there in weights.reached(step)]
+            self._shares[stage, step] = shares = gradients[0].new_tensor(flags) if flags else None
+            self._replicas.begin(gradients if shares is None else [*gradients, shares])
 
     def _conclude(self, last: int) -> None:
         """Go on with the gradients of the stages that have ended a step, `last` the newest.
@@ -134,12 +141,19 @@ class Updates:
         if self._replicas:
             self._replicas.settle()
         for stage, step in self._open:
+            self._hear(stage, step)
             self._tied.share(stage, step)
             self._go_on(stage, step)
         self._open.clear()
         self._completed.clear()
         if self._decisions and all(ended > last for ended in self._ended.values()):
             self._decisions.send(last)
+
+    def _hear(self, stage: int, step: int) -> None:
+        """A gradient that has reached one replica has reached all."""
+        shares = self._shares.pop((stage, step), None)
+        if shares is not None:
+            self._stages[stage].weights.say_reached(step, (shares > 0).tolist())
 
     def _go_on(self, stage: int, step: int) -> None:
         weights = self._stages[stage].weights

@@ -91,11 +91,13 @@ class Weights(Leaves):
 
     def finish(self, step: int, scale: float = 1.0) -> None:
         """Turn the sums of `step` into gradients: of the mean, of the unscaled loss."""
+        reached = self.reached(step)
         with torch.no_grad():
             for gradient in self.gradients(step):
                 gradient.div_(self._microbatches)
                 if scale != 1.0:
                     gradient.mul_(1.0 / scale)
+        self.say_reached(step, reached)
 
     def apply(self, step: int, factor: Tensor | None = None, *, skip: bool = False) -> None:
         """Make version `step + 1` out of version `step` and the finished gradients of `step`.
@@ -116,7 +118,7 @@ class Weights(Leaves):
                 f" graphs still use, holding version {self._version}. The program breaks rule"
                 " `versions`."
             )
-        gradients = self.gradients(step)
+        gradients, reached = self.gradients(step), self.reached(step)
         with torch.no_grad():
             old_slot = self.leaves[step % self.versions]
             for new, old in zip(self.leaves[slot], old_slot, strict=True):
@@ -127,10 +129,12 @@ class Weights(Leaves):
                 for gradient in gradients:
                     gradient.mul_(factor)
             if not skip:
-                self.optimizers.step(dict(zip(self.stepped.values(), gradients, strict=True)))
+                came = (g if there else None for g, there in zip(gradients, reached, strict=True))
+                self.optimizers.step(dict(zip(self.stepped.values(), came, strict=True)))
             cast_back(self.leaves[slot], list(self.stepped.values()))
             for gradient in gradients:
                 gradient.zero_()
+        self.say_reached(step, [False] * len(gradients))
         self.optimizers.move_on(skipped=skip)
         self._version = step + 1
 
