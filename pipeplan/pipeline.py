@@ -23,6 +23,7 @@ from pipeplan.capture import agreement, split
 from pipeplan.capture.trace import has_fakes
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
+from pipeplan.precision import around, check_around
 from pipeplan.program import Pattern
 from pipeplan.repeat import check_data
 from pipeplan.runtime import checkpoint
@@ -173,6 +174,7 @@ class Pipeline:
         for note in self._split.notes:
             _log.warning(note)
         self._device = device_of(self._split)
+        self._around = around(self._device)
         check_current(self._device)
         self._own: GlooTransport | LocalTransport | None = None
         if transport is None:
@@ -258,6 +260,8 @@ class Pipeline:
     def _whole(self) -> Iterator[None]:
         """Around what leaves a state that nothing can go on from if it does not end."""
         self._check_whole()
+        if self.task.autocast is None and self._transport.size > 1:
+            check_around(self._around, self._device)
         self._torn = True
         yield
         self._torn = False

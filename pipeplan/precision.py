@@ -32,6 +32,30 @@ def check_autocast(dtype: object) -> None:
         )
 
 
+def around(device: torch.device) -> torch.dtype | None:
+    """What a block of `torch.autocast` around this call casts to; None outside of one."""
+    if not torch.amp.is_autocast_available(device.type):
+        return None
+    on = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else None
+
+
+def check_around(split: torch.dtype | None, device: torch.device) -> None:
+    """Refuse to run under another block than the one that was around the split of the model.
+
+    Raises:
+        InputError: if boundaries between ranks would be of other types.
+    """
+    now = around(device)
+    if now != split:
+        wanted = now or split
+        raise InputError(
+            f"pipeline: got torch.autocast to {now} around a call, need {split}, as when the model"
+            " was split: other ranks wait for tensors of those types. Leave the block, give"
+            f" Task(autocast={wanted}), profile and plan again."
+        )
+
+
 def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
     """Around one forward of a layer, or of the loss: under autocast, with casts of its own.
 
@@ -39,17 +63,9 @@ def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextM
         dtype: as `Task.autocast`; None leaves the setting as it is around the call.
         device: where the layer is.
     """
-    if dtype is None and not _keeps_casts(device):
+    if dtype is None and not (around(device) and torch.is_autocast_cache_enabled()):
         return nullcontext()
     return _casting(dtype, device)
-
-
-def _keeps_casts(device: torch.device) -> bool:
-    return (
-        torch.amp.is_autocast_available(device.type)
-        and torch.is_autocast_enabled(device.type)
-        and torch.is_autocast_cache_enabled()
-    )
 
 
 @contextmanager

@@ -161,6 +161,25 @@ def test_a_block_around_the_run_learns(semantics: Semantics) -> None:
     assert after == sum(expected.evaluated) / 2 != before
 
 
+def test_a_block_around_a_run_of_several_ranks_is_refused() -> None:
+    """Boundaries would be of other types than planned; after the block all goes on."""
+
+    def work(transport: Transport) -> list[float]:
+        one = launch_task.task(0)
+        with Pipeline(one, launch_task.plan(2, "2bw"), seed=3, transport=transport) as pipeline:
+            for call in (lambda: pipeline.run(1), lambda: pipeline.evaluate(numbers=[0])):
+                with (
+                    torch.autocast("cpu", torch.bfloat16),
+                    pytest.raises(InputError, match=r"Task\(autocast=torch\.bfloat16\)"),
+                ):
+                    call()
+            return pipeline.run(2)
+
+    expected = reference.train("2bw", split(launch_task.task(0)), launch_task.task(0), 2, M, 3)
+    losses = next(each for each in run_ranks(2, work) if each)
+    assert losses == [sum(expected.losses[i : i + M]) / M for i in range(0, 2 * M, M)]
+
+
 def exported() -> Task:
     """A model whose layers are found by export."""
     torch.manual_seed(0)
