@@ -121,6 +121,16 @@ class RootFunction(Odd):
         return Reverse.apply(value)
 
 
+class RootBoth(RootFunction):
+    """Such a function, and a tensor hook."""
+
+    def between(self, value: Tensor) -> Tensor:
+        made = super().between(value)
+        if made.requires_grad:
+            made.register_hook(lambda gradient: 10 * gradient)
+        return made
+
+
 class RootHook(Odd):
     """A tensor hook in the model's own forward."""
 
@@ -422,6 +432,7 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "forked generator": lambda: Odd(Fork()),
     "branch on values": lambda: Odd(Branch()),
     "asks whether it is exported": lambda: Odd(Aware()),
+    "Function in the model's forward": RootFunction,
     "hooks in a Sequential": lambda: nn.Sequential(
         nn.Linear(WIDTH, WIDTH), TensorHook(), Applied(Reverse), nn.Linear(WIDTH, 3)
     ),
@@ -442,7 +453,7 @@ DRAWN: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
 """The same, where each layer begins with generators set for it."""
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module | list[nn.Module]], str]] = {
-    "Function in the model's forward": (RootFunction, r"Reverse at odd_models\.py:\d+"),
+    "Function and hook in the model's forward": (RootBoth, r"hook of a tensor at odd_models"),
     "tensor hook in the model's forward": (RootHook, r"hook of a tensor at odd_models\.py:\d+"),
     "hook of the whole model": (lambda: hooked("model"), "has a hook"),
     "draw in the model's forward": (RootDraw, "Python's or numpy's generator"),

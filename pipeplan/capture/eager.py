@@ -9,6 +9,7 @@ a layer made of the graph calls the module (`pieces`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from pipeplan.capture.seats import Real, seated
+from pipeplan.capture.applied import Applied, Kind, applied
+from pipeplan.capture.frames import names_of, running
+from pipeplan.capture.seats import Instead, Real, seated
 from pipeplan.repeat import seed_python
 
 _TENSOR = object()
@@ -61,7 +64,7 @@ class Call:
     """One call of a module that stays eager."""
 
     path: str
-    """The module's name in the model."""
+    """The module's name in the model; of a Function, one that no module has."""
     module: nn.Module
     arguments: Tree
     """(positional, named)."""
@@ -95,6 +98,7 @@ class Calls:
         modules: Mapping[str, nn.Module],
         drawing: frozenset[str] = frozenset(),
         counting: frozenset[str] = frozenset(),
+        functions_of: nn.Module | None = None,
     ) -> None:
         """Takes the modules that stay eager.
 
@@ -103,10 +107,13 @@ class Calls:
             drawing: names of those that draw from Python's or numpy's generator.
             counting: names of those that change their attributes, so that all of their calls must
                 be in one layer.
+            functions_of: the model, if Functions applied in its own forward stay, too.
         """
         self.modules = modules
         self._drawing, self._counting = drawing, counting
+        self._targets = dict(modules)
         self._keys = {path: key for key, path in enumerate(modules)}
+        self._model = functions_of
         self._found: dict[tuple[int, int], Call] = {}
 
     @contextmanager
@@ -117,7 +124,7 @@ class Calls:
             UnfitError: if arguments or results of a call do not fit into a graph.
         """
         self._found = {}
-        seen = [0] * len(self.modules)
+        seen: Counter[int] = Counter()
 
         def call(path: str, real: Real, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
             key = self._keys[path]
@@ -128,7 +135,27 @@ class Calls:
             seen[key] += 1
             return result
 
-        with seated(self.modules, call):
+        with seated(self.modules, call), self._functions(call):
+            yield
+
+    @contextmanager
+    def _functions(self, call: Instead) -> Iterator[None]:
+        """Inside, Functions that the model's own forward applies are answered by `call`."""
+        if self._model is None:
+            yield
+            return
+        names = names_of(self._model)
+
+        def answer(kind: Kind, real: Real, given: tuple[Any, ...]) -> Any:
+            if running(names)[0]:
+                return real(*given)
+            path = f"{kind.__name__}_apply"
+            if path not in self._targets:
+                self._targets[path] = Applied(kind)
+                self._keys[path] = len(self._keys)
+            return call(path, real, given, {})
+
+        with applied(answer):
             yield
 
     def _noted(
@@ -146,7 +173,7 @@ class Calls:
             raise UnfitError(path, "returns no tensor")
         blanks = tuple((one.shape, one.stride(), one.dtype) for one in made)
         draws = path in self._drawing
-        return result, Call(path, self.modules[path], arguments, tree, blanks, draws)
+        return result, Call(path, self._targets[path], arguments, tree, blanks, draws)
 
     @contextmanager
     def exported(self) -> Iterator[None]:
@@ -155,7 +182,7 @@ class Calls:
         Raises:
             UnfitError: if a call differs from those written down.
         """
-        seen = [0] * len(self.modules)
+        seen: Counter[int] = Counter()
 
         def call(path: str, _: Real, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
             key = self._keys[path]
@@ -168,7 +195,7 @@ class Calls:
             return found.result.filled(torch.ops.pipeplan.eager(tensors, key, number))
 
         try:
-            with seated(self.modules, call):
+            with seated(self.modules, call), self._functions(call):
                 yield
         finally:
             _SHAPES.clear()

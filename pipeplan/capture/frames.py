@@ -1,8 +1,13 @@
-"""Places in the user's code, as messages name them."""
+"""Places in the user's code: which module runs, and the line, as messages name it."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
 
 
 def place_of_line(file: str, line: int) -> str:
@@ -13,3 +18,31 @@ def place_of_line(file: str, line: int) -> str:
 def is_machinery(file: str) -> bool:
     """Whether `file` is torch's or ours, so that no user looks there."""
     return bool(re.search(r"/torch/|/contextlib\.py$|/pipeplan/capture/|^<", file))
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """Names of modules by identity of their attributes, which stand-ins of an export share."""
+    return {id(module.__dict__): name for name, module in model.named_modules()}
+
+
+def owner_of(frame: Any, names: Mapping[int, str]) -> str | None:
+    """The name of the module whose method runs in `frame`; None for any other code."""
+    owner = frame.f_locals.get("self")
+    return names.get(id(owner.__dict__)) if isinstance(owner, nn.Module) else None
+
+
+def running(names: Mapping[int, str]) -> tuple[str, str]:
+    """The innermost of the modules `names` whose code runs now, and the user's line in it.
+
+    ('', line) where none of them does.
+    """
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    where = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not where and not is_machinery(file):
+            where = f" at {place_of_line(file, frame.f_lineno)}"
+        if (name := owner_of(frame, names)) is not None:
+            return name, where
+        frame = frame.f_back
+    return "", where

@@ -45,6 +45,8 @@ def graph_of(
             return Flow(_exported(model, inputs, found)), found
         except UnfitError as error:
             outer, why = error.path.rpartition(".")[0], f"holds {error.path}, which {error.why}"
+            if outer in found and not found[outer].applies:
+                raise InputError(f"task: model {type(model).__name__}: {why}") from error
             found = outermost({**found, outer: Opaque(why)})
         except InputError as error:
             more = _failing(model, error)
@@ -56,17 +58,19 @@ def graph_of(
 def _exported(
     model: nn.Module, inputs: tuple[Tensor, ...], found: Mapping[str, Opaque]
 ) -> Exported:
-    if "" in found:
+    root = found.get("")
+    if root and not root.applies:
         raise InputError(
-            f"task: model {type(model).__name__}: its forward {found[''].reason}, which a graph of"
+            f"task: model {type(model).__name__}: its forward {root.reason}, which a graph of"
             " torch's operations cannot hold. Do it in an nn.Module of its own inside the model,"
             " which then runs as it is. Or give the model's layers as a Python list, which may do"
             " anything inside."
         )
     calls = Calls(
-        {name: model.get_submodule(name) for name in found},
+        {name: model.get_submodule(name) for name in found if name},
         frozenset(name for name, opaque in found.items() if opaque.draws),
         frozenset(name for name, opaque in found.items() if opaque.counts),
+        model if root else None,
     )
     with unchanged([model]), kept_generators():
         if found:

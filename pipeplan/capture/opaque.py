@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture.attributes import Attributes, unchanged
-from pipeplan.capture.frames import place_of_line
+from pipeplan.capture.frames import names_of, owner_of, place_of_line
 from pipeplan.capture.quiet import quiet
 from pipeplan.capture.seats import HOOKS, Real, seated
 from pipeplan.capture.trace import fake_mode, has_fakes
@@ -39,7 +39,7 @@ def opaque_modules(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Op
         model: in the mode to watch it in.
         inputs: of one micro-batch.
     """
-    watch = Watch({id(module): name for name, module in model.named_modules()})
+    watch = Watch(names_of(model))
     for name, module in model.named_modules():
         if reason := _standing(module):
             watch.note(name, reason)
@@ -85,6 +85,8 @@ def notes(kept: Mapping[str, Opaque]) -> tuple[str, ...]:
 
 
 def _note(opaque: Opaque, names: Sequence[str]) -> str:
+    if not names[0]:
+        return f"the model's forward {opaque.reason}: that runs as it is"
     more = f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""
     return (
         f"module {names[0]!r}{more} {opaque.reason}: it runs as it is"
@@ -98,16 +100,10 @@ def innermost(model: nn.Module, error: BaseException) -> tuple[str, str] | None:
 
     None if no module but the model itself was running.
     """
-    names = {id(module): name for name, module in model.named_modules()}
-    states = {id(module.__dict__): name for name, module in model.named_modules()}
-    found = None
-    trace = error.__traceback__
+    names, found, trace = names_of(model), None, error.__traceback__
     while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module):
-            name = names.get(id(owner), states.get(id(owner.__dict__)))
-            if name:
-                found = name, place_of_line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if name := owner_of(trace.tb_frame, names):
+            found = name, place_of_line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found
 

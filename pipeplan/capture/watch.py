@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture.frames import is_machinery, place_of_line
+from pipeplan.capture.applied import Kind, applied
+from pipeplan.capture.frames import running
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Opaque:
     """Whether it draws from Python's or numpy's generator."""
     counts: bool = False
     """Whether it changes its attributes: a checkpoint does not hold them."""
+    applies: bool = False
+    """Whether all it does is to apply Functions, each of which can be kept by itself."""
 
 
 @dataclass
@@ -33,32 +35,31 @@ class Watch:
     """Notes who does what while a model runs."""
 
     names: Mapping[int, str]
-    """Module by identity -> name."""
+    """Of the model's modules (`names_of`)."""
     found: dict[str, Opaque] = field(default_factory=dict)
 
-    def note(self, name: str, reason: str, *, draws: bool = False, counts: bool = False) -> None:
+    def note(
+        self,
+        name: str,
+        reason: str,
+        *,
+        draws: bool = False,
+        counts: bool = False,
+        applies: bool = False,
+    ) -> None:
         """Module `name` does what a graph cannot hold."""
-        before = self.found.get(name, Opaque(reason))
-        self.found[name] = Opaque(before.reason, before.draws or draws, before.counts or counts)
+        before = self.found.get(name, Opaque(reason, applies=True))
+        self.found[name] = Opaque(
+            reason if before.applies and not applies else before.reason,
+            before.draws or draws,
+            before.counts or counts,
+            before.applies and applies,
+        )
 
-    def seen(self, what: str) -> None:
+    def seen(self, what: str, *, applies: bool = False) -> None:
         """The module whose code is running now does `what`."""
-        name, where = self._running()
-        self.note(name, f"{what}{where}")
-
-    def _running(self) -> tuple[str, str]:
-        """The innermost module that runs, and the line that called what is watched."""
-        frame = sys._getframe(2)  # noqa: SLF001
-        where = ""
-        while frame is not None:
-            code = frame.f_code
-            if not where and not is_machinery(code.co_filename):
-                where = f" at {place_of_line(code.co_filename, frame.f_lineno)}"
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in self.names:
-                return self.names[id(owner)], where
-            frame = frame.f_back  # type: ignore[assignment]
-        return "", where
+        name, where = running(self.names)
+        self.note(name, f"{what}{where}", applies=applies)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -86,40 +87,35 @@ class Watch:
 
     @contextmanager
     def _noting_functions(self) -> Iterator[None]:
-        usual: Any = torch.autograd.Function.__dict__["apply"]
+        def noted(kind: Kind, usual: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+            self.seen(f"applies torch.autograd.Function {kind.__name__}", applies=True)
+            return usual(*arguments)
 
-        def noted(kind: type, *arguments: Any, **named: Any) -> Any:
-            self.seen(f"applies torch.autograd.Function {kind.__name__}")
-            return usual.__func__(kind, *arguments, **named)
-
-        torch.autograd.Function.apply = classmethod(noted)  # type: ignore[method-assign,assignment]
-        try:
+        with applied(noted):
             yield
-        finally:
-            torch.autograd.Function.apply = usual  # type: ignore[method-assign]
 
     @contextmanager
     def _noting_draws(self) -> Iterator[None]:
         """Compares the state of Python's and numpy's generators where modules begin and end."""
-        running: list[str] = []
+        inside: list[str] = []
         last = _generators()
 
         def turn() -> None:
             nonlocal last
             if last != (last := _generators()):
                 self.note(
-                    running[-1] if running else "",
+                    inside[-1] if inside else "",
                     "draws from Python's or numpy's generator",
                     draws=True,
                 )
 
         def begin(module: nn.Module, _: Any) -> None:
             turn()
-            running.append(self.names.get(id(module), running[-1] if running else ""))
+            inside.append(self.names.get(id(module.__dict__), inside[-1] if inside else ""))
 
         def end(_: nn.Module, __: Any, ___: Any) -> None:
             turn()
-            running.pop()
+            inside.pop()
 
         module = nn.modules.module
         hooks = (
