@@ -263,7 +263,11 @@ class Pipeline:
         if self.task.autocast is None and self._transport.size > 1:
             check_around(self._around, self._device)
         self._torn = True
-        yield
+        try:
+            yield
+        except BaseException:
+            self._abandon()
+            raise
         self._torn = False
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -16,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
-from pipeplan.errors import InputError
-from pipeplan.runtime import meeting
+from pipeplan.errors import InputError, RankError
+from pipeplan.runtime import meeting, sever
 from pipeplan.runtime.lines import Lines
 from pipeplan.runtime.outgoing import Pusher
 
@@ -41,6 +42,8 @@ class Ranks:
     """Whether the group is torch's default one and was made for the run."""
     lines: Lines = field(default_factory=Lines)
     """To ranks on this machine, for small messages."""
+    connections: tuple[sever.Connection, ...] = ()
+    """That the group made."""
 
     @classmethod
     def started(
@@ -55,14 +58,15 @@ class Ranks:
             timeout: longest wait for one message before the run is given up.
             replicas: of equal size, one behind the other.
         """
-        wanted = meeting.wanted(os.environ)
+        wanted, before = meeting.wanted(os.environ), sever.connections()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         group = dist.group.WORLD
         assert group is not None
         width = size // replicas
         rows = tuple(tuple(range(first, first + width)) for first in range(0, size, width))
+        mine = sever.of_group(group, before)
         lines = _lines(group, timeout, wanted=wanted)
-        return cls(group, store, timeout, rows, rank, owned=True, lines=lines)
+        return cls(group, store, timeout, rows, rank, owned=True, lines=lines, connections=mine)
 
     @classmethod
     def of(cls, table: Sequence[Sequence[int]], timeout: timedelta) -> Ranks:
@@ -74,16 +78,17 @@ class Ranks:
         """
         everybody = sorted(rank for row in table for rank in row)
         place = {rank: index for index, rank in enumerate(everybody)}
-        wanted = meeting.wanted(os.environ)
+        wanted, before = meeting.wanted(os.environ), sever.connections()
         # Names of local groups come again where one was left; then stores hold old addresses.
         local = len(everybody) < dist.get_world_size()
         group: ProcessGroup = dist.new_group(
             everybody, timeout=timeout, backend="gloo", use_local_synchronization=local
         )
         rows = tuple(tuple(place[rank] for rank in row) for row in table)
+        mine = sever.of_group(group, before)
         lines = _lines(group, timeout, wanted=wanted)
-        store = group.get_group_store()
-        return cls(group, store, timeout, rows, group.rank(), owned=False, lines=lines)
+        store, here = group.get_group_store(), group.rank()
+        return cls(group, store, timeout, rows, here, owned=False, lines=lines, connections=mine)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -99,12 +104,33 @@ class Ranks:
         return DeviceMesh(device, [list(row) for row in self.rows], mesh_dim_names=NAMES)
 
     def leave(self) -> None:
-        """Leave together with all other ranks, so that nobody loses a message still under way."""
+        """Leave together with all other ranks, so that nobody loses a message still under way.
+
+        Raises:
+            RankError: if another rank is gone; then this one leaves alone.
+        """
         try:
             dist.barrier(self.group)
-        finally:
-            self.lines.close()
+        except BaseException as error:
+            self.abandon()
+            if not isinstance(error, RuntimeError):
+                raise
+            raise RankError(
+                f"rank {self.place[1]}: another rank was gone when all were to leave: {error}"
+            ) from error
+        self.lines.close()
         dist.destroy_process_group(None if self.owned else self.group)
+
+    def abandon(self) -> None:
+        """Leave alone: whoever waits for this rank fails now; torch forgets the group.
+
+        After that new ranks may be started in this process.
+        """
+        self.lines.close()
+        for connection in self.connections:
+            connection.sever()
+        with suppress(AssertionError, ValueError):  # destroyed before, by whoever else used it
+            dist.destroy_process_group(None if self.owned else self.group)
 
 
 def check_mesh(mesh: DeviceMesh, gpus: int) -> None:

@@ -57,6 +57,7 @@ class GlooTransport:
         self.store = ranks.store
         """Where the ranks found each other."""
         self._probes: list[object] = []
+        self._abandoned = False
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
@@ -154,8 +155,10 @@ class GlooTransport:
         self._ranks.leave()
 
     def abandon(self) -> None:
-        """Close the lines, with whatever is under way: this rank has failed."""
-        self._lines.close()
+        """See `Ranks.abandon`: this rank has failed. Once is enough."""
+        if not self._abandoned:
+            self._abandoned = True
+            self._ranks.abandon()
 
 
 class LocalTransport:

@@ -87,7 +87,7 @@ def all_off(_: int) -> None:
 def refused(rank: int) -> None:
     """Rank 1 gets no unix socket, rank 3 no file for its pusher."""
 
-    def refuse(*_: object) -> object:
+    def refuse(*_: object, **__: object) -> object:
         raise OSError(errno.EMFILE, "Too many open files")
 
     if rank == 1:
