@@ -133,7 +133,11 @@ class Watch:
 _WATCHED: tuple[tuple[Any, str, str], ...] = (
     (Tensor, "register_hook", "registers a hook of a tensor"),
     (Tensor, "register_post_accumulate_grad_hook", "registers a hook of a tensor"),
-    (torch.autograd.graph.saved_tensors_hooks, "__enter__", "checkpoints or packs saved tensors"),
+    (
+        torch.autograd.graph.saved_tensors_hooks,
+        "__enter__",
+        "checkpoints (plan --recompute auto decides that itself) or packs saved tensors",
+    ),
     (torch.autograd, "grad", "computes gradients"),
     (torch.autograd, "backward", "runs a backward"),
     (torch, "manual_seed", "seeds torch's generator"),
