@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from pipeplan.capture import profile
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Semantics, Stage
+from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
 from tests import pipelines, plans, reference
 
@@ -65,6 +69,22 @@ def steep(seed: int, clip_norm: float | None = None, scaled: bool = False) -> Ta
 
     scale = LossScale() if scaled else None
     return replace(same, loss=loss, clip_norm=clip_norm, loss_scale=scale)
+
+
+def elsewhere_made(seed: int) -> Task:
+    """The task with weights from numpy and Python, which it does not seed, and a shuffled loader.
+
+    The loader is read once, when the task is made; numbers are places in what it gave.
+    """
+    made = task(seed)
+    assert isinstance(made.model, torch.nn.Sequential)
+    with torch.no_grad():
+        made.model[3].weight.copy_(torch.from_numpy(np.random.standard_normal((6, 6))))
+        made.model[5].weight.mul_(random.random())
+    rows, classes = zip(*map(pipelines.data, range(40)), strict=True)
+    samples = TensorDataset(torch.cat(rows), torch.cat(classes))
+    batches = [(x, y) for x, y in DataLoader(samples, batch_size=5, shuffle=True)]
+    return replace(made, data=lambda number: batches[number % len(batches)])
 
 
 def other_data(seed: int) -> Task:
@@ -171,7 +191,7 @@ def trained(
     """What one process makes of the task; `replicas` that average, for each step."""
     from pipeplan.capture import split
 
-    torch.manual_seed(seed)
+    seed_all(seed)
     made = make(seed)
     return reference.train(
         semantics, split(made), made, steps, MICROBATCHES, seed, replicas=replicas

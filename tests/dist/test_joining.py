@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests import launch_task
-from tests.dist.test_faults import Told, launched, spec
+from tests.dist.test_faults import STEPS, Told, launched, spec
 
 SOON_S = 20.0
 """With all that ranks do before they join; alone they would wait for 60 s."""
@@ -26,6 +27,8 @@ class Case:
     """Folder, words of all -> words of the last rank."""
     said: str
     ranks: int = 2
+    gpus: int | None = None
+    """Of each replica; None: one replica."""
 
 
 def _other_plan(folder: Path, words: list[str], gpus: int, seed: int) -> list[str]:
@@ -63,6 +66,11 @@ CASES = {
         _with("--task", "tests.launch_task:other_weights"),
         r"join: initial weights: '3.weight': got \w+ on rank 0, \w+ on rank 1, .*seed torch",
     ),
+    "weights of a replica": Case(
+        _with("--task", "tests.launch_task:other_weights"),
+        r"join: initial weights: '3.weight': got \w+ on rank 0, \w+ on rank 1, .*seed torch",
+        gpus=1,
+    ),
     "out": Case(
         lambda folder, words: [*words[:-1], str(folder / "elsewhere" / "run")],
         "--out .*run: rank 1: got a directory of its own, need one that all ranks share",
@@ -77,7 +85,10 @@ def told(folder: Path) -> dict[str, Told]:
     for name, case in CASES.items():
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        made: dict[str, Any] = spec(place, launch_task.plan(case.ranks, "flush"))
+        gpus = case.gpus or case.ranks
+        words = ("--replicas", str(case.ranks // gpus))
+        made: dict[str, Any] = spec(place, launch_task.plan(gpus, "flush"), *words)
+        made["ranks"] = case.ranks
         made["own"] = {str(case.ranks - 1): case.own(place, made["words"])}
         specs.append(made)
     return dict(zip(CASES, launched(*specs), strict=True))
@@ -101,3 +112,17 @@ def test_one_rank_differs(folder: Path, name: str) -> None:
     place = folder / name.replace(" ", "-")
     assert not (place / "run").exists()
     assert not (place / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_of_numpy_and_data_of_a_loader(tmp_path: Path, ranks: int) -> None:
+    """They follow from the seed on every rank: bit-equal to one process that is seeded alike."""
+    words = ("--task", "tests.launch_task:elsewhere_made")
+    (told,) = launched(spec(tmp_path, launch_task.plan(ranks, "flush"), *words))
+    assert [each["code"] for each in told] == [0] * ranks, told
+    state = torch.load(tmp_path / "run" / "model.pt")
+    expected = launch_task.trained("flush", STEPS, make=launch_task.elsewhere_made)
+    assert state.keys() == expected.weights.keys()
+    assert all(torch.equal(state[name], value) for name, value in expected.weights.items())
+    usual = launch_task.trained("flush", STEPS)
+    assert not torch.equal(state["3.weight"], usual.weights["3.weight"])
