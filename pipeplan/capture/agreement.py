@@ -6,7 +6,7 @@ them, each cut off the graph of the one before. Micro-batches and seeds differ f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,8 @@ gradients are zero but for rounding, such as those of the biases of attention's 
 def agreement(model: SplitModel, task: Task, passes: int = PASSES) -> Agreement:
     """How far the layers of `model` train as `task.model` does.
 
-    The model is left as it was: parameters, gradients, buffers, attributes, random states.
+    The model is left as it was: parameters, gradients, buffers, attributes, random states; so is
+    the loss, where it is a module.
 
     Args:
         model: what `task` was split into.
@@ -50,16 +51,43 @@ def agreement(model: SplitModel, task: Task, passes: int = PASSES) -> Agreement:
             none of its own.
     """
     whole = module_of(task)
+    parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
     worst = 0.0
-    with kept_generators(), uncompiled(whole), _without_gradients(whole):
+    with kept_generators(), uncompiled(whole), _without_gradients(parts):
         pairs = list(_pairs_of(task, passes))
         for number, pair in enumerate(pairs):
-            with unchanged([whole]):
+            with unchanged(parts):
                 expected = _whole(whole, model, task, pair, number)
-            with unchanged([whole]):
+            with unchanged(parts):
                 got = _layers(whole, model, task, pair, number)
             worst = max(worst, _compared(whole, expected, got, number))
     return Agreement(microbatches=len(pairs), largest_relative_difference=worst)
+
+
+def check_output(
+    model: SplitModel, whole: nn.Module, source: Tensor, ran: Callable[[], None]
+) -> None:
+    """Refuse layers whose output is not that of `whole`; nothing is kept for a backward.
+
+    Args:
+        model: what `whole` was split into.
+        whole: in training mode; left as it was.
+        source: its input.
+        ran: called behind the run of `whole`, before its buffers are put back.
+
+    Raises:
+        InputError: if the outputs differ by more than rounding.
+    """
+    with torch.no_grad(), kept_generators():
+        with unchanged([whole]):
+            seed_all(0)
+            expected = output_of(whole, (source,))
+            ran()
+        with unchanged([whole]):
+            seed_all(0)
+            got = run(model, (source,))
+    unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
+    _relative("the output", expected, got, 0.0, unit, type(whole).__name__, 0)
 
 
 def _pairs_of(task: Task, most: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -186,9 +214,10 @@ def _seeded(_: str, real: Real, given: tuple[Any, ...], named: dict[str, Any]) -
 
 
 @contextmanager
-def _without_gradients(model: nn.Module) -> Iterator[None]:
+def _without_gradients(parts: Sequence[nn.Module]) -> Iterator[None]:
     """Takes gradients away inside, and puts them back."""
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    kept = [(parameter, parameter.grad) for parameter in parameters]
     try:
         for parameter, _ in kept:
             parameter.grad = None
@@ -209,24 +238,39 @@ def _compared(whole: nn.Module, expected: _Trained, got: _Trained, number: int) 
     kinds = [tensor.dtype for tensor in [*whole.parameters(), expected.output, expected.loss]]
     unit = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
     steepest = max(map(_largest, expected.gradients.values()), default=0.0)
-    worst = 0.0
-    for what, one, other, scale in _pairs(expected, got, steepest):
-        if torch.equal(one, other):
-            continue
-        far = _distance(one, other)
-        small = scale and far <= _NOISE * unit * scale
-        size = scale if small else _largest(one)
-        relative = far / size if size else 1.0
-        if relative > unit**0.5:
-            raise InputError(
-                f"task: model {type(whole).__name__}: its layers do not train as the model does:"
-                f" {what} differs by {relative:.2%} on data({number}), need the same but for"
-                " rounding. It may use random numbers other than torch's, or state outside of"
-                " parameters and buffers, or see that it is exported. Put what does so into an"
-                " nn.Module of its own, or give the model's layers as a Python list."
-            )
-        worst = max(worst, relative)
-    return worst
+    name = type(whole).__name__
+    pairs = _pairs(expected, got, steepest)
+    return max((_relative(*pair, unit, name, number) for pair in pairs), default=0.0)
+
+
+def _relative(
+    what: str, one: Tensor, other: Tensor, scale: float, unit: float, model: str, number: int
+) -> float:
+    """How far `other` is from `one`, relative to the largest number of `one`.
+
+    Raises:
+        InputError: if it is more than rounding explains.
+    """
+    one, other = _dense(one), _dense(other)
+    if torch.equal(one, other):
+        return 0.0
+    far = _distance(one, other)
+    small = scale and far <= _NOISE * unit * scale
+    size = scale if small else _largest(one)
+    relative = far / size if size else 1.0
+    if relative > unit**0.5:
+        raise InputError(
+            f"task: model {model}: its layers do not train as the model does:"
+            f" {what} differs by {relative:.2%} on data({number}), need the same but for"
+            " rounding. It may use random numbers other than torch's, or state outside of"
+            " parameters and buffers, or see that it is exported. Put what does so into an"
+            " nn.Module of its own, or give the model's layers as a Python list."
+        )
+    return relative
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _pairs(
@@ -249,7 +293,7 @@ def _pairs(
 def _largest(tensor: Tensor) -> float:
     if not tensor.numel():
         return 0.0
-    return float(tensor.detach().to(torch.float64).abs().max())
+    return float(_dense(tensor.detach()).to(torch.float64).abs().max())
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

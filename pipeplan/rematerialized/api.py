@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture import agreement, split
+from pipeplan.capture import check_output, split
 from pipeplan.capture.place import place_of
 from pipeplan.errors import InputError
 from pipeplan.hostcopy import measured_bandwidth
@@ -90,6 +90,7 @@ def rematerialize(
     with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
         there = [(each, each.tensor) for each in buffers_of(touched)]
         cut = _cut(module, taken, max_layers)
+        check_output(cut, module, taken.source.detach(), lambda: check_replaced(there))
         check_replaced(there)
         _check_fed(cut, taken.source)
         parts = Parts.of(module, cut.layers)
@@ -155,13 +156,11 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
     task = Task(model=module, loss=loss, optimizer=_no_optimizer, data=lambda _: (source, target))
     cut = split(task, max_layers)
     cut.check_again(range(len(cut.layers)), "rematerialize")
-    agreement(cut, task, passes=1)
     return cut
 
 
 def _any_loss(output: Tensor, _: Tensor) -> Tensor:
-    """A sum whose gradient is not the same everywhere, so that a wrong backward shows."""
-    return (output.float() * torch.linspace(1, 2, output.numel()).view(output.shape)).sum()
+    return output.float().sum()
 
 
 def _no_optimizer(_: object) -> torch.optim.Optimizer:

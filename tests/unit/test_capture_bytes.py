@@ -188,7 +188,9 @@ def test_optimizer_workspace_is_the_peak_of_a_real_step() -> None:
     """A step on several layers peaks at the largest of their workspaces above the states."""
     task, model, chain = profiled(gpt2)
     stage, _, _ = make_stage(task, model, 0, len(model.layers) - 1, 1)
+    _reach(stage, 0)
     stage.weights.update(0)
+    _reach(stage, 1)
     live = LiveBytes(stage.weights.tensors())
     base = live.live
     with live:
@@ -198,6 +200,12 @@ def test_optimizer_workspace_is_the_peak_of_a_real_step() -> None:
         layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes for layer in chain.layers
     )
     assert base == states
+
+
+def _reach(stage: Stage, step: int) -> None:
+    """Add to all gradients, as a backward does: what none reaches is not updated."""
+    for gradient in stage.weights.gradients(step):
+        gradient.add_(0.5)
 
 
 def test_saved_parts_of_known_layers() -> None:
