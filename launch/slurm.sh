@@ -3,7 +3,8 @@
 #   sbatch --nodes=2 launch/slurm.sh plan.json --steps 1000 --out /shared/run
 # RANKS_PER_NODE times the number of nodes must equal the GPUs of the plan. The plan, the task and
 # --out must be visible on every node. 120 s before the time limit SLURM sends SIGTERM: the run
-# saves at the next step boundary, and the same command with --resume instead of --out goes on.
+# stops and saves, for which torchrun gives it 110 s (its default is 30 s), and the same command
+# with --resume instead of --out goes on.
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=TERM@120
 set -euo pipefail
@@ -11,6 +12,7 @@ plan=${1:?usage: sbatch --nodes=N launch/slurm.sh PLAN [flags of pipeplan.launch
 shift
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}"
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 python -m pipeplan.launch --plan "$plan" "$@" --dry-run >&2
 exec srun torchrun \

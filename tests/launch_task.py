@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,18 @@ def spoiled(seed: int, at: int) -> Task:
         return (source * torch.nan if number >= at else source), target
 
     return replace(same, data=data)
+
+
+@task_function
+def slow(seed: int, seconds: float) -> Task:
+    """The task, whose loss of a micro-batch takes some seconds."""
+    same = task(seed)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        time.sleep(seconds)
+        return same.loss(output, target)
+
+    return replace(same, loss=loss)
 
 
 @task_function

@@ -14,9 +14,10 @@ from pipeplan import cluster
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
+from pipeplan.runtime.board import LocalBoard
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.gate import LocalBoard, Stopping
+from pipeplan.runtime.gate import Stopping
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec, Tied

@@ -19,9 +19,10 @@ from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.ahead import Ahead
+from pipeplan.runtime.board import Board, LocalBoard, StoreBoard
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.gate import Board, LocalBoard, Stopping, StoreBoard
+from pipeplan.runtime.gate import Stopping
 from pipeplan.runtime.group import Training, join
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.place import Place
@@ -196,7 +197,8 @@ class Session:
                 self.out / "run.json", results.describe(self.setup, ranks, step, self._here)
             )
             if step < self.setup.options.steps:
-                _say(f"stopped after step {step}; go on with --resume {self.out}")
+                lost = "; the steps behind it are too long to be finished" * (self.gate.lost > 0)
+                _say(f"stopped after step {step}{lost}; go on with --resume {self.out}")
             else:
                 _say(f"saved: {self.out}\nnext: pipeplan report {self.out}")
         self._leave()

@@ -109,7 +109,7 @@ def build(
         decisions = Decisions(
             layout, transport, task.clip_norm, scaler, first_tag, nonfinite, read
         )
-    updates = Updates(stages, tied, decisions, observer, transport.rank, replicas)
+    updates = Updates(stages, tied, decisions, observer, transport.rank, replicas, gate)
     ends = pattern, stages, links, feed, transport, observer, gate or Open()
     executor = Executor(*ends, updates=updates, ahead=ahead)
     return Worker(executor, stages, links, scaler, tied)

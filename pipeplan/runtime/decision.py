@@ -216,6 +216,13 @@ class Decisions:
             self._decided.pop(step - 2, None)
         return self._decided[step]
 
+    def forget(self) -> None:
+        """Let what was told of steps that nobody decides arrive."""
+        for pending in self._pending.values():
+            wait_all(pending)
+        self._pending.clear()
+        self._rows.clear()
+
     def _decide(self, step: int, rows: Mapping[int, Tensor]) -> Decision:
         finite = all(bool(row[0]) for row in rows.values())
         if self.scaler:

@@ -132,3 +132,6 @@ class _NoUpdates:
 
     def finish(self) -> None:
         """See `Updating`."""
+
+    def turn_back(self, step: int) -> None:
+        """Never comes."""

@@ -111,6 +111,9 @@ class Updating(Protocol):
     def finish(self) -> None:
         """The pipeline is empty."""
 
+    def turn_back(self, step: int) -> None:
+        """All from `step` on was dropped: leave nothing of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
@@ -135,6 +138,9 @@ class AtOnce:
         self.observer.updated(stage, weights.version - 1)
 
     def finish(self) -> None:
+        """See `Updating`."""
+
+    def turn_back(self, step: int) -> None:
         """See `Updating`."""
 
 
@@ -213,9 +219,9 @@ class Executor:
             ActionKind.SEND_B: self._send_gradient,
             ActionKind.FREE_F: self._free_output,
             ActionKind.FREE_B: self._free_gradient,
-            ActionKind.OFFLOAD: lambda stage, number: stages[stage].offload(number),
-            ActionKind.FREE_O: lambda stage, number: stages[stage].free(number),
-            ActionKind.PREFETCH: lambda stage, number: stages[stage].prefetch(number),
+            ActionKind.OFFLOAD: self._offload,
+            ActionKind.FREE_O: self._free,
+            ActionKind.PREFETCH: self._prefetch,
         }
 
     def run(self, first: int, steps: int) -> int:
@@ -245,9 +251,13 @@ class Executor:
         self._losses.tell()
         self._updates.finish()
         self.recorder.current = None
-        self._check_empty()
+        kept = self._gate.kept(first + steps)
+        if kept == first + steps:
+            self._check_empty()
+        else:
+            self._updates.turn_back(kept)
         self._flush()
-        return steps
+        return kept - first
 
     def _unrolled(self, first: int, steps: int) -> Iterator[Action]:
         size = self._pattern.microbatches
@@ -306,17 +316,26 @@ class Executor:
         end = self.recorder.end(start)
         if action.kind is ActionKind.B and action.stage == self._last:
             assert action.microbatch is not None
+            if self._dropped(action.microbatch):
+                return
             self._observer.backward(action.microbatch, end)
 
+    def _dropped(self, microbatch: int) -> bool:
+        return self._gate.dropped(microbatch // self._pattern.microbatches)
+
     def _forward(self, stage: int, microbatch: int) -> None:
-        self._updates.before_forward(stage, microbatch // self._pattern.microbatches)
+        if not self._dropped(microbatch):
+            self._updates.before_forward(stage, microbatch // self._pattern.microbatches)
         inputs = self._arrived(self._inputs.pop((stage, microbatch))) if stage else None
-        if inputs is None:
-            inputs = self._feed.input(microbatch)
-        outputs = self._stages[stage].forward(microbatch, inputs, self._feed.target)
-        if stage == self._last:
-            self._losses.add(microbatch, outputs[0])
+        if self._dropped(microbatch):
+            outputs = _anything(self._wires[stage].output)
         else:
+            if inputs is None:
+                inputs = self._feed.input(microbatch)
+            outputs = self._stages[stage].forward(microbatch, inputs, self._feed.target)
+            if stage == self._last:
+                self._losses.add(microbatch, outputs[0])
+        if stage != self._last:
             key, next_key = (stage, microbatch), (stage + 1, microbatch)
             wire = self._wires[stage].output
             self._hand_on(outputs, wire, self._inputs, next_key, self._outputs, key)
@@ -325,7 +344,10 @@ class Executor:
         key = (stage, microbatch)
         last = stage == self._last
         gradients = [] if last else self._arrived(self._output_gradients.pop(key))
-        arrived = self._stages[stage].backward(microbatch, gradients)
+        if self._dropped(microbatch):
+            arrived = _anything(self._wires[stage].input_gradient)
+        else:
+            arrived = self._stages[stage].backward(microbatch, gradients)
         if stage:
             wire, next_key = self._wires[stage].input_gradient, (stage - 1, microbatch)
             self._hand_on(
@@ -334,6 +356,18 @@ class Executor:
         step, left = divmod(microbatch + 1, self._pattern.microbatches)
         if not left:
             self._updates.after_backwards(stage, step - 1)
+
+    def _offload(self, stage: int, microbatch: int) -> None:
+        if not self._dropped(microbatch):
+            self._stages[stage].offload(microbatch)
+
+    def _free(self, stage: int, microbatch: int) -> None:
+        if not self._dropped(microbatch):
+            self._stages[stage].free(microbatch)
+
+    def _prefetch(self, stage: int, microbatch: int) -> None:
+        if not self._dropped(microbatch):
+            self._stages[stage].prefetch(microbatch)
 
     @staticmethod
     def _hand_on(
@@ -428,3 +462,8 @@ class Executor:
         if isinstance(error, PeerLostError):
             what, cause = "lost its peer:", cause.partition(". ")[0]
         return f"rank {self._transport.rank}: {place} {what} {cause}"
+
+
+def _anything(wire: Wire | None) -> list[Tensor]:
+    """What travels over `wire` for a micro-batch that is dropped; nothing to the own rank."""
+    return [] if wire is None else [empty(spec, wire.device) for spec in wire.specs]

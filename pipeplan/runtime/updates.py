@@ -16,8 +16,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pipeplan.errors import RankError
+from pipeplan.errors import InternalError, RankError
 from pipeplan.runtime.decision import Decisions
+from pipeplan.runtime.gate import Gate, Open
+from pipeplan.runtime.past import Past
 from pipeplan.runtime.peerloss import PeerLostError
 from pipeplan.runtime.replicas import Replicas
 from pipeplan.runtime.stage import Stage
@@ -43,6 +45,7 @@ class Updates:
         observer: Told,
         rank: int,
         replicas: Replicas | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """Takes the hosted stages.
 
@@ -53,7 +56,10 @@ class Updates:
             observer: is told of each stage's update.
             rank: this rank, for messages.
             replicas: None where there is one.
+            gate: asked before each update; None: nobody stops.
         """
+        self._gate = gate or Open()
+        self._past = {index: Past(stage.spec.layers) for index, stage in stages.items()}
         self._replicas = replicas
         self._stages = stages
         self._tied = tied
@@ -68,6 +74,9 @@ class Updates:
         self._completed: set[int] = set()
         """Stages whose gradients of the open step are complete before its OPT."""
         self._drains = all(stage.weights.versions == 1 for stage in stages.values())
+        self._gate.expect(sum(past.copy_s for past in self._past.values()))
+        if not self._drains and self._share_buffers():
+            self._gate.finish_all()
 
     def begin(self, first: int) -> None:
         """Say that a run starts from an empty pipeline at step `first`."""
@@ -77,12 +86,15 @@ class Updates:
             stage.begin()
 
     def before_forward(self, stage: int, step: int) -> None:
-        """Make the version that a forward of `step` reads."""
+        """Make the version that a forward of `step` reads, unless the gate drops that step."""
         with self._naming_peers(stage):
             for weights in self._stages[stage].units:
                 while weights.version < step - (weights.versions - 1):
-                    self._settle(stage, weights)
+                    if not self._settle(stage, weights):
+                        return
             self._tied.post(stage)
+        if self._gate.may_drop(step):
+            self._past[stage].remember(step, since=self._stages[stage].weights.version)
 
     def after_backwards(self, stage: int, step: int) -> None:
         """Begin to average what needs nothing of other stages while the pipeline drains."""
@@ -115,9 +127,37 @@ class Updates:
             with self._naming_peers(stage):
                 for weights in self._stages[stage].units:
                     while weights.version < self._ended[stage]:
-                        self._settle(stage, weights)
+                        if not self._settle(stage, weights):
+                            break
         with self._naming_peers(min(self._stages, default=0)):
             self._tied.finish()
+
+    def turn_back(self, step: int) -> None:
+        """Leave the stages as they were before `step`, which the gate has dropped.
+
+        Raises:
+            InternalError: if one of them has other weights.
+        """
+        for index, stage in self._stages.items():
+            for weights in stage.units:
+                if weights.version != step:
+                    raise InternalError(
+                        f"stage {index}: dropped step {step} with weights of {weights.version}"
+                        " steps. Report this plan."
+                    )
+            self._past[index].turn_back(step)
+        if self._decisions:
+            with self._naming_peers(min(self._stages, default=0)):
+                self._decisions.forget()
+
+    def _share_buffers(self) -> bool:
+        """Whether two stages have a buffer in common: then each is at another step."""
+        owners: dict[int, int] = {}
+        return any(
+            owners.setdefault(id(tensor), index) != index
+            for index, past in self._past.items()
+            for tensor in past.buffers().values()
+        )
 
     def _complete(self, stage: int, step: int) -> None:
         """Make the mean gradients of `stage`, and begin to average them over the replicas."""
@@ -126,7 +166,8 @@ class Updates:
         self._tied.offer(stage, step)
         self._tied.collect(stage, step)
         scaler = self._decisions.scaler if self._decisions else None
-        weights.finish(step, scaler.of(step) if scaler else 1.0)
+        known = scaler and not self._gate.dropped(step)
+        weights.finish(step, scaler.of(step) if scaler and known else 1.0)
         if self._replicas:
             gradients = weights.gradients(step)
             flags = [float(there) for there in weights.reached(step)]
@@ -158,15 +199,19 @@ class Updates:
     def _go_on(self, stage: int, step: int) -> None:
         weights = self._stages[stage].weights
         if self._decisions is None:
-            weights.apply(step)
-            self._observer.updated(stage, step)
+            if self._gate.begin_update(step):
+                weights.apply(step)
+                self._observer.updated(stage, step)
             return
         names = self._stages[stage].names
         pairs = zip(weights.parameters, weights.gradients(step), strict=True)
         self._decisions.add(step, {names[parameter]: gradient for parameter, gradient in pairs})
 
-    def _settle(self, stage: int, weights: Weights) -> None:
+    def _settle(self, stage: int, weights: Weights) -> bool:
+        """Make the next version; False if the gate has dropped its step."""
         step = weights.version
+        if not self._gate.begin_update(step):
+            return False
         own = weights is self._stages[stage].weights
         if not own:
             self._tied.await_totals(stage, step)
@@ -177,6 +222,7 @@ class Updates:
             weights.apply(step, decision.factor, skip=decision.skip)
         if own:
             self._observer.updated(stage, step)
+        return True
 
     @contextmanager
     def _naming_peers(self, stage: int) -> Iterator[None]:

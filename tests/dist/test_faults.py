@@ -286,6 +286,43 @@ def test_sigusr1_to_one_rank_saves_and_leaves(tmp_path: Path) -> None:
     check_resumed(tmp_path, again, "2bw", steps)
 
 
+@pytest.mark.parametrize(
+    ("semantics", "replicas", "step_s", "within_s"),
+    [
+        ("flush", 1, 7.2, 4),
+        ("2bw", 1, 7.2, 4),
+        pytest.param("flush", 2, 7.2, 4, marks=pytest.mark.long),
+        pytest.param("flush", 1, 22, 10, marks=pytest.mark.long),
+        pytest.param("2bw", 1, 22, 10, marks=pytest.mark.long),
+    ],
+)
+def test_sigterm_with_long_steps(
+    tmp_path: Path, semantics: Semantics, replicas: int, step_s: float, within_s: float
+) -> None:
+    """Nobody finishes a long step: all drop it, save the one before, and go on exactly from it."""
+    plan = launch_task.plan(2, semantics)
+    m = plan.microbatches
+    slow = f"tests.launch_task:slow(seconds={step_s / m})"
+    words = ["--task", slow, *(["--replicas", str(replicas)] if replicas > 1 else [])]
+    fault = {"rank": 1, "does": "SIGTERM", "at": f"1F{m + m // 2}"}
+    out = tmp_path / "run"
+    first = spec(tmp_path, plan, *words, fault=fault)
+    (told,) = launched({**first, "ranks": 2 * replicas})
+    assert told[1]["code"] == 128 + 15, told
+    assert all(each["after_s"] < within_s for each in told), told
+    run = json.loads((out / "run.json").read_text())
+    assert (run["steps"], run["complete"]) == (1, False)
+    assert "stopped after step 1; the steps behind it are too long to be finished" in (
+        told[0]["said"]
+    )
+    (again,) = launched(spec(tmp_path, plan, "--resume", str(out)))
+    assert [each["code"] for each in again] == [0, 0], again
+    state = torch.load(out / "model.pt")
+    counts = [replicas] + [1] * (STEPS - 1)
+    expected = launch_task.trained(semantics, STEPS, replicas=counts).weights
+    assert all(torch.equal(state[name], value) for name, value in expected.items())
+
+
 SOAK_STEPS = 4000
 GROWTH_BYTES = 2**19
 """Over the second half: 2,000 steps and 200 checkpoints; a leak of 263 bytes per step would show.

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from pipeplan.errors import RankError
-from pipeplan.runtime.gate import LocalBoard, Stopping
+from pipeplan.runtime.board import LocalBoard
+from pipeplan.runtime.gate import Stopping
 from tests.pipelines import Calm
 
 
