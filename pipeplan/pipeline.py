@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,13 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
-from pipeplan.capture import agreement, split
-from pipeplan.capture.trace import has_fakes
 from pipeplan.errors import InputError
+from pipeplan.filling import fill
+from pipeplan.hosting import Draft
 from pipeplan.plan import Plan
 from pipeplan.precision import around, check_around
 from pipeplan.program import Pattern
-from pipeplan.repeat import check_data
+from pipeplan.repeat import check_data, from_here
 from pipeplan.runtime import checkpoint
 from pipeplan.runtime.ahead import Ahead
 from pipeplan.runtime.arguments import Progress, check_ranks, numbers_of, whole
@@ -36,74 +37,24 @@ from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.executor import Feed
 from pipeplan.runtime.facts import trained
 from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.group import Terms, Training, for_pipeline
+from pipeplan.runtime.group import Terms, Training, for_pipeline, gpu_of
 from pipeplan.runtime.messages import Transport
 from pipeplan.runtime.replicas import Replicas, Shard
 from pipeplan.runtime.room import Room
-from pipeplan.runtime.ties import find_ties, untie
 from pipeplan.runtime.transport import GlooTransport, LocalTransport
-from pipeplan.task import SplitModel, Task
+from pipeplan.task import Task
 from pipeplan.units import parse_wait_ns
 
 _log = logging.getLogger(__name__)
 
-
-def split_for(plan: Plan, task: Task) -> SplitModel:
-    """The task's layers, checked to be those that the plan was made for, and ready to train.
-
-    A chain that was not profiled has no digest; then at least the layers must be as many.
-
-    Raises:
-        InputError: if the model is another one, or shared parameters cannot stay equal.
-    """
-    limit = len(plan.chain.layers) if plan.task_digest else None
-    cut = split(task, limit)
-    model = untie(cut, task.tied)
-    got, need = model.digest(), plan.task_digest
-    layers, planned = len(model.layers), len(plan.chain.layers)
-    if layers != planned or need not in (None, got):
-        raise InputError(
-            f"launch: the model is not the one the plan was made for: got {layers} layers and task"
-            f" digest {got[:12]}.., need {planned} layers and {(need or 'any')[:12]}.. Profile and"
-            " plan again, or give the --task the chain was profiled from."
-        )
-    if find_ties(plan.stages, model) and need and plan.chain.tied != task.tied:
-        raise InputError(
-            f"launch: the task says tied={task.tied!r}, the plan's chain {plan.chain.tied!r},"
-            " which counts other bytes. Profile and plan again."
-        )
-    _check_waiting(plan, task)
-    return replace(model, notes=(*model.notes, *_doubts(plan, task, cut)))
-
-
-def _doubts(plan: Plan, task: Task, model: SplitModel) -> list[str]:
-    """Why the run may not be bit-equal to the model's own training.
-
-    Where no profile has compared the layers with the model, that is done now, if it is here.
-
-    Raises:
-        InputError: if they differ by more than rounding.
-    """
-    doubt = plan.chain.doubt
-    if plan.chain.agreement is None and not has_fakes(model.layers):
-        found = agreement(model, task)
-        doubt = None if found.is_exact else found.told
-    return [doubt] if doubt else []
-
-
-def _check_waiting(plan: Plan, task: Task) -> None:
-    """Under 2bw the chain has room for gradients that wait, if the task lets them (M1, M7)."""
-    if plan.semantics == "flush" or not plan.task_digest:
-        return
-    waits = task.clip_norm is not None or task.loss_scale is not None
-    layers = plan.chain.layers
-    room = all(layer.waiting_gradient_bytes or not layer.gradient_bytes for layer in layers)
-    if waits and not room:
-        raise InputError(
-            "launch: the task has clip_norm or loss_scale, so its updates wait for all stages, and"
-            " the plan's chain was profiled without: it counts no bytes for gradients that wait."
-            " Profile and plan again."
-        )
+Given = Task | nn.Module | Sequence[nn.Module]
+"""What can be trained."""
+_Further = tuple[
+    Callable[[Tensor, Tensor], Tensor] | None,
+    Callable[[Iterable[nn.Parameter]], Optimizer] | None,
+    tuple[Tensor, Tensor] | None,
+]
+"""Loss, optimizer and sample, which a model needs beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +76,7 @@ class Pipeline:
 
     def __init__(
         self,
-        model: Task | nn.Module | Sequence[nn.Module],
+        model: Given | Callable[[], Given],
         plan: Plan | str | Path,
         *,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -144,7 +95,8 @@ class Pipeline:
         The model must have the same initial weights on every rank: seed torch before making it.
 
         Args:
-            model: a task, or a model as `Task` takes it.
+            model: a task, or a model as `Task` takes it; or a function that makes one or the
+                other, the same at every call: then a rank builds only what it hosts.
             plan: the plan or its file.
             loss: (output, target) -> mean over the micro-batch; not with a task.
             optimizer: parameters -> optimizer; called once per layer; not with a task.
@@ -164,13 +116,15 @@ class Pipeline:
         """
         patience = parse_wait_ns(timeout, "pipeline: timeout")
         check_ranks(seed, replicas, mesh, backend)
-        self.task = _task(model, loss, optimizer, sample, options)
         self.plan = plan if isinstance(plan, Plan) else Plan.read(plan)
         verifier.check(self.plan)
-        data = check_data(self.task)
         self._pattern: Pattern = lowering.lower(self.plan)
         lowering.check_deadlock(self._pattern)
-        self._split = split_for(self.plan, self.task)
+        draft = _drafted(self.plan, model, (loss, optimizer, sample), options)
+        data = check_data(draft.task)
+        gpus = len(self.plan.cluster.gpus)
+        gpu = gpu_of(gpus, mesh) if transport is None else transport.rank
+        witness = self._host(draft, gpu)
         for note in self._split.notes:
             _log.warning(note)
         self._device = device_of(self._split)
@@ -180,9 +134,9 @@ class Pipeline:
         if transport is None:
             if sample is not None:
                 data = ""  # for shapes alone: ranks may have different ones
-            flags = {"backend": backend}
+            alike = partial(trained, seed=seed, data=data, flags={"backend": backend})
             mine = self.plan, self._split, self.task
-            terms = Terms(lambda: trained(*mine, seed=seed, data=data, flags=flags))
+            terms = Terms(partial(alike, *mine, witness=witness))
             training = Training(self.plan, self._split, backend)
             self._own = transport = for_pipeline(training, replicas, mesh, patience, terms)
         self._torn = False
@@ -194,6 +148,14 @@ class Pipeline:
             raise
         self.steps = 0
         """Optimizer steps done."""
+
+    def _host(self, draft: Draft, gpu: int) -> Mapping[str, str]:
+        """Take over what this rank hosts, with values; fingerprints of first ones."""
+        hosted = draft.hosted(gpu, seeded=draft.task.weights is None)
+        if hosted.task.weights is not None:
+            fill(hosted, self.plan, gpu)
+        self.task, self._split = hosted.task, hosted.split
+        return hosted.witness
 
     def _build(
         self, transport: Transport, mesh: DeviceMesh | None, seed: int, patience_ns: int
@@ -399,16 +361,25 @@ class Pipeline:
             self._own.close()
 
 
-def _task(
-    model: Task | nn.Module | Sequence[nn.Module],
-    loss: Callable[[Tensor, Tensor], Tensor] | None,
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None,
-    sample: tuple[Tensor, Tensor] | None,
-    options: Mapping[str, Any],
-) -> Task:
-    given = [loss, optimizer, sample]
+def _drafted(
+    plan: Plan, model: Given | Callable[[], Given], further: _Further, options: Mapping[str, Any]
+) -> Draft:
+    """The task, without memory where a function makes it."""
+    if isinstance(model, Task | nn.Module | Sequence):
+        task = _task(model, further, options)
+        return Draft(lambda: task, plan, _log.warning, anew=False)
+    if not callable(model):
+        raise InputError(
+            f"pipeline: got a {type(model).__name__}, need a task, a model, or a function that"
+            " makes one"
+        )
+    return Draft(from_here(lambda: _task(model(), further, options)), plan, _log.warning)
+
+
+def _task(model: Given, further: _Further, options: Mapping[str, Any]) -> Task:
+    loss, optimizer, sample = further
     if isinstance(model, Task):
-        if options or any(each is not None for each in given):
+        if options or any(each is not None for each in further):
             raise InputError(
                 "pipeline: got a task and further arguments, need one or the other:"
                 " the task says loss, optimizer and the rest"

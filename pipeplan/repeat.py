@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from pipeplan.errors import InputError
 from pipeplan.task import Task
+
+Made = TypeVar("Made")
 
 _LOOKED_AT = (0, 1)
 """Numbers of the micro-batches that are asked for twice."""
@@ -35,6 +38,22 @@ def seed_python(seed: int) -> None:
     """Seed the generators of Python and numpy."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def from_here(make: Callable[[], Made]) -> Callable[[], Made]:
+    """`make` as a function that starts from the random state of this moment at every call."""
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def anew() -> Made:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.set_rng_state(state[2])
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+        return make()
+
+    return anew
 
 
 def check_data(task: Task) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pipeplan import taskref
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = ["LossScale", "SplitModel", "Task", "TensorSpec", "Tied"]
-__all__ += ["load", "load_named", "task_function"]
+__all__ += ["load", "load_named", "maker", "maker_named", "task_function"]
 
 Tied = Literal["colocate", "synchronize"]
 
@@ -76,6 +78,10 @@ class Task:
     """Whether the optimizer steps copies in 32 bits of weights in 16, which are cast from them."""
     tied: Tied = "colocate"
     """Layers that share a parameter: on one GPU, or each with a copy and gradients exchanged."""
+    weights: str | Path | Callable[[str], Tensor] | None = None
+    """Where a run takes its first weights from, by the names they have in the model: a folder of
+    safetensors or of torch.distributed.checkpoint, a file of either or of `torch.save`, or name ->
+    tensor. Each rank reads what it hosts. None: as the model initialises itself."""
 
     def microbatch(self, number: int) -> tuple[Tensor, Tensor]:
         """(input, target) of micro-batch `number` as fresh contiguous copies.
@@ -118,21 +124,35 @@ def load(reference: str, seed: int = 0) -> Task:
     Raises:
         InputError: if the reference names nothing, or the function fails or returns no Task.
     """
-    parts = taskref.parsed(reference)
-    return _made(parts, taskref.found(parts), seed)
+    return maker(reference, seed)()
 
 
 def load_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> Task:
-    """The task that a file's `reference` names, if a file may name it (`taskref`).
+    """The task that a file's `reference` names; arguments and errors as for `maker_named`."""
+    return maker_named(reference, seed, file=file, repeated=repeated)()
+
+
+def maker(reference: str, seed: int = 0) -> Callable[[], Task]:
+    """`load` as a function that makes the task anew at each call; its code is read now.
+
+    Raises:
+        InputError: if the reference names nothing; the function raises the rest.
+    """
+    parts = taskref.parsed(reference)
+    return partial(_made, parts, taskref.found(parts), seed)
+
+
+def maker_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> Callable[[], Task]:
+    """`maker` for a task that a file's `reference` names, if a file may name it (`taskref`).
 
     Args:
         reference: what the file says.
-        seed: as for `load`.
+        seed: as for `maker`.
         file: who says it, for people.
         repeated: the command that names the same task by the user's own word.
 
     Raises:
-        InputError: if the function is not marked, or as `load` does.
+        InputError: if the function is not marked, or as `maker` does.
     """
     parts = taskref.parsed(reference)
     function = taskref.found_marked(parts)
@@ -142,7 +162,7 @@ def load_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> Ta
             " with @pipeplan.task_function, below this directory or in an installed module."
             f" If you know it, name it yourself: {repeated}"
         )
-    return _made(parts, function, seed)
+    return partial(_made, parts, function, seed)
 
 
 def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) -> Task:
@@ -203,6 +223,9 @@ class SplitModel:
     """Modules of the model that draw from Python's or numpy's generator, by name."""
     counting: tuple[int, ...] = ()
     """Layers that change Python attributes in their forward: computed again, they count twice."""
+
+    device: str = "cpu"
+    """Where the layers are, if they have no tensor that says it."""
 
     def fed_to(self, layer: int) -> tuple[int, ...]:
         """Which tensors of boundary 0 `layer` (0-based) gets behind its boundary."""

@@ -17,7 +17,7 @@ from pipeplan.capture.opaque import (
     outermost,
 )
 from pipeplan.capture.quiet import quiet
-from pipeplan.capture.trace import fake_mode, has_fakes
+from pipeplan.capture.trace import fake_mode, lacks_values
 from pipeplan.capture.watch import Opaque
 from pipeplan.capture.whole import call_options
 from pipeplan.errors import InputError
@@ -87,7 +87,7 @@ def _record(model: nn.Module, inputs: tuple[Tensor, ...], calls: Calls) -> None:
     except UnfitError:
         raise
     except Exception as error:
-        if has_fakes([model]):
+        if lacks_values([model]):
             raise InputError(
                 f"task: model {type(model).__name__}: looks at values ({type(error).__name__}),"
                 " which it has none of here. Profile it with --mode measured."

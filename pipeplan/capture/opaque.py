@@ -25,6 +25,8 @@ from pipeplan.capture.seats import HOOKS, Real, seated
 from pipeplan.capture.trace import fake_mode, has_fakes
 from pipeplan.capture.watch import Opaque, Watch
 from pipeplan.capture.whole import call_options
+from pipeplan.empty import has_empty
+from pipeplan.errors import InputError
 
 _Any = TypeVar("_Any")
 
@@ -149,9 +151,14 @@ def _run(model: nn.Module, inputs: tuple[Tensor, ...], watch: Watch) -> None:
             given = tuple(map(fake.from_tensor, inputs))
             _call_twice(model, given, watch)
             return
-    except Exception:  # values are looked at: then real ones are needed
+    except Exception as error:  # values are looked at: then real ones are needed
         if has_fakes([model]):
             return
+        if has_empty([model]):
+            raise InputError(
+                f"task: model {type(model).__name__}: looks at values, and there are none:"
+                f" {type(error).__name__}: {error}"
+            ) from error
     with watch.watching():
         try:
             _call_twice(model, inputs, watch)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pipeplan.capture.attributes import unchanged
+from pipeplan.empty import has_empty
 from pipeplan.errors import InputError
 from pipeplan.livebytes import key
 from pipeplan.precision import casting
@@ -56,6 +57,8 @@ def trace(
                 return _walk(layers, loss, *fakes, fed)
         except Exception as error:
             reason = str(error).split("\n")[0]
+        if has_empty(layers.values()):
+            raise InputError(f"task: boundary shapes need values, and there are none: {reason}")
         traced = _walk(layers, loss, source, target, fed)
     _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
     return traced
@@ -64,6 +67,12 @@ def trace(
 def has_fakes(layers: Iterable[nn.Module]) -> bool:
     """Whether parameters or buffers of `layers` are fake: nothing can be computed with them."""
     return _first_fake(layers) is not None
+
+
+def lacks_values(layers: Iterable[nn.Module]) -> bool:
+    """Whether parameters or buffers of `layers` are fake or empty: nothing can be computed."""
+    parts = list(layers)
+    return has_fakes(parts) or has_empty(parts)
 
 
 def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.host_room import check_host_room
 from pipeplan.runtime.place import Place
-from pipeplan.task import SplitModel, Task, load, load_named
+from pipeplan.task import SplitModel, Task
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Setup:
     task_digest: str
     data: str
     """A fingerprint of the first micro-batches."""
+    witness: Mapping[str, str]
+    """Fingerprints of first weights, those of other ranks among them."""
     seed: int
     checkpoint: Path | None
     """What to go on from."""
@@ -62,26 +65,28 @@ def prepare(options: Options, place: Place) -> Setup:
     meta = begun.meta
     _check_resume(plan, options, meta)
     seed = options.seed or 0 if meta is None else meta.seed
+    from pipeplan.launch.loading import loaded
     from pipeplan.runtime.backend import Machine, device_of, take_gpu
     from pipeplan.runtime.room import Room
 
     machine = Machine.here()
     machine.check(options.backend)
     take_gpu(place, machine)
-    task, split, data = _load(plan, options, seed)
-    device = device_of(split)
+    found = loaded(plan, options, place, seed, resumes=meta is not None)
+    device = device_of(found.split)
     if room := Room.of(device):
         room.check(plan, place.rank % len(plan.cluster.gpus))
-    _check_same_task(options, meta, split.digest())
+    _check_same_task(options, meta, found.split.digest())
     return Setup(
         options=options,
         plan=plan,
         pattern=pattern,
-        task=task,
-        split=split,
+        task=found.task,
+        split=found.split,
         device=device,
-        task_digest=split.digest(),
-        data=data,
+        task_digest=found.split.digest(),
+        data=found.data,
+        witness=found.witness,
         seed=seed,
         checkpoint=begun.path,
         first_step=meta.step if meta else 0,
@@ -223,36 +228,6 @@ def _begun(options: Options) -> _Begun:
 
 def _drawn(meta: Meta) -> int:
     return meta.step * meta.microbatches if meta.drawn is None else meta.drawn
-
-
-def _load(plan: Plan, options: Options, seed: int) -> tuple[Task, SplitModel, str]:
-    """The task, its layers and a fingerprint of its data; weights follow from the seed."""
-    if options.task is None and plan.chain.task is None:
-        raise InputError(
-            f"launch: {options.plan} names no task (its chain was not profiled)."
-            " Give --task package.module:function"
-        )
-    import torch
-
-    from pipeplan.pipeline import split_for
-    from pipeplan.repeat import check_data, seed_all
-
-    torch.set_num_threads(1)
-    seed_all(seed)
-    task = _task(plan, options, seed)
-    data = check_data(task)
-    return task, split_for(plan, task), data
-
-
-def _task(plan: Plan, options: Options, seed: int) -> Task:
-    """The task that the user names, or the plan, which may name fewer."""
-    if options.task is not None:
-        return load(options.task, seed)
-    named = plan.chain.task or ""
-    words = shlex.join([*options.words, "--task", named])
-    size = len(plan.cluster.gpus) * options.replicas
-    repeated = f"torchrun --nproc-per-node {size} -m pipeplan.launch {words}"
-    return load_named(named, seed, file=str(options.plan), repeated=repeated)
 
 
 def _check_resume(plan: Plan, options: Options, meta: Meta | None) -> None:

@@ -1,4 +1,4 @@
-"""The user's model as a whole: its state_dict's keys, and what a rank may forget of it."""
+"""The user's model as a whole: its state_dict's keys, and what no layer holds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from pipeplan.plan import Plan
 from pipeplan.runtime import checkpoint
 from pipeplan.task import SplitModel
 
@@ -30,14 +29,6 @@ class UserModel:
     def write(self, source: Path, target: Path) -> None:
         """Write `model.pt`, which `model.load_state_dict(torch.load(...))` loads."""
         checkpoint.export(source, target, self._names, self._rest)
-
-
-def forget_layers(plan: Plan, split: SplitModel, rank: int) -> None:
-    """Free the weights of layers that other ranks host; every rank has built the whole model."""
-    for stage in plan.stages:
-        if stage.gpu != rank:
-            for layer in split.layers[stage.first : stage.last + 1]:
-                layer.to("meta")
 
 
 def _names(split: SplitModel) -> dict[int, str]:

@@ -22,5 +22,8 @@ def of(setup: Setup) -> Terms:
     }
     alike = setup.plan, setup.split, setup.task
     return Terms(
-        lambda: trained(*alike, seed=setup.seed, data=setup.data, flags=flags), options.out
+        lambda: trained(
+            *alike, seed=setup.seed, data=setup.data, flags=flags, witness=setup.witness
+        ),
+        options.out,
     )

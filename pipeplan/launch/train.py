@@ -94,7 +94,6 @@ class Session:
         if setup.checkpoint:
             checkpoint.load(setup.checkpoint, setup.first_step, self.worker)
         self.watch = watching(self.transport, self.worker.executor.doing)
-        export.forget_layers(setup.plan, setup.split, self.transport.rank)
         Taken.start(setup.device)
 
     @property

@@ -184,8 +184,9 @@ def device_of(split: SplitModel) -> torch.device:
     """Where the layers are; the processor for layers without tensors."""
     for layer in split.layers:
         for tensor in (*layer.parameters(), *layer.buffers()):
-            return tensor.device
-    return torch.device("cpu")
+            if not tensor.is_meta:
+                return tensor.device
+    return torch.device(split.device)
 
 
 def check_current(device: torch.device) -> None:

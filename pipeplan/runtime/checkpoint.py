@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -171,6 +172,8 @@ def _load_stage(reading: Reading, step: int, stage: Stage) -> None:
 def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
     """Write the newest weights of the checkpoint at `path` as a plain `state_dict` file.
 
+    The model need not fit into memory: its tensors lie in files beside `target` meanwhile.
+
     Args:
         path: a complete checkpoint.
         target: replaced in one step, if it exists.
@@ -179,12 +182,24 @@ def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str
         rest: further entries, written as they are.
     """
     reading = Reading(path)
-    loaded = {f"model.{name}": reading.blank(f"model.{name}") for name in names.values()}
-    reading.fill(loaded)
     partial = target.with_suffix(".partial")
-    state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
-    torch.save(state, partial)
+    with TemporaryDirectory(prefix=".model-", dir=target.parent) as scratch:
+        loaded: dict[str, Tensor] = {}
+        for number, name in enumerate(dict.fromkeys(names.values())):
+            key = f"model.{name}"
+            loaded[key] = _in_file(Path(scratch, str(number)), reading.blank(key))
+            reading.fill({key: loaded[key]})
+        state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
+        torch.save(state, partial)
     os.replace(partial, target)
+
+
+def _in_file(file: Path, like: Tensor) -> Tensor:
+    """A tensor of the shape of `like` whose bytes are those of a new file."""
+    if not like.numel():
+        return like
+    flat = torch.from_file(str(file), shared=True, size=like.numel(), dtype=like.dtype)
+    return flat.view(like.shape)
 
 
 def _weights(stage: Stage) -> dict[str, Tensor]:

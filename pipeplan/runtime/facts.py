@@ -37,7 +37,14 @@ def planned(plan: Plan) -> dict[str, Fact]:
 
 
 def trained(
-    plan: Plan, split: SplitModel, task: Task, *, seed: int, data: str, flags: Mapping[str, object]
+    plan: Plan,
+    split: SplitModel,
+    task: Task,
+    *,
+    seed: int,
+    data: str,
+    flags: Mapping[str, object],
+    witness: Mapping[str, str] | None = None,
 ) -> Facts:
     """All that ranks of one training must have alike.
 
@@ -48,6 +55,7 @@ def trained(
         seed: of what layers draw.
         data: a fingerprint of the first micro-batches; empty: of no matter.
         flags: whatever else was asked for, by name.
+        witness: fingerprints of weights that are not here any more, by name.
     """
     same_code = "Start all ranks with the same task, from the same code."
     same_flags = "Give it alike to all ranks."
@@ -59,7 +67,7 @@ def trained(
         **{name: Fact(str(value), same_flags) for name, value in flags.items()},
         "data of micro-batches 0 and 1": Fact(data[:_SHOWN], _DATA_WAY_OUT),
     }
-    return Facts(alike, weights(split))
+    return Facts(alike, {**(witness or {}), **weights(split)})
 
 
 def weights(split: SplitModel) -> dict[str, str]:

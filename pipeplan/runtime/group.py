@@ -197,6 +197,18 @@ def carried(ranks: Ranks, training: Training | None) -> GlooTransport:
     return transport
 
 
+def gpu_of(gpus: int, mesh: DeviceMesh | None) -> int:
+    """Which of the plan's `gpus` this rank is going to be under `for_pipeline`.
+
+    Raises:
+        InputError: if the mesh is not one of replicas and GPUs.
+    """
+    if mesh is None:
+        return Place.of(os.environ).rank % gpus
+    check_mesh(mesh, gpus)
+    return mesh.get_local_rank("pp")
+
+
 def for_pipeline(
     training: Training,
     replicas: int,

@@ -134,6 +134,11 @@ def passed_over(out: Path, chosen: Path) -> list[str]:
     return remarks
 
 
+def is_ours(path: Path) -> bool:
+    """Whether the folder of torch.distributed.checkpoint at `path` is one that a run wrote."""
+    return (path / _META).is_file()
+
+
 def read_meta(path: Path) -> Meta:
     """What the checkpoint at `path` was made with.
 
@@ -205,6 +210,8 @@ class Reading:
         self.path = path
         self.metadata = metadata.read(path)
         self._digests = digests.Digests(path)
+        self._sound: set[str] = set()
+        """Files whose digests are right."""
 
     def blank(self, key: str) -> Any:
         """Something to fill: a tensor of the stored shape, or nothing for an object.
@@ -228,8 +235,9 @@ class Reading:
         """
         places = self.metadata.storage_data.items()
         files = {place.relative_path for index, place in places if index.fqn in state}
-        if wrong := self._digests.wrong(files):
+        if wrong := self._digests.wrong(files - self._sound):
             raise self._damaged(wrong)
+        self._sound |= files
         try:
             with _quiet():
                 state_dict_loader.load(

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan import pipeline
+from pipeplan import fitting
 from pipeplan.capture import profile_task, split
 from pipeplan.capture.coarsen import kept
 from pipeplan.capture.export import export
@@ -248,7 +248,7 @@ def test_a_plan_of_merged_layers_finds_them_again() -> None:
     chain = profile_task(task, repeats=1, warmup=0, max_layers=3)
     plan = pipelines.plan_of([1], [0, 1], "flush", 2, layers=3)
     plan = plan.model_copy(update={"chain": chain, "task_digest": chain.task_digest})
-    assert pipeline.split_for(plan, task).names == tuple(layer.name for layer in chain.layers)
+    assert fitting.split_for(plan, task).names == tuple(layer.name for layer in chain.layers)
 
 
 def test_no_layers_at_all_is_refused() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeplan import Pipeline
 from pipeplan.capture import profile_task, split
 from pipeplan.errors import InputError
-from pipeplan.pipeline import split_for
+from pipeplan.fitting import split_for
 from pipeplan.plan import Semantics
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.messages import Transport
