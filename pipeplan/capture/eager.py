@@ -60,7 +60,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EagerCall:
     """One call of a module that stays eager."""
 
     path: str
@@ -114,7 +114,7 @@ class Calls:
         self._targets = dict(modules)
         self._keys = {path: key for key, path in enumerate(modules)}
         self._model = functions_of
-        self._found: dict[tuple[int, int], Call] = {}
+        self._found: dict[tuple[int, int], EagerCall] = {}
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -160,7 +160,7 @@ class Calls:
 
     def _noted(
         self, path: str, real: Real, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[Any, Call]:
+    ) -> tuple[Any, EagerCall]:
         arguments, tensors = Tree.of((given, named))
         before = [_version(tensor) for tensor in tensors]
         result = real(*given, **named)
@@ -173,7 +173,7 @@ class Calls:
             raise UnfitError(path, "returns no tensor")
         blanks = tuple((one.shape, one.stride(), one.dtype) for one in made)
         draws = path in self._drawing
-        return result, Call(path, self._targets[path], arguments, tree, blanks, draws)
+        return result, EagerCall(path, self._targets[path], arguments, tree, blanks, draws)
 
     @contextmanager
     def exported(self) -> Iterator[None]:
@@ -200,7 +200,7 @@ class Calls:
         finally:
             _SHAPES.clear()
 
-    def of(self, node: fx.Node) -> Call | None:
+    def of(self, node: fx.Node) -> EagerCall | None:
         """The call that `node` of an exported graph is; None for any other operation."""
         if not is_eager(node):
             return None
@@ -218,7 +218,7 @@ def eager_inputs(node: fx.Node) -> list[fx.Node]:
     return list(node.args[0])  # type: ignore[arg-type]
 
 
-def copied(graph: fx.Graph, call: Call, values: Sequence[fx.Node]) -> fx.Node:
+def copied(graph: fx.Graph, call: EagerCall, values: Sequence[fx.Node]) -> fx.Node:
     """The call of the module itself in `graph`, whose tensors come as a tuple.
 
     Args:
