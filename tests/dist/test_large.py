@@ -156,7 +156,7 @@ def test_pipeline_of_a_function_builds_what_it_hosts(tmp_path: Path) -> None:
     done = subprocess.run(
         [*TORCHRUN, "2", script, str(tmp_path)],
         cwd=launch_task.ROOT,
-        env=launch_task.environment(),
+        env={**launch_task.environment(), "PYTHONPATH": str(launch_task.ROOT)},
         capture_output=True,
         text=True,
         timeout=280,

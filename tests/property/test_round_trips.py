@@ -32,6 +32,8 @@ YOUNGER: dict[str, Any] = {
     "waiting_gradient_bytes": 0,
     "saved_passing_bytes": 0,
     "buffer_bytes": 0,
+    "agreement": None,
+    "reserve_bytes": 0,
     "duplex": "full",
     "offload": [],
     "host_bytes": 0,

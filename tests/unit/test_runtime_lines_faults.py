@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
+from pipeplan.errors import RankError
 from pipeplan.runtime import meeting, outgoing
 from pipeplan.runtime.channels import Channel
 from pipeplan.runtime.lines import LIMIT_BYTES, Line, Lines
@@ -190,14 +191,20 @@ def test_no_sockets_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
         assert meeting._call(address, replace(address, secret=bytes(16)), 1) is None
 
 
+class Nobody:
+    """A process group that has a store and nothing else."""
+
+    def get_group_store(self) -> HashStore:
+        return HashStore()
+
+
 @contextmanager
 def two_ranks() -> Iterator[Ranks]:
     """One of two with a line; leaves no thread."""
     threads = threading.active_count()
     pair = socket.socketpair()
     lines = Lines({1: pair[0]}, timedelta(seconds=1))
-    nobody = SimpleNamespace(get_group_store=HashStore)
-    group, store = cast("ProcessGroup", nobody), cast("Store", None)
+    group, store = cast("ProcessGroup", Nobody()), cast("Store", None)
     yield Ranks(group, store, timedelta(seconds=1), ((0, 1),), 0, owned=False, lines=lines)
     assert threading.active_count() == threads
     pair[1].close()
@@ -211,7 +218,7 @@ def fail(*_: object, **__: object) -> None:
 def test_leaving_fails_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cannot leave together with the others leaves no thread behind."""
     monkeypatch.setattr(dist, "barrier", fail)
-    with two_ranks() as ranks, pytest.raises(RuntimeError, match="lost"):
+    with two_ranks() as ranks, pytest.raises(RankError, match="another rank was gone.*: lost"):
         ranks.leave()
 
 
