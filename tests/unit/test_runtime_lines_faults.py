@@ -218,7 +218,7 @@ def fail(*_: object, **__: object) -> None:
 def test_leaving_fails_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever cannot leave together with the others leaves no thread behind."""
     monkeypatch.setattr(dist, "barrier", fail)
-    with two_ranks() as ranks, pytest.raises(RankError, match="another rank was gone.*: lost"):
+    with two_ranks() as ranks, pytest.raises(RankError, match=r"another rank was gone.*: lost"):
         ranks.leave()
 
 
