@@ -74,6 +74,14 @@ def enter(slot: Slot, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return result
 
 
+def enter_some(slot: Slot, tensors: Sequence[Tensor], flags: Sequence[bool]) -> tuple[Tensor, ...]:
+    """`tensors` in their order, of which those with a flag `enter` a new graph."""
+    chosen = [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag]
+    entered = iter(enter(slot, chosen) if chosen else ())
+    pairs = zip(tensors, flags, strict=True)
+    return tuple(next(entered) if flag else tensor for tensor, flag in pairs)
+
+
 def leave(slot: Slot, tensors: Sequence[Tensor]) -> Tensor:
     """A root of zero bytes for the graph behind `tensors`, which it does not keep.
 

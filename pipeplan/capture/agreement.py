@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter
+from pipeplan.boundary import Slot, enter_some
 from pipeplan.capture.attributes import unchanged
 from pipeplan.capture.eager import follow_torch
 from pipeplan.capture.opaque import kept_generators, uncompiled
@@ -35,7 +35,7 @@ _NOISE = 64
 gradients are zero but for rounding, such as those of the biases of attention's keys."""
 
 
-def agreement(model: SplitModel, task: Task, passes: int = PASSES) -> Agreement:
+def agreement(model: SplitModel, task: Task) -> Agreement:
     """How far the layers of `model` train as `task.model` does.
 
     The model is left as it was: parameters, gradients, buffers, attributes, random states; so is
@@ -44,7 +44,6 @@ def agreement(model: SplitModel, task: Task, passes: int = PASSES) -> Agreement:
     Args:
         model: what `task` was split into.
         task: its model is on the device where it is trained.
-        passes: micro-batches that are compared.
 
     Raises:
         InputError: if they differ by more than rounding, or a layer trains a parameter that is
@@ -54,7 +53,7 @@ def agreement(model: SplitModel, task: Task, passes: int = PASSES) -> Agreement:
     parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
     worst = 0.0
     with kept_generators(), uncompiled(whole), _without_gradients(parts):
-        pairs = list(_pairs_of(task, passes))
+        pairs = list(_pairs_of(task, PASSES))
         for number, pair in enumerate(pairs):
             with unchanged(parts):
                 expected = _whole(whole, model, task, pair, number)
@@ -156,7 +155,7 @@ def _layers(
         slot = Slot()
         flags = [spec.differentiable and index > 0 for spec in model.boundaries[index]]
         fed = (source.clone() for _ in model.fed_to(index))
-        outputs = call(name, layer, (*_entered(slot, values, flags), *fed), model.autocast)
+        outputs = call(name, layer, (*enter_some(slot, values, flags), *fed), model.autocast)
         _check_own(name, layer, outputs)
         slots.append(slot)
         made.append(outputs)
@@ -178,13 +177,6 @@ def _backward(
         arrived = slots[index].take() or [torch.zeros_like(root) for root in roots]
         if roots:
             torch.autograd.backward(roots, arrived)
-
-
-def _entered(slot: Slot, values: Sequence[Tensor], flags: Sequence[bool]) -> tuple[Tensor, ...]:
-    chosen = [value for value, flag in zip(values, flags, strict=True) if flag]
-    entered = iter(enter(slot, chosen) if chosen else ())
-    pairs = zip(values, flags, strict=True)
-    return tuple(next(entered) if flag else value for value, flag in pairs)
 
 
 def _check_own(name: str, layer: nn.Module, outputs: Sequence[Tensor]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter, leave, run_backward
+from pipeplan.boundary import Slot, enter_some, leave, run_backward
 from pipeplan.capture.trace import call, check_loss
 from pipeplan.livebytes import key
 from pipeplan.precision import casting
@@ -212,9 +212,5 @@ class LayerPass:
 
     def _enter(self) -> tuple[Tensor, ...]:
         """The inputs, the differentiable ones as outputs of the graph's first node."""
-        flags = self._run.differentiable
         arrived, self._arrived = self._arrived, []
-        chosen = [value for value, flag in zip(arrived, flags, strict=True) if flag]
-        entered = iter(enter(self._entry, chosen) if chosen else ())
-        pairs = zip(arrived, flags, strict=True)
-        return tuple(next(entered) if flag else value for value, flag in pairs)
+        return enter_some(self._entry, arrived, self._run.differentiable)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter, leave, run_backward
+from pipeplan.boundary import Slot, enter_some, leave, run_backward
 from pipeplan.errors import InputError
 from pipeplan.plan import Runs
 from pipeplan.precision import casting
@@ -142,12 +142,7 @@ class Piece:
             return list(self._run_layers(microbatch, boundary, target))
 
     def _enter(self, slot: Slot, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        flags = self.spec.entered
-        chosen = [tensor for tensor, flag in zip(inputs, flags, strict=True) if flag]
-        entered = iter(enter(slot, chosen) if chosen else ())
-        result = tuple(
-            next(entered) if flag else tensor for tensor, flag in zip(inputs, flags, strict=True)
-        )
+        result = enter_some(slot, inputs, self.spec.entered)
         inputs.clear()
         return result
 
