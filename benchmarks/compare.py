@@ -22,12 +22,12 @@ import time
 from pathlib import Path
 
 from benchmarks.compare_pages import BEGIN, END, QUARTERS, Case, image, page, picture
-from benchmarks.planner_cases import ample_peak, chain_of, machines
 from pipeplan.compare import Request, compare
 from pipeplan.compare.table import data
 from pipeplan.errors import InfeasibleError
 from pipeplan.planner import Config, solve
 from pipeplan.report.cloud import draw
+from pipeplan.testing.instances import ample_peak, chain_of, machines
 
 RESULT = Path(__file__).parent / "results" / "compare.json"
 PICTURED = ("resnet18", "resnet34", "resnet50")

@@ -26,13 +26,14 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.planner import Store
-from benchmarks.planner_cases import Case, cases, chain_of
+from benchmarks.planner_cases import cases
 from pipeplan.cli import common
 from pipeplan.cluster import Host
 from pipeplan.compare import again
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
+from pipeplan.testing.instances import Case, chain_of
 
 RESULT = Path(__file__).parent / "results" / "joint.json"
 SHARES = (0.6, 0.5, 0.4, 0.3)

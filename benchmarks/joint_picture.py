@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import joint
 from benchmarks.planner import Store
-from benchmarks.planner_cases import Case
 from pipeplan.cli import common
+from pipeplan.testing.instances import Case
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:

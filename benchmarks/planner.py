@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.planner_cases import FRACTIONS, Case, cases
+from benchmarks.planner_cases import FRACTIONS, cases
 from benchmarks.planner_rows import Limits, parts
 from benchmarks.planner_summary import REFUSED, Row, cells, judged, summary, table
 from pipeplan.cli import common
 from pipeplan.errors import PipeplanError
+from pipeplan.testing.instances import Case
 
 RESULT = Path(__file__).parent / "results" / "planner.json"
 

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
-from benchmarks.chains import build
-from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster, uniform
-from pipeplan.plan import MemoryModel
-from pipeplan.planner import Config, solve
+from pipeplan.testing.instances import Case, chain_of
 
 AMPLE = 1.2
 FRACTIONS = (1.2, 0.8, 0.6, 0.5)
-BANDWIDTH = 12 * 10**9
-UNLIMITED = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +50,17 @@ _FAMILIES: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One instance; `key` names it in the results."""
-
-    name: str
-    gpus: int
-    fraction: float
-    memory_model: MemoryModel
-
-    @property
-    def key(self) -> str:
-        """What identifies the row."""
-        return f"{self.name} {self.gpus} {self.fraction:g} {self.memory_model}"
-
-    @property
-    def cluster(self) -> Cluster:
-        """Equal GPUs, 12 GB/s, one link per pair for both directions, as the source has them."""
-        peak = ample_peak(self.name, self.gpus, self.memory_model)
-        return machines(self.gpus, int(self.fraction * peak))
-
-    @property
-    def group(self) -> Group:
-        """By kind of chain, memory and layers."""
-        layers = len(chain_of(self.name).layers)
-        if layers <= 7:
-            return TINY
-        if self.fraction >= AMPLE:
-            return _ample(self.name, layers)
-        if self.fraction > 0.6:
-            return MIDDLE
-        limits = ((18, SCARCE_18), (21, SCARCE_21), (51, SCARCE_50))
-        return next((group for most, group in limits if layers <= most), SCARCE)
+def group_of(case: Case) -> Group:
+    """By kind of chain, memory and layers."""
+    layers = len(case.chain.layers)
+    if layers <= 7:
+        return TINY
+    if case.fraction >= AMPLE:
+        return _ample(case.name, layers)
+    if case.fraction > 0.6:
+        return MIDDLE
+    limits = ((18, SCARCE_18), (21, SCARCE_21), (51, SCARCE_50))
+    return next((group for most, group in limits if layers <= most), SCARCE)
 
 
 def _ample(name: str, layers: int) -> Group:
@@ -98,25 +69,6 @@ def _ample(name: str, layers: int) -> Group:
     if name.startswith(("gpt", "llama")):
         return TRANSFORMERS
     return AMPLE_50 if layers <= 51 else AMPLE_152
-
-
-def machines(gpus: int, memory: int) -> Cluster:
-    """Equal GPUs joined by half-duplex links."""
-    return uniform(gpus, memory, bandwidth_bytes_per_s=BANDWIDTH, duplex="half")
-
-
-@cache
-def chain_of(name: str) -> Chain:
-    """The computed network called `name`, or the chain file of that name."""
-    return Chain.read(name) if Path(name).suffix == ".json" else build(name)
-
-
-@cache
-def ample_peak(name: str, gpus: int, memory_model: MemoryModel) -> int:
-    """Bytes that the best contiguous 1F1B plan needs when memory is no limit."""
-    config = Config(method="contiguous", k=1, memory_model=memory_model)
-    plan = solve(chain_of(name), machines(gpus, UNLIMITED), config)
-    return max(row.peak_bytes for row in plan.memory)
 
 
 def cases(

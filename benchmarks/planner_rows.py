@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.planner_cases import TINY, UNLIMITED, Case, chain_of, machines
+from benchmarks.planner_cases import TINY, group_of
 from pipeplan import lowering, simulator, verifier
 from pipeplan.baselines.timed import Setting
 from pipeplan.cluster import Cluster
@@ -17,6 +17,7 @@ from pipeplan.compare.field import Field
 from pipeplan.errors import DeadlockError, InfeasibleError, InvalidPlanError, TimeLimitError
 from pipeplan.plan import Plan, Rational
 from pipeplan.planner import Config, solve
+from pipeplan.testing.instances import UNLIMITED, Case, chain_of, machines
 
 Part = dict[str, Any]
 
@@ -45,11 +46,11 @@ class Limits:
 
     def of(self, case: Case) -> float:
         """Seconds for our search."""
-        return case.group.time_limit_s if self.search_s is None else self.search_s
+        return group_of(case).time_limit_s if self.search_s is None else self.search_s
 
     def gap_of(self, case: Case) -> float:
         """Small ones are to be solved."""
-        return 0.0 if case.group is TINY else self.gap
+        return 0.0 if group_of(case) is TINY else self.gap
 
 
 Asked = tuple[str, Part, Callable[[], Part]]
@@ -91,7 +92,7 @@ def facts(case: Case) -> Part:
         "memory_model": case.memory_model,
         "memory_bytes": case.cluster.gpus[0].memory_bytes,
         "layers": len(layers),
-        "group": case.group.name,
+        "group": group_of(case).name,
         "load_ns": load / case.gpus,
     }
 

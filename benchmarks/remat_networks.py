@@ -4,8 +4,8 @@ O. Beaumont, L. Eyraud-Dubois, A. Shilova (2020), §6.1, take the networks of to
 each part that is not a line (a residual block, a dense layer) into one virtual layer; all other
 modules stay layers. They measured times and bytes on a V100-PCIE. Here both are computed from
 shapes: docs/remat.md §9 says what comes from the source and what is assumed. The chains of
-`benchmarks/chains.py` are cut finer inside of blocks and keep the whole stem in one layer, so they
-are not what that source plans for.
+`pipeplan/testing/networks.py` are cut finer inside of blocks and keep the whole stem in one
+layer, so they are not what that source plans for.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.chains import RESNETS
 from pipeplan.chain import Chain, Layer
+from pipeplan.testing.networks import RESNETS
 
 FLOPS = 14e12 * 0.87
 """Reached operations per second: the fp32 peak of a V100-PCIE, and a share of it with which

@@ -145,6 +145,19 @@ class Bounds(Record):
     contiguous: Rational | None = None
 
 
+class Step(Record):
+    """A better plan or a higher bound that the search found."""
+
+    work_s: Annotated[float, Field(ge=0)]
+    """Seconds of the time limit that were used; work where the search was deterministic."""
+    strategy: str
+    """The strategy or prover that ran."""
+    period_ns: Rational | None = None
+    """The best plan's, per micro-batch; None as long as there is none."""
+    bound_ns: Rational | None = None
+    """The bound that the gap uses, per micro-batch."""
+
+
 class Solver(Record):
     """Who made the plan and what is proven about it."""
 
@@ -164,6 +177,8 @@ class Solver(Record):
     contiguous_period_ns: Rational | None = None
     """The best contiguous plan found beside this one, in ns per micro-batch."""
     notes: tuple[str, ...] = ()
+    history: tuple[Step, ...] = Field(default=(), exclude_if=lambda steps: not steps)
+    """Every better plan and every higher bound, in the order they were found."""
 
 
 class Plan(Document):
@@ -191,6 +206,11 @@ class Plan(Document):
     def period_per_microbatch(self) -> Fraction:
         """Nanoseconds of the period that one micro-batch takes."""
         return Fraction(self.period_ns, self.k)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a stage computes layers again in its backward."""
+        return any(stage.remat is not None and stage.remat.recompute for stage in self.stages)
 
     def hosted(self, gpu: int) -> tuple[Stage, ...]:
         """The stages on `gpu`, in chain order."""

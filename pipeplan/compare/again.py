@@ -8,21 +8,19 @@ options of these stages that give the shortest period.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pipeplan.baselines.splits import keeps_ties, time_balanced, to_stages
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare.jobs import whole_only
 from pipeplan.compare.rows import Absent, Row, row_of
-from pipeplan.errors import InputError
-from pipeplan.ilp.again import fixed
-from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.ilp import Problem
 from pipeplan.plan import Plan
 from pipeplan.planner import Config
-from pipeplan.planner.assemble import assemble, cross_check
-from pipeplan.planner.config import limits
+from pipeplan.planner.config import problem
+from pipeplan.planner.solve import judged
 
 NONE = "pipeplan, keeps everything"
 AWAY = "joint + offload"
@@ -49,25 +47,22 @@ def full(chain: Chain, cluster: Cluster, config: Config) -> Plan | None:
     stages = to_stages(time_balanced(chain, len(cluster.gpus)))
     if chain.tied == "colocate" and not keeps_ties(chain, stages):
         raise InputError(f"{FULL}: stages of equal times part tied layers")
-    return _judged(lambda state: fixed.full(state, stages), chain, cluster, config)
+    return _planned(
+        replace(problem(chain, cluster, config), method="full-recompute", stages=stages), config
+    )
 
 
 def two_phase(chain: Chain, cluster: Cluster, config: Config) -> Plan | None:
     """The best cuts without a limit, then what is computed again; None if that does not fit."""
-    return _judged(fixed.two_phase, chain, cluster, config)
+    return _planned(replace(problem(chain, cluster, config), method="two-phase"), config)
 
 
-def _judged(
-    find: Callable[[Incumbent], Solved | None], chain: Chain, cluster: Cluster, config: Config
-) -> Plan | None:
-    """What `find` finds as a plan that every voice accepts."""
-    costs = Costs(chain, cluster, config.semantics, config.memory_model)
-    solved = find(Incumbent(costs, limits(config, costs.gpus), whole_only))
-    if solved is None:
+def _planned(asked: Problem, config: Config) -> Plan | None:
+    """The solver's answer as a plan that every voice accepts; None if there is none."""
+    try:
+        return judged(asked, config, whole_only)
+    except InfeasibleError:
         return None
-    plan = assemble(solved, config)
-    cross_check(plan, solved)
-    return plan
 
 
 def _row(

@@ -1,1 +1,12 @@
-"""The planner's solver: costs, memory, contiguous optimum, bounds, periodic CP-SAT model."""
+"""The solver: `solve` takes a problem and limits and returns the best schedule found, with bounds.
+
+This is its only door: nothing outside imports a module of this package.
+"""
+
+from pipeplan.ilp.problem import Limits, Method, Problem
+from pipeplan.ilp.solution import Solution
+from pipeplan.ilp.solve import solve
+from pipeplan.ilp.state.history import Improvement
+from pipeplan.ilp.state.incumbent import Report
+
+__all__ = ["Improvement", "Limits", "Method", "Problem", "Report", "Solution", "solve"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pipeplan.ilp.allocations import few, free
 from pipeplan.ilp.bounds import beginnings, packing
 from pipeplan.ilp.bounds.feasibility import spread_reason
@@ -41,14 +43,20 @@ def search(state: Incumbent) -> None:
     if state.best is None:
         _any_plan(state)
     if state.infeasible is None and not state.done:
-        packing.raise_bound(state, PACKING_SHARE * state.remaining)
+        state.give(
+            "packing bound", partial(packing.raise_bound, state), PACKING_SHARE * state.remaining
+        )
     many = state.costs.layers > free.JOINT_ITEMS
     if state.infeasible is None and many:
         _shorten(state)
     if state.infeasible is None and not state.done and not state.options.offload:
-        raise_bound(state, BOUND_SHARE * state.remaining)
+        state.give("counting bound", partial(raise_bound, state), BOUND_SHARE * state.remaining)
         if many and not state.done:
-            beginnings.raise_bound(state, ROUNDS_SHARE * state.remaining)
+            state.give(
+                "rounds bound",
+                partial(beginnings.raise_bound, state),
+                ROUNDS_SHARE * state.remaining,
+            )
     if state.infeasible is None and not state.done:
         free.search(state)
 
@@ -58,21 +66,23 @@ def _shorten(state: Incumbent) -> None:
     walk = Walk(state)
     folds = Folds(state, walk)
     evening = Evening(state)
-    for brief in (evening, walk):
+    for name, run in (("balancing", evening.run), ("annealing", walk.run)):
         if not state.done:
-            brief.run(BRIEF_SHARE * state.remaining)
+            state.give(name, run, BRIEF_SHARE * state.remaining)
     if not state.done:
-        evening.run(EVENING_SHARE * state.remaining)
+        state.give("balancing", evening.run, EVENING_SHARE * state.remaining)
         many = state.costs.layers > few.MOST_LAYERS
-        Afresh(state, walk).run((AFRESH_SHARE if many else EARLY_SHARE) * state.remaining)
-    folds.run(FOLDS_SHARE * state.remaining)
+        share = AFRESH_SHARE if many else EARLY_SHARE
+        state.give("restarts", Afresh(state, walk).run, share * state.remaining)
+    state.give("interleaved starts", folds.run, FOLDS_SHARE * state.remaining)
     if not state.done:
-        walk.run((FAR_SHARE if folds.far else EARLY_SHARE) * state.remaining)
+        share = FAR_SHARE if folds.far else EARLY_SHARE
+        state.give("annealing", walk.run, share * state.remaining)
 
 
 def _any_plan(state: Incumbent) -> None:
     """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be."""
-    state.enter("spread")
+    state.enter("assignment")
     found = spread(state.costs, state.options, state.remaining)
     if found.missing and not state.options.offload:
         state.infeasible = spread_reason(state.costs, found.missing)

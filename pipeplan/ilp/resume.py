@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from pipeplan.cluster import Cluster
-from pipeplan.errors import InputError
-from pipeplan.ilp.again.merge import recomputes
 from pipeplan.ilp.away.levels import run_bytes
 from pipeplan.ilp.facts.retime import tighten
 from pipeplan.ilp.facts.schedule import Away, OpId, Schedule
@@ -22,52 +20,14 @@ def warm(state: Incumbent, plan: Plan) -> None:
 
     Args:
         state: not begun.
-        plan: one that `check` lets pass, whose stages compute nothing again.
+        plan: of the same chain, on GPUs that are there, whose stages compute nothing again.
     """
-    state.enter("resumed plan")
+    state.enter("warm start")
     for name, value in _proven(state, plan):
         state.prove(name, value)
     reason = _offer(state, plan)
     if reason is not None:
         state.notes.append(f"the plan resumed from does not count here: {reason}")
-
-
-def check(state: Incumbent, plan: Plan, *, again: bool) -> None:
-    """Refuse to start from a valid `plan` that answers another question, before any search.
-
-    Args:
-        state: Of the search that is to begin.
-        plan: A valid one.
-        again: Whether stages may compute layers again.
-
-    Raises:
-        InputError: if the plan is for another chain, uses GPUs that are not there, or computes
-            again or offloads what the search keeps.
-    """
-    costs = state.costs
-    if plan.chain.digest() != costs.chain.digest():
-        raise InputError(
-            f"config.resume: got a plan for chain {plan.chain.name!r}"
-            f" ({len(plan.chain.layers)} layers, digest {plan.chain.digest()[:12]}), need one for"
-            f" {costs.chain.name!r} ({costs.layers} layers, digest {costs.chain.digest()[:12]})."
-            " Plan without config.resume."
-        )
-    if not again and recomputes(plan):
-        raise InputError(
-            "config.resume: got a plan whose stages compute layers again, need one without: the"
-            " search keeps all that is saved. Plan without config.resume."
-        )
-    if not state.options.offload and any(op.kind.is_host for op in plan.ops):
-        raise InputError(
-            "config.resume: got a plan whose stages send what they keep to the host, need one"
-            " without: the search keeps all on the GPUs. Plan without config.resume."
-        )
-    most = max(stage.gpu for stage in plan.stages)
-    if most >= costs.gpus:
-        raise InputError(
-            f"config.resume: got a plan that uses GPU {most}, need GPUs below {costs.gpus}."
-            " Plan without config.resume."
-        )
 
 
 def _offer(state: Incumbent, plan: Plan) -> str | None:

@@ -46,7 +46,9 @@ def prove_contiguous(state: Incumbent) -> None:
     A step of its own: who runs the search on chains that stand for others claims no such bound.
     """
     over = state.infeasible is not None or state.done or state.phase == "interrupted"
-    if over or not state.options.contiguous_only or find_spec("ortools") is None:
+    if over or not state.options.contiguous_only or not state.uses("window bound"):
+        return
+    if find_spec("ortools") is None:
         return
     from pipeplan.ilp.bounds import windows  # only here: it needs CP-SAT
 
@@ -74,7 +76,7 @@ def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -
 def _everything(state: Incumbent) -> None:
     possible = contiguous(state)
     if possible and state.options.ks != (1,) and state.infeasible is None and not state.done:
-        EagerSearch(state).run(EAGER_SHARE * state.remaining)
+        state.give("kfkb", EagerSearch(state).run, EAGER_SHARE * state.remaining)
     if not state.options.contiguous_only:
         _beyond(state)
 
@@ -88,7 +90,7 @@ def _beyond_contiguous(state: Incumbent) -> None:
     """Allocations with several stages on a GPU, where the solver for them is installed."""
     if find_spec("ortools") is None:
         state.notes.append(NO_SOLVER)
-        Walk(state).run(state.remaining)
+        state.give("annealing", Walk(state).run, state.remaining)
         return
     from pipeplan.ilp import general  # only here: contiguous plans need no CP-SAT
 
@@ -125,7 +127,7 @@ def contiguous(state: Incumbent) -> bool:
         state.prove("contiguous", bound)
     elif state.options.contiguous_only and not offload:
         state.infeasible = contiguous_reason(costs)
-    if costs.semantics == "flush":
+    if costs.semantics == "flush" and state.uses("flush periods"):
         _shorter_steps(state, optimistic)
     return bound is not None or offload
 
@@ -192,6 +194,7 @@ def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24)
     """Fill and drain count: try longer periods, whose plans are shorter from end to end."""
     if state.best is None:
         return
+    state.enter("flush periods")
     low, high = state.best.period, solver.serial_ns
     for point in range(1, points + 1):
         if state.remaining <= 0:

@@ -6,64 +6,60 @@ from fractions import Fraction
 
 from pipeplan import __version__, lowering, simulator, verifier
 from pipeplan.errors import DeadlockError, InternalError, InvalidPlanError
-from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.facts.memory import in_flight, memory_rows, not_updated
-from pipeplan.ilp.facts.schedule import Schedule, to_ops
-from pipeplan.ilp.state.objective import step_ns
-from pipeplan.plan import Bounds, Plan, Rational, Solver
+from pipeplan.ilp import Improvement, Problem, Solution
+from pipeplan.plan import Bounds, Plan, Rational, Solver, Step
 from pipeplan.planner.config import Config
 
 
-def assemble(solved: Solved, config: Config) -> Plan:
+def assemble(problem: Problem, found: Solution, config: Config) -> Plan:
     """The plan file's content from the best schedule and all that is proven."""
-    state, chain = solved.state, solved.chain
-    costs, schedule = state.costs, state.best
-    assert schedule is not None
-    microbatches = _microbatches(solved, config, schedule)
+    chain = problem.chain
     return Plan(
         chain=chain,
         chain_digest=chain.digest(),
         task_digest=chain.task_digest,
-        cluster=costs.cluster,
-        semantics=costs.semantics,
-        microbatches=microbatches,
-        memory_model=costs.memory_model,
-        k=schedule.k,
-        period_ns=schedule.period,
-        step_ns=step_ns(costs, schedule, microbatches),
-        stages=solved.stages,
-        ops=to_ops(costs, schedule),
-        memory=memory_rows(costs, schedule),
+        cluster=problem.cluster,
+        semantics=problem.semantics,
+        microbatches=found.microbatches,
+        memory_model=problem.memory_model,
+        k=found.k,
+        period_ns=found.period_ns,
+        step_ns=found.step_ns,
+        stages=found.stages,
+        ops=found.ops,
+        memory=found.memory,
         solver=Solver(
-            status="optimal" if state.bound == schedule.per_microbatch else "feasible",
-            bounds=Bounds(**{name: _rational(value) for name, value in state.bounds.items()}),
-            gap=state.gap,
-            gap_bound=state.gap_bound,
-            seconds=round(state.options.clock.wall_s, 3),
+            status="optimal" if found.optimal else "feasible",
+            bounds=Bounds(**{name: _rational(value) for name, value in found.bounds.items()}),
+            gap=found.gap,
+            gap_bound=found.gap_bound,
+            seconds=round(found.seconds, 3),
             seed=config.seed,
             version=__version__,
             method=config.method,
-            most_microbatches=state.options.microbatches if state.options.limit_versions else None,
-            pins=costs.pins,
-            contiguous_period_ns=_rational(state.contiguous) if state.contiguous else None,
-            notes=tuple(state.notes),
+            most_microbatches=problem.microbatches if problem.limit_versions else None,
+            pins=problem.pins,
+            contiguous_period_ns=_rational(found.contiguous) if found.contiguous else None,
+            notes=found.notes,
+            history=tuple(_improvement(each) for each in found.history),
         ),
     )
 
 
-def _microbatches(solved: Solved, config: Config, schedule: Schedule) -> int:
-    """As asked for; else the default, raised to what (R6) needs."""
-    state = solved.state
-    if config.microbatches is not None or config.semantics == "flush":
-        return state.options.microbatches
-    return max(state.options.microbatches, max(not_updated(state.costs, schedule)) - 1)
+def _improvement(found: Improvement) -> Step:
+    return Step(
+        work_s=found.work_s,
+        strategy=found.strategy,
+        period_ns=None if found.period is None else _rational(found.period),
+        bound_ns=_rational(found.bound) if found.bound else None,
+    )
 
 
 def _rational(value: Fraction) -> Rational:
     return value.numerator, value.denominator
 
 
-def cross_check(plan: Plan, solved: Solved) -> None:
+def cross_check(plan: Plan, found: Solution) -> None:
     """Every voice must agree with the solver's claim.
 
     Raises:
@@ -76,10 +72,8 @@ def cross_check(plan: Plan, solved: Solved) -> None:
     audit = verifier.audit(plan)
     if audit.memory != plan.memory:
         raise _bug(plan, f"memory: solver {plan.memory}, verifier {audit.memory}")
-    if solved.state.best is None or audit.in_flight != in_flight(
-        solved.state.costs, solved.state.best
-    ):
-        raise _bug(plan, f"in flight: verifier {audit.in_flight}")
+    if audit.in_flight != found.in_flight:
+        raise _bug(plan, f"in flight: solver {found.in_flight}, verifier {audit.in_flight}")
     try:
         simulator.check(plan, lowering.lower(plan))
     except (InvalidPlanError, DeadlockError) as error:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.ilp.state.clock import Clock, WorkClock
-from pipeplan.ilp.state.incumbent import Options
+from pipeplan.ilp import Limits, Problem
 from pipeplan.plan import MemoryModel, Plan, Semantics
+from pipeplan.planner.pins import Pins
 
 Method = Literal["auto", "contiguous", "paper-ilp"]
 
@@ -34,6 +36,8 @@ class Config:
     pins: GPU of some layers, by index, by name, or "a..b" for all from a to b.
     resume: a plan of the same chain to start from, or several; proofs are kept where all else is
         equal.
+    without: strategies and provers of the search that are left out, by the names that
+        `Plan.solver.history` gives them: what each is worth (benchmarks/ablation.py).
     """
 
     semantics: Semantics = "2bw"
@@ -51,6 +55,7 @@ class Config:
     recompute: Literal["off", "auto"] = "off"
     offload: Literal["off", "auto"] = "off"
     pins: Mapping[int | str, int] = field(default_factory=dict)
+    without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no search can honour."""
@@ -132,18 +137,32 @@ def default_microbatches(semantics: Semantics, gpus: int) -> int:
     return max(MIN_MICROBATCHES, (4 if semantics == "flush" else 2) * gpus)
 
 
-def limits(config: Config, gpus: int) -> Options:
-    """What the search may do on `gpus` GPUs."""
-    return Options(
-        microbatches=config.microbatches or default_microbatches(config.semantics, gpus),
+def problem(chain: Chain, cluster: Cluster, config: Config, pins: Pins = ()) -> Problem:
+    """What the solver is asked."""
+    default = default_microbatches(config.semantics, len(cluster.gpus))
+    return Problem(
+        chain=chain,
+        cluster=cluster,
+        semantics=config.semantics,
+        memory_model=config.memory_model,
+        microbatches=config.microbatches or default,
         limit_versions=config.semantics == "2bw" and config.microbatches is not None,
         ks=_ks(config),
-        contiguous_only=config.method == "contiguous",
+        method=config.method,
+        recompute=config.recompute == "auto",
+        offload=config.offload == "auto",
+        pins=pins,
+    )
+
+
+def limits(config: Config) -> Limits:
+    """When the search ends."""
+    return Limits(
         time_limit_s=config.time_limit_s,
         gap=config.gap,
         seed=config.seed,
         workers=config.workers or min(16, os.cpu_count() or 1),
         deterministic=config.deterministic,
-        offload=config.offload == "auto",
-        clock=WorkClock() if config.deterministic else Clock(),
+        groups=None if config.coarsen == "off" else config.coarsen,
+        without=frozenset(config.without),
     )

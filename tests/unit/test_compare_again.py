@@ -8,8 +8,6 @@ from fractions import Fraction
 import pytest
 
 from benchmarks import joint
-from benchmarks.chains import build
-from benchmarks.planner_cases import Case
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.compare import Absent, Row, again, ours
@@ -17,9 +15,10 @@ from pipeplan.compare.again import AWAY, FULL, NONE, TWO_PHASE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import row_of
 from pipeplan.errors import InputError
-from pipeplan.ilp.again.merge import recomputes
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, Progress, solve
+from pipeplan.testing.instances import Case
+from pipeplan.testing.networks import build
 from pipeplan.verifier import verify
 from tests import handmade_offload
 from tests.baselines import chain as short_chain
@@ -112,7 +111,7 @@ def test_the_benchmark_hands_plans_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert starts[0] is None
     assert starts[1] is not None
     assert starts[2] is not None
-    assert recomputes(starts[2])
+    assert starts[2].recomputes
     periods = [row[kind]["period_ns"] for kind in joint.GROWING]
     assert periods == sorted(periods, reverse=True)
     assert [float(plan.period_per_microbatch) for plan in starts[1:] if plan] == periods[:2]

@@ -7,7 +7,6 @@ from math import ceil
 
 import pytest
 
-from benchmarks.planner_cases import Case, chain_of
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.sums import any_bound, load_bound
 from pipeplan.ilp.facts.costs import Costs
@@ -16,6 +15,7 @@ from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.afresh import WITHIN, Afresh
 from pipeplan.ilp.walks.walk import Layout
+from pipeplan.testing.instances import Case, chain_of
 from tests import handmade
 from tests.searches import limits
 

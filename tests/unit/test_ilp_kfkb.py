@@ -7,7 +7,6 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 from random import Random
 
-from benchmarks.chains import build
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.eager import Order, eager_cycle, staircase
@@ -23,6 +22,7 @@ from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage
+from pipeplan.testing.networks import build
 from tests import handmade
 from tests.searches import limits
 

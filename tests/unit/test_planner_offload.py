@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chains import build
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.sweep import sweep
+from pipeplan.testing.networks import build
 from pipeplan.verifier import verify
 from tests.plans import random_plan
 

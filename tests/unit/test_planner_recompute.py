@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chains import build
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.ilp.again.merge import recomputes
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
+from pipeplan.testing.networks import build
 from pipeplan.verifier import verify
 from tests import handmade
 from tests.plans import random_plan
@@ -126,22 +125,22 @@ def test_resumes_no_plan_of_another_question() -> None:
     away = next(
         plan
         for plan in (random_plan(seed, memory_model="exact", offload=True) for seed in range(40))
-        if recomputes(plan) and any(op.kind.is_host for op in plan.ops)
+        if plan.recomputes and any(op.kind.is_host for op in plan.ops)
     )
     asked = replace(config, resume=away)
     refused(away.chain, away.cluster, asked, "send what they keep to the host")
     assert seen == []
 
 
-@pytest.mark.parametrize("during", ["recomputation: options", "recomputation: bound", "bounds"])
+@pytest.mark.parametrize("during", ["recompute options", "recompute bound", "bounds"])
 def test_ctrl_c_keeps_the_best_plan(during: str) -> None:
     """Whatever the search does, once there is a plan: options, a candidate's start, the bound."""
     phases: list[str] = []
 
     def interrupt(*row: Any) -> None:
-        started = "recomputation: options" in phases
+        started = "recompute options" in phases
         phases.append(row[4])
-        if row[4] == during and (started or during == "recomputation: options"):
+        if row[4] == during and (started or during == "recompute options"):
             raise KeyboardInterrupt
 
     config = Config(recompute="auto", time_limit_s=60, workers=1, method="contiguous")
@@ -154,7 +153,7 @@ def test_ctrl_c_without_a_plan_is_passed_on() -> None:
     """Where nothing is found yet there is nothing to return."""
 
     def interrupt(*row: Any) -> None:
-        if row[4] == "recomputation: options":
+        if row[4] == "recompute options":
             raise KeyboardInterrupt
 
     config = Config(recompute="auto", time_limit_s=4, workers=1, method="contiguous")

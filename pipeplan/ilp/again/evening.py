@@ -37,6 +37,8 @@ LENGTHS: Final = (1, 2, 3, 2**30)
 class RunEvening(Evening):
     """As `Evening`, from the best plan of all merged chains."""
 
+    name = "recompute balancing"
+
     def __init__(self, joint: Joint, walk: RunWalk) -> None:
         """Repeatable for a seed."""
         super().__init__(joint.state, walk)

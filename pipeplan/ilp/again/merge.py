@@ -66,11 +66,6 @@ class Merged:
         )
 
 
-def recomputes(plan: Plan) -> bool:
-    """Whether a stage of the plan computes layers again."""
-    return any(stage.remat is not None and stage.remat.recompute for stage in plan.stages)
-
-
 def without_runs(plan: Plan) -> tuple[Merged, Plan]:
     """The merged chain of a valid plan's runs, and the plan as one for that chain.
 

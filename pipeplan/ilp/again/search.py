@@ -62,7 +62,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     try:
         if whole.infeasible is None:
             _search(joint, state, starts)
-            if not joint.interrupted:
+            if not joint.interrupted and state.uses("trim"):
                 trim(joint)
     except KeyboardInterrupt:
         if joint.period is None:
@@ -73,16 +73,6 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     best.options, best.bounds = limits, whole.bounds
     best.notes = list(dict.fromkeys(notes))
     return joint.best
-
-
-def keeping(state: Incumbent) -> Solved:
-    """The best plan found that computes nothing again but may send what it keeps to the host.
-
-    Args:
-        state: not begun, with offloading allowed: what is proven then are loads alone.
-    """
-    search.run(state)
-    return Solved(state)
 
 
 def _search(joint: Joint, state: Incumbent, starts: Sequence[Plan]) -> None:
@@ -143,7 +133,9 @@ def _reached(joint: Joint) -> bool:
 
 
 def _prove_contiguous(state: Incumbent) -> None:
-    state.enter("recomputation: bound")
+    if not state.uses("recompute bound"):
+        return
+    state.enter("recompute bound")
     bound = again_bound(state.costs, state.bounds["any"], offload=state.options.offload)
     if bound is not None:
         state.prove("contiguous", bound, from_bytes=False)
@@ -165,7 +157,7 @@ def _every(joint: Joint, kept: Fraction) -> None:
     """
     state = joint.state
     few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
-    if not few or find_spec("ortools") is None:
+    if not few or not state.uses("recompute enumeration") or find_spec("ortools") is None:
         return
     from pipeplan.ilp.again import every  # only here: contiguous plans need no CP-SAT
 

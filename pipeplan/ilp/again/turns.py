@@ -40,8 +40,9 @@ IDLE: Final = 0.25
 
 @dataclass
 class _Part:
-    """One way to go on; `run` takes seconds, `share` is how much of a turn it has."""
+    """A strategy; `run` takes seconds, `share` is how much of a turn it has."""
 
+    name: str
     run: Callable[[float], None]
     most: float = 1.0
     share: float = field(init=False)
@@ -94,15 +95,20 @@ class Turns:
     def _parts(self) -> list[_Part]:
         """Plans that keep everything come first where they are nearly as short as the best."""
         joint, best = self.joint, self.kept.best
-        parts = [_Part(self._around), _Part(self._plain)]
+        parts = [_Part("best chain", self._around), _Part("plain chain", self._plain)]
         if self._offered is not None and not joint.state.options.contiguous_only:
             walk = RunWalk(joint, self._offered)
             runs = RunEvening(joint, walk)
-            parts = [_Part(runs.run, EVENING), _Part(self._cycle), *parts, _Part(walk.run)]
+            parts = [
+                _Part("recompute balancing", runs.run, EVENING),
+                _Part("recompute kfkb", self._cycle),
+                *parts,
+                _Part("recompute annealing", walk.run),
+            ]
         if best is not None and joint.period is not None:
             near = best.per_microbatch <= NEAR * joint.period
             parts.sort(key=lambda part: near and part.run == self._plain, reverse=True)
-        return parts
+        return [part for part in parts if joint.state.uses(part.name)]
 
     def _cycle(self, seconds: float) -> None:
         """Several micro-batches per period, on partitions of the best plan's chain."""

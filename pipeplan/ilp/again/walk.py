@@ -59,7 +59,7 @@ class RunWalk(Walk):
             return
         self._best = joint.best.state.best
         end = state.elapsed + min(seconds, state.remaining)
-        state.enter("recomputation: walk")
+        state.enter("recompute annealing")
         while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
             self._round(end)
 

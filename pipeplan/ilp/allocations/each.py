@@ -223,7 +223,7 @@ class Each:
             Whether nothing shorter is left for this k, as far as the models see.
         """
         state, self._high = self.state, high
-        state.enter(f"each allocation k={self.k}")
+        state.enter(f"enumeration: k={self.k}")
         left = list(asked)
         end = state.elapsed + seconds
         while left and not self._over(end):

@@ -61,7 +61,7 @@ class Few:
             return
         self._end = state.elapsed + min(seconds, state.remaining)
         while self._runs <= state.costs.layers and not self._over:
-            state.enter(f"allocations of {self._runs} runs")
+            state.enter(f"stage counts: {self._runs} stages")
             if not self._look():
                 self._decide()
 

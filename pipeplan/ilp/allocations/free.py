@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from pipeplan.ilp.allocations.each import Each, allocations, cases
@@ -54,29 +55,30 @@ def search(state: Incumbent) -> None:
     """
     few = state.costs.layers <= JOINT_ITEMS
     walk, around, evening = Walk(state), Neighbourhoods(state), Evening(state)
-    decided = few and _decide(state, walk)
+    decided = few and state.uses("joint") and _decide(state, walk)
     if decided:
-        walk.run(GLANCE_S)
+        state.give("annealing", walk.run, GLANCE_S)
     folds, afresh = Folds(state, walk), Afresh(state, walk)
     far = folds.far and not decided
     if not state.done:
-        guided(state, (FAR_SHARE if far else GUIDE_SHARE) * state.remaining)
+        share = FAR_SHARE if far else GUIDE_SHARE
+        state.give("guide", partial(guided, state), share * state.remaining)
     turn = min(TURN_S, TURN_SHARE * state.remaining) if far else TURN_S
     whole, runs = Whole(state), Few(state)
     while state.best is not None and not state.done:
         far = folds.far and not decided
         if far:
-            walk.run(turn)
-            folds.run(turn)
-        around.run(turn)
+            state.give("annealing", walk.run, turn)
+            state.give("interleaved starts", folds.run, turn)
+        state.give("neighbourhoods", around.run, turn)
         if decided:
             return
-        runs.run(turn)
-        whole.run(turn)
+        state.give("stage counts", runs.run, turn)
+        state.give("unrestricted", whole.run, turn)
         if not far:
-            walk.run(turn)
-        evening.run(turn)
-        afresh.run(turn)
+            state.give("annealing", walk.run, turn)
+        state.give("balancing", evening.run, turn)
+        state.give("restarts", afresh.run, turn)
         turn *= 1.5
 
 
@@ -86,7 +88,8 @@ def _decide(state: Incumbent, walk: Walk) -> bool:
     The walk goes between the two: a contiguous plan may be several times as long as need be, as
     with a weight that the first and the last layer share. Then no allocation would be left out.
     """
-    homes = None if state.options.offload else allocations(state.costs)
+    each = state.uses("enumeration") and not state.options.offload
+    homes = allocations(state.costs) if each else None
     decided = True
     for k in state.model_ks if len(state.options.ks) > 1 else _parts(state.options.ks[0]):
         if state.done:
@@ -97,7 +100,7 @@ def _decide(state: Incumbent, walk: Walk) -> bool:
         if homes is None:
             all_seen = joint(state, k, seconds)
         elif not joint(state, k, FIRST_SHARE * seconds):
-            walk.run(AHEAD_SHARE * seconds)
+            state.give("annealing", walk.run, AHEAD_SHARE * seconds)
             high = highest(state, Instance(state.costs, (), k=k))
             seconds *= 1 - FIRST_SHARE - AHEAD_SHARE
             all_seen = Each(state, k).run(cases(state, homes), seconds, high)
@@ -119,7 +122,7 @@ def joint(state: Incumbent, k: int, seconds: float) -> bool:
     Returns:
         Whether nothing shorter is left for this k, as far as the model sees.
     """
-    state.enter(f"joint k={k}")
+    state.enter(f"joint: k={k}")
     items = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
     return shorten(state, instance, seconds, proof=True)
@@ -135,7 +138,7 @@ def guided(state: Incumbent, seconds: float) -> None:
                 target = state.bound * Fraction(factor)
                 if state.done or state.elapsed > end or not _worth(state, target):
                     return
-                state.enter(f"guide {count} units at {factor:g} x bound")
+                state.enter(f"guide: {count} units at {factor:g} x bound")
                 home = _propose(state, count, target, tabu, end)
                 if home is None:
                     break
@@ -176,7 +179,7 @@ def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: fl
         else:
             runs.append((first, last))
             places.append(gpu)
-    state.enter(f"schedule {len(runs)} stages")
+    state.enter(f"guide: schedule of {len(runs)} stages")
     instance = Instance(
         state.costs, tuple(runs), tuple((gpu,) for gpu in places), most=state.most_in_flight
     )

@@ -65,7 +65,7 @@ class Whole:
             moved = False
             if period not in asked:
                 asked.add(period)
-                state.enter(f"all layers, k={k}, {share:.0%} of the way to the best plan")
+                state.enter(f"unrestricted: k={k}, {share:.0%} of the way to the best plan")
                 moved = self._ask(instance, period, end)
             share = 0.5 if moved else (1 + share) / 2
 

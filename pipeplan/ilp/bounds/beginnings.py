@@ -160,7 +160,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     costs, best = state.costs, state.best
     if best is None or not suited(costs):
         return
-    state.enter("bound: rounds")
+    state.enter("rounds bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = state.bounds["any"], best.per_microbatch
     while high - low > FINE * high and not state.done and state.elapsed < end:

@@ -55,7 +55,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     """
     if state.best is None or state.costs.layers * state.costs.gpus > MAX_PLACES:
         return
-    state.enter("bound: counts")
+    state.enter("counting bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = int(state.bounds["any"]), int(-(-state.best.per_microbatch // 1))
     step = max(1, (high - low) // FIRST)

@@ -33,7 +33,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     speeds = {gpu.speed for gpu in state.costs.cluster.gpus}
     if state.best is None or len(speeds) > 1:
         return
-    state.enter("bound: packing")
+    state.enter("packing bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = int(state.bounds["any"]), int(-(-state.best.per_microbatch // 1))
     cuts = cheapest_cuts(state.costs)

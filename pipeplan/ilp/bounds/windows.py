@@ -66,7 +66,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
         return
     if len(gpu_classes(state.costs)) > 1:
         return
-    state.enter("bound: micro-batches in a row")
+    state.enter("window bound")
     found = suited(state.costs, best, state.most_in_flight)
     if found is not None:
         _Queue(state, found, best, state.elapsed + min(seconds, state.remaining)).run()

@@ -70,7 +70,7 @@ class EagerSearch:
     def run(self, seconds: float) -> None:
         """Search until no partition left can beat the best plan, or `seconds` have passed."""
         self._end = self.state.elapsed + min(seconds, self.state.remaining)
-        self.state.enter("eager cycles")
+        self.state.enter("kfkb")
         for stages in chain(starts(self.state), self._all()):
             if stages is not None:
                 self._add(stages)

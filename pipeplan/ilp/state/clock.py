@@ -21,6 +21,11 @@ class Clock:
         """Seconds of the wall, for people."""
         return time.monotonic() - self.started
 
+    @property
+    def spent(self) -> float:
+        """Seconds that counted against the limit so far; asking costs nothing."""
+        return self.wall_s
+
     def look(self) -> float:
         """Seconds that count against the limit."""
         return self.wall_s
@@ -37,6 +42,11 @@ class WorkClock(Clock):
     """
 
     worked: float = 0.0
+
+    @property
+    def spent(self) -> float:
+        """Seconds' worth of work done."""
+        return self.worked
 
     def look(self) -> float:
         """Seconds' worth of work done."""

@@ -44,6 +44,8 @@ class Options:
     deterministic: bool
     offload: bool = False
     """Whether what a stage keeps may wait in the host's memory; then bytes prove nothing."""
+    without: frozenset[str] = frozenset()
+    """Strategies and provers that are left out, for ablations."""
     clock: Clock = field(default_factory=Clock, compare=False)
 
 
@@ -114,8 +116,17 @@ class Incumbent:
         """Whether the gap asked for is reached or the time is over."""
         return self.remaining <= 0 or (self.gap is not None and self.gap <= self.options.gap)
 
+    def uses(self, strategy: str) -> bool:
+        """Whether a strategy or prover is not left out."""
+        return strategy not in self.options.without
+
+    def give(self, strategy: str, run: Callable[[float], object], seconds: float) -> None:
+        """Let a strategy or prover have `seconds` of the limit, unless it is left out."""
+        if self.uses(strategy):
+            run(seconds)
+
     def enter(self, phase: str) -> None:
-        """Name what happens next, for progress."""
+        """Name the strategy or prover that runs next: `name`, or `name: what it tries`."""
         self.phase = phase
         self.tell()
 

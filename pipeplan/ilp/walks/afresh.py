@@ -57,7 +57,7 @@ class Afresh(Evening):
             if not bound <= period < best <= bound * (1 + WITHIN):
                 return
             price = exp(self.random.uniform(*map(log, PRICES)))
-            state.enter(f"loads evened out anew, a cut at {price:.1%}")
+            state.enter(f"restarts: a cut at {price:.1%}")
             self._once(period, price, end)
 
     def _once(self, period: int, price: float, end: float) -> None:

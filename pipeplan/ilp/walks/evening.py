@@ -70,6 +70,8 @@ class Placed:
 class Evening:
     """Periods between the bound and the best plan, tried until the time is over."""
 
+    name = "balancing"
+
     def __init__(self, state: Incumbent, walk: Walk | None = None) -> None:
         """Repeatable for a seed; `walk` goes on from what fits nearly."""
         self.state = state
@@ -90,7 +92,7 @@ class Evening:
             period = max(1, int(bound + (best - bound) * Fraction(share)))
             if period >= best or period < bound:
                 return
-            state.enter(f"evened out at {share:.0%} of the gap")
+            state.enter(f"{self.name}: {share:.0%} of the gap")
             if self._at(period, end):
                 continue
             share *= FURTHER

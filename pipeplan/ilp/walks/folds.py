@@ -143,7 +143,7 @@ class Folds:
         end = state.elapsed + min(seconds, state.remaining)
         if state.done or not self.far or state.costs.gpus == 1:
             return
-        state.enter("folds and loops")
+        state.enter("interleaved starts")
         while not state.done and self.far and state.elapsed < end:
             self._try(end)
 

@@ -89,7 +89,7 @@ class Walk:
             return
         self._best = state.best
         end = state.elapsed + min(seconds, state.remaining)
-        state.enter("walk")
+        state.enter("annealing")
         while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
             self._round(end)
 

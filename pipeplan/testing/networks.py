@@ -6,7 +6,7 @@ so each chain says `estimated`; what they are for is comparing planners on the s
 work. A convolutional layer is convolution + batch norm + ReLU; a skip connection rides along the
 boundary while it is open, so every layer border is a legal cut.
 
-    python -m benchmarks.chains resnet50 --batch 8 --image 224 -o resnet50.json
+    python -m pipeplan.testing.networks resnet50 --batch 8 --image 224 -o resnet50.json
 """
 
 from __future__ import annotations

@@ -1,0 +1,175 @@
+"""The one door of the solver: a problem and limits in, the best schedule and proofs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib.util import find_spec
+from typing import Final
+
+from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
+from pipeplan.ilp import coarse, search
+from pipeplan.ilp.again import fixed
+from pipeplan.ilp.again import search as again
+from pipeplan.ilp.again.solved import Solved
+from pipeplan.ilp.bounds import feasibility
+from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.problem import Limits, Problem, options_of
+from pipeplan.ilp.resume import warm
+from pipeplan.ilp.solution import Solution, solution
+from pipeplan.ilp.state.history import History
+from pipeplan.ilp.state.incumbent import Incumbent, Report
+from pipeplan.plan import Plan
+
+TIME_OVER: Final = 0.95
+"""Share of the limit from which on the limit ended the search: its last part stops early."""
+
+
+def solve(
+    problem: Problem,
+    limits: Limits | None = None,
+    warm_starts: Sequence[Plan] = (),
+    progress: Report | None = None,
+) -> Solution:
+    """The best schedule found within the limits, with proven bounds beside it.
+
+    Args:
+        problem: What is planned, and which plans count.
+        limits: When the search ends.
+        warm_starts: Valid plans of the same chain to start from; their proofs are kept where all
+            else is equal.
+        progress: Called whenever the plan, the bound or the phase changes.
+
+    Returns:
+        The solver's claim: whether it keeps every rule of docs/model.md is for others to judge.
+        Ctrl-C during the search returns the best so far.
+
+    Raises:
+        InfeasibleError: if it is proven that no plan exists.
+        TimeLimitError: if neither a plan nor a proof was found.
+        InputError: if sizes are out of range, or the method cannot say the problem.
+    """
+    limits = limits or Limits()
+    costs = Costs(
+        problem.chain,
+        problem.cluster,
+        problem.semantics,
+        problem.memory_model,
+        pins=problem.pins,
+    )
+    feasibility.check_sums(costs)
+    options = options_of(problem, limits)
+    history = History(options.clock)
+    state = Incumbent(costs, options, _heard(history, progress))
+    for start in warm_starts:
+        if not start.recomputes:
+            warm(state, start)
+    solved = _search(problem, limits, state, warm_starts)
+    if solved.state.best is None:
+        raise _failure(problem, state)
+    return solution(solved, tuple(history.steps))
+
+
+def _heard(history: History, progress: Report | None) -> Report:
+    """Keeps the history and passes reports on."""
+
+    def heard(
+        seconds: float, period: Fraction | None, bound: Fraction, gap: float | None, phase: str
+    ) -> None:
+        history.hear(period, bound, phase)
+        if progress:
+            progress(seconds, period, bound, gap, phase)
+
+    return heard
+
+
+def _search(
+    problem: Problem, limits: Limits, state: Incumbent, warm_starts: Sequence[Plan]
+) -> Solved:
+    """What the method says."""
+    if problem.method == "paper-ilp":
+        return _paper_ilp(state)
+    if problem.method in ("full-recompute", "two-phase"):
+        return _with_fixed_cuts(problem, state)
+    groups = _groups(state.costs, limits)
+    if groups is not None and (problem.recompute or problem.offload):
+        state.notes.append(_no_groups(problem))
+        groups = None
+    if problem.recompute:
+        return again.run(state, warm_starts)
+    if groups is not None:
+        coarse.run(state, groups)
+        return Solved(state)
+    search.run(state)
+    if not problem.offload:
+        search.prove_contiguous(state)
+    return Solved(state)
+
+
+def _with_fixed_cuts(problem: Problem, state: Incumbent) -> Solved:
+    """What others do about recomputation: cuts first, then what is recomputed."""
+    full = problem.method == "full-recompute"
+    found = fixed.full(state, problem.stages) if full else fixed.two_phase(state)
+    if found is None:
+        state.infeasible = (
+            f"chain {state.costs.chain.name!r}: method {problem.method} has no plan: its stages"
+            " exceed some GPU's memory or a link's time at every period. --recompute auto decides"
+            " cuts and recomputation together."
+        )
+    return found or Solved(state)
+
+
+def _groups(costs: Costs, limits: Limits) -> int | None:
+    """How many groups of layers to search on; None for the layers themselves."""
+    if limits.groups == "auto":
+        return coarse.automatic(costs)
+    if limits.groups is None or limits.groups >= costs.layers:
+        return None
+    return limits.groups
+
+
+def _no_groups(problem: Problem) -> str:
+    """With recomputation or offloading the layers themselves are searched, never in silence."""
+    asked = [name for name in ("recompute", "offload") if getattr(problem, name)]
+    return (
+        f"searched layer by layer although the chain is long: {' and '.join(asked)} auto knows no"
+        " groups (--coarsen)"
+    )
+
+
+def _paper_ilp(state: Incumbent) -> Solved:
+    """The paper's literal ILP.
+
+    Raises:
+        InputError: if its solver is missing, or it cannot say the problem.
+    """
+    if find_spec("ortools") is None:
+        raise InputError(
+            "method paper-ilp: got no ortools, need it: pip install 'pipeplan[plan]',"
+            " or use --method contiguous."
+        )
+    from pipeplan.ilp.paper import literal  # only here: contiguous plans need no solver
+
+    literal.search(state)
+    return Solved(state)
+
+
+def _failure(problem: Problem, state: Incumbent) -> Exception:
+    """The proof that no plan exists, or what the search did instead of finding one."""
+    costs = state.costs
+    if state.infeasible is not None:
+        return InfeasibleError(state.infeasible)
+    limit, used = state.options.time_limit_s, state.elapsed
+    over = used > TIME_OVER * limit
+    if over:
+        what = f"no plan within {limit:g} s, and none is ruled out."
+    else:
+        what = (
+            f"no plan found, and none is ruled out: the search ended by itself after {used:.1f} s"
+            f" of {limit:g} s."
+        )
+    ways = feasibility.would_help(costs, again=problem.recompute, time=over)
+    notes = "".join(f" ({note}.)" for note in state.notes)
+    return TimeLimitError(
+        f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: {what} {ways}{notes}"
+    )
