@@ -1,0 +1,231 @@
+"""What each strategy and prover of the solver is worth: plans without it, and with it alone.
+
+    python -m benchmarks.ablation [--work 10s] [--arms NAME ...] [--only-one] [--workers 2]
+
+Every instance has room above its bound. Each is planned with everything, without each strategy
+and prover in turn (leave one out), and with `--only-one` by each finder alone, on top of the
+contiguous optimum and the bounds. Limits count work instead of time, so that the figures do not
+depend on what else the machine does. Finished rows are kept in benchmarks/results/ablation.json:
+run again, the benchmark goes on where it was stopped. The table says, for each arm, by how much
+plans are longer without it (geometric mean), and on how many rows by more than 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+
+from benchmarks.planner import Store
+from pipeplan.cli import common
+from pipeplan.errors import InfeasibleError, TimeLimitError
+from pipeplan.planner import Config, solve
+from pipeplan.testing.instances import Case
+
+RESULT = Path(__file__).parent / "results" / "ablation.json"
+LOST = 0.01
+"""A row is lost where the plan is longer by more than this."""
+FINDERS = (
+    "annealing", "balancing", "guide", "interleaved starts", "joint", "kfkb", "neighbourhoods",
+    "restarts", "stage counts", "unrestricted",
+)  # fmt: skip
+PROVERS = ("packing bound", "counting bound")
+JOINT = (
+    "recompute balancing", "recompute annealing", "recompute kfkb", "best chain", "plain chain",
+)  # fmt: skip
+Mode = Literal["none", "recompute"]
+
+KEEPING = (
+    ("resnet18", 4, 1.2), ("resnet18", 8, 1.2), ("resnet18", 4, 0.6), ("resnet18", 8, 0.5),
+    ("resnet34", 4, 1.2), ("resnet34", 8, 0.6), ("resnet34", 4, 0.5), ("resnet50", 4, 0.6),
+    ("resnet50", 8, 0.6), ("resnet50", 8, 0.5), ("resnet101", 8, 0.6), ("resnet101", 4, 0.5),
+    ("resnet152", 8, 0.5), ("densenet121", 4, 0.6), ("densenet121", 8, 0.5), ("gpt24", 8, 0.6),
+    ("gpt24", 16, 0.5), ("gpt48", 16, 0.6), ("gpt48", 32, 0.6), ("llama24", 8, 0.6),
+    ("llama24", 16, 0.5), ("llama32", 16, 0.6), ("llama80", 16, 0.6), ("gpt96", 16, 0.6),
+    ("gpt96split", 32, 1.2), ("gpt96", 32, 0.8),
+)  # fmt: skip
+AGAIN = (
+    ("resnet18", 4, 0.4), ("resnet34", 8, 0.5), ("resnet50", 4, 0.4), ("resnet50", 8, 0.4),
+    ("gpt24", 8, 0.5), ("gpt24", 8, 0.4), ("llama24", 8, 0.5), ("llama24", 16, 0.4),
+    ("gpt48", 16, 0.5), ("resnet101", 8, 0.4),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One instance planned without some arms."""
+
+    case: Case
+    mode: Mode
+    name: str
+    without: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """What identifies the instance."""
+        return f"{self.case.key} {self.mode}"
+
+
+def arms(mode: Mode) -> tuple[str, ...]:
+    """The strategies and provers that a mode may leave out."""
+    both = (*FINDERS, *PROVERS)
+    return both if mode == "none" else (*both, *JOINT)
+
+
+def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
+    """Everything first, then each arm left out, then each finder alone."""
+    cases = [
+        (Case(*each), mode)
+        for mode, rows in (("none", KEEPING), ("recompute", AGAIN))
+        for each in rows
+    ]
+    for case, mode in cases:
+        yield Run(case, mode, "everything")
+    for arm in chosen:
+        for case, mode in cases:
+            if arm in arms(mode):
+                yield Run(case, mode, f"without {arm}", (arm,))
+    if only_one:
+        for arm in FINDERS:
+            for case, mode in cases:
+                if mode == "none":
+                    others = tuple(each for each in FINDERS if each != arm)
+                    yield Run(case, mode, f"only {arm}", others)
+
+
+def planned(run: Run, work_s: float) -> dict[str, Any]:
+    """The plan's figures, and who found it."""
+    config = Config(
+        time_limit_s=work_s,
+        workers=1,
+        deterministic=True,
+        without=run.without,
+        recompute="auto" if run.mode == "recompute" else "off",
+    )
+    begin, work = time.monotonic(), time.process_time()
+    try:
+        plan = solve(run.case.chain, run.case.cluster, config)
+    except (InfeasibleError, TimeLimitError) as error:
+        found: dict[str, Any] = {"status": type(error).__name__}
+    else:
+        bound = getattr(plan.solver.bounds, plan.solver.gap_bound)
+        found = {
+            "period_ns": float(plan.period_per_microbatch),
+            "bound_ns": None if bound is None else float(Fraction(*bound)),
+            "history": [
+                [step.work_s, step.strategy, step.period_ns and float(Fraction(*step.period_ns))]
+                for step in plan.solver.history
+            ],
+        }
+    return found | {
+        "layers": len(run.case.chain.layers),
+        "work_s": work_s,
+        "seconds": round(time.monotonic() - begin, 2),
+        "cpu_seconds": round(time.process_time() - work, 2),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """An arm's row of the table; losses are ratios to everything, minus one."""
+
+    name: str
+    rows: int
+    mean: float
+    worst: float
+    lost: int
+    bounds: float
+    found: int
+    """Rows whose best plan with everything is its."""
+
+
+def worth(rows: dict[str, dict[str, Any]], name: str, arm: str) -> Worth | None:
+    """What the plans called `name` lose against those of everything."""
+    ratios, bounds, found = [], [], 0
+    for row in rows.values():
+        all_, one = row.get("everything", {}), row.get(name, {})
+        if "period_ns" not in all_ or not one:
+            continue
+        ratios.append(one.get("period_ns", math.inf) / all_["period_ns"])
+        if one.get("bound_ns") and all_["bound_ns"]:
+            bounds.append(all_["bound_ns"] / one["bound_ns"])
+        last = [step[1] for step in all_["history"] if step[2] == all_["period_ns"]]
+        found += bool(last) and last[0] == arm
+    if not ratios:
+        return None
+    return Worth(
+        name,
+        len(ratios),
+        _mean(ratios) - 1,
+        max(ratios) - 1,
+        sum(ratio > 1 + LOST for ratio in ratios),
+        _mean(bounds) - 1 if bounds else 0.0,
+        found,
+    )
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def table(rows: dict[str, dict[str, Any]], names: Sequence[str]) -> Table:
+    """One line per arm that was measured."""
+    made = Table(box=None, pad_edge=False)
+    for column in ("", "rows", "longer", "worst", "rows > 1 %", "bound lower", "best plans"):
+        made.add_column(column, justify="left" if not column else "right")
+    for name in names:
+        arm = name.removeprefix("without ").removeprefix("only ")
+        each = worth(rows, name, arm)
+        if each is not None:
+            made.add_row(
+                name, str(each.rows), f"{each.mean:+.2%}", f"{each.worst:+.2%}", str(each.lost),
+                f"{each.bounds:+.2%}", str(each.found),
+            )  # fmt: skip
+    return made
+
+
+def main() -> int:
+    """Measure what is missing and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = tuple(dict.fromkeys(arms("recompute")))
+    parser.add_argument("--work", type=common.duration, default=10 * 10**9, metavar="TIME")
+    parser.add_argument("--arms", nargs="*", default=every, choices=every, metavar="NAME")
+    parser.add_argument("--only-one", action="store_true", help="each finder alone, too")
+    parser.add_argument("--workers", type=common.count(), default=1, help="processes (1)")
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
+    parser.add_argument("--show", action="store_true", help="only print what the file has")
+    args = parser.parse_args()
+    store, work_s = Store(args.out), args.work / 1e9
+    wanted = list(runs(args.arms, only_one=args.only_one))
+    missing = [
+        run
+        for run in wanted
+        if store.rows.setdefault(run.key, {}).get(run.name, {}).get("work_s") != work_s
+    ]
+    if not args.show:
+        with ProcessPoolExecutor(args.workers) as pool:
+            asked = {pool.submit(planned, run, work_s): run for run in missing}
+            for number, done in enumerate(as_completed(asked), 1):
+                run = asked[done]
+                store.put(run.key, run.name, done.result())
+                print(
+                    f"{number}/{len(missing)} {run.name}: {run.key}", file=sys.stderr, flush=True
+                )
+    names = list(dict.fromkeys(run.name for run in wanted))[1:]
+    common.screen().print(table(store.rows, names))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
