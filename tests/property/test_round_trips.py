@@ -39,6 +39,7 @@ YOUNGER: dict[str, Any] = {
     "host_bytes": 0,
     "most_microbatches": None,
     "pins": [],
+    "history": [],
 }
 """Fields that are left out where they are the default, and the default."""
 VALIDATORS = {

@@ -35,6 +35,7 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("plan.json", "memory[].", plan.MemoryRow),
     ("plan.json", "solver.", plan.Solver),
     ("plan.json", "solver.bounds.", plan.Bounds),
+    ("plan.json", "solver.history[].", plan.Step),
     ("Device table", "", devices.DeviceTable),
     ("Device table", "devices[].", devices.Device),
     ("stages.json", "", stages.StageProfile),
