@@ -34,9 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _checked(argv: Sequence[str] | None) -> int:
     from pipeplan.errors import PipeplanError
+    from pipeplan.heap import give_back_large_blocks
     from pipeplan.launch.options import parse
     from pipeplan.runtime.place import Place
 
+    if argv is None:  # the process is this rank's and nobody else's
+        give_back_large_blocks(os.environ)
     place: Place | None = None
     try:
         place = Place.of(os.environ)

@@ -42,18 +42,17 @@ def reference_of(form: str, blocks: int, width: int, weights: Path | None = None
 
 
 def launch(folder: Path, ranks: int, task: str, *words: str, steps: int = STEPS) -> Ran:
-    """Train the task on `ranks` ranks; what glibc keeps for later is not counted as resident."""
+    """Train the task on `ranks` ranks, with the C library as it comes."""
     plan = folder / "plan.json"
     chain = launch_task.leveled(estimate(task, find("h100")))
     plan.write_text(launch_task.plan_of(chain, ranks, "flush").to_json())
     out = folder / "run"
     options = ("--plan", str(plan), "--task", task, "--instrument", "--steps", str(steps))
     given = words or ("--out", str(out))
-    environment = {**launch_task.environment(), "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
         [*TORCHRUN, str(ranks), "-m", "pipeplan.launch", *options, *given],
         cwd=launch_task.ROOT,
-        env=environment,
+        env=launch_task.environment(),
         capture_output=True,
         text=True,
         timeout=280,
