@@ -18,8 +18,11 @@ from collections.abc import Mapping
 
 LARGE = 2**20
 """Bytes of the smallest block that goes back by itself."""
-_M_MMAP_THRESHOLD = -3
-"""As malloc.h of glibc numbers it."""
+_TOP = 32 * LARGE
+"""Bytes of smaller blocks that may stay free at the heap's end: it is not cut and grown again at
+each of them. glibc's own limit rises to twice as much."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""As malloc.h of glibc numbers them."""
 
 
 def give_back_large_blocks(environment: Mapping[str, str], large: int = LARGE) -> bool:
@@ -36,12 +39,16 @@ def give_back_large_blocks(environment: Mapping[str, str], large: int = LARGE) -
     """
     if sys.platform != "linux" or _is_set(environment):
         return False
-    library = ctypes.CDLL(None)
-    mallopt = getattr(library, "mallopt", None)  # in musl there is none
-    return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, large) == 1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # in musl there is none
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, large) and mallopt(_M_TRIM_THRESHOLD, _TOP))
 
 
 def _is_set(environment: Mapping[str, str]) -> bool:
-    """Whether the user has chosen how large a block must be."""
+    """Whether the user has chosen what glibc keeps: one of both thresholds is enough for it."""
     tunables = environment.get("GLIBC_TUNABLES", "")
-    return "MALLOC_MMAP_THRESHOLD_" in environment or "glibc.malloc.mmap_threshold=" in tunables
+    return any(
+        f"MALLOC_{name.upper()}_" in environment or f"glibc.malloc.{name}=" in tunables
+        for name in ("mmap_threshold", "trim_threshold")
+    )
