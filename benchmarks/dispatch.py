@@ -14,10 +14,10 @@ from pipeplan.calibrate.overhead import one_f_one_b
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.plan import OpKind, Plan, Stage
-from pipeplan.runtime.clock import VirtualClock
+from pipeplan.runtime.dry_run.clock import VirtualClock
+from pipeplan.runtime.dry_run.run import PlannedTimes, on_plain_links
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.rehearse import Times, on_plain_links
+from pipeplan.runtime.transport.base import Transport
 
 STEPS = 20
 
@@ -26,7 +26,7 @@ def measure(ranks: int) -> float:
     """CPU us per action of a 1F1B pipeline of `ranks` ranks, contiguous, with flush."""
     plan, pattern = _plan(ranks), one_f_one_b(ranks)
     computes = {(kind, stage): 0 for kind in (OpKind.F, OpKind.B) for stage in range(ranks)}
-    times = Times(computes, (0,) * ranks)
+    times = PlannedTimes(computes, (0,) * ranks)
 
     def work(transport: Transport) -> int:
         executor = on_plain_links(plan, pattern, transport, VirtualClock(), times)

@@ -40,12 +40,12 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import OpKind, Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.clock import SleepClock
-from pipeplan.runtime.emulate import EmulatedTransport
-from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.dry_run.clock import SleepClock
+from pipeplan.runtime.dry_run.sleeping import EmulatedTransport
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.ties import untie
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.simulator import simulate
 from pipeplan.simulator.tape import number
 from pipeplan.task import Task
@@ -168,16 +168,16 @@ def _lasting(plan: Plan, worker: Worker) -> dict[int, int]:
     """By tag: a transfer's time, which the last tensor of its message takes."""
     ns = {(op.kind, op.stage): op.duration_ns for op in plan.ops}
     found: dict[int, int] = {}
-    for index, each in worker.wires.items():
+    for index, each in worker.endpoints.items():
         before, after = (OpKind.SEND_F, index - 1), (OpKind.SEND_B, index + 1)
-        for named, wire in (
+        for named, endpoint in (
             ((OpKind.SEND_F, index), each.output),
             ((OpKind.SEND_B, index), each.input_gradient),
             (before, each.input),
             (after, each.output_gradient),
         ):
-            if wire is not None and wire.tags:
-                found[wire.tags[-1]] = ns[named]
+            if endpoint is not None and endpoint.tags:
+                found[endpoint.tags[-1]] = ns[named]
     return found
 
 

@@ -31,8 +31,8 @@ from torch.distributed import FileStore
 
 from benchmarks import dispatch, sleeping
 from benchmarks.sleeping_runs import flush_plan, ours, torchs, twobw_plan
-from pipeplan.runtime.ranks import Ranks
-from pipeplan.runtime.transport import GlooTransport
+from pipeplan.runtime.transport.gloo import GlooTransport
+from pipeplan.runtime.transport.rank_grid import RankGrid
 
 MICROBATCHES, STEPS, ROUNDS = 16, 2, 3
 RESULT = Path(__file__).parent / "results" / "runtime.json"
@@ -99,7 +99,7 @@ def world(ranks: int, work: Callable[[GlooTransport], Any]) -> Any:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
         patience = timedelta(seconds=120)
-        transport = GlooTransport(Ranks.started(FileStore(store, ranks), rank, ranks, patience))
+        transport = GlooTransport(RankGrid.started(FileStore(store, ranks), rank, ranks, patience))
         result = work(transport)
         if rank == 0:
             sender.send(result)

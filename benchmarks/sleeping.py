@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.runtime.clock import SleepClock
+from pipeplan.runtime.dry_run.clock import SleepClock
 
 ROWS, WIDTH = 16, 1024
 """Of one micro-batch: 64 KiB of float32."""

@@ -22,8 +22,8 @@ from pipeplan.cluster import uniform
 from pipeplan.eager import staircase
 from pipeplan.plan import Plan, Stage
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 LATENCY_NS = 300_000

@@ -11,8 +11,8 @@ from pipeplan.capture.split import module_of
 from pipeplan.errors import InputError
 from pipeplan.hosting import Hosted, states_of
 from pipeplan.plan import Plan
-from pipeplan.runtime import sources
-from pipeplan.runtime.sources import Source
+from pipeplan.runtime.checkpoint import weight_sources
+from pipeplan.runtime.checkpoint.weight_sources import WeightSource
 
 
 def fill(hosted: Hosted, plan: Plan, gpu: int, *, rest: bool = False) -> None:
@@ -32,7 +32,10 @@ def fill(hosted: Hosted, plan: Plan, gpu: int, *, rest: bool = False) -> None:
             it in another shape.
     """
     assert hosted.task.weights is not None
-    source, where = sources.opened(hosted.task.weights), f"task: weights {hosted.task.weights}"
+    source, where = (
+        weight_sources.opened(hosted.task.weights),
+        f"task: weights {hosted.task.weights}",
+    )
     model = module_of(hosted.task)
     aliases = _aliases(
         (
@@ -67,7 +70,7 @@ def _aliases(named: Iterable[tuple[str, Tensor]]) -> dict[str, tuple[str, ...]]:
     return {name: names[id(tensor)] for name, tensor in listed}
 
 
-def _check_known(source: Source, known: Mapping[str, object], where: str) -> None:
+def _check_known(source: WeightSource, known: Mapping[str, object], where: str) -> None:
     unknown = sorted(set(source.names or ()) - known.keys())
     if unknown:
         raise InputError(
@@ -78,7 +81,7 @@ def _check_known(source: Source, known: Mapping[str, object], where: str) -> Non
         )
 
 
-def _value(source: Source, names: tuple[str, ...], where: str) -> Tensor | None:
+def _value(source: WeightSource, names: tuple[str, ...], where: str) -> Tensor | None:
     for name in names:
         if source.names is not None and name not in source.names:
             continue

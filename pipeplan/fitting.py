@@ -9,7 +9,7 @@ from pipeplan.capture import agreement, split
 from pipeplan.capture.trace import lacks_values
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
-from pipeplan.runtime.ties import find_ties, untie
+from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
 from pipeplan.task import SplitModel, Task
 
 

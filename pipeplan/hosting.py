@@ -23,7 +23,7 @@ from pipeplan.errors import InputError
 from pipeplan.fitting import fitted, limit_of
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint
-from pipeplan.runtime.backend import device_of
+from pipeplan.runtime.transport.backend import device_of
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import format_bytes
 

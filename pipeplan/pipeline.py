@@ -27,21 +27,20 @@ from pipeplan.plan import Plan
 from pipeplan.precision import around, check_around
 from pipeplan.program import Pattern
 from pipeplan.repeat import check_data, from_here
-from pipeplan.runtime import checkpoint
-from pipeplan.runtime.ahead import Ahead
-from pipeplan.runtime.arguments import Progress, check_ranks, numbers_of, whole
-from pipeplan.runtime.backend import Wanted, check_current, device_of
-from pipeplan.runtime.batches import Inputs, Source
+from pipeplan.runtime.arguments import SavedProgress, check_ranks, numbers_of, whole
 from pipeplan.runtime.build import Worker, build
+from pipeplan.runtime.checkpoint import named_state
+from pipeplan.runtime.data.batches import BatchFeed, Inputs
+from pipeplan.runtime.data.feed import Feed, TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
-from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.facts import trained
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.group import Terms, Training, for_pipeline, gpu_of
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.replicas import Replicas, Shard
-from pipeplan.runtime.room import Room
-from pipeplan.runtime.transport import GlooTransport, LocalTransport
+from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.startup.facts import trained
+from pipeplan.runtime.startup.gpu_memory import GpuMemory
+from pipeplan.runtime.startup.process_group import Terms, Training, for_pipeline, gpu_of
+from pipeplan.runtime.supervision.run_ahead import RunAhead
+from pipeplan.runtime.transport.backend import Wanted, check_current, device_of
+from pipeplan.runtime.transport.base import Transport
+from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.task import Task
 from pipeplan.units import parse_wait_ns
 
@@ -160,7 +159,7 @@ class Pipeline:
     def _build(
         self, transport: Transport, mesh: DeviceMesh | None, seed: int, patience_ns: int
     ) -> None:
-        if room := Room.of(self._device):
+        if room := GpuMemory.of(self._device):
             room.check(self.plan, transport.rank)
         self._transport = transport
         self.mesh = mesh
@@ -170,12 +169,12 @@ class Pipeline:
             self.mesh = mesh or transport.mesh(self._device.type)
             self._shard.replica, self._shard.replicas = transport.replica, transport.replicas
             averages = Replicas(transport) if transport.replicas > 1 else None
-            ahead = Ahead.of(self._device, transport.gone, patience_ns)
+            ahead = RunAhead.of(self._device, transport.gone, patience_ns)
         boundary = self._split.boundaries[0]
         uses = Uses.of(self.plan, self._split, transport.rank)
         feed = TaskFeed(self.task, self._split, uses, self._shard.number, self._device)
         size, m = self._split.microbatch_size, self.plan.microbatches
-        self._source = Source(feed, boundary, size, m, self._device)
+        self._source = BatchFeed(feed, boundary, size, m, self._device)
         self._heard = _Heard({})
         self._worker: Worker = build(
             self.plan,
@@ -310,7 +309,7 @@ class Pipeline:
 
     def _evaluated(self, feed: Feed, count: int) -> dict[int, float]:
         worker = self._worker
-        ends = worker.stages, worker.wires, self._source, self._transport
+        ends = worker.stages, worker.endpoints, self._source, self._transport
         with self._whole(), self._source.replaced(feed):
             return evaluate(self._pattern, *ends, count, worker.executor.ahead)
 
@@ -328,7 +327,7 @@ class Pipeline:
         scales, good = self._worker.scales(self.steps)
         drawn = self._shard.drawn_by(self.steps)
         progress = {"step": self.steps, "scales": scales, "good_steps": good, "drawn": drawn}
-        return checkpoint.state_of(self._worker.stages.values()) | progress
+        return named_state.state_of(self._worker.stages.values()) | progress
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`: what `state_dict` gave, parts of all ranks that are needed merged.
@@ -339,10 +338,10 @@ class Pipeline:
             InputError: if it lacks something this rank needs.
         """
         self._check_whole()
-        told = Progress.of(state)
+        told = SavedProgress.of(state)
         step = told.step
         drawn = step * self.plan.microbatches if told.drawn is None else told.drawn
-        checkpoint.put(self._worker, step, state, told.scales, told.good_steps)
+        named_state.put(self._worker, step, state, told.scales, told.good_steps)
         self._shard.go_on(step, drawn)
         self._source.forget()
         self.steps = step
@@ -353,8 +352,8 @@ class Pipeline:
         Ranks that a failure parted do not wait for each other.
         """
         for stage in self._worker.stages.values():
-            for leaves in stage.leaves:
-                leaves.release()
+            for slots in stage.slots:
+                slots.release()
         if self._torn:
             self._abandon()
         elif self._own:

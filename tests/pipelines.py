@@ -14,12 +14,12 @@ from pipeplan import cluster
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
-from pipeplan.runtime.board import LocalBoard
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.gate import Stopping
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.supervision.board import LocalBoard
+from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec, Tied
 
 torch.set_num_threads(1)
@@ -282,7 +282,7 @@ class Calm:
         self._woken.set()
 
 
-class _Asking(Stopping):
+class _Asking(BoardConsensus):
     """Asks before one step."""
 
     at: int | None = None
@@ -315,21 +315,23 @@ def train(
         stop_at: rank -> the step before which it wants all ranks to stop.
     """
     board, ranks = LocalBoard(), len(plan.cluster.gpus)
-    gates: list[Stopping] = []
+    consensuses: list[BoardConsensus] = []
 
     def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor], int]:
         listener = Listener()
         feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
-        gate = _Asking(board, transport.rank, ranks, Calm(), first=0, timeout_s=60)
-        gate.at = (stop_at or {}).get(transport.rank)
-        gates.append(gate)
-        worker = build(plan, pattern, split, task, feed, transport, listener, seed=seed, gate=gate)
+        consensus = _Asking(board, transport.rank, ranks, Calm(), first=0, timeout_s=60)
+        consensus.at = (stop_at or {}).get(transport.rank)
+        consensuses.append(consensus)
+        worker = build(
+            plan, pattern, split, task, feed, transport, listener, seed=seed, consensus=consensus
+        )
         done = worker.executor.run(0, steps)
         return listener.losses, weights_of(worker), done
 
     results = run_ranks(ranks, work)
-    for gate in gates:
-        gate.close()
+    for consensus in consensuses:
+        consensus.close()
     losses = {number: value for found, _, _ in results for number, value in found.items()}
     weights = {name: value for _, found, _ in results for name, value in found.items()}
     (done,) = {results[stage.gpu][2] for stage in plan.stages}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.plan import Semantics
-from pipeplan.runtime.seeds import layer_seed
+from pipeplan.runtime.stages.random_state import layer_seed
 from pipeplan.task import SplitModel, Task
 
 

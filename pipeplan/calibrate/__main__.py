@@ -66,12 +66,12 @@ def _measure(memory_bytes: int, output: Path) -> None:
 
     from pipeplan.calibrate import links, overhead
     from pipeplan.cluster import Cluster, Gpu
-    from pipeplan.runtime.group import join
-    from pipeplan.runtime.place import Place
+    from pipeplan.runtime.startup.process_group import join
+    from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
     from pipeplan.units import format_ns
 
     torch.set_num_threads(1)
-    place = Place.of(os.environ)
+    place = TorchrunEnv.of(os.environ)
     transport = join(place, _TIMEOUT_NS)
     measured = links.combine(links.measure(transport))
     cost_ns = overhead.measure(transport)

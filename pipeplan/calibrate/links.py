@@ -16,9 +16,8 @@ from itertools import combinations
 import torch
 
 from pipeplan.cluster import Links, Pair
-from pipeplan.runtime.lines import LIMIT_BYTES
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.transport import wait_all
+from pipeplan.runtime.transport.base import Transport, wait_all
+from pipeplan.runtime.transport.local_socket import LIMIT_BYTES
 
 SMALL_BYTES = 1024
 """An exchange of this size counts as latency alone."""

@@ -19,8 +19,8 @@ from pipeplan.plan import Plan, Stage
 from pipeplan.program import ActionKind as Kind
 from pipeplan.program import Pattern, PeriodicAction
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 STEPS = 5

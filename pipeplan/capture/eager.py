@@ -241,9 +241,9 @@ def tensors_of(result: object) -> tuple[Tensor, ...]:
 def follow_torch() -> None:
     """Seed the generators of Python and numpy with what torch's was seeded with last.
 
-    The runtime seeds torch's before each layer (`pipeplan.runtime.seeds`), so what a layer draws
-    depends on layer and micro-batch alone, in whichever order layers run, and again in a
-    recomputation.
+    The runtime seeds torch's before each layer (`pipeplan.runtime.stages.random_state`), so what a
+    layer draws depends on layer and micro-batch alone, in whichever order layers run, and again in
+    a recomputation.
     """
     seed_python(torch.initial_seed())
 

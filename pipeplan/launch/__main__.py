@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeplan.launch.options import Options
     from pipeplan.plan import Plan
     from pipeplan.program import Pattern
-    from pipeplan.runtime.place import Place
+    from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 
 _PART_S = 1.0
 """How long ranks other than 0 wait once it knows why they end, so that it speaks."""
@@ -36,24 +36,24 @@ def _checked(argv: Sequence[str] | None) -> int:
     from pipeplan.errors import PipeplanError
     from pipeplan.heap import give_back_large_blocks
     from pipeplan.launch.options import parse
-    from pipeplan.runtime.place import Place
+    from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 
     if argv is None:  # the process is this rank's and nobody else's
         give_back_large_blocks(os.environ)
-    place: Place | None = None
+    place: TorchrunEnv | None = None
     try:
-        place = Place.of(os.environ)
+        place = TorchrunEnv.of(os.environ)
         return _run(parse(argv), place)
     except PipeplanError as error:
         return _refuse(error, place)
 
 
-def _run(options: Options, place: Place) -> int:
+def _run(options: Options, place: TorchrunEnv) -> int:
     from pipeplan.launch import checks
 
     if options.clock != "real":
         plan, pattern = checks.planned(options, place)
-        return _table(plan, place) if options.dry_run else _rehearse(options, place, plan, pattern)
+        return _table(plan, place) if options.dry_run else _dry_run(options, place, plan, pattern)
     if options.dry_run and (foreign := checks.foreign_task(options)):
         return _table(checks.check_without_task(options, place), place, foreign)
     setup = checks.prepare(options, place)
@@ -64,13 +64,13 @@ def _run(options: Options, place: Place) -> int:
     return train.run(setup, place)
 
 
-def _rehearse(options: Options, place: Place, plan: Plan, pattern: Pattern) -> int:
-    from pipeplan.launch import rehearsal
+def _dry_run(options: Options, place: TorchrunEnv, plan: Plan, pattern: Pattern) -> int:
+    from pipeplan.launch import dry_run
 
-    return rehearsal.run(options, place, plan, pattern)
+    return dry_run.run(options, place, plan, pattern)
 
 
-def _table(plan: Plan, place: Place, unloaded: str | None = None) -> int:
+def _table(plan: Plan, place: TorchrunEnv, unloaded: str | None = None) -> int:
     from pipeplan.launch import checks
 
     if place.rank == 0:
@@ -78,7 +78,7 @@ def _table(plan: Plan, place: Place, unloaded: str | None = None) -> int:
     return 0
 
 
-def _refuse(error: PipeplanError, place: Place | None) -> int:
+def _refuse(error: PipeplanError, place: TorchrunEnv | None) -> int:
     """Rank 0 speaks, and who does not know its rank; others tell rank 0, or speak after a while.
 
     torchrun ends all ranks as soon as one has ended, so rank 0 must not lose the race. Ranks that
@@ -97,11 +97,11 @@ def _refuse(error: PipeplanError, place: Place | None) -> int:
     return error.exit_code
 
 
-def _tell(error: PipeplanError, place: Place) -> bool:
+def _tell(error: PipeplanError, place: TorchrunEnv) -> bool:
     """Tell the ranks that join; whether rank 0 knows then."""
     if not os.environ.get("MASTER_ADDR"):  # nobody can be told, so torch is not needed
         return False
-    from pipeplan.runtime.group import tell_refusal
+    from pipeplan.runtime.startup.process_group import tell_refusal
 
     return tell_refusal(place, str(error), _PATIENCE_S)
 

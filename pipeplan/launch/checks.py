@@ -14,15 +14,15 @@ from pipeplan.errors import InputError
 from pipeplan.launch.options import Options
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
-from pipeplan.runtime.host_room import check_host_room
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.startup.host_memory import check_host_room
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeplan.runtime.stored import Meta
+    from pipeplan.runtime.checkpoint.storage import CheckpointMeta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Setup:
     """What to say about the checkpoint."""
 
 
-def prepare(options: Options, place: Place) -> Setup:
+def prepare(options: Options, place: TorchrunEnv) -> Setup:
     """Read, verify, lower, load and compare everything the run needs.
 
     Raises:
@@ -66,15 +66,15 @@ def prepare(options: Options, place: Place) -> Setup:
     _check_resume(plan, options, meta)
     seed = options.seed or 0 if meta is None else meta.seed
     from pipeplan.launch.loading import loaded
-    from pipeplan.runtime.backend import Machine, device_of, take_gpu
-    from pipeplan.runtime.room import Room
+    from pipeplan.runtime.startup.gpu_memory import GpuMemory
+    from pipeplan.runtime.transport.backend import Machine, device_of, take_gpu
 
     machine = Machine.here()
     machine.check(options.backend)
     take_gpu(place, machine)
     found = loaded(plan, options, place, seed, resumes=meta is not None)
     device = device_of(found.split)
-    if room := Room.of(device):
+    if room := GpuMemory.of(device):
         room.check(plan, place.rank % len(plan.cluster.gpus))
     _check_same_task(options, meta, found.split.digest())
     return Setup(
@@ -104,7 +104,7 @@ def foreign_task(options: Options) -> str | None:
     return named
 
 
-def check_without_task(options: Options, place: Place) -> Plan:
+def check_without_task(options: Options, place: TorchrunEnv) -> Plan:
     """The plan, checked as `prepare` does but for all that needs the task.
 
     Raises:
@@ -117,8 +117,8 @@ def check_without_task(options: Options, place: Place) -> Plan:
     return plan
 
 
-def planned(options: Options, place: Place) -> tuple[Plan, Pattern]:
-    """The plan and its program, for these ranks: all that a rehearsal needs.
+def planned(options: Options, place: TorchrunEnv) -> tuple[Plan, Pattern]:
+    """The plan and its program, for these ranks: all that a dry run needs.
 
     Raises:
         InputError: if a file, the world size or the output directory is wrong.
@@ -168,7 +168,7 @@ def _passed(unloaded: str | None) -> str:
     )
 
 
-def _check_size(plan: Plan, options: Options, place: Place) -> None:
+def _check_size(plan: Plan, options: Options, place: TorchrunEnv) -> None:
     gpus, replicas = len(plan.cluster.gpus), options.replicas
     need = gpus * replicas
     if place.size == need or (options.dry_run and not place.launched):
@@ -181,17 +181,17 @@ def _check_size(plan: Plan, options: Options, place: Place) -> None:
     )
 
 
-def _after_restart(options: Options, place: Place) -> Options:
+def _after_restart(options: Options, place: TorchrunEnv) -> Options:
     """A rank that torchrun restarted goes on from what an attempt before it saved, if any."""
     if not place.attempt or options.out is None:
         return options
-    from pipeplan.runtime.stored import is_complete
+    from pipeplan.runtime.checkpoint.storage import is_complete
 
     saved = any(map(is_complete, options.out.glob("checkpoint/step-*")))
     return replace(options, resume=options.out) if saved else options
 
 
-def _check_out(options: Options, place: Place) -> None:
+def _check_out(options: Options, place: TorchrunEnv) -> None:
     out = options.out
     if out is None or place.attempt:
         return
@@ -213,24 +213,24 @@ class _Begun:
     """What an earlier run left to go on from, if it is asked for."""
 
     path: Path | None = None
-    meta: Meta | None = None
+    meta: CheckpointMeta | None = None
     remarks: tuple[str, ...] = ()
 
 
 def _begun(options: Options) -> _Begun:
     if options.resume is None:
         return _Begun()
-    from pipeplan.runtime.stored import latest, passed_over, read_meta
+    from pipeplan.runtime.checkpoint.storage import latest, passed_over, read_meta
 
     path = latest(options.resume)
     return _Begun(path, read_meta(path), tuple(passed_over(options.resume, path)))
 
 
-def _drawn(meta: Meta) -> int:
+def _drawn(meta: CheckpointMeta) -> int:
     return meta.step * meta.microbatches if meta.drawn is None else meta.drawn
 
 
-def _check_resume(plan: Plan, options: Options, meta: Meta | None) -> None:
+def _check_resume(plan: Plan, options: Options, meta: CheckpointMeta | None) -> None:
     if meta is None:
         return
     planned = f"--semantics {meta.semantics} --microbatches {meta.microbatches}"
@@ -250,7 +250,7 @@ def _check_resume(plan: Plan, options: Options, meta: Meta | None) -> None:
         )
 
 
-def _check_same_task(options: Options, meta: Meta | None, task_digest: str) -> None:
+def _check_same_task(options: Options, meta: CheckpointMeta | None, task_digest: str) -> None:
     if meta is not None:
         step = "Resume with the same task."
         _check_same(options, "task digest", meta.task_digest, task_digest, step)

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import NoReturn
 
 from pipeplan.errors import DisagreementError, PipeplanError, RankError
-from pipeplan.runtime.place import Place
-from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.transport import GlooTransport, LocalTransport
-from pipeplan.runtime.watch import Report, Watch
+from pipeplan.runtime.supervision.failure_attribution import FailureAttribution, RankActivity
+from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
+from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 
 _PART_S = 1.0
 """How long others let rank 0 speak when all know the same."""
@@ -27,22 +27,22 @@ _PART_S = 1.0
 
 def fail(
     error: BaseException,
-    place: Place,
-    recorder: Recorder | None,
+    place: TorchrunEnv,
+    recorder: FlightRecorder | None,
     out: Path | None,
     transport: GlooTransport | LocalTransport | None = None,
-    watch: Watch | None = None,
+    attribution: FailureAttribution | None = None,
 ) -> NoReturn:
     """One line on stderr, details in a file, and out without waiting for anyone.
 
     Closing the connections tells the other ranks within milliseconds; a clean shutdown would wait
-    for them instead. Before that the rank asks the others who is to blame (`Watch`).
+    for them instead. Before that the rank asks the others who is to blame (`FailureAttribution`).
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends its ranks: let this one speak
     line, peers = _what(error, place, transport)
     if isinstance(transport, GlooTransport) and transport.replicas > 1:
         line = f"replica {transport.replica}: {line}"
-    blamed = watch.blame(Report(line, peers)) if watch is not None else ""
+    blamed = attribution.blame(RankActivity(line, peers)) if attribution is not None else ""
     line = f"error: {line}" + (f"; {blamed}" if blamed else "")
     if out is not None:
         line += f" ({_details(error, recorder, out / f'rank{place.rank}.error.txt')})"
@@ -58,7 +58,7 @@ def give_up(rank: int, why: str) -> NoReturn:
     os._exit(1)
 
 
-def part(error: DisagreementError, place: Place) -> int:
+def part(error: DisagreementError, place: TorchrunEnv) -> int:
     """Rank 0 says it once for all; the others leave it the time, or a launcher would end it."""
     if place.rank:
         time.sleep(_PART_S)
@@ -67,7 +67,7 @@ def part(error: DisagreementError, place: Place) -> int:
     return error.exit_code
 
 
-def _details(error: BaseException, recorder: Recorder | None, file: Path) -> str:
+def _details(error: BaseException, recorder: FlightRecorder | None, file: Path) -> str:
     """Write traceback and last actions to `file`; where they are, or why they are nowhere.
 
     What failed may have been the directory itself: the line about it must come out.
@@ -82,7 +82,7 @@ def _details(error: BaseException, recorder: Recorder | None, file: Path) -> str
 
 
 def _what(
-    error: BaseException, place: Place, transport: GlooTransport | LocalTransport | None
+    error: BaseException, place: TorchrunEnv, transport: GlooTransport | LocalTransport | None
 ) -> tuple[str, tuple[int, ...]]:
     """The error with its rank, and the ranks that may be to blame for it.
 

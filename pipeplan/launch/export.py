@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from pipeplan.runtime import checkpoint
+from pipeplan.runtime.checkpoint import named_state
 from pipeplan.task import SplitModel
 
 
@@ -28,7 +28,7 @@ class UserModel:
 
     def write(self, source: Path, target: Path) -> None:
         """Write `model.pt`, which `model.load_state_dict(torch.load(...))` loads."""
-        checkpoint.export(source, target, self._names, self._rest)
+        named_state.export(source, target, self._names, self._rest)
 
 
 def _names(split: SplitModel) -> dict[int, str]:

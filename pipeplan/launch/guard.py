@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from pipeplan.runtime.stage import Stage
+from pipeplan.runtime.stages.stage import Stage
 
 
 class Guard:

@@ -15,7 +15,7 @@ from pipeplan.hosting import Draft
 from pipeplan.launch.options import Options
 from pipeplan.plan import Plan
 from pipeplan.repeat import check_data, seed_all
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.task import SplitModel, Task, maker, maker_named
 
 
@@ -31,7 +31,9 @@ class Loaded:
     """See `hosting.Hosted`."""
 
 
-def loaded(plan: Plan, options: Options, place: Place, seed: int, *, resumes: bool) -> Loaded:
+def loaded(
+    plan: Plan, options: Options, place: TorchrunEnv, seed: int, *, resumes: bool
+) -> Loaded:
     """The task and its layers, with memory for those of this rank.
 
     Values follow from the seed, or come from the task's `weights`; a checkpoint's come later.

@@ -47,13 +47,13 @@ class Options:
     allow_nonfinite: bool
     """Whether training goes on with losses, norms and weights that are not finite."""
     clock: Literal["real", "sleep", "virtual"]
-    """`real` trains; the others rehearse the plan without a model."""
+    """`real` trains; the others run the plan dry, without a model."""
     replicas: int
     """Copies of the pipeline that train together."""
     backend: Literal["nccl", "gloo", "auto"]
     """What carries messages."""
     time_scale: Fraction
-    """What a sleeping rehearsal multiplies planned times by."""
+    """What a sleeping dry run multiplies planned times by."""
     words: tuple[str, ...]
     """What the user wrote."""
 
@@ -118,7 +118,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         "--clock",
         choices=("real", "sleep", "virtual"),
         default="real",
-        help="rehearse without a model: ops sleep their planned time, or pass it at once",
+        help="run dry, without a model: ops sleep their planned time, or pass it at once",
     )
     add("--time-scale", type=_factor, metavar="X", help="with --clock sleep: all times X-fold")
     words = tuple(sys.argv[1:] if argv is None else argv)
@@ -149,7 +149,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def _check_clock(given: argparse.Namespace) -> None:
-    """A rehearsal has nothing to load, save or count; scaled times are for sleeping."""
+    """A dry run has nothing to load, save or count; scaled times are for sleeping."""
     if given.time_scale is not None and given.clock != "sleep":
         raise InputError("launch: got --time-scale, need --clock sleep with it")
     if given.clock == "real":

@@ -14,8 +14,9 @@ from pathlib import Path
 from pipeplan.errors import InputError
 from pipeplan.launch.guard import Guard
 from pipeplan.plan import Plan
-from pipeplan.runtime.recorder import PeriodMeter, Periods, now_ns
-from pipeplan.runtime.room import Taken
+from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
+from pipeplan.runtime.supervision.flight_recorder import now_ns
+from pipeplan.runtime.supervision.period_meter import PeriodMeter, Periods
 from pipeplan.units import format_bytes, format_ns
 
 
@@ -36,7 +37,7 @@ class StepMetrics:
     """Largest resident size of this process so far."""
     allocated_bytes: int | None
     reserved_bytes: int | None
-    """The most so far on this rank's GPU (`Taken`); None on the processor."""
+    """The most so far on this rank's GPU (`GpuMemoryUse`); None on the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Progress:
         as_json: bool,
         guard: Guard,
         silent: bool = False,
-        taken: Callable[[], Taken] = lambda: Taken(None, None),
+        taken: Callable[[], GpuMemoryUse] = lambda: GpuMemoryUse(None, None),
     ) -> None:
         """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr.
 

@@ -13,7 +13,7 @@ from pipeplan import __version__
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import Measured, known, replace
 from pipeplan.report.remat import shares
-from pipeplan.runtime.room import Taken
+from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 
 FORMAT = "pipeplan-run/1"
 
@@ -26,7 +26,7 @@ class RankResult:
     peak_bytes: int | None
     """Most live bytes at once; only with --instrument."""
     resident_bytes: int
-    taken: Taken
+    taken: GpuMemoryUse
 
 
 def describe(

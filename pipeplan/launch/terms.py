@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeplan.launch.checks import Setup
-from pipeplan.runtime.facts import trained
-from pipeplan.runtime.group import Terms
+from pipeplan.runtime.startup.facts import trained
+from pipeplan.runtime.startup.process_group import Terms
 
 
 def of(setup: Setup) -> Terms:

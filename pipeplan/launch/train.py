@@ -17,20 +17,20 @@ from pipeplan.launch.elsewhere import facts_of, remark
 from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime import checkpoint, stored
-from pipeplan.runtime.ahead import Ahead
-from pipeplan.runtime.board import Board, LocalBoard, StoreBoard
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.gate import Stopping
-from pipeplan.runtime.group import Training, join
+from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.checkpoint.writer import CheckpointWriter
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
-from pipeplan.runtime.place import Place
-from pipeplan.runtime.replicas import Replicas, Shard
-from pipeplan.runtime.room import Taken
-from pipeplan.runtime.saver import Saver
-from pipeplan.runtime.transport import GlooTransport, LocalTransport
-from pipeplan.runtime.watch import watching
+from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
+from pipeplan.runtime.startup.process_group import Training, join
+from pipeplan.runtime.supervision.board import Board, LocalBoard, StoreBoard
+from pipeplan.runtime.supervision.failure_attribution import attribution_between
+from pipeplan.runtime.supervision.run_ahead import RunAhead
+from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
+from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 
 _STALE = "2bw: gradients are one step stale; --semantics flush trains exactly as one process would"
 _ADAM = (
@@ -39,7 +39,7 @@ _ADAM = (
 )
 
 
-def run(setup: Setup, place: Place) -> int:
+def run(setup: Setup, place: TorchrunEnv) -> int:
     """Train as `setup` says; returns the exit code, or ends the process if anything fails."""
     session: Session | None = None
     try:
@@ -54,8 +54,10 @@ def run(setup: Setup, place: Place) -> int:
         return ending.part(error, place)
     except (Exception, CheckpointException) as error:
         recorder = session.worker.executor.recorder if session else None
-        transport, watch = (session.transport, session.watch) if session else (None, None)
-        ending.fail(error, place, recorder, setup.options.out, transport, watch)
+        transport, attribution = (
+            (session.transport, session.attribution) if session else (None, None)
+        )
+        ending.fail(error, place, recorder, setup.options.out, transport, attribution)
     if session.wrong:
         return 1
     return 128 + session.stop.number if session.stop.number else 0
@@ -64,7 +66,7 @@ def run(setup: Setup, place: Place) -> int:
 class Session:
     """What one rank holds between joining the others and leaving them."""
 
-    def __init__(self, setup: Setup, place: Place) -> None:
+    def __init__(self, setup: Setup, place: TorchrunEnv) -> None:
         """Joins the other ranks, takes the hosted layers over and forgets the rest."""
         self.setup = setup
         self._here = place.local_size
@@ -76,12 +78,12 @@ class Session:
             place, options.timeout_ns, options.replicas, training, terms.of(setup)
         )
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
-        self.saver = Saver(
+        self.writer = CheckpointWriter(
             self.transport, background=options.save_in_background, keep=options.keep
         )
-        self.gate = self._make_gate(place)
+        self.consensus = self._make_consensus(place)
         self.guard = Guard(
-            self.gate.ask,
+            self.consensus.ask,
             ignores=setup.options.allow_nonfinite,
             skips=setup.task.loss_scale is not None,
         )
@@ -92,9 +94,9 @@ class Session:
         self.progress = self._make_progress()
         self.worker = self._make_worker()
         if setup.checkpoint:
-            checkpoint.load(setup.checkpoint, setup.first_step, self.worker)
-        self.watch = watching(self.transport, self.worker.executor.doing)
-        Taken.start(setup.device)
+            named_state.load(setup.checkpoint, setup.first_step, self.worker)
+        self.attribution = attribution_between(self.transport, self.worker.executor.doing)
+        GpuMemoryUse.start(setup.device)
 
     @property
     def shard(self) -> Shard:
@@ -169,10 +171,10 @@ class Session:
 
     def give_up(self) -> None:
         """Leave together without saving, after what is wrong has been said."""
-        self.saver.finish()
+        self.writer.finish()
         if self._speaks:
             out = self.out
-            kept = out is not None and any(map(stored.is_complete, stored.folders(out)))
+            kept = out is not None and any(map(storage.is_complete, storage.folders(out)))
             _say(
                 f"error: {self.wrong}. Nothing was saved after it. Try a smaller learning rate, or"
                 " --allow-nonfinite to train on"
@@ -182,37 +184,39 @@ class Session:
 
     def finish(self, step: int) -> None:
         """Write model.pt and run.json, and leave together."""
-        self.saver.finish()
+        self.writer.finish()
         result = results.RankResult(
             self.progress.measured(),
             self.live.peak if self.live else None,
             resident_bytes(),
-            Taken.since_start(self.setup.device),
+            GpuMemoryUse.since_start(self.setup.device),
         )
         ranks = self.transport.gather(result)
         if self.model and self.out:
-            self.model.write(stored.folder(self.out, step), self.out / "model.pt")
+            self.model.write(storage.folder(self.out, step), self.out / "model.pt")
             results.write(
                 self.out / "run.json", results.describe(self.setup, ranks, step, self._here)
             )
             if step < self.setup.options.steps:
-                lost = "; the steps behind it are too long to be finished" * (self.gate.lost > 0)
+                lost = "; the steps behind it are too long to be finished" * (
+                    self.consensus.lost > 0
+                )
                 _say(f"stopped after step {step}{lost}; go on with --resume {self.out}")
             else:
                 _say(f"saved: {self.out}\nnext: pipeplan report {self.out}")
         self._leave()
 
     def _leave(self) -> None:
-        self.gate.close()
-        if self.watch:
-            self.watch.close()
+        self.consensus.close()
+        if self.attribution:
+            self.attribution.close()
         self.transport.close()
 
-    def _make_gate(self, place: Place) -> Stopping:
+    def _make_consensus(self, place: TorchrunEnv) -> BoardConsensus:
         board: Board = LocalBoard()
         if isinstance(self.transport, GlooTransport):
             board = StoreBoard(PrefixStore("stop", self.transport.store))
-        return Stopping(
+        return BoardConsensus(
             board,
             place.rank,
             place.size,
@@ -237,7 +241,7 @@ class Session:
             as_json=setup.options.json,
             guard=self.guard,
             silent=not self.leads,
-            taken=partial(Taken.since_start, setup.device),
+            taken=partial(GpuMemoryUse.since_start, setup.device),
         )
 
     def _make_worker(self) -> Worker:
@@ -246,7 +250,7 @@ class Session:
         feed = TaskFeed(setup.task, setup.split, uses, self.shard.number, setup.device)
         replicas, ahead = None, None
         if isinstance(self.transport, GlooTransport):
-            ahead = Ahead.of(setup.device, self.transport.gone, setup.options.timeout_ns)
+            ahead = RunAhead.of(setup.device, self.transport.gone, setup.options.timeout_ns)
             self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
             if setup.options.replicas > 1:
                 replicas = Replicas(self.transport)
@@ -259,7 +263,7 @@ class Session:
             CountedTransport(self.transport, self.live) if self.live else self.transport,
             self.progress,
             seed=setup.seed,
-            gate=self.gate,
+            consensus=self.consensus,
             nonfinite=self.guard.nonfinite,
             replicas=replicas,
             shard=self.shard,
@@ -270,11 +274,11 @@ class Session:
         return worker
 
     def _save(self, step: int) -> None:
-        if self.out is None or stored.is_complete(stored.folder(self.out, step)):
+        if self.out is None or storage.is_complete(storage.folder(self.out, step)):
             return
         setup = self.setup
         scales, good_steps = self.worker.scales(step)
-        meta = stored.Meta(
+        meta = storage.CheckpointMeta(
             step=step,
             seed=setup.seed,
             semantics=setup.plan.semantics,
@@ -285,7 +289,7 @@ class Session:
             good_steps=good_steps,
             drawn=self.shard.drawn_by(step),
         )
-        self.saver.save(stored.folder(self.out, step), meta, self.worker.stages.values())
+        self.writer.save(storage.folder(self.out, step), meta, self.worker.stages.values())
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,7 @@
 """One pass through a rematerialized module: the operations of a schedule on real tensors.
 
-Each layer is a piece of the runtime (`pipeplan.runtime.piece`); this module decides only which
-tensors stay where between them, as docs/remat.md §2 says for each operation.
+Each layer is a segment of the runtime (`pipeplan.runtime.stages.segment`); this module decides
+only which tensors stay where between them, as docs/remat.md §2 says for each operation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeplan.rematerialized.precision import Autocast, as_in
 from pipeplan.rematerialized.script import Order, Script, used
 from pipeplan.rematerialized.states import States
 from pipeplan.rematerialized.units import Units
-from pipeplan.runtime.piece import Fed, Piece, PieceSpec
+from pipeplan.runtime.stages.segment import Fed, SegmentSpec, StoredSegment
 from pipeplan.task import SplitModel
 
 Flags = tuple[bool, ...]
@@ -60,7 +60,7 @@ class Pass:
         self._watch = watch
         self.source = source.detach()
         """Shares the caller's bytes and count of changes."""
-        self._pieces = [self._piece(index) for index in range(len(prepared.split.layers))]
+        self._segments = [self._segment(index) for index in range(len(prepared.split.layers))]
         again = {layer: prepared.changed[layer] for layer in prepared.script.again}
         self._states = States(prepared.device, again)
         self._full: dict[int, list[Tensor]] = {0: [self.source]}
@@ -83,7 +83,7 @@ class Pass:
     def forward(self) -> Tensor:
         """The module's output, cut off the graph."""
         self._run(self._prepared.script.forward)
-        (output,) = self._full.pop(len(self._pieces))
+        (output,) = self._full.pop(len(self._segments))
         return output
 
     def backward(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -126,13 +126,13 @@ class Pass:
 
     def _compute(self, op: Op) -> None:
         if op.kind is OpKind.BACKWARD:
-            self._gradients = self._pieces[op.index].backward(0, self._gradients, 1.0)
+            self._gradients = self._segments[op.index].backward(0, self._gradients, 1.0)
         else:
             self._forward(op)
 
     def _forward(self, op: Op) -> None:
         layer = op.index
-        piece, units = self._pieces[layer], self._units
+        segment, units = self._segments[layer], self._units
         inputs = list(self._full[layer])
         if op.kind is not OpKind.KEEP_INPUT:
             del self._full[layer]
@@ -141,23 +141,23 @@ class Pass:
         with self._states.of(layer), cast:
             if op.kind is OpKind.KEEP_ALL:
                 with torch.enable_grad(), units.taping(layer) if units else nullcontext():
-                    outputs = piece.forward(0, inputs, _no_target)
+                    outputs = segment.forward(0, inputs, _no_target)
             else:
-                outputs = piece.evaluate(0, inputs, _no_target)
+                outputs = segment.evaluate(0, inputs, _no_target)
         self._full[layer + 1] = outputs
         if units is not None:
             units.made(layer + 1, outputs)
 
-    def _piece(self, index: int) -> Piece:
+    def _segment(self, index: int) -> StoredSegment:
         prepared = self._prepared
         split, flags = prepared.split, prepared.flags
         places = split.fed_to(index)
-        # Not a method's: a piece must not keep the pass, nor the pass itself, alive.
+        # Not a method's: a segment must not keep the pass, nor the pass itself, alive.
         source = self.source
         specs = tuple(split.boundaries[0][place] for place in places)
         fed = {0: Fed(specs, lambda _: [source for _ in places])} if places else {}
-        return Piece(
-            PieceSpec(
+        return StoredSegment(
+            SegmentSpec(
                 first_layer=index,
                 layers=(split.layers[index],),
                 inputs=split.boundaries[index],

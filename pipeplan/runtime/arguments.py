@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeplan.errors import InputError
-from pipeplan.runtime.backend import Wanted
+from pipeplan.runtime.transport.backend import Wanted
 from pipeplan.units import shown
 
 
@@ -77,7 +77,7 @@ def tensors_of(where: str, value: object) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SavedProgress:
     """How far a training was, out of a state dict."""
 
     step: int
@@ -86,7 +86,7 @@ class Progress:
     drawn: int | None
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Progress:
+    def of(cls, state: Mapping[str, Any]) -> SavedProgress:
         """The progress in `state`.
 
         Raises:

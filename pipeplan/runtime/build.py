@@ -12,21 +12,32 @@ from pipeplan.hostcopy import HostWay
 from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
-from pipeplan.runtime.ahead import Ahead
-from pipeplan.runtime.backend import device_of
-from pipeplan.runtime.decision import Decisions, Layout, Nonfinite, Scaler
-from pipeplan.runtime.executor import Executor, Feed, Observer
-from pipeplan.runtime.gate import Gate, Open
-from pipeplan.runtime.holders import Holders
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.optimizing import Optimizing
-from pipeplan.runtime.piece import Fed
-from pipeplan.runtime.replicas import Replicas, Shard
-from pipeplan.runtime.stage import Stage, StageSpec
-from pipeplan.runtime.tied import TiedGradients
-from pipeplan.runtime.ties import find_ties
-from pipeplan.runtime.updates import Updates
-from pipeplan.runtime.wiring import Wires, first_free_tag, first_tie_tag, wires
+from pipeplan.runtime.data.feed import Feed
+from pipeplan.runtime.executor import Executor, Observer
+from pipeplan.runtime.parameters.gradient_clipping import (
+    LossScaler,
+    Nonfinite,
+    NormLayout,
+    StepDecisions,
+)
+from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
+from pipeplan.runtime.parameters.optimizer_steps import OptimizerSteps
+from pipeplan.runtime.parameters.ownership import ParameterOwnership
+from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.parameters.tied_gradients import TiedGradients
+from pipeplan.runtime.parameters.tied_parameters import find_ties
+from pipeplan.runtime.stages.segment import Fed
+from pipeplan.runtime.stages.stage import Stage, StageSpec
+from pipeplan.runtime.supervision.run_ahead import RunAhead
+from pipeplan.runtime.supervision.stop_consensus import NeverStop, StopConsensus
+from pipeplan.runtime.transport.backend import device_of
+from pipeplan.runtime.transport.base import Transport
+from pipeplan.runtime.transport.endpoints import (
+    StageEndpoints,
+    endpoints,
+    first_free_tag,
+    first_tie_tag,
+)
 from pipeplan.task import SplitModel, Task
 
 
@@ -36,8 +47,8 @@ class Worker:
 
     executor: Executor
     stages: dict[int, Stage]
-    wires: dict[int, Wires]
-    scaler: Scaler | None
+    endpoints: dict[int, StageEndpoints]
+    scaler: LossScaler | None
     tied: TiedGradients
 
     def scales(self, step: int) -> tuple[tuple[float, ...], int]:
@@ -55,11 +66,11 @@ def build(
     observer: Observer,
     *,
     seed: int,
-    gate: Gate | None = None,
+    consensus: StopConsensus | None = None,
     nonfinite: Nonfinite | None = None,
     replicas: Replicas | None = None,
     shard: Shard | None = None,
-    ahead: Ahead | None = None,
+    ahead: RunAhead | None = None,
 ) -> Worker:
     """What `transport.rank` executes.
 
@@ -73,7 +84,7 @@ def build(
         transport: to the other ranks.
         observer: is told losses, backwards and updates.
         seed: of all random numbers drawn in layers.
-        gate: asked before each step; None: nobody stops.
+        consensus: asked before each step; None: nobody stops.
         nonfinite: is told of gradients to clip that are not finite.
         replicas: averages gradients, where there are several.
         shard: which micro-batches of the data these are, for random numbers; None: all.
@@ -84,10 +95,10 @@ def build(
     """
     ties = find_ties(plan.stages, split)
     versions = 2 if plan.semantics == "2bw" else 1
-    scaler = Scaler(task.loss_scale, lag=versions) if task.loss_scale else None
-    holders = Holders(
+    scaler = LossScaler(task.loss_scale, lag=versions) if task.loss_scale else None
+    ownership = ParameterOwnership(
         ties,
-        Optimizing(task.optimizer, task.scheduler, task.accumulate, task.master_weights),
+        OptimizerFactory(task.optimizer, task.scheduler, task.accumulate, task.master_weights),
         versions=versions,
         microbatches=plan.microbatches,
         deferred=scaler is not None or task.clip_norm is not None,
@@ -95,22 +106,24 @@ def build(
     scale = scaler.of if scaler else lambda _: 1.0
     number = (shard or Shard(plan.microbatches)).number
     device = device_of(split)
-    ahead = ahead or Ahead.of(device)
+    ahead = ahead or RunAhead.of(device)
     host = _way_to_host(plan, device)
-    maker = _Maker(plan, split, task, feed, seed, scale, number, holders, device, host)
+    maker = _Maker(plan, split, task, feed, seed, scale, number, ownership, device, host)
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
-    links = {index: wires(plan.stages, split.boundaries, index, device) for index in stages}
+    links = {index: endpoints(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
-    tied = TiedGradients(ties, holders.of, transport, first_tie_tag(split.boundaries))
+    tied = TiedGradients(ties, ownership.of, transport, first_tie_tag(split.boundaries))
     decisions = None
-    if holders.deferred:
-        layout = Layout(plan.stages, split, task.accumulate)
+    if ownership.deferred:
+        layout = NormLayout(plan.stages, split, task.accumulate)
         read = ahead.read
-        decisions = Decisions(
+        decisions = StepDecisions(
             layout, transport, task.clip_norm, scaler, first_tag, nonfinite, read
         )
-    updates = Updates(stages, tied, decisions, observer, transport.rank, replicas, gate)
-    ends = pattern, stages, links, feed, transport, observer, gate or Open()
+    updates = OptimizerSteps(
+        stages, tied, decisions, observer, transport.rank, replicas, consensus
+    )
+    ends = pattern, stages, links, feed, transport, observer, consensus or NeverStop()
     executor = Executor(*ends, updates=updates, ahead=ahead)
     return Worker(executor, stages, links, scaler, tied)
 
@@ -126,7 +139,7 @@ class _Maker:
     seed: int
     scale: Callable[[int], float]
     number: Callable[[int], int]
-    holders: Holders
+    ownership: ParameterOwnership
     device: torch.device
     host: HostWay
 
@@ -155,7 +168,7 @@ class _Maker:
             autocast=self.task.autocast,
             host=self.host if offload else None,
         )
-        return Stage(spec, self.plan.microbatches, self.holders.hold(spec.layers, planned.first))
+        return Stage(spec, self.plan.microbatches, self.ownership.hold(spec.layers, planned.first))
 
 
 def _runs(planned: PlannedStage) -> tuple[Runs, Runs]:

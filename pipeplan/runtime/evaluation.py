@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from pipeplan.program import ActionKind, Pattern
-from pipeplan.runtime.ahead import Ahead
-from pipeplan.runtime.executor import Executor, Feed
-from pipeplan.runtime.gate import Open
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.stage import Stage
-from pipeplan.runtime.wiring import Wires
+from pipeplan.runtime.data.feed import Feed
+from pipeplan.runtime.executor import Executor
+from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.supervision.run_ahead import RunAhead
+from pipeplan.runtime.supervision.stop_consensus import NeverStop
+from pipeplan.runtime.transport.base import Transport
+from pipeplan.runtime.transport.endpoints import StageEndpoints
 
 _FORWARD = {ActionKind.F, ActionKind.RECV_F, ActionKind.SEND_F, ActionKind.FREE_F}
 
@@ -22,11 +23,11 @@ _FORWARD = {ActionKind.F, ActionKind.RECV_F, ActionKind.SEND_F, ActionKind.FREE_
 def evaluate(
     pattern: Pattern,
     stages: Mapping[int, Stage],
-    wires: Mapping[int, Wires],
+    endpoints: Mapping[int, StageEndpoints],
     feed: Feed,
     transport: Transport,
     microbatches: int,
-    ahead: Ahead | None = None,
+    ahead: RunAhead | None = None,
 ) -> dict[int, float]:
     """The loss of each micro-batch; known on the rank with the last stage, empty elsewhere.
 
@@ -36,7 +37,7 @@ def evaluate(
     Args:
         pattern: of the training.
         stages: those this rank hosts.
-        wires: their messages.
+        endpoints: their messages.
         feed: gives micro-batches 0..microbatches-1.
         transport: to the other ranks.
         microbatches: how many, at least 1.
@@ -47,7 +48,7 @@ def evaluate(
     observer = _Losses({})
     hosted = {index: _Evaluated(stage) for index, stage in stages.items()}
     with _eval_mode(stages):
-        ends = half, hosted, wires, feed, transport, observer, Open()
+        ends = half, hosted, endpoints, feed, transport, observer, NeverStop()
         Executor(*ends, updates=_NoUpdates(), ahead=ahead).run(0, 1)
     return observer.losses
 

@@ -17,27 +17,15 @@ from torch import Tensor
 
 from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
-from pipeplan.runtime.ahead import Ahead
-from pipeplan.runtime.gate import Gate
+from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.losses import Losses
-from pipeplan.runtime.messages import Pending, Transport
-from pipeplan.runtime.peerloss import PeerLostError
-from pipeplan.runtime.piece import empty
-from pipeplan.runtime.recorder import Recorder
-from pipeplan.runtime.transport import wait_all
-from pipeplan.runtime.watch import Report
-from pipeplan.runtime.wiring import Wire, Wires
+from pipeplan.runtime.supervision.failure_attribution import RankActivity
+from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
+from pipeplan.runtime.supervision.run_ahead import RunAhead
+from pipeplan.runtime.supervision.stop_consensus import StopConsensus
+from pipeplan.runtime.transport.base import PeerLostError, Pending, Transport, wait_all
+from pipeplan.runtime.transport.endpoints import Endpoint, StageEndpoints, empty
 from pipeplan.units import format_ns
-
-
-class Feed(Protocol):
-    """The data of each micro-batch."""
-
-    def input(self, microbatch: int) -> list[Tensor]:
-        """Boundary 0; a fresh list."""
-
-    def target(self, microbatch: int) -> Tensor:
-        """What the loss compares with."""
 
 
 class Observer(Protocol):
@@ -53,7 +41,7 @@ class Observer(Protocol):
         """`stage` made its weights of step `step`."""
 
 
-class Updated(Protocol):
+class StageWeights(Protocol):
     """The weights of a stage."""
 
     @property
@@ -64,15 +52,15 @@ class Updated(Protocol):
         """Make version `step + 1`."""
 
 
-class Hosted(Protocol):
-    """A stage as the executor sees it: `Stage` in a training, `TimedStage` in a rehearsal."""
+class HostedStage(Protocol):
+    """A stage as the executor sees it: `Stage` in a training, `TimedStage` in a dry run."""
 
     @property
     def in_flight(self) -> int:
         """Micro-batches between their forward and their backward."""
 
     @property
-    def weights(self) -> Updated:
+    def weights(self) -> StageWeights:
         """What an OPT updates."""
 
     def forward(
@@ -93,7 +81,7 @@ class Hosted(Protocol):
         """Begin to bring it back."""
 
 
-class Updating(Protocol):
+class StepPolicy(Protocol):
     """When the stages of a rank update."""
 
     def begin(self, first: int) -> None:
@@ -116,32 +104,32 @@ class Updating(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AtOnce:
+class ImmediateSteps:
     """Every stage updates at its OPT."""
 
-    stages: Mapping[int, Hosted]
+    stages: Mapping[int, HostedStage]
     observer: Observer
 
     def begin(self, first: int) -> None:
-        """See `Updating`."""
+        """See `StepPolicy`."""
 
     def before_forward(self, stage: int, step: int) -> None:
-        """See `Updating`."""
+        """See `StepPolicy`."""
 
     def after_backwards(self, stage: int, step: int) -> None:
-        """See `Updating`."""
+        """See `StepPolicy`."""
 
     def end_step(self, stage: int) -> None:
-        """See `Updating`."""
+        """See `StepPolicy`."""
         weights = self.stages[stage].weights
         weights.update(weights.version)
         self.observer.updated(stage, weights.version - 1)
 
     def finish(self) -> None:
-        """See `Updating`."""
+        """See `StepPolicy`."""
 
     def turn_back(self, step: int) -> None:
-        """See `Updating`."""
+        """See `StepPolicy`."""
 
 
 @dataclass(slots=True)
@@ -169,41 +157,41 @@ class Executor:
     def __init__(
         self,
         pattern: Pattern,
-        stages: Mapping[int, Hosted],
-        wires: Mapping[int, Wires],
+        stages: Mapping[int, HostedStage],
+        endpoints: Mapping[int, StageEndpoints],
         feed: Feed,
         transport: Transport,
         observer: Observer,
-        gate: Gate,
-        recorder: Recorder | None = None,
-        updates: Updating | None = None,
-        ahead: Ahead | None = None,
+        consensus: StopConsensus,
+        recorder: FlightRecorder | None = None,
+        updates: StepPolicy | None = None,
+        ahead: RunAhead | None = None,
     ) -> None:
         """Takes what the rank hosts.
 
         Args:
             pattern: of all ranks.
             stages: those this rank hosts, by index.
-            wires: their messages, by index.
+            endpoints: their messages, by index.
             feed: gives inputs and targets.
             transport: to the other ranks.
             observer: is told losses, backwards and updates.
-            gate: asked before each step whether all ranks shall stop there.
+            consensus: asked before each step whether all ranks shall stop there.
             recorder: keeps the last actions, if not in real time.
             updates: when stages update, if not always at their OPT.
             ahead: how far this process may be ahead of a GPU, if one computes.
         """
-        self.ahead = ahead or Ahead(lambda: None)
-        self.recorder = recorder or Recorder()
+        self.ahead = ahead or RunAhead(lambda: None)
+        self.recorder = recorder or FlightRecorder()
         self._pattern = pattern
         self._stages = stages
-        self._wires = wires
+        self._endpoints = endpoints
         self._feed = feed
         self._transport = transport
         self._observer = observer
         self._losses = Losses(pattern.microbatches, observer.loss, settle=self.ahead.settle)
-        self._gate = gate
-        self._updates = updates or AtOnce(stages, observer)
+        self._consensus = consensus
+        self._updates = updates or ImmediateSteps(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
         self._missing = False  # stays true where a peer was waited for in vain
         self._inputs: dict[_Key, _Message] = {}
@@ -228,8 +216,8 @@ class Executor:
         """Train steps first..first+steps-1, from an empty pipeline to an empty one.
 
         Returns:
-            The number of steps done: fewer than `steps` if the gate stopped the ranks. One without
-            stages does nothing and asks nobody: it returns `steps`.
+            The number of steps done: fewer than `steps` if the consensus stopped the ranks. One
+            without stages does nothing and asks nobody: it returns `steps`.
 
         Raises:
             RankError: if an action failed; names rank, action, micro-batch and peer.
@@ -240,7 +228,7 @@ class Executor:
         while (action := next(actions, None)) is not None:
             if action.microbatch is not None:
                 step = action.microbatch // self._pattern.microbatches
-                if step >= begun and not self._gate.begin_step(step):
+                if step >= begun and not self._consensus.begin_step(step):
                     steps = step - first
                     actions = islice(self._unrolled(first, steps), executed, None)
                     continue
@@ -251,7 +239,7 @@ class Executor:
         self._losses.tell()
         self._updates.finish()
         self.recorder.current = None
-        kept = self._gate.kept(first + steps)
+        kept = self._consensus.kept(first + steps)
         if kept == first + steps:
             self._check_empty()
         else:
@@ -321,14 +309,14 @@ class Executor:
             self._observer.backward(action.microbatch, end)
 
     def _dropped(self, microbatch: int) -> bool:
-        return self._gate.dropped(microbatch // self._pattern.microbatches)
+        return self._consensus.dropped(microbatch // self._pattern.microbatches)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         if not self._dropped(microbatch):
             self._updates.before_forward(stage, microbatch // self._pattern.microbatches)
         inputs = self._arrived(self._inputs.pop((stage, microbatch))) if stage else None
         if self._dropped(microbatch):
-            outputs = _anything(self._wires[stage].output)
+            outputs = _anything(self._endpoints[stage].output)
         else:
             if inputs is None:
                 inputs = self._feed.input(microbatch)
@@ -337,21 +325,21 @@ class Executor:
                 self._losses.add(microbatch, outputs[0])
         if stage != self._last:
             key, next_key = (stage, microbatch), (stage + 1, microbatch)
-            wire = self._wires[stage].output
-            self._hand_on(outputs, wire, self._inputs, next_key, self._outputs, key)
+            endpoint = self._endpoints[stage].output
+            self._hand_on(outputs, endpoint, self._inputs, next_key, self._outputs, key)
 
     def _backward(self, stage: int, microbatch: int) -> None:
         key = (stage, microbatch)
         last = stage == self._last
         gradients = [] if last else self._arrived(self._output_gradients.pop(key))
         if self._dropped(microbatch):
-            arrived = _anything(self._wires[stage].input_gradient)
+            arrived = _anything(self._endpoints[stage].input_gradient)
         else:
             arrived = self._stages[stage].backward(microbatch, gradients)
         if stage:
-            wire, next_key = self._wires[stage].input_gradient, (stage - 1, microbatch)
+            endpoint, next_key = self._endpoints[stage].input_gradient, (stage - 1, microbatch)
             self._hand_on(
-                arrived, wire, self._output_gradients, next_key, self._input_gradients, key
+                arrived, endpoint, self._output_gradients, next_key, self._input_gradients, key
             )
         step, left = divmod(microbatch + 1, self._pattern.microbatches)
         if not left:
@@ -372,44 +360,44 @@ class Executor:
     @staticmethod
     def _hand_on(
         tensors: list[Tensor],
-        wire: Wire | None,
+        endpoint: Endpoint | None,
         local: dict[_Key, _Message],
         local_key: _Key,
         outbox: dict[_Key, _Message],
         key: _Key,
     ) -> None:
         """To the neighbour on this rank directly, else into the outbox until it is sent."""
-        if wire is None:
+        if endpoint is None:
             local[local_key] = _Message(tensors)
         else:
             outbox[key] = _Message([tensor.contiguous() for tensor in tensors])
 
     def _receive_input(self, stage: int, microbatch: int) -> None:
-        self._inputs[stage, microbatch] = self._receive(self._wires[stage].input)
+        self._inputs[stage, microbatch] = self._receive(self._endpoints[stage].input)
 
     def _receive_gradient(self, stage: int, microbatch: int) -> None:
-        wire = self._wires[stage].output_gradient
-        self._output_gradients[stage, microbatch] = self._receive(wire)
+        endpoint = self._endpoints[stage].output_gradient
+        self._output_gradients[stage, microbatch] = self._receive(endpoint)
 
-    def _receive(self, wire: Wire | None) -> _Message:
-        assert wire is not None
-        buffers = [empty(spec, wire.device) for spec in wire.specs]
-        pairs = zip(buffers, wire.tags, strict=True)
+    def _receive(self, endpoint: Endpoint | None) -> _Message:
+        assert endpoint is not None
+        buffers = [empty(spec, endpoint.device) for spec in endpoint.specs]
+        pairs = zip(buffers, endpoint.tags, strict=True)
         return _Message(
-            buffers, [self._transport.receive(buffer, wire.peer, tag) for buffer, tag in pairs]
+            buffers, [self._transport.receive(buffer, endpoint.peer, tag) for buffer, tag in pairs]
         )
 
     def _send_output(self, stage: int, microbatch: int) -> None:
-        self._send(self._outputs[stage, microbatch], self._wires[stage].output)
+        self._send(self._outputs[stage, microbatch], self._endpoints[stage].output)
 
     def _send_gradient(self, stage: int, microbatch: int) -> None:
-        self._send(self._input_gradients[stage, microbatch], self._wires[stage].input_gradient)
+        self._send(self._input_gradients[stage, microbatch], self._endpoints[stage].input_gradient)
 
-    def _send(self, message: _Message, wire: Wire | None) -> None:
-        assert wire is not None
-        wire.check(message.tensors)
-        for tensor, tag in zip(message.tensors, wire.tags, strict=True):
-            message.pending.append(self._transport.send(tensor, wire.peer, tag))
+    def _send(self, message: _Message, endpoint: Endpoint | None) -> None:
+        assert endpoint is not None
+        endpoint.check(message.tensors)
+        for tensor, tag in zip(message.tensors, endpoint.tags, strict=True):
+            message.pending.append(self._transport.send(tensor, endpoint.peer, tag))
 
     def _free_output(self, stage: int, microbatch: int) -> None:
         self._arrived(self._outputs.pop((stage, microbatch)))
@@ -423,31 +411,31 @@ class Executor:
         self._missing = False
         return tensors
 
-    def doing(self, waits: bool) -> Report:
+    def doing(self, waits: bool) -> RankActivity:
         """What this rank does now, for others to read; `waits`: for other ranks."""
         action = self.ahead.missing or self.recorder.current
         if action is None:
             others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
-            return Report("between the steps", tuple(others) if waits else ())
+            return RankActivity("between the steps", tuple(others) if waits else ())
         elapsed = format_ns(self.recorder.elapsed_ns())
         waits = waits or self._missing or self.ahead.missing is not None
         peers = self._peers(action) if waits else ()
-        return Report(f"{self._place(action)} for {elapsed}", peers)
+        return RankActivity(f"{self._place(action)} for {elapsed}", peers)
 
     def _peers(self, action: Action) -> tuple[int, ...]:
         """The rank at the other end of an action's message."""
-        wires = self._wires[action.stage]
-        wire = {
-            ActionKind.F: wires.input,
-            ActionKind.RECV_F: wires.input,
-            ActionKind.SEND_F: wires.output,
-            ActionKind.FREE_F: wires.output,
-            ActionKind.B: wires.output_gradient,
-            ActionKind.RECV_B: wires.output_gradient,
-            ActionKind.SEND_B: wires.input_gradient,
-            ActionKind.FREE_B: wires.input_gradient,
+        endpoints = self._endpoints[action.stage]
+        endpoint = {
+            ActionKind.F: endpoints.input,
+            ActionKind.RECV_F: endpoints.input,
+            ActionKind.SEND_F: endpoints.output,
+            ActionKind.FREE_F: endpoints.output,
+            ActionKind.B: endpoints.output_gradient,
+            ActionKind.RECV_B: endpoints.output_gradient,
+            ActionKind.SEND_B: endpoints.input_gradient,
+            ActionKind.FREE_B: endpoints.input_gradient,
         }.get(action.kind)
-        return (wire.peer,) if wire else ()
+        return (endpoint.peer,) if endpoint else ()
 
     def _place(self, action: Action) -> str:
         """Action, stage, micro-batch, peer."""
@@ -464,6 +452,6 @@ class Executor:
         return f"rank {self._transport.rank}: {place} {what} {cause}"
 
 
-def _anything(wire: Wire | None) -> list[Tensor]:
-    """What travels over `wire` for a micro-batch that is dropped; nothing to the own rank."""
-    return [] if wire is None else [empty(spec, wire.device) for spec in wire.specs]
+def _anything(endpoint: Endpoint | None) -> list[Tensor]:
+    """What travels over `endpoint` for a micro-batch that is dropped; nothing to the own rank."""
+    return [] if endpoint is None else [empty(spec, endpoint.device) for spec in endpoint.specs]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pipeplan.errors import DeadlockError, RankError
-from pipeplan.runtime.messages import Pending, Transport
+from pipeplan.runtime.transport.base import Pending, Transport
 
 _Result = TypeVar("_Result")
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.build import Worker
-from pipeplan.runtime.executor import Feed
-from pipeplan.runtime.messages import Pending, Transport
+from pipeplan.runtime.data.feed import Feed
+from pipeplan.runtime.transport.base import Pending, Transport
 
 
 class CountedFeed:
@@ -70,6 +70,6 @@ class CountedTransport:
 def states(worker: Worker) -> list[Tensor]:
     """What a rank holds before its first action: weights, gradients, optimizer state, buffers."""
     stages = worker.stages.values()
-    held = [tensor for stage in stages for leaves in stage.leaves for tensor in leaves.tensors()]
+    held = [tensor for stage in stages for slots in stage.slots for tensor in slots.tensors()]
     buffers = [tensor for stage in stages for tensor in stage.state().values()]
     return [*held, *buffers, *worker.tied.tensors()]

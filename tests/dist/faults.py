@@ -35,7 +35,7 @@ from pipeplan import capture  # noqa: F401
 from pipeplan.launch import train  # noqa: F401
 from pipeplan.launch.__main__ import main as launch
 from pipeplan.program import Action
-from pipeplan.runtime.recorder import Recorder
+from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from tests import launch_task  # noqa: F401
 
 
@@ -56,14 +56,14 @@ def install(fault: dict[str, Any], moment: Any) -> None:
     if word == "save":
         _in_save(fault, int(number), moment)
         return
-    begin = Recorder.begin
+    begin = FlightRecorder.begin
 
-    def begin_or_strike(self: Recorder, action: Action) -> int:
+    def begin_or_strike(self: FlightRecorder, action: Action) -> int:
         if str(action) == fault["at"]:
             strike(fault, moment)
         return begin(self, action)
 
-    Recorder.begin = begin_or_strike  # type: ignore[method-assign]
+    FlightRecorder.begin = begin_or_strike  # type: ignore[method-assign]
 
 
 def _in_save(fault: dict[str, Any], number: int, moment: Any) -> None:

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipeplan import lowering
 from pipeplan.plan import Plan
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.group import join
-from pipeplan.runtime.place import Place
-from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import GlooTransport, LocalTransport
+from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.startup.process_group import join
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task
 from tests import models, pipelines, reference
 from tests.plans import random_plan
@@ -94,7 +94,7 @@ def same(plan: Plan, make: Make, transport: GlooTransport | LocalTransport) -> b
 def main() -> None:
     """All cases of this many ranks."""
     torch.set_num_threads(1)
-    transport = join(Place.of(os.environ), 60 * 10**9)
+    transport = join(TorchrunEnv.of(os.environ), 60 * 10**9)
     answers = [same(*case, transport) for case in cases(transport.size)]
     if transport.rank == 0:
         print(f"exact {sum(answers)} of {len(answers)}", flush=True)

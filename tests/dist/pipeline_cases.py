@@ -104,7 +104,7 @@ def ends_badly(crossed: DeviceMesh) -> None:
 
 def pushers() -> int:
     """Threads that push messages."""
-    return sum(thread.name == "pusher" for thread in threading.enumerate())
+    return sum(thread.name == "send-thread" for thread in threading.enumerate())
 
 
 def work(rank: int, port: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeplan import lowering
 from pipeplan.plan import Plan, Semantics
 from pipeplan.program import Action, ActionKind
-from pipeplan.runtime import stored
+from pipeplan.runtime.checkpoint import storage
 from tests import launch_task
 from tests.case_scripts import printed
 
@@ -174,7 +174,7 @@ def test_flipped_byte_in_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "run"
     resume = spec(tmp_path, plan, "--resume", str(out))
     launched(spec(tmp_path, plan, "--steps", "4", "--save-every", "2"))
-    newest = stored.folder(out, 4)
+    newest = storage.folder(out, 4)
     data = newest / "__1_0.distcp"
     flipped = bytearray(data.read_bytes())
     flipped[len(flipped) // 2] ^= 1
@@ -197,14 +197,14 @@ def test_metadata_that_would_run_code(tmp_path: Path) -> None:
     resume = spec(tmp_path, plan, "--resume", str(out))
     launched(spec(tmp_path, plan, "--steps", "4", "--save-every", "2"))
     hostile = f"cposix\nsystem\n(Vtouch {ran}\ntR.".encode()
-    (stored.folder(out, 4) / ".metadata").write_bytes(hostile)
+    (storage.folder(out, 4) / ".metadata").write_bytes(hostile)
     (told,) = launched(resume)
     assert [each["code"] for each in told] == [0, 0], told
     assert "passed over: " in told[0]["said"]
     assert "names posix.system, which no checkpoint needs" in told[0]["said"]
     assert json.loads((out / "run.json").read_text())["first_step"] == 2
     assert trained(out, "flush")
-    for each in stored.folders(out):
+    for each in storage.folders(out):
         (each / ".metadata").write_bytes(hostile)
     (told,) = launched(resume)
     assert [each["code"] for each in told] == [2, 2], told

@@ -1,4 +1,4 @@
-"""Virtual clocks over gloo: for each size, processes are forked and rehearse random plans.
+"""Virtual clocks over gloo: for each size, processes are forked and run random plans dry.
 
 Prints `exact N of M` where in N of M plans every action of every rank ended when the simulator
 says. One process imports torch and forks, so that 16 ranks start in seconds.
@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import lowering
 from pipeplan.plan import Plan
-from pipeplan.runtime.ranks import Ranks
-from pipeplan.runtime.transport import GlooTransport
-from tests import plans, rehearsals
+from pipeplan.runtime.transport.rank_grid import RankGrid
+from pipeplan.runtime.transport.gloo import GlooTransport
+from tests import plans, dry_runs
 from tests.forked import run_ranks
 
 SIZES = {2: 2, 4: 2, 8: 2, 16: 2}
@@ -39,13 +39,13 @@ def cases(ranks: int) -> list[Plan]:
 def work(rank: int, ranks: int, store: str) -> None:
     """One rank of one size; rank 0 compares and prints."""
     torch.set_num_threads(1)
-    joined = Ranks.started(FileStore(store, ranks), rank, ranks, timedelta(seconds=60))
+    joined = RankGrid.started(FileStore(store, ranks), rank, ranks, timedelta(seconds=60))
     transport = GlooTransport(joined)
     exact = 0
     for plan in cases(ranks):
         pattern = lowering.lower(plan)
-        told = transport.gather(rehearsals.rehearsed(plan, pattern, STEPS, transport))
-        exact += told == rehearsals.simulated(plan, pattern, STEPS)
+        told = transport.gather(dry_runs.ran(plan, pattern, STEPS, transport))
+        exact += told == dry_runs.simulated(plan, pattern, STEPS)
     if rank == 0:
         print(f"{ranks} ranks: exact {exact} of {len(cases(ranks))}", flush=True)
     transport.close()

@@ -33,8 +33,8 @@ from pipeplan import Pipeline
 from pipeplan.capture import split
 from pipeplan.errors import RankError
 from pipeplan.plan import Semantics
-from pipeplan.runtime.backend import Machine, Wanted, take_gpu
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.transport.backend import Machine, Wanted, take_gpu
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.task import Task
 from tests import launch_task, pipelines, reference
 
@@ -132,7 +132,7 @@ def work(rank: int, words: list[str], port: int) -> None:
     }
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    take_gpu(Place.of(os.environ), Machine.here())
+    take_gpu(TorchrunEnv.of(os.environ), Machine.here())
     if name == "kill":
         killed(rank, int(ranks), device, backend)  # type: ignore[arg-type]
         return

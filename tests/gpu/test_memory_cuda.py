@@ -7,7 +7,7 @@ import torch
 
 from pipeplan.hostcopy import HostWay
 from pipeplan.pinned import PinnedPool
-from pipeplan.runtime.room import Room, Taken
+from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,10 +41,10 @@ def test_room_and_what_is_taken_of_it() -> None:
     """A tensor is missing in what is free or counted as held, and in what was taken."""
     device = torch.device("cuda", 0)
     torch.ones(1, device=device)
-    Taken.start(device)
-    before = Room.of(device)
+    GpuMemoryUse.start(device)
+    before = GpuMemory.of(device)
     kept = torch.ones(2**26, dtype=torch.uint8, device=device)
-    room, taken = Room.of(device), Taken.since_start(device)
+    room, taken = GpuMemory.of(device), GpuMemoryUse.since_start(device)
     assert before is not None
     assert room is not None
     assert room.total == before.total > room.free

@@ -12,11 +12,11 @@ from torch import nn
 from pipeplan import Pipeline
 from pipeplan.plan import Semantics
 from pipeplan.program import Action, ActionKind
-from pipeplan.runtime.ahead import COMPUTES, Ahead
-from pipeplan.runtime.backend import Means
-from pipeplan.runtime.links import lent
-from pipeplan.runtime.peerloss import PeerLostError
-from pipeplan.runtime.staging import receive_staged, send_staged
+from pipeplan.runtime.supervision.run_ahead import COMPUTES, RunAhead
+from pipeplan.runtime.transport.backend import Means
+from pipeplan.runtime.transport.base import PeerLostError
+from pipeplan.runtime.transport.host_staging import receive_staged, send_staged
+from pipeplan.runtime.transport.pair_communicator import lent
 from tests import launch_task, pipelines
 from tests.case_scripts import printed
 
@@ -122,7 +122,7 @@ def test_lent_memory_is_not_tied_to_the_stream_that_it_is_lent_to() -> None:
 def test_a_process_is_not_far_ahead_and_hears_while_the_gpu_is_busy() -> None:
     """So many computes under way; a rank that is gone is heard of before the GPU is done."""
     device, gone = torch.device("cuda", 0), [""]
-    ahead = Ahead.of(device, lambda: gone[0], 100 * 10**9)
+    ahead = RunAhead.of(device, lambda: gone[0], 100 * 10**9)
     action = Action(ActionKind.F, 0, 0)
     last = torch.cuda.Event()
     for _ in range(COMPUTES):

@@ -19,7 +19,7 @@ from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from tests import capture_tasks, launch_task, pipelines, plans, reference
 from tests.unit.test_runtime_hooks import recomputing

@@ -14,9 +14,9 @@ from torch.nn import functional
 from pipeplan.capture import profile_task, split
 from pipeplan.chain import Chain
 from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime.holders import Holders
-from pipeplan.runtime.optimizing import Optimizing
-from pipeplan.runtime.stage import Stage, StageSpec
+from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
+from pipeplan.runtime.parameters.ownership import ParameterOwnership
+from pipeplan.runtime.stages.stage import Stage, StageSpec
 from pipeplan.task import SplitModel, Task, TensorSpec
 from tests.capture_tasks import conv, gpt2, mlp, skips, transformer
 
@@ -121,14 +121,14 @@ def make_stage(
         loss=task.loss if final else None,
         seed=0,
     )
-    optimizing = Optimizing(task.optimizer)
-    holders = Holders((), optimizing, versions=1, microbatches=count, deferred=False)
+    optimizing = OptimizerFactory(task.optimizer)
+    ownership = ParameterOwnership((), optimizing, versions=1, microbatches=count, deferred=False)
     values: tuple[Tensor, ...] = (task.microbatch(0)[0],)
     with torch.no_grad():
         for layer in model.layers[:first]:
             result = layer(*values)
             values = result if isinstance(result, tuple) else (result,)
-    return Stage(spec, count, holders.hold(spec.layers, first)), values, final
+    return Stage(spec, count, ownership.hold(spec.layers, first)), values, final
 
 
 def zeros(spec: TensorSpec) -> Tensor:

@@ -20,7 +20,7 @@ from pipeplan.fitting import split_for
 from pipeplan.hosting import Draft, Hosted, states_of
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint, seed_all
-from pipeplan.runtime.backend import device_of
+from pipeplan.runtime.transport.backend import device_of
 from pipeplan.task import Task
 from tests import pipelines
 from tests.initialised import MODELS, WIDTH

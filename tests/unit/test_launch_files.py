@@ -15,10 +15,10 @@ from pipeplan.errors import InputError
 from pipeplan.launch import ending, progress
 from pipeplan.launch.checks import prepare
 from pipeplan.launch.options import parse
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from tests import launch_task
 
-ALONE = Place(rank=0, size=1, attempt=0, launched=False, local_rank=0, local_size=1)
+ALONE = TorchrunEnv(rank=0, size=1, attempt=0, launched=False, local_rank=0, local_size=1)
 
 
 def metrics(folder: Path, text: str) -> Path:

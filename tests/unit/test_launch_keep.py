@@ -11,9 +11,9 @@ import torch
 from pipeplan.errors import RankError
 from pipeplan.launch import __main__ as launch
 from pipeplan.pinned import PinnedPool
-from pipeplan.runtime import stored
-from pipeplan.runtime.saver import HostCopies, Saver
-from pipeplan.runtime.transport import LocalTransport
+from pipeplan.runtime.checkpoint import storage
+from pipeplan.runtime.checkpoint.writer import CheckpointWriter, HostCopies
+from pipeplan.runtime.transport.gloo import LocalTransport
 from tests import launch_task
 
 
@@ -33,8 +33,8 @@ def run(out: Path, steps: int, *words: str) -> int:
 
 def steps(out: Path) -> list[int]:
     """Of the complete checkpoints."""
-    paths = filter(stored.is_complete, stored.folders(out))
-    return [stored.read_meta(path).step for path in paths]
+    paths = filter(storage.is_complete, storage.folders(out))
+    return [storage.read_meta(path).step for path in paths]
 
 
 @pytest.mark.parametrize("words", [(), ("--save-in-background",)])
@@ -42,7 +42,7 @@ def test_the_newest_stay(out: Path, words: tuple[str, ...]) -> None:
     """Two of five, nothing of the others; a resumed run goes on exactly and prunes as well."""
     assert run(out, 5, "--out", str(out), "--keep", "2", *words) == 0
     assert steps(out) == [4, 5]
-    assert [path.name for path in stored.folders(out)] == ["step-00000004", "step-00000005"]
+    assert [path.name for path in storage.folders(out)] == ["step-00000004", "step-00000005"]
     assert run(out, 6, "--resume", str(out), "--keep", "1", *words) == 0
     assert steps(out) == [6]
     expected = launch_task.trained("flush", 6).weights
@@ -62,14 +62,14 @@ def test_the_one_resumed_from_stays_until_there_is_a_newer_one(
     """Where the next checkpoint fails, the old one is still whole."""
     assert run(out, 2, "--out", str(out), "--keep", "1") == 0
     seen: list[list[int]] = []
-    write = stored.write
+    write = storage.write
 
     def looks(*arguments: object, **options: object) -> None:
         seen.append(steps(out))
         write(*arguments, **options)  # type: ignore[arg-type]
         seen.append(steps(out))
 
-    monkeypatch.setattr(stored, "write", looks)
+    monkeypatch.setattr(storage, "write", looks)
     assert run(out, 3, "--resume", str(out), "--keep", "1") == 0
     assert seen == [[2], [2, 3]]
     assert steps(out) == [3]
@@ -78,32 +78,32 @@ def test_the_one_resumed_from_stays_until_there_is_a_newer_one(
 def test_torn_and_damaged_ones_are_not_touched(out: Path) -> None:
     """They are not counted either: two whole ones stay beside them."""
     assert run(out, 4, "--out", str(out)) == 0
-    torn, damaged = stored.folder(out, 1), stored.folder(out, 4)
+    torn, damaged = storage.folder(out, 1), storage.folder(out, 4)
     (torn / ".metadata").unlink()
     (damaged / ".metadata").write_bytes(b"?")
-    stored.prune(out, 2)
+    storage.prune(out, 2)
     assert steps(out) == [2, 3]
     assert torn.exists()
     assert damaged.exists()
-    stored.prune(out, 1)
+    storage.prune(out, 1)
     assert steps(out) == [3]
 
 
 def test_what_cannot_be_removed_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the flag and the file; the newest checkpoint is there."""
-    saver = Saver(LocalTransport(), background=False, keep=1)
-    meta = stored.Meta(
+    saver = CheckpointWriter(LocalTransport(), background=False, keep=1)
+    meta = storage.CheckpointMeta(
         step=1, seed=0, semantics="flush", microbatches=1, task_digest="", plan_digest=""
     )
 
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    saver.save(stored.folder(out, 1), meta, [])
-    monkeypatch.setattr(stored.shutil, "rmtree", refuse)
+    saver.save(storage.folder(out, 1), meta, [])
+    monkeypatch.setattr(storage.shutil, "rmtree", refuse)
     with pytest.raises(RankError, match=r"--keep 1: .*step-00000001 could not be removed: Perm"):
-        saver.save(stored.folder(out, 2), meta, [])
-    assert stored.is_complete(stored.folder(out, 2))
+        saver.save(storage.folder(out, 2), meta, [])
+    assert storage.is_complete(storage.folder(out, 2))
 
 
 def test_keep_needs_a_place(out: Path, capfd: pytest.CaptureFixture[str]) -> None:

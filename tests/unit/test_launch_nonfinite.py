@@ -12,7 +12,7 @@ import torch
 from pipeplan.cli import main
 from pipeplan.launch import __main__ as launch
 from pipeplan.plan import Semantics
-from pipeplan.runtime import stored
+from pipeplan.runtime.checkpoint import storage
 from tests import launch_task
 
 
@@ -27,8 +27,8 @@ def run(folder: Path, semantics: Semantics, task: str, *words: str, waits: bool 
 
 def saved(folder: Path) -> list[int]:
     """Steps of the complete checkpoints."""
-    paths = stored.folders(folder / "run")
-    return [stored.read_meta(path).step for path in paths if stored.is_complete(path)]
+    paths = storage.folders(folder / "run")
+    return [storage.read_meta(path).step for path in paths if storage.is_complete(path)]
 
 
 def strict(text: str) -> Any:
@@ -98,7 +98,7 @@ def test_steps_that_loss_scaling_skips_are_legal(tmp_path: Path) -> None:
     assert saved(tmp_path) == [1, 2, 3, 4]
 
 
-def test_a_rehearsal_has_no_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_has_no_numbers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The flag means nothing without a model, and is refused."""
     file = tmp_path / "plan.json"
     file.write_text(launch_task.plan(1, "flush").to_json())

@@ -16,7 +16,7 @@ from pipeplan.launch.elsewhere import facts_of, remark
 from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress
 from pipeplan.plan import Plan
-from pipeplan.runtime.room import Room, Taken
+from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
 from tests import launch_task
 
 CUDA = torch.device("cuda", 0)
@@ -44,7 +44,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, free: int, total: int, held: int) -> N
 def test_a_budget_beyond_what_is_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process holds counts as there; the message has the flags that would do."""
     cuda(monkeypatch, free=600, total=1000, held=300)
-    room = Room.of(CUDA)
+    room = GpuMemory.of(CUDA)
     assert room is not None
     room.check(planned(900), 1)
     room.check(planned(1000, 100), 1)
@@ -59,9 +59,9 @@ def test_a_budget_beyond_what_is_there_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_the_processor_has_no_such_room() -> None:
     """Nothing is asked of CUDA, and nothing is told."""
     here = torch.device("cpu")
-    assert Room.of(here) is None
-    assert Taken.since_start(here) == Taken(None, None)
-    Taken.start(here)
+    assert GpuMemory.of(here) is None
+    assert GpuMemoryUse.since_start(here) == GpuMemoryUse(None, None)
+    GpuMemoryUse.start(here)
 
 
 def test_a_pipeline_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_a_pipeline_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_tell_what_is_taken(tmp_path: Path) -> None:
     """Beside the resident size: nothing on the processor, two numbers on a GPU."""
     lines = []
-    for name, taken in (("cpu", Taken(None, None)), ("cuda", Taken(7, 9))):
+    for name, taken in (("cpu", GpuMemoryUse(None, None)), ("cuda", GpuMemoryUse(7, 9))):
         plan = launch_task.plan(1, "flush")
         file = tmp_path / name
         progress = Progress(

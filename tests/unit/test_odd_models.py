@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from pipeplan.capture import agreement, split
 from pipeplan.capture.eager import follow_torch
 from pipeplan.errors import InputError
-from pipeplan.runtime.seeds import layer_seed
-from pipeplan.runtime.ties import untie
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.stages.random_state import layer_seed
 from pipeplan.task import SplitModel, Task
 from tests import odd_models, pipelines
 

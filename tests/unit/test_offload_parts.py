@@ -19,14 +19,14 @@ from pipeplan.errors import InternalError
 from pipeplan.hostcopy import Copies, HostWay
 from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import OpKind, Runs
-from pipeplan.runtime.clock import VirtualClock
-from pipeplan.runtime.emulate import EmulatedWays
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.holders import Holders
+from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.dry_run.clock import VirtualClock
+from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks
 from pipeplan.runtime.instrument import CountedFeed
-from pipeplan.runtime.optimizing import Optimizing
-from pipeplan.runtime.piece import Fed
-from pipeplan.runtime.stage import Stage, StageSpec
+from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
+from pipeplan.runtime.parameters.ownership import ParameterOwnership
+from pipeplan.runtime.stages.segment import Fed
+from pipeplan.runtime.stages.stage import Stage, StageSpec
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks, pipelines
 from tests.unit.test_runtime_exact import Recomputed
@@ -52,10 +52,10 @@ class Alone:
         fed = [i for i in range(len(model.layers)) if model.fed_to(i)]
         feed = TaskFeed(task, model, Uses(inputs=1 + len(fed), targets=1))
         self.feed = CountedFeed(feed, self.live)
-        holders = Holders(
-            [], Optimizing(task.optimizer, None), versions=1, microbatches=8, deferred=False
+        ownership = ParameterOwnership(
+            [], OptimizerFactory(task.optimizer, None), versions=1, microbatches=8, deferred=False
         )
-        self.held = holders.hold(model.layers, 0)
+        self.held = ownership.hold(model.layers, 0)
         spec = StageSpec(
             index=0,
             first_layer=0,
@@ -71,7 +71,7 @@ class Alone:
         )
         self.stage = Stage(spec, 8, self.held)
         states = [t for x in model.layers for t in (*x.parameters(), *x.buffers())]
-        self.live.count([*states, *(t for x in self.stage.leaves for t in x.tensors())])
+        self.live.count([*states, *(t for x in self.stage.slots for t in x.tensors())])
         self.states = self.live.live
 
     def __enter__(self) -> Alone:
@@ -80,7 +80,7 @@ class Alone:
 
     def __exit__(self, *error: object) -> None:
         self.live.__exit__(*error)
-        for leaves in self.stage.leaves:
+        for leaves in self.stage.slots:
             leaves.release()
 
     def forward(self, microbatch: int) -> None:
@@ -326,7 +326,7 @@ def test_a_wrong_program_says_so(actions: str, missing: str) -> None:
             does[last](0)
 
 
-def ends(ways: EmulatedWays, clock: VirtualClock, kinds: Sequence[OpKind]) -> list[int]:
+def ends(ways: EmulatedHostLinks, clock: VirtualClock, kinds: Sequence[OpKind]) -> list[int]:
     """When transfers that all start at 10 end."""
     clock.until(10)
     pending = [ways.start(kind, 0, number) for number, kind in enumerate(kinds)]
@@ -342,5 +342,5 @@ def test_emulated_ways_take_turns() -> None:
     kinds = (OpKind.OFFLOAD, OpKind.OFFLOAD, OpKind.PREFETCH)
     lasting = {(OpKind.OFFLOAD, 0): 3, (OpKind.PREFETCH, 0): 8}
     full, half = VirtualClock(), VirtualClock()
-    assert ends(EmulatedWays(full, lasting, duplex=True), full, kinds) == [13, 16, 18]
-    assert ends(EmulatedWays(half, lasting, duplex=False), half, kinds) == [13, 16, 24]
+    assert ends(EmulatedHostLinks(full, lasting, duplex=True), full, kinds) == [13, 16, 18]
+    assert ends(EmulatedHostLinks(half, lasting, duplex=False), half, kinds) == [13, 16, 24]

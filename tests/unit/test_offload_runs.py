@@ -21,11 +21,11 @@ from pipeplan.hostcopy import HostWay
 from pipeplan.plan import OpKind, Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
-from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.ties import untie
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.transport.base import Transport
 from tests import models, pipelines, plans, plans_offload, reference
 from tests.plans import random_plan
 from tests.unit import test_recompute_runs, test_runtime_memory
@@ -121,7 +121,7 @@ def test_runs_on_end_and_evaluation(semantics: Semantics, monkeypatch: pytest.Mo
         worker = build(plan, pattern, model, task, feed, transport, pipelines.Listener(), seed=3)
         worker.executor.run(0, 2)
         before = len(copies)
-        found = evaluate(pattern, worker.stages, worker.wires, shown, transport, 4)
+        found = evaluate(pattern, worker.stages, worker.endpoints, shown, transport, 4)
         assert len(copies) == before
         worker.executor.run(2, 2)
         return [found[number] for number in sorted(found)], pipelines.weights_of(worker)

@@ -17,7 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.fitting import split_for
 from pipeplan.plan import Semantics
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from tests import launch_task, pipelines, reference
 

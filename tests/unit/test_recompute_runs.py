@@ -19,11 +19,11 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.ties import untie
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
 from tests import pipelines, reference
 

@@ -12,8 +12,8 @@ import torch
 from pipeplan.errors import RankError
 from pipeplan.program import Action, ActionKind
 from pipeplan.runtime import build as building
-from pipeplan.runtime.ahead import COMPUTES, Ahead
-from pipeplan.runtime.peerloss import PeerLostError
+from pipeplan.runtime.supervision.run_ahead import COMPUTES, RunAhead
+from pipeplan.runtime.transport.base import PeerLostError
 from tests import pipelines, reference
 
 F = ActionKind.F
@@ -45,7 +45,7 @@ class _Mark:
 def test_the_process_waits_for_the_oldest_of_many() -> None:
     """Never more computes under way than allowed and the newest; none after `drain`."""
     gpu = Gpu()
-    ahead = Ahead(gpu.mark, computes=3)  # type: ignore[arg-type]
+    ahead = RunAhead(gpu.mark, computes=3)  # type: ignore[arg-type]
     for number in range(10):
         ahead.computed(Action(F, 0, number))
         assert gpu.given - gpu.done <= 3
@@ -57,7 +57,7 @@ def test_the_process_waits_for_the_oldest_of_many() -> None:
 
 def test_nobody_waits_without_a_gpu() -> None:
     """On the processor an action is over when it returns."""
-    ahead = Ahead.of(torch.device("cpu"), gone=lambda: "rank 3 is gone")
+    ahead = RunAhead.of(torch.device("cpu"), gone=lambda: "rank 3 is gone")
     for number in range(10):
         ahead.computed(Action(F, 0, number))
     ahead.drain()
@@ -68,7 +68,7 @@ def test_nobody_waits_without_a_gpu() -> None:
 def test_a_rank_that_is_gone_ends_the_wait() -> None:
     """What the GPU was at is named, not what the process would do next."""
     gpu, gone = Gpu(stops_at=2), [""]
-    ahead = Ahead(gpu.mark, lambda: gone[0], computes=2)  # type: ignore[arg-type]
+    ahead = RunAhead(gpu.mark, lambda: gone[0], computes=2)  # type: ignore[arg-type]
     for number in range(4):
         ahead.computed(Action(F, 0, number))
     gone[0] = "rank 3 of all is gone"
@@ -79,7 +79,7 @@ def test_a_rank_that_is_gone_ends_the_wait() -> None:
 
 def test_a_gpu_that_does_not_go_on_is_missed() -> None:
     """After the timeout, as a message of gloo is."""
-    ahead = Ahead(Gpu(stops_at=0).mark, timeout_ns=10**7, computes=1)  # type: ignore[arg-type]
+    ahead = RunAhead(Gpu(stops_at=0).mark, timeout_ns=10**7, computes=1)  # type: ignore[arg-type]
     ahead.computed(Action(F, 0, 0))
     with pytest.raises(PeerLostError, match="did not go on for 10 ms"):
         ahead.computed(Action(F, 0, 1))
@@ -89,9 +89,9 @@ def trained(monkeypatch: pytest.MonkeyPatch, gpus: dict[int, Gpu], gone: str = "
     """A clipped training of four ranks with made-up GPUs."""
     made = iter(gpus.values())
     monkeypatch.setattr(
-        building.Ahead,
+        building.RunAhead,
         "of",
-        lambda *_: Ahead(next(made).mark, lambda: gone),  # type: ignore[arg-type]
+        lambda *_: RunAhead(next(made).mark, lambda: gone),  # type: ignore[arg-type]
     )
     plan = pipelines.plan_of([2, 4, 6], [0, 1, 2, 3], "2bw", microbatches=6)
     split, task = pipelines.toy()
@@ -128,6 +128,6 @@ def test_an_action_of_the_gpu_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> No
 def test_norms_are_read_without_waiting_inside_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go through the same wait as everything else."""
     reads: list[Any] = []
-    monkeypatch.setattr(Ahead, "read", lambda _, tensor: (reads.append(tensor), tensor)[1])
+    monkeypatch.setattr(RunAhead, "read", lambda _, tensor: (reads.append(tensor), tensor)[1])
     trained(monkeypatch, {rank: Gpu() for rank in range(4)})
     assert len(reads) == 4 * 3, "one transfer per rank and step"

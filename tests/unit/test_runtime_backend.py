@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from pipeplan.errors import InputError
-from pipeplan.runtime import backend, group
-from pipeplan.runtime.backend import Choice, Machine, Means, Wanted, agreed, take_gpu
-from pipeplan.runtime.group import Training, carried
-from pipeplan.runtime.place import Place
+from pipeplan.runtime.startup import process_group
+from pipeplan.runtime.startup.process_group import Training, make_transport
+from pipeplan.runtime.transport import backend
+from pipeplan.runtime.transport.backend import Choice, Machine, Means, Wanted, agreed, take_gpu
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from tests import launch_task, pipelines
 
 GPU = torch.device("cuda", 0)
@@ -44,7 +45,7 @@ def test_one_visible_gpu_per_rank(wanted: Wanted, one_visible: Any) -> None:
     for rank in range(4):
         one_visible.uuid = f"{rank}-of-this-machine"
         words = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 4}
-        place = Place.of({name: str(value) for name, value in words.items()})
+        place = TorchrunEnv.of({name: str(value) for name, value in words.items()})
         machine = Machine.here()
         machine.check(wanted)
         take_gpu(place, machine)
@@ -144,18 +145,22 @@ def test_all_ranks_decide_from_what_all_have(monkeypatch: pytest.MonkeyPatch) ->
             values[rank] = replace(own, device="cuda", gpu=gpu, has_nccl=True)
 
     monkeypatch.setattr(dist, "all_gather_object", gathered)
-    monkeypatch.setattr(group, "GlooTransport", lambda ranks, choice: choice)
+    monkeypatch.setattr(process_group, "GlooTransport", lambda ranks, choice: choice)
     monkeypatch.setattr(
-        group, "ChannelTransport", lambda *words: SimpleNamespace(words=words, channels=3)
+        process_group,
+        "NcclTransport",
+        lambda *words: SimpleNamespace(words=words, communicators=3),
     )
     ranks: Any = _Ranks()
-    assert carried(ranks, training("auto")) == Choice("gloo", "ranks 0 and 3 on one GPU (a)")
+    assert make_transport(ranks, training("auto")) == Choice(
+        "gloo", "ranks 0 and 3 on one GPU (a)"
+    )
     with pytest.raises(InputError, match="ranks 0 and 3 on one GPU"):
-        carried(ranks, training("nccl"))
+        make_transport(ranks, training("nccl"))
     assert ranks.left == 1
     told[2] = "d"
     monkeypatch.delenv(backend.QUEUES, raising=False)
-    made: Any = carried(ranks, training("nccl"))
+    made: Any = make_transport(ranks, training("nccl"))
     _, channels, _, choice = made.words
     assert choice.backend == "nccl"
     assert len(channels) == 2 * 2 + 2 * 2, "of both replicas, and between them"
@@ -163,7 +168,7 @@ def test_all_ranks_decide_from_what_all_have(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_rank_alone_is_told_too() -> None:
     """There are no messages, but what was asked for cannot be had."""
-    assert isinstance(training("auto").alone(), group.LocalTransport)
+    assert isinstance(training("auto").alone(), process_group.LocalTransport)
     with pytest.raises(InputError, match="the model of rank 0 on cpu"):
         training("nccl").alone()
 
@@ -206,10 +211,12 @@ def test_a_pipeline_asks_for_queues_and_says_if_they_are_few(
     with Pipeline(launch_task.task(0), launch_task.plan(1, "flush")):
         assert backend.os.environ[backend.QUEUES] == "32"
     monkeypatch.setattr(dist, "all_gather_object", lambda values, own, _: _fill(values, own))
-    monkeypatch.setattr(group, "ChannelTransport", lambda *_: SimpleNamespace(channels=40))
+    monkeypatch.setattr(
+        process_group, "NcclTransport", lambda *_: SimpleNamespace(communicators=40)
+    )
     monkeypatch.setenv(backend.QUEUES, "8")
     with pytest.warns(UserWarning, match="got 8, need 32: 40 receives"):
-        carried(_Ranks(), training("auto"))  # type: ignore[arg-type]
+        make_transport(_Ranks(), training("auto"))  # type: ignore[arg-type]
 
 
 def _fill(values: list[Any], own: Means) -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Remat, Semantics
-from pipeplan.runtime.buffers import Buffers
+from pipeplan.runtime.stages.module_buffers import ModuleBuffers
 from tests import pipelines, reference
 
 AGAIN = ((1, 1), (3, 3), (5, 6))
@@ -130,7 +130,7 @@ def test_a_buffer_that_changes_later_is_refused() -> None:
 def test_statistics_are_not_kept() -> None:
     """Of what a layer writes and does not read nothing waits for the backward."""
     layer, rows = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), torch.randn(5, 6)
-    buffers = Buffers([layer], lambda made: [made[0](rows)])
+    buffers = ModuleBuffers([layer], lambda made: [made[0](rows)])
     assert not layer[1].num_batches_tracked
     before = buffers.before()
     layer(rows)

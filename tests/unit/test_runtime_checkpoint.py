@@ -18,17 +18,17 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Semantics
-from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.checkpoint.writer import CheckpointWriter
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.optimizing import Optimizers
-from pipeplan.runtime.saver import Saver
-from pipeplan.runtime.stage import Stage
-from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import LocalTransport
-from pipeplan.runtime.weights import Weights
+from pipeplan.runtime.parameters.optimizer_factory import LayerOptimizers
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.parameters.weights import Weights
+from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.transport.base import Transport
+from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale
 from tests import models, pipelines
 
@@ -41,9 +41,9 @@ def worker(plan: Plan, optimizer: str, transport: Transport) -> Worker:
     return build(plan, pattern, split, task, feed, transport, pipelines.Listener(), seed=3)
 
 
-def meta(step: int) -> stored.Meta:
+def meta(step: int) -> storage.CheckpointMeta:
     """Whatever; only `step` matters here."""
-    return stored.Meta(
+    return storage.CheckpointMeta(
         step=step, seed=3, semantics="2bw", microbatches=6, task_digest="", plan_digest=""
     )
 
@@ -53,7 +53,9 @@ def save_alone(folder: Path, semantics: Semantics, optimizer: str, steps: int) -
     plan = pipelines.plan_of([4], [0, 0], semantics, microbatches=6)
     trained = worker(plan, optimizer, LocalTransport())
     trained.executor.run(0, steps)
-    Saver(LocalTransport(), background=False).save(folder, meta(steps), trained.stages.values())
+    CheckpointWriter(LocalTransport(), background=False).save(
+        folder, meta(steps), trained.stages.values()
+    )
     return trained
 
 
@@ -73,7 +75,7 @@ def test_resume_under_another_plan_is_exact(
 
     def work(transport: Transport) -> dict[str, Tensor]:
         resumed = worker(plan, optimizer, transport)
-        checkpoint.load(tmp_path / "c", 2, resumed)
+        named_state.load(tmp_path / "c", 2, resumed)
         resumed.executor.run(2, 2)
         return pipelines.weights_of(resumed)
 
@@ -104,13 +106,15 @@ def test_copies_schedule_and_scale_are_resumed(tmp_path: Path, semantics: Semant
     trained.executor.run(0, 3)
     scales, good = trained.scales(3)
     saved = meta(3).model_copy(update={"scales": scales, "good_steps": good})
-    Saver(LocalTransport(), background=False).save(tmp_path / "c", saved, trained.stages.values())
+    CheckpointWriter(LocalTransport(), background=False).save(
+        tmp_path / "c", saved, trained.stages.values()
+    )
     trained.executor.run(3, 3)
     far = pipelines.plan_of([2, 5], [2, 0, 1], semantics, microbatches=6)
 
     def work(transport: Transport) -> tuple[dict[str, Tensor], object]:
         resumed = exchanging(far, transport)
-        checkpoint.load(tmp_path / "c", 3, resumed)
+        named_state.load(tmp_path / "c", 3, resumed)
         resumed.executor.run(3, 3)
         return pipelines.weights_of(resumed), resumed.scales(6)
 
@@ -125,7 +129,7 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
     """`torch.load` reads it, with an alias for a tied weight and what no layer holds."""
     trained = save_alone(tmp_path / "c", "flush", "sgd", 1)
     names = {"a": "2.weight", "b": "2.weight"}
-    checkpoint.export(tmp_path / "c", tmp_path / "model.pt", names, {"c": torch.ones(1)})
+    named_state.export(tmp_path / "c", tmp_path / "model.pt", names, {"c": torch.ones(1)})
     state = torch.load(tmp_path / "model.pt")
     assert list(state) == ["a", "b", "c"]
     newest = pipelines.weights_of(trained)["2.weight"]
@@ -136,19 +140,19 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
 def test_latest_skips_torn_checkpoints(tmp_path: Path) -> None:
     """Without `.metadata`, or with a file shorter than `.metadata` says: no checkpoint."""
     for step in (3, 20):
-        stored.folder(tmp_path, step).mkdir(parents=True)
+        storage.folder(tmp_path, step).mkdir(parents=True)
     with pytest.raises(InputError, match="no complete checkpoint"):
-        stored.latest(tmp_path)
+        storage.latest(tmp_path)
     for step in (3, 7):
-        save_alone(stored.folder(tmp_path, step), "flush", "sgd", 1)
-    assert stored.latest(tmp_path) == stored.folder(tmp_path, 7)
-    (torn,) = stored.folder(tmp_path, 7).glob("*.distcp")
+        save_alone(storage.folder(tmp_path, step), "flush", "sgd", 1)
+    assert storage.latest(tmp_path) == storage.folder(tmp_path, 7)
+    (torn,) = storage.folder(tmp_path, 7).glob("*.distcp")
     torn.write_bytes(torn.read_bytes()[:-1])
-    assert stored.latest(tmp_path) == stored.folder(tmp_path, 3)
-    metadata = stored.folder(tmp_path, 3) / ".metadata"
+    assert storage.latest(tmp_path) == storage.folder(tmp_path, 3)
+    metadata = storage.folder(tmp_path, 3) / ".metadata"
     metadata.write_bytes(metadata.read_bytes()[:40])
     with pytest.raises(InputError, match="no complete checkpoint"):
-        stored.latest(tmp_path)
+        storage.latest(tmp_path)
 
 
 def test_a_torn_checkpoint_is_none_while_it_is_written_anew(
@@ -159,10 +163,10 @@ def test_a_torn_checkpoint_is_none_while_it_is_written_anew(
     before = []
 
     def killed(*_: object, **__: object) -> None:
-        before.append(stored.is_complete(tmp_path))
+        before.append(storage.is_complete(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stored.state_dict_saver, "save", killed)
+    monkeypatch.setattr(storage.state_dict_saver, "save", killed)
     with pytest.raises(KeyboardInterrupt):
         save_alone(tmp_path, "flush", "sgd", 2)
     assert before == [False]
@@ -173,12 +177,12 @@ def test_background_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> No
     plan = pipelines.plan_of([4], [0, 0], "2bw", microbatches=6)
     trained = worker(plan, "adamw", LocalTransport())
     trained.executor.run(0, 2)
-    saver = Saver(LocalTransport(), background=True)
+    saver = CheckpointWriter(LocalTransport(), background=True)
     saver.save(tmp_path / "c", meta(2), trained.stages.values())
     trained.executor.run(2, 2)
     saver.finish()
     resumed = worker(plan, "adamw", LocalTransport())
-    checkpoint.load(tmp_path / "c", 2, resumed)
+    named_state.load(tmp_path / "c", 2, resumed)
     resumed.executor.run(2, 2)
     expected = pipelines.weights_of(trained)
     weights = pipelines.weights_of(resumed)
@@ -192,10 +196,10 @@ def test_background_save_is_of_the_moment_it_was_asked_for(tmp_path: Path) -> No
 def test_meta_round_trip_and_refusal(tmp_path: Path) -> None:
     """Meta data reads back as written; another format is refused."""
     save_alone(tmp_path / "c", "flush", "sgd", 1)
-    assert stored.read_meta(tmp_path / "c") == meta(1)
+    assert storage.read_meta(tmp_path / "c") == meta(1)
     (tmp_path / "c" / "pipeplan.json").write_text('{"format": "other/1"}')
     with pytest.raises(InputError, match="need 'pipeplan-checkpoint/1'"):
-        stored.read_meta(tmp_path / "c")
+        storage.read_meta(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -212,16 +216,16 @@ def test_damaged_meta_is_named(tmp_path: Path, field: dict[str, object], message
     data = {**meta(1).model_dump(mode="json"), **field}
     (tmp_path / "pipeplan.json").write_text(json.dumps(data))
     with pytest.raises(InputError, match=re.escape(message)):
-        stored.read_meta(tmp_path)
+        storage.read_meta(tmp_path)
 
 
 @pytest.mark.parametrize("content", [pickle.dumps({"a": 1}), b"\x80\x04cno_such\nthing\n.", b"?"])
 def test_metadata_of_chance_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     """Whatever `.metadata` holds instead of itself: torn, and the checkpoint before is taken."""
     for step in (3, 7):
-        save_alone(stored.folder(tmp_path, step), "flush", "sgd", 1)
-    (stored.folder(tmp_path, 7) / ".metadata").write_bytes(content)
-    assert stored.latest(tmp_path) == stored.folder(tmp_path, 3)
+        save_alone(storage.folder(tmp_path, step), "flush", "sgd", 1)
+    (storage.folder(tmp_path, 7) / ".metadata").write_bytes(content)
+    assert storage.latest(tmp_path) == storage.folder(tmp_path, 3)
 
 
 def test_damaged_data_are_named(tmp_path: Path) -> None:
@@ -231,7 +235,7 @@ def test_damaged_data_are_named(tmp_path: Path) -> None:
     data.write_bytes(b"x" * data.stat().st_size)
     resumed = worker(pipelines.plan_of([], [0], "flush", microbatches=6), "sgd", LocalTransport())
     with pytest.raises(InputError, match=r"cannot be read: .*move the folder away") as caught:
-        checkpoint.load(tmp_path / "c", 1, resumed)
+        named_state.load(tmp_path / "c", 1, resumed)
     assert "\n" not in str(caught.value)
 
 
@@ -243,11 +247,11 @@ def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: st
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.param_groups[0] |= {option: True} if option else {}
-    optimizers = Optimizers((optimizer,), ())
+    optimizers = LayerOptimizers((optimizer,), ())
     unit = SimpleNamespace(optimizers=optimizers, weight_of={parameter: parameter}.get)
     saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
     stage = SimpleNamespace(names={parameter: "w"})
-    checkpoint._restore_optimizer(cast("Stage", stage), cast("Weights", unit), saved)
+    named_state._restore_optimizer(cast("Stage", stage), cast("Weights", unit), saved)
     restored = optimizer.state[parameter]
     assert restored["step"].device.type == device
     assert restored["exp_avg"].device.type == "meta"
@@ -258,4 +262,4 @@ def test_flush_checkpoint_lacks_what_2bw_needs(tmp_path: Path) -> None:
     save_alone(tmp_path / "c", "flush", "sgd", 1)
     plan = pipelines.plan_of([], [0], "2bw", microbatches=6)
     with pytest.raises(InputError, match=r"has no 'previous\."):
-        checkpoint.load(tmp_path / "c", 1, worker(plan, "sgd", LocalTransport()))
+        named_state.load(tmp_path / "c", 1, worker(plan, "sgd", LocalTransport()))

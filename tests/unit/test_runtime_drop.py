@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.plan import Plan, Semantics
-from pipeplan.runtime import checkpoint
-from pipeplan.runtime.board import LocalBoard
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed, Uses
-from pipeplan.runtime.gate import Stopping
+from pipeplan.runtime.checkpoint import named_state
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.past import Past
-from pipeplan.runtime.ties import untie
+from pipeplan.runtime.parameters.buffer_snapshots import BufferSnapshots
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.supervision.board import LocalBoard
+from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, SplitModel, Task
 from tests import pipelines
 from tests.pipelines import Calm
@@ -33,7 +33,7 @@ MAPS = {
 }
 
 
-class Asking(Stopping):
+class Asking(BoardConsensus):
     """Asks all ranks to stop at one of its questions, in the middle of a step."""
 
     question = 0
@@ -67,28 +67,30 @@ def run(
     board, ranks = LocalBoard(), len(plan.cluster.gpus)
     pattern = pipelines.pattern_of(plan, period=3)
     model = untie(split, task.tied)
-    gates: list[Asking] = []
+    consensuses: list[Asking] = []
 
     def work(transport: Transport) -> tuple[int, dict[str, Any], object]:
         ends = {"first": 0, "timeout_s": 60, "long_s": 0}
-        gate = Asking(board, transport.rank, ranks, Calm(), **ends)  # type: ignore[arg-type]
-        gate.question = question if transport.rank == who else 0
-        gates.append(gate)
+        consensus = Asking(board, transport.rank, ranks, Calm(), **ends)  # type: ignore[arg-type]
+        consensus.question = question if transport.rank == who else 0
+        consensuses.append(consensus)
         feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
         listener = pipelines.Listener()
-        worker = build(plan, pattern, model, task, feed, transport, listener, seed=3, gate=gate)
+        worker = build(
+            plan, pattern, model, task, feed, transport, listener, seed=3, consensus=consensus
+        )
         done = worker.executor.run(0, steps)
-        state = checkpoint.state_of(worker.stages.values())
+        state = named_state.state_of(worker.stages.values())
         return done, {k: _copy(v) for k, v in state.items()}, worker.scales(done)
 
     told = run_ranks(ranks, work)
-    for gate in gates:
-        gate.close()
+    for consensus in consensuses:
+        consensus.close()
     (done,) = {done for done, _, _ in told}
     (scales,) = {repr(scales) for _, _, scales in told}
     state = {key: value for _, part, _ in told for key, value in part.items()}
-    asked = {gate._rank: gate.count for gate in gates}
-    return Ended(done, gates[0].lost, state, scales, [asked[rank] for rank in range(ranks)])
+    asked = {consensus._rank: consensus.count for consensus in consensuses}
+    return Ended(done, consensuses[0].lost, state, scales, [asked[rank] for rank in range(ranks)])
 
 
 def _copy(value: Any) -> Any:
@@ -185,7 +187,7 @@ class Counter(nn.Module):
 def test_buffers_of_all_kinds_turn_back() -> None:
     """To the step that is asked for; one whose forward has not been is left as it is."""
     layer = Counter()
-    past = Past([layer])
+    past = BufferSnapshots([layer])
     states = []
     for step in range(3):
         past.remember(step, since=step - 1)
@@ -207,12 +209,12 @@ def test_ranks_take_the_answer_of_the_slowest() -> None:
     """One with long steps is enough; updated steps are never dropped."""
     board = LocalBoard()
     options = {"first": 0, "timeout_s": 20}
-    slow = Stopping(board, 0, 2, Calm(), **options, long_s=0.01)  # type: ignore[arg-type]
-    quick = Stopping(board, 1, 2, Calm(), **options)  # type: ignore[arg-type]
-    for gate in (slow, quick):
-        assert gate.begin_step(0)
-        assert gate.begin_update(0)
-        assert gate.begin_step(1)
+    slow = BoardConsensus(board, 0, 2, Calm(), **options, long_s=0.01)  # type: ignore[arg-type]
+    quick = BoardConsensus(board, 1, 2, Calm(), **options)  # type: ignore[arg-type]
+    for consensus in (slow, quick):
+        assert consensus.begin_step(0)
+        assert consensus.begin_update(0)
+        assert consensus.begin_step(1)
     time.sleep(0.02)
     assert quick.begin_update(1)
     assert quick.begin_step(2)
@@ -231,10 +233,10 @@ def test_ranks_take_the_answer_of_the_slowest() -> None:
 
 def test_who_cannot_go_back_finishes() -> None:
     """A step whose buffers were not copied is as good as updated."""
-    gate = Stopping(LocalBoard(), 0, 1, Calm(), first=0, timeout_s=20, long_s=0.0)
-    gate.finish_all()
-    assert gate.begin_step(0)
-    assert not gate.may_drop(0)
-    gate.ask()
-    assert not gate.dropped(0)
-    gate.close()
+    consensus = BoardConsensus(LocalBoard(), 0, 1, Calm(), first=0, timeout_s=20, long_s=0.0)
+    consensus.finish_all()
+    assert consensus.begin_step(0)
+    assert not consensus.may_drop(0)
+    consensus.ask()
+    assert not consensus.dropped(0)
+    consensus.close()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeplan.plan import Semantics
-from pipeplan.runtime.ties import untie
+from pipeplan.runtime.parameters.tied_parameters import untie
 from tests import models, pipelines, reference
 
 MAPS = {

@@ -7,8 +7,8 @@ import torch
 
 from pipeplan import Pipeline, pipeline
 from pipeplan.errors import InputError
-from pipeplan.runtime.backend import check_current
-from pipeplan.runtime.seeds import layer_seed, seed_layer
+from pipeplan.runtime.stages.random_state import layer_seed, seed_layer
+from pipeplan.runtime.transport.backend import check_current
 from tests import launch_task
 
 

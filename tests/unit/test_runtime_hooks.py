@@ -15,7 +15,7 @@ from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
+from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, Tied
 from tests import capture_tasks, launch_task, pipelines, reference
 from tests.unit.test_runtime_memory import measured, planned

@@ -7,9 +7,9 @@ from typing import NoReturn
 import pytest
 import torch
 
-from pipeplan.runtime.lines import Lines
-from pipeplan.runtime.peerloss import PeerLostError
-from pipeplan.runtime.transport import GlooTransport, wait_all
+from pipeplan.runtime.transport.base import PeerLostError, wait_all
+from pipeplan.runtime.transport.gloo import GlooTransport
+from pipeplan.runtime.transport.local_socket import SocketChannels
 
 
 def _closed(*_: object, **__: object) -> NoReturn:
@@ -26,7 +26,7 @@ def test_loss_while_handing_over(verb: str, monkeypatch: pytest.MonkeyPatch) -> 
     transport = GlooTransport.__new__(GlooTransport)
     monkeypatch.setattr(transport, "_row", (0, 1), raising=False)
     monkeypatch.setattr(transport, "_group", _Lost(), raising=False)
-    monkeypatch.setattr(transport, "_lines", Lines(), raising=False)
+    monkeypatch.setattr(transport, "_channels", SocketChannels(), raising=False)
     with pytest.raises(PeerLostError, match=r"^Connection closed by peer"):
         getattr(transport, verb)(torch.zeros(2), 1, 0)
 

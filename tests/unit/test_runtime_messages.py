@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from pipeplan.capture import split
 from pipeplan.errors import InternalError, RankError
 from pipeplan.runtime.build import build
-from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Pending, Transport
-from pipeplan.runtime.peerloss import PeerLostError
+from pipeplan.runtime.transport.base import PeerLostError, Pending, Transport
 from pipeplan.task import Task
 from tests import pipelines
 

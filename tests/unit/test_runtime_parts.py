@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import DeadlockError, InputError, InternalError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
-from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.leaves import places_of
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.optimizing import Optimizing
-from pipeplan.runtime.recorder import PeriodMeter, Recorder
-from pipeplan.runtime.seeds import layer_seed
-from pipeplan.runtime.transport import wait_all
-from pipeplan.runtime.weights import Weights
+from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
+from pipeplan.runtime.parameters.slots import attributes_of
+from pipeplan.runtime.parameters.weights import Weights
+from pipeplan.runtime.stages.random_state import layer_seed
+from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
+from pipeplan.runtime.supervision.period_meter import PeriodMeter
+from pipeplan.runtime.transport.base import Transport, wait_all
 from tests import pipelines
 
 
@@ -103,8 +103,8 @@ def slots(versions: int) -> tuple[nn.Linear, Weights]:
     """A 1x1 layer whose weight starts at 1 and falls by the mean gradient."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
-    optimizing = Optimizing(lambda p: torch.optim.SGD(p, lr=1.0))
-    return layer, Weights([places_of(layer)], optimizing, versions=versions, microbatches=2)
+    optimizing = OptimizerFactory(lambda p: torch.optim.SGD(p, lr=1.0))
+    return layer, Weights([attributes_of(layer)], optimizing, versions=versions, microbatches=2)
 
 
 def one_step(layer: nn.Linear, weights: Weights, step: int) -> float:
@@ -178,7 +178,7 @@ def test_period_of_a_single_micro_batch_is_unknown() -> None:
 
 def test_recorder_keeps_the_last_actions() -> None:
     """The ring holds the newest entries only and names what runs now."""
-    recorder = Recorder(capacity=3)
+    recorder = FlightRecorder(capacity=3)
     for number in range(5):
         recorder.end(recorder.begin(Action(ActionKind.F, 0, number)))
     recorder.begin(Action(ActionKind.B, 0, 4))

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.runtime.buckets import BUCKET_BYTES, buckets
 from pipeplan.runtime.build import build
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.executor import Executor
-from pipeplan.runtime.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Pending, Transport
-from pipeplan.runtime.replicas import Replicas
+from pipeplan.runtime.parameters.gradient_buckets import BUCKET_BYTES, buckets
+from pipeplan.runtime.parameters.replicas import Replicas
+from pipeplan.runtime.transport.base import Pending, Transport
 from tests import pipelines
 
 KINDS = (torch.float32, torch.float32, torch.bfloat16, torch.float64)

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from pipeplan.errors import InputError
-from pipeplan.runtime import stored
+from pipeplan.runtime.checkpoint import storage
 
-META = stored.Meta(
+META = storage.CheckpointMeta(
     step=1, seed=0, semantics="flush", microbatches=1, task_digest="", plan_digest=""
 )
 
@@ -47,13 +47,13 @@ def state() -> dict[str, Any]:
 
 def saved(path: Path) -> Path:
     """A checkpoint of `state` at `path`."""
-    stored.write(path, META, state(), rank=0, alone=True)
+    storage.write(path, META, state(), rank=0, alone=True)
     return path
 
 
 def loaded(path: Path) -> dict[str, Any]:
     """All that the checkpoint at `path` holds."""
-    reading = stored.Reading(path)
+    reading = storage.CheckpointReader(path)
     found = {key: reading.blank(key) for key in reading.metadata.state_dict_metadata}
     reading.fill(found)
     return found
@@ -82,7 +82,7 @@ def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
     """Tensors and objects come back as they were, and `sha256sum` agrees with the digests."""
     found = loaded(saved(tmp_path / "c"))
     assert equal({key: found[key] for key in flat()}, flat())
-    assert stored.is_complete(tmp_path / "c")
+    assert storage.is_complete(tmp_path / "c")
     sums = sorted(path.name for path in (tmp_path / "c").glob("*.sha256"))
     assert sums == ["metadata.sha256", "rank0.sha256"]
     subprocess.run(["sha256sum", "--check", "--strict", *sums], cwd=tmp_path / "c", check=True)
@@ -109,15 +109,15 @@ def test_metadata_runs_nothing(
 ) -> None:
     """A call hidden in `.metadata` is refused by its name, and not made."""
     ran = tmp_path / "ran"
-    path = saved(stored.folder(tmp_path, 1))
+    path = saved(storage.folder(tmp_path, 1))
     hidden = Runs(call, *(each.format(ran) for each in arguments))
     content: object = hidden if whole else Metadata({}, planner_data=hidden, storage_data={})
     (path / ".metadata").write_bytes(pickle.dumps(content))
     name = f"{call.__module__}.{call.__name__}"
     with pytest.raises(InputError, match=rf"\.metadata cannot be read: .* it names {name}, which"):
-        stored.Reading(path)
+        storage.CheckpointReader(path)
     with pytest.raises(InputError, match=rf"no complete checkpoint, .* it names {name}, which"):
-        stored.latest(tmp_path)
+        storage.latest(tmp_path)
     assert not ran.exists()
 
 
@@ -126,7 +126,7 @@ def test_objects_run_nothing(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     path = tmp_path / "c"
     hidden = {"optimizer.a.step": Runs(os.system, f"touch {ran}")}
-    stored.write(path, META, hidden, rank=0, alone=True)
+    storage.write(path, META, hidden, rank=0, alone=True)
     with pytest.raises(InputError, match=r"c: cannot be read: .*Weights only load failed"):
         loaded(path)
     assert not ran.exists()
@@ -160,7 +160,7 @@ def test_metadata_of_another_shape(tmp_path: Path, content: object, message: str
     path = saved(tmp_path / "c")
     (path / ".metadata").write_bytes(pickle.dumps(content))
     with pytest.raises(InputError, match=re.escape(message)) as caught:
-        stored.Reading(path)
+        storage.CheckpointReader(path)
     assert "\n" not in str(caught.value)
 
 
@@ -170,18 +170,18 @@ def test_a_size_beyond_all_memory(tmp_path: Path) -> None:
     huge = TensorStorageMetadata(TensorProperties(), torch.Size([2**60]), [])
     (path / ".metadata").write_bytes(pickle.dumps(Metadata({"k": huge}, storage_data={})))
     with pytest.raises(InputError, match=r"c: cannot be read: k: RuntimeError"):
-        stored.Reading(path).blank("k")
+        storage.CheckpointReader(path).blank("k")
 
 
 def outcome(broken: Path, before: dict[str, Any]) -> str:
     """What becomes of a checkpoint with a flipped bit."""
-    if not stored.is_complete(broken):
+    if not storage.is_complete(broken):
         return "passed over"
     try:
         found = loaded(broken)
     except InputError as error:
         return "refused" if "broken: cannot be read: " in str(error) else str(error)
-    same = equal(found, before) and stored.read_meta(broken) == META
+    same = equal(found, before) and storage.read_meta(broken) == META
     return "same" if same else "other bits"
 
 
@@ -232,28 +232,28 @@ def test_a_file_without_digest_among_others(tmp_path: Path) -> None:
 
 def test_checkpoints_of_earlier_versions(tmp_path: Path) -> None:
     """Without digests they load as before, and it is said."""
-    path = saved(stored.folder(tmp_path, 1))
-    assert stored.passed_over(tmp_path, path) == []
+    path = saved(storage.folder(tmp_path, 1))
+    assert storage.passed_over(tmp_path, path) == []
     for each in path.glob("*.sha256"):
         each.unlink()
     assert equal({key: loaded(path)[key] for key in flat()}, flat())
-    (remark,) = stored.passed_over(tmp_path, path)
+    (remark,) = storage.passed_over(tmp_path, path)
     assert remark.startswith(f"{path} has no digests, ")
 
 
 def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path) -> None:
     """The one before is taken, and what is wrong with the newer one is said."""
-    older, newer = (saved(stored.folder(tmp_path, step)) for step in (1, 2))
+    older, newer = (saved(storage.folder(tmp_path, step)) for step in (1, 2))
     meta = newer / "pipeplan.json"
     meta.write_text(meta.read_text().replace('"step": 1', '"step": 9'))
-    assert stored.latest(tmp_path) == older
-    (remark,) = stored.passed_over(tmp_path, older)
+    assert storage.latest(tmp_path) == older
+    (remark,) = storage.passed_over(tmp_path, older)
     assert remark.startswith(f"damaged, and passed over: {newer}: pipeplan.json: its SHA-256")
 
 
 def test_a_user_admits_classes_of_an_optimizer(tmp_path: Path) -> None:
     """What torch's own list of safe classes admits is loaded."""
     path = tmp_path / "c"
-    stored.write(path, META, {"optimizer.a.kept": io.UnsupportedOperation}, rank=0, alone=True)
+    storage.write(path, META, {"optimizer.a.kept": io.UnsupportedOperation}, rank=0, alone=True)
     with torch.serialization.safe_globals([io.UnsupportedOperation]):
         assert loaded(path)["optimizer.a.kept"] is io.UnsupportedOperation

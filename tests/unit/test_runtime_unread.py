@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.plan import Plan
 from pipeplan.runtime import executor
-from pipeplan.runtime.decision import Decisions, Layout, Scaler
 from pipeplan.runtime.losses import Losses
-from pipeplan.runtime.staging import moved
-from pipeplan.runtime.transport import LocalTransport
+from pipeplan.runtime.parameters.gradient_clipping import LossScaler, NormLayout, StepDecisions
+from pipeplan.runtime.transport.gloo import LocalTransport
+from pipeplan.runtime.transport.host_staging import moved
 from pipeplan.task import LossScale
 from tests import pipelines, reference
 
@@ -98,13 +98,13 @@ def test_norms_are_found_without_reading_them() -> None:
     torch.manual_seed(0)
     split, _ = pipelines.toy()
     stages = plan("flush").stages
-    layout = Layout([stages[0]], split)
+    layout = NormLayout([stages[0]], split)
     names = [name for name in layout.place]
     kinds = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
     gradients = {
         name: torch.randn(7, 5).t().to(kinds[number % 4]) for number, name in enumerate(names)
     }
-    decisions = Decisions(layout, LocalTransport(), 1.0, Scaler(LossScale(), 1), 0)
+    decisions = StepDecisions(layout, LocalTransport(), 1.0, LossScaler(LossScale(), 1), 0)
     with Reads() as reads:
         decisions.add(0, gradients)
         decisions.send(0)
@@ -119,9 +119,9 @@ def test_norms_are_found_without_reading_them() -> None:
 def test_a_number_that_is_not_finite_is_found(bad: float, empty: bool) -> None:
     """In any gradient of any stage of the rank; an empty gradient is finite."""
     split, _ = pipelines.toy()
-    layout = Layout([plan("flush").stages[0]], split)
+    layout = NormLayout([plan("flush").stages[0]], split)
     names = list(layout.place)
-    decisions = Decisions(layout, LocalTransport(), None, Scaler(LossScale(), 1), 0)
+    decisions = StepDecisions(layout, LocalTransport(), None, LossScaler(LossScale(), 1), 0)
     for step, value in enumerate((1.0, bad)):
         gradients = {name: torch.ones(3) for name in names}
         gradients[names[-1]][1] = value

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from pipeplan import lowering
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
-from pipeplan.runtime.ties import find_ties, untie
+from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
 from pipeplan.task import LossScale, SplitModel, Task
 from tests import pipelines, reference
 from tests.plans import random_plan

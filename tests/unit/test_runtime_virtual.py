@@ -9,7 +9,7 @@ import pytest
 from pipeplan import lowering
 from pipeplan.plan import Plan
 from pipeplan.runtime.inproc import run_ranks
-from tests import plans, rehearsals
+from tests import dry_runs, plans
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)
 
@@ -25,10 +25,8 @@ def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
     """All ends of all actions of all ranks over three steps: difference 0."""
     plan = drawn(seed)
     pattern = lowering.lower(plan)
-    got = run_ranks(
-        len(plan.cluster.gpus), lambda rank: rehearsals.rehearsed(plan, pattern, 3, rank)
-    )
-    assert got == rehearsals.simulated(plan, pattern, 3)
+    got = run_ranks(len(plan.cluster.gpus), lambda rank: dry_runs.ran(plan, pattern, 3, rank))
+    assert got == dry_runs.simulated(plan, pattern, 3)
 
 
 @pytest.mark.parametrize("seed", range(300, 324))
@@ -37,19 +35,19 @@ def test_copies_to_the_host_keep_the_simulators_time(seed: int) -> None:
     gpus = SIZES[seed % len(SIZES)]
     plan = plans.random_plan(seed, gpus=gpus, layers=gpus + 4, memory_model="exact", offload=True)
     pattern = lowering.lower(plan)
-    got = run_ranks(gpus, lambda rank: rehearsals.rehearsed(plan, pattern, 3, rank))
-    assert got == rehearsals.simulated(plan, pattern, 3)
+    got = run_ranks(gpus, lambda rank: dry_runs.ran(plan, pattern, 3, rank))
+    assert got == dry_runs.simulated(plan, pattern, 3)
 
 
 @pytest.mark.parametrize("seed", range(100, 116))
 def test_steady_period_is_never_above_the_planned_one(seed: int) -> None:
     """No action ends later than planned, and the last periods take at most the planned one."""
-    plan, pattern = rehearsals.without_updates(drawn(seed), 12)
+    plan, pattern = dry_runs.without_updates(drawn(seed), 12)
     got = run_ranks(
         len(plan.cluster.gpus),
-        lambda rank: rehearsals.rehearsed(plan, pattern, 1, rank, updates=False),
+        lambda rank: dry_runs.ran(plan, pattern, 1, rank, updates=False),
     )
-    assert got == rehearsals.simulated(plan, pattern, 1, updates=False)
+    assert got == dry_runs.simulated(plan, pattern, 1, updates=False)
     ends = {name: end for rank in got for name, end in rank}
     for op in plan.ops:
         if not op.kind.is_compute:
@@ -73,7 +71,5 @@ def test_a_wrong_order_is_noticed() -> None:
         for op in plan.ops
     ]
     slower = plan.model_copy(update={"ops": tuple(ops)})
-    got = run_ranks(
-        len(plan.cluster.gpus), lambda rank: rehearsals.rehearsed(slower, pattern, 3, rank)
-    )
-    assert got != rehearsals.simulated(plan, pattern, 3)
+    got = run_ranks(len(plan.cluster.gpus), lambda rank: dry_runs.ran(slower, pattern, 3, rank))
+    assert got != dry_runs.simulated(plan, pattern, 3)

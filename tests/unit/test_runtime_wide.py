@@ -19,14 +19,14 @@ from pipeplan.chain import Chain
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Semantics
-from pipeplan.runtime import checkpoint, stored
 from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.feed import TaskFeed, Uses
+from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.checkpoint.writer import CheckpointWriter
+from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
-from pipeplan.runtime.messages import Transport
-from pipeplan.runtime.saver import Saver
-from pipeplan.runtime.ties import untie
-from pipeplan.runtime.transport import LocalTransport
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.transport.base import Transport
+from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task, Tied
 from tests import capture_tasks, launch_task, pipelines, reference
 from tests.unit.test_runtime_hooks import recomputing
@@ -234,10 +234,12 @@ def saved(kind: str, semantics: Semantics, folder: Path) -> Worker:
     """Two steps on one rank, and a checkpoint."""
     trained = worker(kind, pipelines.plan_of([4], [0, 0], semantics, M), LocalTransport())
     trained.executor.run(0, 2)
-    meta = stored.Meta(
+    meta = storage.CheckpointMeta(
         step=2, seed=3, semantics=semantics, microbatches=M, task_digest="", plan_digest=""
     )
-    Saver(LocalTransport(), background=False).save(folder, meta, trained.stages.values())
+    CheckpointWriter(LocalTransport(), background=False).save(
+        folder, meta, trained.stages.values()
+    )
     return trained
 
 
@@ -251,7 +253,7 @@ def test_resume_is_exact(tmp_path: Path, kind: str, semantics: Semantics) -> Non
 
     def work(transport: Transport) -> dict[str, Tensor]:
         resumed = worker(kind, far, transport)
-        checkpoint.load(tmp_path / "c", 2, resumed)
+        named_state.load(tmp_path / "c", 2, resumed)
         resumed.executor.run(2, 2)
         return {
             **pipelines.weights_of(resumed),
@@ -266,7 +268,7 @@ def test_resume_is_exact(tmp_path: Path, kind: str, semantics: Semantics) -> Non
     expected = pipelines.weights_of(trained)
     for name, value in expected.items():
         assert torch.equal(got.pop(name), value), name
-    masters = checkpoint.state_of(trained.stages.values())
+    masters = named_state.state_of(trained.stages.values())
     assert len(got) == (0 if kind == "sums" else 6)
     for name, value in got.items():
         assert torch.equal(masters[f"master.{name.removeprefix('master of ')}"], value)
@@ -278,9 +280,9 @@ def test_states_with_and_without_masters_do_not_mix(tmp_path: Path) -> None:
     saved("both", "flush", tmp_path / "masters")
     plan = pipelines.plan_of([4], [0, 0], "flush", M)
     with pytest.raises(InputError, match=r"has no 'master\."):
-        checkpoint.load(tmp_path / "plain", 2, worker("both", plan, LocalTransport()))
+        named_state.load(tmp_path / "plain", 2, worker("both", plan, LocalTransport()))
     with pytest.raises(InputError, match=r"has 'master\..*Task\(master_weights=True\)"):
-        checkpoint.load(tmp_path / "masters", 2, worker("sums", plan, LocalTransport()))
+        named_state.load(tmp_path / "masters", 2, worker("sums", plan, LocalTransport()))
 
 
 @pytest.mark.parametrize("semantics", MODES)

@@ -1,0 +1,264 @@
+"""Checkpoints keyed by parameter name, so that any plan of the same task can go on from them.
+
+Keys: `model.NAME` (newest weights and buffers), `previous.NAME` (2bw: the version before),
+`master.NAME` (of the newest weights, in 32 bits), `optimizer.NAME.FIELD`. Their files: `storage`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
+
+from pipeplan.errors import InputError
+from pipeplan.runtime.build import Worker
+from pipeplan.runtime.checkpoint.storage import CheckpointReader, read_meta
+from pipeplan.runtime.parameters.optimizer_factory import kept_fields
+from pipeplan.runtime.parameters.weights import Weights
+from pipeplan.runtime.stages.stage import Stage
+
+
+def state_of(stages: Iterable[Stage]) -> dict[str, Any]:
+    """What a rank with these `stages` adds to a checkpoint; not copied.
+
+    Call it with an empty pipeline.
+    """
+    state: dict[str, Any] = {}
+    for stage in stages:
+        state |= _weights(stage) | _optimizer(stage)
+    return state
+
+
+def load(path: Path, step: int, worker: Worker) -> None:
+    """Put the checkpoint at `path`, made after `step` steps, into `worker`, bit for bit.
+
+    Raises:
+        InputError: if it lacks something the stages need, or cannot be read.
+    """
+    reading = CheckpointReader(path)
+    if worker.scaler:
+        meta = read_meta(path)
+        _restore_scaler(worker, step, meta.scales, meta.good_steps, str(path))
+    for stage in worker.stages.values():
+        if step:
+            known = reading.metadata.state_dict_metadata.keys()
+            _check_optimizer(stage, known, str(path), skips=worker.scaler is not None)
+        _load_stage(reading, step, stage)
+
+
+def put(
+    worker: Worker,
+    step: int,
+    state: Mapping[str, Any],
+    scales: Sequence[float],
+    good_steps: int,
+) -> None:
+    """Put a state in memory, keyed as in a checkpoint, into `worker`, bit for bit.
+
+    Raises:
+        InputError: if it lacks something the stages need.
+    """
+    known = {key: _kind(value) for key, value in state.items() if isinstance(value, Tensor)}
+    for stage in worker.stages.values():
+        _check(stage, _weights(stage), known, "state_dict")
+        if step:
+            _check_optimizer(stage, state.keys(), "state_dict", skips=worker.scaler is not None)
+    _restore_scaler(worker, step, scales, good_steps, "state_dict")
+    for stage in worker.stages.values():
+        wanted = _begin(stage, step)
+        with torch.no_grad():
+            for key, tensor in wanted.items():
+                tensor.copy_(state[key])
+        for unit in stage.units:
+            kept = {key: _copy(state[key]) for key in _optimizer_keys(state.keys(), stage, unit)}
+            _restore_optimizer(stage, unit, kept)
+
+
+def _restore_scaler(
+    worker: Worker, step: int, scales: Sequence[float], good_steps: int, where: str
+) -> None:
+    if worker.scaler:
+        if not scales:
+            raise InputError(f"{where}: has no loss scale: its task had no loss_scale")
+        worker.scaler.restore(step, scales, good_steps)
+
+
+def _begin(stage: Stage, step: int) -> dict[str, Tensor]:
+    """The weights of `stage`, to be filled in place."""
+    for unit in stage.units:
+        unit.restore(step)
+    return _weights(stage)
+
+
+_MASTER = "master."
+_Kind = tuple[tuple[int, ...], torch.dtype]
+"""What a stored tensor must have in common with the one that takes it."""
+
+
+def _kind(tensor: Tensor) -> _Kind:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _check(
+    stage: Stage, wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str
+) -> None:
+    """Refuse a state that lacks something, or whose numbers would be spread, rounded or left."""
+    masters = {f"{_MASTER}{name}" for name in stage.names.values()}
+    if left := sorted(masters.intersection(known) - wanted.keys()):
+        raise InputError(
+            f"{where}: has {left[0]!r}, need a state without: the task has no master weights, of"
+            " which its optimizer's state is. Give Task(master_weights=True)."
+        )
+    missing = sorted(wanted.keys() - known)
+    if missing:
+        raise InputError(
+            f"{where}: has no {missing[0]!r}: it was made by another task or semantics"
+        )
+    for key, tensor in wanted.items():
+        (shape, dtype), (need, need_dtype) = known[key], _kind(tensor)
+        if (shape, dtype) != (need, need_dtype):
+            raise InputError(
+                f"{where}: {key}: got shape {list(shape)} {dtype}, need {list(need)} {need_dtype}:"
+                " it was made by another task"
+            )
+
+
+def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: bool) -> None:
+    """Refuse a state that lacks what the optimizers would silently begin anew, or miss.
+
+    A parameter that no gradient has reached yet has no field at all, while others have such
+    fields. Where loss scaling `skips` steps, that may be so of all of them.
+    """
+    stored = set(known)
+    names = {key.rpartition(".")[2] for key in stored if key.startswith("optimizer.")}
+    for unit in stage.units:
+        for parameter, optimizer, fields in kept_fields(unit.optimizers):
+            prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
+            missing = sorted(name for name in fields if f"{prefix}.{name}" not in stored)
+            none_yet = len(missing) == len(fields) and (skips or fields <= names)
+            if missing and not none_yet:
+                raise InputError(
+                    f"{where}: has no '{prefix}.{missing[0]}', which"
+                    f" {type(optimizer).__name__} keeps: it was made with another optimizer,"
+                    " or not all of its parts were merged"
+                )
+
+
+def _load_stage(reading: CheckpointReader, step: int, stage: Stage) -> None:
+    """Stage by stage: two of them may hold copies of one parameter under one name."""
+    known = reading.metadata.state_dict_metadata
+    kinds = {
+        key: (tuple(stored.size), stored.properties.dtype)
+        for key, stored in known.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+    state: dict[str, Any] = _begin(stage, step)
+    _check(stage, state, kinds, str(reading.path))
+    for unit in stage.units:
+        keys = _optimizer_keys(known, stage, unit)
+        optimizer = {key: reading.blank(key) for key in keys}
+        state |= optimizer
+        reading.fill(state)
+        _restore_optimizer(stage, unit, {key: state[key] for key in keys})
+
+
+def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
+    """Write the newest weights of the checkpoint at `path` as a plain `state_dict` file.
+
+    The model need not fit into memory: its tensors lie in files beside `target` meanwhile.
+
+    Args:
+        path: a complete checkpoint.
+        target: replaced in one step, if it exists.
+        names: key of the user's `model.state_dict()` -> name in the checkpoint; tied weights have
+            several keys for one name.
+        rest: further entries, written as they are.
+    """
+    reading = CheckpointReader(path)
+    partial = target.with_suffix(".partial")
+    with TemporaryDirectory(prefix=".model-", dir=target.parent) as scratch:
+        loaded: dict[str, Tensor] = {}
+        for number, name in enumerate(dict.fromkeys(names.values())):
+            key = f"model.{name}"
+            loaded[key] = _in_file(Path(scratch, str(number)), reading.blank(key))
+            reading.fill({key: loaded[key]})
+        state = {key: loaded[f"model.{name}"] for key, name in names.items()} | dict(rest)
+        torch.save(state, partial)
+    os.replace(partial, target)
+
+
+def _in_file(file: Path, like: Tensor) -> Tensor:
+    """A tensor of the shape of `like` whose bytes are those of a new file."""
+    if not like.numel():
+        return like
+    flat = torch.from_file(str(file), shared=True, size=like.numel(), dtype=like.dtype)
+    return flat.view(like.shape)
+
+
+def _weights(stage: Stage) -> dict[str, Tensor]:
+    older = {
+        f"previous.{stage.names[parameter]}": value
+        for unit in stage.units
+        for parameter, value in zip(unit.parameters, unit.previous(), strict=False)
+    }
+    masters = {
+        f"{_MASTER}{stage.names[parameter]}": master.detach()
+        for unit in stage.units
+        for parameter, master in unit.masters().items()
+    }
+    return {f"model.{name}": value for name, value in stage.state().items()} | older | masters
+
+
+def _optimizer(stage: Stage) -> dict[str, Any]:
+    return {
+        f"optimizer.{stage.names[unit.weight_of(parameter)]}.{field}": value
+        for unit in stage.units
+        for parameter, optimizer in unit.optimizers.parameters()
+        for field, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _optimizer_keys(known: Iterable[str], stage: Stage, unit: Weights) -> list[str]:
+    wanted = {f"optimizer.{stage.names[parameter]}" for parameter in unit.parameters}
+    return [key for key in known if key.rpartition(".")[0] in wanted]
+
+
+def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
+    on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
+    for parameter, optimizer in unit.optimizers.parameters():
+        prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
+        fields = {
+            key.rpartition(".")[2]: _beside(parameter, key, value, moves=parameter in on_device)
+            for key, value in state.items()
+            if key.rpartition(".")[0] == prefix
+        }
+        if fields:
+            optimizer.state[parameter] = fields
+
+
+def _steps_on_device(optimizer: Optimizer) -> set[Tensor]:
+    """Parameters whose number of steps their kernel reads on their device."""
+    return {
+        parameter
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for parameter in group["params"]
+    }
+
+
+def _beside(parameter: Tensor, key: str, value: Any, *, moves: bool) -> Any:
+    """Optimizer state lies with its parameter; of steps the number only if it `moves`."""
+    if not isinstance(value, Tensor) or (key.endswith(".step") and not moves):
+        return value
+    return value.to(parameter.device)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

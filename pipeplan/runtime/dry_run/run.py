@@ -1,0 +1,293 @@
+"""A run without a model: executor, programs and messages as always, ops that only pass time.
+
+Everything but the layers is the real thing: the same executor walks the same lists and its
+messages cross the same process group. So a dry run shows what a plan does on these processes
+before there is a model, and on the virtual clock it shows exactly what the model of docs/model.md
+says: every action ends when the simulator's eager clock says, whatever the machine is doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pipeplan.errors import InternalError
+from pipeplan.plan import OpKind, Plan
+from pipeplan.program import Pattern
+from pipeplan.runtime.dry_run.clock import Clock, SleepClock, VirtualClock
+from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, EmulatedTransport, HostLinks
+from pipeplan.runtime.dry_run.virtual import Crossing, VirtualHostLinks, VirtualTransport
+from pipeplan.runtime.executor import Executor, Observer
+from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
+from pipeplan.runtime.supervision.stop_consensus import NeverStop
+from pipeplan.runtime.transport.base import Pending, Transport
+from pipeplan.runtime.transport.endpoints import StageEndpoints, endpoints
+from pipeplan.task import TensorSpec
+
+Kind = Literal["sleep", "virtual"]
+
+_NOTHING = TensorSpec((0,), "torch.float32", True)
+"""What a boundary carries: no bytes; the stamps beside it carry the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTimes:
+    """How long everything lasts in a dry run, in ns."""
+
+    ops: Mapping[tuple[OpKind, int], int]
+    """By kind and stage, transfers included."""
+    updates: tuple[int, ...]
+    """By stage, the optimizer's step."""
+
+    @classmethod
+    def of(
+        cls, plan: Plan, *, scale: Fraction = Fraction(1), updates: bool = True
+    ) -> PlannedTimes:
+        """What the plan says, times `scale`; without `updates` an OPT takes no time."""
+        lasting = {(op.kind, op.stage): ceil(op.duration_ns * scale) for op in plan.ops}
+        steps = (_update_ns(plan, index) if updates else 0 for index in range(len(plan.stages)))
+        return cls(lasting, tuple(ceil(step * scale) for step in steps))
+
+
+class TimedStage:
+    """Stands in for a stage: each op passes its planned time."""
+
+    def __init__(self, times: PlannedTimes, index: int, clock: Clock, ways: HostLinks) -> None:
+        """Takes how long its ops last; `index` is its place among all stages."""
+        self._index = index
+        self._ways = ways
+        self._out: dict[int, Pending] = {}
+        self._back: dict[int, Pending] = {}
+        self.in_flight = 0
+        self.version = 0
+        self._clock = clock
+        self._first = index == 0
+        self._last = index == len(times.updates) - 1
+        self._forward_ns = times.ops[OpKind.F, index]
+        self._backward_ns = times.ops[OpKind.B, index]
+        self._update_ns = times.updates[index]
+
+    @property
+    def weights(self) -> TimedStage:
+        """What is updated: nothing but the clock."""
+        return self
+
+    def forward(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """See `Stage`: one empty tensor, or the last stage's loss."""
+        self.in_flight += 1
+        self._clock.until(self._clock.now() + self._forward_ns)
+        return [torch.zeros(() if self._last else 0)]
+
+    def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
+        """See `Stage`."""
+        self.in_flight -= 1
+        if microbatch in self._back:
+            self._back.pop(microbatch).wait()
+        self._clock.until(self._clock.now() + self._backward_ns)
+        return [] if self._first else [torch.zeros(0)]
+
+    def offload(self, microbatch: int) -> None:
+        """See `Stage`."""
+        self._out[microbatch] = self._ways.start(OpKind.OFFLOAD, self._index, microbatch)
+
+    def free(self, microbatch: int) -> None:
+        """See `Stage`."""
+        self._out.pop(microbatch).wait()
+
+    def prefetch(self, microbatch: int) -> None:
+        """See `Stage`."""
+        self._back[microbatch] = self._ways.start(OpKind.PREFETCH, self._index, microbatch)
+
+    def update(self, step: int) -> None:
+        """See `Weights`."""
+        self._clock.until(self._clock.now() + self._update_ns)
+        self.version = step + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _NoData:
+    """Every micro-batch is empty."""
+
+    def input(self, microbatch: int) -> list[Tensor]:
+        """See `Feed`."""
+        return []
+
+    def target(self, microbatch: int) -> Tensor:
+        """See `Feed`."""
+        return torch.zeros(())
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """One rank of a run without a model."""
+
+    plan: Plan
+    pattern: Pattern
+    steps: int
+    observer: Observer
+    clock: Clock
+    times: PlannedTimes
+    recorder: FlightRecorder
+
+    def run(self, transport: Transport) -> None:
+        """Walk this rank's list from empty to empty.
+
+        Raises:
+            RankError: if an action failed, as in a training.
+        """
+        links = _endpoints(self.plan)
+        timed = self._on_links(transport, _tags(links))
+        ways = self._to_host(transport.rank)
+        _executor(
+            self.plan,
+            self.pattern,
+            timed,
+            self.clock,
+            self.times,
+            ways,
+            self.observer,
+            self.recorder,
+        ).run(0, self.steps)
+
+    def _on_links(
+        self, transport: Transport, tags: Mapping[int, tuple[OpKind, int]]
+    ) -> EmulatedTransport | VirtualTransport:
+        if isinstance(self.clock, VirtualClock):
+            crossings = {tag: _crossing(self.plan, *named) for tag, named in tags.items()}
+            total = self.steps * self.plan.microbatches
+            return VirtualTransport(transport, self.clock, crossings, self.plan, total)
+        lasting = {tag: self.times.ops[named] for tag, named in tags.items()}
+        return EmulatedTransport(transport, self.clock, lasting)
+
+    def _to_host(self, rank: int) -> HostLinks:
+        if isinstance(self.clock, VirtualClock):
+            total = self.steps * self.plan.microbatches
+            return VirtualHostLinks(self.plan, rank, self.clock, total)
+        return _emulated_ways(self.plan, self.clock, self.times)
+
+
+def make_clock(kind: Kind) -> Clock:
+    """`sleep`: ops and links take their time, all ranks on one machine; `virtual`: none."""
+    return VirtualClock() if kind == "virtual" else SleepClock()
+
+
+def dry_run(
+    plan: Plan,
+    pattern: Pattern,
+    steps: int,
+    observer: Observer,
+    clock: Clock,
+    *,
+    times: PlannedTimes | None = None,
+    memory: int = 256,
+) -> DryRun:
+    """What a rank runs `plan` dry with.
+
+    Args:
+        plan: a verified plan; stages, times and links come from it.
+        pattern: the lowered plan.
+        steps: optimizer steps.
+        observer: is told backwards and updates, and a loss of 0.
+        clock: this rank's.
+        times: how long ops last if not as planned; on the virtual clock links are as planned.
+        memory: how many of the last actions the recorder keeps.
+    """
+    recorder = FlightRecorder(memory, clock.now)
+    return DryRun(plan, pattern, steps, observer, clock, times or PlannedTimes.of(plan), recorder)
+
+
+class _Deaf:
+    """An observer that does nothing."""
+
+    def loss(self, microbatch: int, value: float) -> None:
+        """See `Observer`."""
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """See `Observer`."""
+
+    def updated(self, stage: int, step: int) -> None:
+        """See `Observer`."""
+
+
+def on_plain_links(
+    plan: Plan, pattern: Pattern, transport: Transport, clock: Clock, times: PlannedTimes
+) -> Executor:
+    """The executor of one rank whose ops pass time and whose messages are just messages."""
+    ways = _emulated_ways(plan, clock, times)
+    recorder = FlightRecorder(256, clock.now)
+    return _executor(plan, pattern, transport, clock, times, ways, _Deaf(), recorder)
+
+
+def _emulated_ways(plan: Plan, clock: Clock, times: PlannedTimes) -> EmulatedHostLinks:
+    host = plan.cluster.host
+    return EmulatedHostLinks(clock, times.ops, duplex=host is not None and host.duplex == "full")
+
+
+def _executor(
+    plan: Plan,
+    pattern: Pattern,
+    transport: Transport,
+    clock: Clock,
+    times: PlannedTimes,
+    ways: HostLinks,
+    observer: Observer,
+    recorder: FlightRecorder,
+) -> Executor:
+    hosted, links = pattern.hosted[transport.rank], _endpoints(plan)
+    return Executor(
+        pattern,
+        {index: TimedStage(times, index, clock, ways) for index in hosted},
+        {index: links[index] for index in hosted},
+        _NoData(),
+        transport,
+        observer,
+        NeverStop(),
+        recorder,
+    )
+
+
+def _endpoints(plan: Plan) -> list[StageEndpoints]:
+    boundaries = [(_NOTHING,)] * len(plan.chain.layers)
+    return [endpoints(plan.stages, boundaries, index) for index in range(len(plan.stages))]
+
+
+def _tags(links: list[StageEndpoints]) -> dict[int, tuple[OpKind, int]]:
+    """Which transfer the messages of a tag are."""
+    named: dict[int, tuple[OpKind, int]] = {}
+    for stage, each in enumerate(links):
+        for kind, endpoint in ((OpKind.SEND_F, each.output), (OpKind.SEND_B, each.input_gradient)):
+            if endpoint is not None:
+                named[endpoint.tags[0]] = (kind, stage)
+    return named
+
+
+def _crossing(plan: Plan, kind: OpKind, stage: int) -> Crossing:
+    ops = tuple(op for op in plan.ops if (op.kind, op.stage) == (kind, stage))
+    ends = ops[0].link if ops else None
+    if ends is None:
+        raise InternalError(f"plan: no op {stage}{kind} on a link. Verify the plan first.")
+    forward = kind is OpKind.SEND_F
+    position = 2 * stage + 1 if forward else 2 * (2 * len(plan.stages) - 1 - stage)
+    return Crossing(plan.cluster.links.resource(*ends), ops, position)
+
+
+def _update_ns(plan: Plan, index: int) -> int:
+    """The optimizer's part of (T5) for one stage; a run that is computed again is one layer."""
+    stage = plan.stages[index]
+    speed = Fraction(str(plan.cluster.gpus[stage.gpu].speed))
+    ends = dict(stage.remat.recompute) if stage.remat else {}
+    total, first = 0, stage.first
+    while first <= stage.last:
+        last = ends.get(first, first)
+        layers = plan.chain.layers[first : last + 1]
+        total += ceil(sum(layer.optimizer_ns for layer in layers) / speed)
+        first = last + 1
+    return total

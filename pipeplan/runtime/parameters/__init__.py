@@ -1,0 +1,1 @@
+"""The parameters of a rank: their versions, gradients, owners and updates."""

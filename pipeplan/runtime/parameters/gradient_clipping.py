@@ -1,0 +1,263 @@
+"""What an update needs to know of all stages: how long the gradient is, whether it is finite.
+
+The norm is the one of `torch.nn.utils.clip_grad_norm_` over the parameters in chain order: the
+norm of each parameter's gradient, then the norm of these norms. Each rank sends its own
+parameters' norms to every other rank, and all compute the same from the same numbers, so the
+result does not depend on the plan. A shared parameter counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from pipeplan.errors import InputError
+from pipeplan.gradients import sum_dtype
+from pipeplan.plan import Stage as PlannedStage
+from pipeplan.runtime.transport.base import Pending, Transport, wait_all
+from pipeplan.task import LossScale, SplitModel
+
+_EPSILON = 1e-6
+"""What torch adds to the norm before it divides by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDecision:
+    """How a step's update is made."""
+
+    skip: bool
+    factor: Tensor | None
+    """Of all gradients; None where nothing is clipped."""
+    norm: Tensor | None
+    """Of the gradient before clipping."""
+
+
+class LossScaler:
+    """The loss scale of each step; equal on all ranks because what it is told is.
+
+    Under 2bw step t begins before the gradients of step t-1 are known, so its scale follows from
+    the steps up to t-2, as its weights do.
+    """
+
+    def __init__(self, rule: LossScale, lag: int) -> None:
+        """Steps 0..lag-1 begin before anything is known; `lag` is 1 (flush) or 2 (2bw)."""
+        self._rule = rule
+        self._lag = lag
+        self.restore(0, [rule.initial] * lag, 0)
+
+    def restore(self, step: int, scales: Sequence[float], good: int) -> None:
+        """Say that `step` steps are over: the scales of the next ones, good steps on end.
+
+        Raises:
+            InputError: if there are too few scales.
+        """
+        if len(scales) < self._lag:
+            raise InputError(
+                f"scales: got {len(scales)}, need {self._lag}: those of the next steps, under 2bw"
+                " two. The state is of a task without loss_scale, or of other semantics."
+            )
+        self._scales = {step + ahead: scale for ahead, scale in enumerate(scales)}
+        self._good = good
+
+    def state(self, step: int) -> tuple[tuple[float, ...], int]:
+        """What `restore` takes after `step` steps."""
+        return tuple(self._scales[step + ahead] for ahead in range(self._lag)), self._good
+
+    def of(self, step: int) -> float:
+        """The scale of `step`."""
+        return self._scales[step]
+
+    def record(self, step: int, *, finite: bool) -> None:
+        """Say how `step` went; steps come in order."""
+        scale = self._scales[step + self._lag - 1]
+        self._good = self._good + 1 if finite else 0
+        if not finite:
+            scale *= self._rule.backoff
+        elif self._good == self._rule.interval:
+            scale *= self._rule.growth
+            self._good = 0
+        self._scales[step + self._lag] = scale
+        self._scales.pop(step - 1, None)
+
+
+Nonfinite = Callable[[int, str], None]
+"""Hears of a step and what in it is not finite."""
+
+
+class NormLayout:
+    """Where each parameter's norm has its place, and which rank knows it."""
+
+    def __init__(
+        self,
+        stages: Sequence[PlannedStage],
+        split: SplitModel,
+        accumulate: torch.dtype | None = None,
+    ) -> None:
+        """Takes the stages, their layers, and the type in which narrow gradients add up."""
+        self.ranks: list[list[int]] = [[] for _ in range(1 + max(s.gpu for s in stages))]
+        """Places of each rank's parameters, ascending."""
+        self.dtypes: list[torch.dtype] = []
+        self.place: dict[str, int] = {}
+        self.stages: list[int] = []
+        """The stage of each place."""
+        self.hosts = sorted({stage.gpu for stage in stages})
+        """Ranks that host anything."""
+        for stage in stages:
+            for layer in range(stage.first, stage.last + 1):
+                for local, parameter in split.layers[layer].named_parameters():
+                    name = split.fqns[layer][local]
+                    if parameter.requires_grad and name not in self.place:
+                        self.place[name] = len(self.dtypes)
+                        self.ranks[stage.gpu].append(len(self.dtypes))
+                        self.dtypes.append(sum_dtype(parameter, accumulate))
+                        self.stages.append(stage.id)
+
+    def told(self, place: int) -> str:
+        """A parameter's gradient, for people."""
+        name = next(name for name, number in self.place.items() if number == place)
+        return f"the gradient of {name!r} (stage {self.stages[place]})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one stage of this rank has found of its gradients, where these are; float64."""
+
+    places: list[int]
+    norms: Tensor
+    """By place."""
+    finite: Tensor
+    """One number: 1 if all of them are, or nobody looked."""
+
+
+class StepDecisions:
+    """One rank's side of what all ranks tell each other once a step."""
+
+    def __init__(
+        self,
+        layout: NormLayout,
+        transport: Transport,
+        clip_norm: float | None,
+        scaler: LossScaler | None,
+        tag: int,
+        nonfinite: Nonfinite | None = None,
+        read: Callable[[Tensor], Tensor] = Tensor.cpu,
+    ) -> None:
+        """Takes the rank's part.
+
+        Args:
+            layout: of all norms.
+            transport: to the other ranks.
+            clip_norm: the longest gradient; None for any.
+            scaler: of the loss; None for none.
+            tag: of the messages, which nothing else uses.
+            nonfinite: hears of norms.
+            read: brings numbers to the host.
+        """
+        self._read = read
+        self.scaler = scaler
+        self._nonfinite = nonfinite
+        self._layout = layout
+        self._transport = transport
+        self._clip = clip_norm
+        self._tag = tag
+        self._found: dict[int, list[_Found]] = {}
+        self._rows: dict[int, dict[int, Tensor]] = {}
+        self._pending: dict[int, list[Pending]] = {}
+        self._decided: dict[int, StepDecision] = {}
+
+    def add(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Take the finished gradients of one stage by name; they are not kept.
+
+        What is found stays where they are: reading it here would wait for the GPU.
+        """
+        found = self._found.setdefault(step, [])
+        if gradients:
+            places = [self._layout.place[name] for name in gradients]
+            found.append(_found(places, list(gradients.values()), look=self.scaler is not None))
+
+    def send(self, step: int) -> None:
+        """Tell everybody; all stages of this rank have been added."""
+        here = self._transport.rank
+        row = self._row(step)
+        rows = {rank: self._blank(rank) for rank in self._layout.hosts if rank != here}
+        pending = []
+        for rank, blank in rows.items():
+            pending.append(self._transport.receive(blank, rank, self._tag))
+            pending.append(self._transport.send(row, rank, self._tag))
+        self._rows[step] = rows | {here: row}
+        self._pending[step] = pending
+
+    def _row(self, step: int) -> Tensor:
+        """What this rank knows of `step`, read from the GPU at once: finite, norms by place."""
+        found = self._found.pop(step)
+        if not found:
+            return torch.ones(1, dtype=torch.float64)
+        facts = torch.cat([*(each.finite for each in found), *(each.norms for each in found)])
+        read = self._read(facts)
+        finite, norms = read[: len(found)], read[len(found) :]
+        places = [place for each in found for place in each.places]
+        index = {place: number for number, place in enumerate(places)}
+        own = [index[place] for place in self._layout.ranks[self._transport.rank]]
+        return torch.cat([finite.amin().reshape(1), norms[own]])
+
+    def _blank(self, rank: int) -> Tensor:
+        return torch.empty(1 + len(self._layout.ranks[rank]), dtype=torch.float64)
+
+    def wait(self, step: int) -> StepDecision:
+        """The decision about `step`; steps come in order, each as often as wanted."""
+        if step not in self._decided:
+            wait_all(self._pending.pop(step))
+            self._decided[step] = self._decide(step, self._rows.pop(step))
+            self._decided.pop(step - 2, None)
+        return self._decided[step]
+
+    def forget(self) -> None:
+        """Let what was told of steps that nobody decides arrive."""
+        for pending in self._pending.values():
+            wait_all(pending)
+        self._pending.clear()
+        self._rows.clear()
+
+    def _decide(self, step: int, rows: Mapping[int, Tensor]) -> StepDecision:
+        finite = all(bool(row[0]) for row in rows.values())
+        if self.scaler:
+            self.scaler.record(step, finite=finite)
+        if self._clip is None or not finite:
+            return StepDecision(not finite, None, None)
+        places = self._layout.ranks
+        values = {
+            place: value
+            for rank, row in rows.items()
+            for place, value in zip(places[rank], row[1:], strict=True)
+        }
+        norm = _total([values[i].to(dtype) for i, dtype in enumerate(self._layout.dtypes)])
+        if self._nonfinite and not norm.isfinite():
+            wrong = [place for place, value in sorted(values.items()) if not value.isfinite()]
+            what = f"the norm of {self._layout.told(wrong[0])}" if wrong else "the gradient's norm"
+            self._nonfinite(step, what)
+        factor = torch.clamp(self._clip / (norm + _EPSILON), max=1.0)
+        return StepDecision(False, factor, norm)
+
+
+def _found(places: list[int], gradients: list[Tensor], *, look: bool) -> _Found:
+    """The norm of each gradient, and whether all numbers are finite, without reading either.
+
+    Norms are found as torch's `clip_grad_norm_` finds them, and float64 holds those of any type.
+    No tensor is made that is as large as a gradient.
+    """
+    norms = torch.stack(torch._foreach_norm(gradients)).double()  # noqa: SLF001
+    ends = [end for each in gradients if look and each.numel() for end in each.aminmax()]
+    finite = torch.stack(ends).isfinite().all() if ends else norms.new_ones(())
+    return _Found(places, norms, finite.double().reshape(1))
+
+
+def _total(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of norms, those of one dtype side by side, dtypes in torch's order."""
+    kinds = _group_tensors_by_device_and_dtype([list(norms)]).values()
+    grouped = [norm for (of_kind,), _ in kinds for norm in of_kind if norm is not None]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(grouped))
+    return norm

@@ -1,0 +1,127 @@
+"""The user's optimizer and learning-rate schedule, made for the parameters of each layer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from pipeplan.errors import InputError
+from pipeplan.gradients import given
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFactory:
+    """How parameters are optimized: what the task says of it."""
+
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    accumulate: torch.dtype | None = None
+    """In which gradients of weights in 16 bits add up."""
+    master_weights: bool = False
+    """Whether copies in 32 bits of such weights are stepped."""
+
+    def begin(self, layers: Iterable[Sequence[nn.Parameter]], step: int) -> LayerOptimizers:
+        """New optimizers whose schedules have made `step` steps, one per layer with parameters.
+
+        A schedule is a function of the number of updates, so it is replayed, not stored: a run
+        may go on with another number of stages.
+
+        Raises:
+            InputError: if either function cannot work here.
+        """
+        each = tuple(self.optimizer(list(parameters)) for parameters in layers if parameters)
+        if any(isinstance(optimizer, LBFGS) for optimizer in each):
+            raise InputError(
+                "task: optimizer: got LBFGS, which computes the loss again and looks at all"
+                " parameters at once; need one whose step() takes no argument, such as AdamW"
+            )
+        return LayerOptimizers(each, tuple(self._schedules(each, step)))
+
+    def _schedules(self, each: Iterable[Optimizer], step: int) -> Iterator[LRScheduler]:
+        if self.scheduler is None:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: schedule stepped before the optimizer
+            for optimizer in each:
+                scheduler = self.scheduler(optimizer)
+                if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(
+                    scheduler, LRScheduler
+                ):
+                    raise InputError(
+                        f"task: scheduler: got {type(scheduler).__name__}, need a schedule of"
+                        " torch.optim.lr_scheduler that depends on the number of updates alone"
+                    )
+                for _ in range(step):
+                    scheduler.step()
+                yield scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptimizers:
+    """The optimizers of some layers, one per layer, which step one after the other.
+
+    What a step takes for a while then ends with its layer, whether the optimizer goes through its
+    parameters one by one or takes all of them at once: a stage needs what its largest layer needs,
+    and `capture` measures just that, layer by layer (W of docs/model.md, section 4).
+    """
+
+    each: tuple[Optimizer, ...]
+    schedules: tuple[LRScheduler, ...]
+    """One per optimizer, or none at all."""
+
+    def step(self, sums: Mapping[nn.Parameter, Tensor | None]) -> None:
+        """Update all parameters from their gradients, which `sums` has in whatever type.
+
+        None for a parameter that no gradient has reached in this step.
+        """
+        for optimizer in self.each:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            with given(parameters, [sums[parameter] for parameter in parameters]):
+                optimizer.step()
+
+    def move_on(self, *, skipped: bool) -> None:
+        """Take the schedules one update further, also behind one that was `skipped`."""
+        with warnings.catch_warnings():  # torch: a skipped first step is none before this one
+            warnings.simplefilter("ignore" if skipped else "default")
+            for schedule in self.schedules:
+                schedule.step()
+
+    def parameters(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
+        """Every parameter with the optimizer that has its state."""
+        for optimizer in self.each:
+            for group in optimizer.param_groups:
+                yield from ((parameter, optimizer) for parameter in group["params"])
+
+
+def kept_fields(
+    optimizers: LayerOptimizers,
+) -> Iterator[tuple[nn.Parameter, Optimizer, frozenset[str]]]:
+    """What a step leaves in the state of each parameter, as torch's own optimizers do it.
+
+    A twin steps on a single zero: which fields there are depends on the group and on the number
+    of dimensions (Adafactor). Nothing is known of other optimizers, which may look at more.
+    """
+    known: dict[tuple[object, ...], frozenset[str]] = {}
+    for optimizer in optimizers.each:
+        make: Callable[..., Optimizer] = type(optimizer)
+        if not make.__module__.startswith("torch.optim."):
+            continue
+        for group in optimizer.param_groups:
+            options = tuple(
+                (name, repr(value)) for name, value in group.items() if name != "params"
+            )
+            for parameter in group["params"]:
+                kind = (make, options, parameter.dim(), parameter.dtype, parameter.device)
+                if kind not in known:
+                    zero = nn.Parameter(parameter.new_zeros((1,) * parameter.dim()))
+                    zero.grad = torch.zeros_like(zero)
+                    twin = make([{**group, "params": [zero]}])
+                    twin.step()
+                    known[kind] = frozenset(twin.state[zero])
+                yield parameter, optimizer, known[kind]

@@ -1,0 +1,129 @@
+"""Parameters that several layers share: who owns them, and how their gradients become one.
+
+Every layer that uses a shared parameter has its own sum of gradients over the micro-batches of a
+step; before the update these sums are added in chain order. That order is the same under every
+plan. The first layer of the chain owns the parameter: its stage adds up, since its backwards are
+the last ones. On the same GPU (`colocate`) the layers share the owner's storage; else
+(`synchronize`) each has a copy, gets the owner's gradient, and makes the same update with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from pipeplan.errors import InputError
+from pipeplan.plan import Stage as PlannedStage
+from pipeplan.runtime.parameters.hooks import hooks_of
+from pipeplan.task import SplitModel, Tied
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One layer that uses a shared parameter."""
+
+    layer: int
+    stage: int
+    rank: int
+    parameter: nn.Parameter
+    """The shared one, or the layer's copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A trainable parameter that several layers use; `uses` in chain order, the first one owns."""
+
+    name: str
+    uses: tuple[Use, ...]
+
+    @property
+    def owner(self) -> Use:
+        """The first layer."""
+        return self.uses[0]
+
+
+def tags_of(ties: Sequence[Tie], first: int) -> dict[int, int]:
+    """The tag of each use, by its `id`: `first + n` for the n-th of all ties."""
+    uses = [use for tie in ties for use in tie.uses]
+    return {id(use): first + number for number, use in enumerate(uses)}
+
+
+def untie(split: SplitModel, tied: Tied) -> SplitModel:
+    """`split` with no module in two layers; under `synchronize` no trainable parameter either.
+
+    Later layers get copies of such modules. Call it before training starts.
+
+    Raises:
+        InputError: if layers that get copies share buffers, which nothing would keep equal.
+    """
+    seen: set[int] = set()
+    layers, changed = [], False
+    for name, layer in zip(split.names, split.layers, strict=True):
+        tensors = [*layer.parameters(), *layer.buffers()]
+        again = [tensor for tensor in tensors if id(tensor) in seen]
+        modules = [id(module) for module in layer.modules()]
+        if tied == "synchronize" and any(tensor.requires_grad for tensor in again):
+            if any(id(buffer) in seen for buffer in layer.buffers()):
+                raise InputError(
+                    f"task: layer {name!r} shares buffers with an earlier one, which"
+                    " tied='synchronize' cannot keep equal. Use tied='colocate'."
+                )
+            shared = [tensor for tensor in tensors if id(tensor) not in seen]
+            layer = copy.deepcopy(layer, {id(tensor): tensor for tensor in shared})
+            changed = True
+        elif seen.intersection(modules):
+            layer = copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
+            changed = True
+        seen.update(modules, map(id, tensors))
+        layers.append(layer)
+    return replace(split, layers=tuple(layers)) if changed else split
+
+
+def find_ties(stages: Sequence[PlannedStage], split: SplitModel) -> tuple[Tie, ...]:
+    """The shared trainable parameters, in chain order of their owners.
+
+    Raises:
+        InputError: if layers on two GPUs share one storage, or a shared parameter has hooks.
+    """
+    uses: dict[str, list[Use]] = {}
+    for stage in stages:
+        for layer in range(stage.first, stage.last + 1):
+            fqns = split.fqns[layer]
+            for local, parameter in split.layers[layer].named_parameters():
+                if parameter.requires_grad:
+                    use = Use(layer, stage.id, stage.gpu, parameter)
+                    uses.setdefault(fqns[local], []).append(use)
+    ties = [Tie(name, tuple(found)) for name, found in uses.items() if len(found) > 1]
+    for tie in ties:
+        _check_together(tie, split)
+        check_hooks(tie)
+    return tuple(ties)
+
+
+def check_hooks(tie: Tie) -> None:
+    """Refuse hooks on a shared parameter: each layer has a sum of its own, which they would see.
+
+    Raises:
+        InputError: if there is one.
+    """
+    if any(hooks_of(use.parameter) for use in tie.uses):
+        raise InputError(
+            f"task: parameter {tie.name!r}: has hooks and is shared by {len(tie.uses)} layers,"
+            " whose gradients add up at the end of a step: no hook sees a micro-batch's."
+            " Put a hook on the outputs of these layers, or share nothing."
+        )
+
+
+def _check_together(tie: Tie, split: SplitModel) -> None:
+    first = tie.owner
+    for use in tie.uses:
+        if use.parameter is first.parameter and use.rank != first.rank:
+            one, two = split.names[first.layer], split.names[use.layer]
+            raise InputError(
+                f"plan: layers {one!r} and {two!r} share parameter {tie.name!r} but sit on GPUs"
+                f" {first.rank} and {use.rank}; need one GPU. Plan again from a chain that names"
+                " the parameter in both layers, or let the task say tied='synchronize'."
+            )

@@ -1,0 +1,129 @@
+"""What one stage has on the host, by micro-batch: (H1) to (H7) of docs/model.md.
+
+Bytes go and come in the executor's thread, at FREE_O and PREFETCH, however fast the copies are: so
+they follow the list of actions, not the clock (O7).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeplan.errors import InternalError
+from pipeplan.hostcopy import Copies, HostWay, flat
+from pipeplan.runtime.stages.saved_tensors import SavedStorage, SavedTensor, SavedTensors
+
+
+@dataclass(frozen=True, slots=True)
+class _FreedStorage:
+    """A storage that was given up; it lives on where others hold it."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    size: int
+    device: torch.device
+    saved: tuple[SavedTensor, ...]
+
+    @classmethod
+    def of(cls, kept: SavedStorage) -> _FreedStorage:
+        """Lets go of all in `kept` but what the caller holds."""
+        for saved in kept.saved:
+            saved.leave()
+        storage = kept.storage
+        return cls(weakref.ref(storage), storage.nbytes(), storage.device, kept.saved)
+
+    def come_back(self) -> Tensor | None:
+        """The storage is there again; what to copy into, where it had to be made."""
+        room, storage = None, self.storage()
+        if storage is None:
+            room = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+            storage = room.untyped_storage()
+        for saved in self.saved:
+            saved.come_back(storage)
+        return room
+
+
+@dataclass(slots=True)
+class _OffloadedMicrobatch:
+    """One micro-batch: on its way to the host, there, on its way back."""
+
+    copies: Future[Copies]
+    leaving: tuple[SavedStorage, ...]
+    gone: tuple[_FreedStorage, ...] | None = None
+    back: Future[None] | None = None
+
+
+class ActivationOffload:
+    """The micro-batches of one stage that are offloaded now."""
+
+    def __init__(self, stage: int, way: HostWay) -> None:
+        self._stage = stage
+        self._way = way
+        self._trips: dict[int, _OffloadedMicrobatch] = {}
+        self._left: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """What has left and lives: others hold it, such as a table that a layer made once."""
+
+    def offload(
+        self, microbatch: int, held: Iterable[SavedTensors], fixed: Sequence[Tensor]
+    ) -> None:
+        """Begins to copy what `held` keep, but for the storages of `fixed`, to the host.
+
+        Nor does it copy what another micro-batch sent there and others kept alive: (H1) counts
+        what is of one micro-batch only, so such a storage goes once, with the first.
+        """
+        found = (each for saved in held for each in saved.kept(fixed))
+        kept = tuple(each for each in found if each.storage not in self._left)
+        self._left.update(each.storage for each in kept)
+        copies = self._way.out([flat(each.storage) for each in kept])
+        self._trips[microbatch] = _OffloadedMicrobatch(copies, kept)
+
+    def free(self, microbatch: int) -> None:
+        """Waits until all is copied, then gives it up.
+
+        Raises:
+            RuntimeError: if the copy failed, or something was written to that autograd saved.
+        """
+        trip = self._trips[microbatch]
+        trip.copies.result()
+        trip.gone = tuple(map(_FreedStorage.of, trip.leaving))
+        trip.leaving = ()
+
+    def prefetch(self, microbatch: int) -> None:
+        """Makes room for what was given up, and begins to bring it back.
+
+        Raises:
+            InternalError: if it was not given up.
+        """
+        trip = self._trips[microbatch]
+        if trip.gone is None:
+            raise self._wrong(microbatch, "brought back before it has left", "FREE_O")
+        pairs = zip((gone.come_back() for gone in trip.gone), trip.copies.result(), strict=True)
+        made = [(room, copy) for room, copy in pairs if room is not None]
+        copies = [copy for _, copy in made]
+        trip.gone = ()
+        trip.back = self._way.back([room for room, _ in made], lambda: copies)
+
+    def wait(self, microbatch: int) -> None:
+        """Returns when nothing of `microbatch` is away; its copies are forgotten.
+
+        Raises:
+            InternalError: if it is away and not on its way back.
+            RuntimeError: if the copy failed.
+        """
+        trip = self._trips.pop(microbatch, None)
+        if trip is None:
+            return
+        if trip.back is None:
+            raise self._wrong(microbatch, "needed while it is on the host", "PREFETCH")
+        trip.back.result()
+        self._way.join()
+
+    def _wrong(self, microbatch: int, what: str, missing: str) -> InternalError:
+        return InternalError(
+            f"offload: micro-batch {microbatch} of stage {self._stage} is {what}: the program has"
+            f" no {missing} before. Report this plan."
+        )

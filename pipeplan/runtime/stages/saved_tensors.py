@@ -1,0 +1,154 @@
+"""What autograd saves in the layers of offloaded runs, held such that it can go and come back.
+
+A saved tensor is not handed to autograd but a `SavedTensor`, which may give the tensor up and get
+it back in another storage. So nothing of others is ever emptied: a storage dies where nobody else
+holds it (a table that a layer makes once and keeps does not).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan.livebytes import key
+from pipeplan.plan import Runs
+
+
+class SavedTensor:
+    """One tensor that autograd saved; what is in it may be away."""
+
+    __slots__ = ("__weakref__", "_layer", "_place", "_tensor", "_version", "end")
+
+    def __init__(self, tensor: Tensor, layer: int, end: bool) -> None:
+        """Takes a tensor of layer `layer` of the chain."""
+        self._tensor = tensor
+        self._layer = layer
+        self._version = tensor._version  # noqa: SLF001
+        self._place: tuple[int | torch.SymInt, torch.Size, tuple[int, ...]] | None = None
+        """Where in its storage it lies, while it is away."""
+        self.end = end
+        """Whether it is an end of its run, which stays."""
+
+    @property
+    def movable(self) -> bool:
+        """Whether storage, shape and strides say all there is to say about the tensor."""
+        tensor = self._tensor
+        return (
+            type(tensor) is Tensor
+            and not tensor.is_nested
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        )
+
+    def tensor(self) -> Tensor:
+        """What autograd saved.
+
+        Raises:
+            RuntimeError: if it was written to since; behind hooks autograd itself does not look.
+        """
+        assert self._place is None, "read while it is away"
+        if self._tensor._version != self._version:  # noqa: SLF001
+            tensor = f"{self._tensor.dtype} of shape {list(self._tensor.shape)}"
+            raise RuntimeError(
+                f"task: layer {self._layer}: {tensor}, needed for the backward, was modified in"
+                " place. Make the operation out of place, or plan without --offload."
+            )
+        return self._tensor
+
+    def leave(self) -> None:
+        """Gives the storage up.
+
+        The hollow tensor goes on counting, with all that share its storage now, how often that is
+        written to: so a write while it is away is seen, too.
+        """
+        tensor = self.tensor()
+        self._place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+    def come_back(self, storage: torch.UntypedStorage) -> None:
+        """Holds the same tensor again, in `storage`."""
+        assert self._place is not None, "comes back though it is there"
+        tensor = torch.empty(0, dtype=self._tensor.dtype, device=storage.device)
+        self._tensor.data = tensor.set_(storage, *self._place)
+        self._place = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStorage:
+    """A storage and all that autograd saved in it."""
+
+    storage: torch.UntypedStorage
+    saved: tuple[SavedTensor, ...]
+
+
+class SavedTensors:
+    """What autograd saved of one micro-batch in the offloaded runs of one segment."""
+
+    def __init__(self, runs: Runs = (), first_layer: int = 0) -> None:
+        """Takes first and last index of each run in the segment, and its place in the chain."""
+        self._runs = runs
+        self._first_layer = first_layer
+        self._saved: list[weakref.ref[SavedTensor]] = []
+        self._of_layer: list[weakref.ref[SavedTensor]] = []
+        self._inputs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def layer(self, index: int, inputs: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Around layer `index`, which gets the boundary `inputs`."""
+        run = next((run for run in self._runs if run[0] <= index <= run[1]), None)
+        self._of_layer = []
+        if run is None:
+            return nullcontext()
+        self._inputs = {key(tensor): weakref.ref(tensor.untyped_storage()) for tensor in inputs}
+
+        def pack(tensor: Tensor) -> SavedTensor:
+            # A tensor of its own: an output kept by its own graph would never be released.
+            one, layer = tensor.detach(), self._first_layer + index
+            if tensor.layout is not torch.strided:  # no storage of its own: it stays
+                return SavedTensor(one, layer, end=True)
+            saved = SavedTensor(one, layer, index == run[0] and self._is_input(tensor))
+            self._of_layer.append(weakref.ref(saved))
+            return saved
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, SavedTensor.tensor)
+
+    def made(self, index: int, outputs: Iterable[Tensor]) -> None:
+        """Layer `index` has made `outputs`: where its run ends there, they stay."""
+        if any(index == last for _, last in self._runs):
+            ends = {key(tensor) for tensor in outputs if not self._is_input(tensor)}
+            for saved in _living(self._of_layer):
+                saved.end = saved.end or key(saved.tensor()) in ends
+        self._saved += self._of_layer
+
+    def kept(self, fixed: Iterable[Tensor]) -> list[SavedStorage]:
+        """What lies between the ends of the runs: (H1) of docs/model.md.
+
+        Args:
+            fixed: tensors that count elsewhere: weights and buffers.
+        """
+        stay = {key(tensor) for tensor in fixed}
+        found: dict[int, list[SavedTensor]] = {}
+        for saved in _living(self._saved):
+            name = key(saved.tensor())
+            found.setdefault(name, []).append(saved)
+            if saved.end or not saved.movable:
+                stay.add(name)
+        return [
+            SavedStorage(storage, tuple(group))
+            for name, group in found.items()
+            if name not in stay and (storage := group[0].tensor().untyped_storage()).nbytes()
+        ]
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        """Whether it lies in a storage of the layer's inputs; a dead one's name may be in use."""
+        reference = self._inputs.get(key(tensor))
+        return reference is not None and reference() is tensor.untyped_storage()
+
+
+def _living(references: Iterable[weakref.ref[SavedTensor]]) -> list[SavedTensor]:
+    found = (reference() for reference in references)
+    return [saved for saved in found if saved is not None]

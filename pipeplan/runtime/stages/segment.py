@@ -1,0 +1,263 @@
+"""A segment of a stage's layers: stored for its backward, or checkpointed (computed again in it).
+
+Between forward and backward a stored segment holds a root of zero bytes and, behind it, what
+autograd saved, which may leave for the host meanwhile (`saved_tensors`); a checkpointed one holds
+its input and nothing else (docs/model.md, M2 and V2). An input is given up as soon as
+the first layer has run on it for its backward, each boundary inside as soon as the next layer has
+run, the output as soon as it is handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.boundary import Slot, enter_some, leave, run_backward
+from pipeplan.errors import InputError
+from pipeplan.plan import Runs
+from pipeplan.precision import casting
+from pipeplan.runtime.stages.module_buffers import ModuleBuffers, Values, put_back
+from pipeplan.runtime.stages.random_state import seed_layer
+from pipeplan.runtime.stages.saved_tensors import SavedTensors
+from pipeplan.runtime.transport.endpoints import CPU, empty
+from pipeplan.task import TensorSpec
+
+Loss = Callable[[Any, Any], Tensor]
+Target = Callable[[int], Tensor]
+"""Micro-batch -> what the loss compares with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a layer gets from the data behind its boundary."""
+
+    specs: tuple[TensorSpec, ...]
+    fetch: Callable[[int], list[Tensor]]
+    """Micro-batch -> the tensors, fresh ones."""
+
+
+_NOTHING_SAVED = SavedTensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentSpec:
+    """What a segment is made of; `loss` only for the last one of the chain."""
+
+    first_layer: int
+    """0-based index in the chain: part of every random seed."""
+    layers: tuple[nn.Module, ...]
+    inputs: tuple[TensorSpec, ...]
+    """The boundary before it."""
+    entered: tuple[bool, ...]
+    """Which of its tensors get a gradient back."""
+    left: tuple[bool, ...]
+    """Of those behind it: which give a gradient; (True,) where there is a loss."""
+    loss: Loss | None
+    seed: int | None
+    """Of all random numbers; None lets layers draw from torch's generator as it is."""
+    number: Callable[[int], int] = lambda microbatch: microbatch
+    """Micro-batch -> its number in the data: part of every random seed."""
+    fed: Mapping[int, Fed] = field(default_factory=dict)
+    """Index in `layers` -> what that layer gets behind its boundary."""
+    device: torch.device = CPU
+    """Where its tensors are."""
+    offload: Runs = ()
+    """First and last index in `layers` of each run of which a `SavedTensors` is kept."""
+    autocast: torch.dtype | None = None
+    """What layers and loss run under; None leaves the setting as it is."""
+
+
+@dataclass(slots=True)
+class _Graph:
+    """What waits for the backward of one micro-batch."""
+
+    root: Tensor | None
+    entry: Slot
+    exit: Slot
+    saved: SavedTensors
+
+
+class StoredSegment:
+    """Layers whose graph is kept; tensors pass through, none stays in a Python frame."""
+
+    def __init__(self, spec: SegmentSpec) -> None:
+        self.spec = spec
+        self._graphs: dict[int, _Graph] = {}
+
+    def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
+        """Outputs for `microbatch`, cut off the graph; the last segment returns [loss].
+
+        Args:
+            microbatch: global number.
+            inputs: the boundary before it; emptied, so that the caller keeps nothing alive.
+            target: called by the last segment only, just before its last layer.
+
+        Raises:
+            InputError: if the loss is no scalar.
+        """
+        saved = SavedTensors(self.spec.offload, self.spec.first_layer)
+        graph = _Graph(None, Slot(), Slot(), saved)
+        outputs = self._run_layers(
+            microbatch, self._enter(graph.entry, inputs), target, graph.saved
+        )
+        if any(tensor.requires_grad for tensor in outputs):
+            graph.root = leave(graph.exit, self._differentiable(outputs))
+        self._graphs[microbatch] = graph
+        return [tensor.detach() for tensor in outputs]
+
+    def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
+        """Gradients of the entered inputs, zeros where none arrives; parameters' accumulate.
+
+        Args:
+            microbatch: global number.
+            gradients: of the outputs left; emptied, so that the caller keeps nothing alive.
+            scale: what the loss counts, where the segment has one; `gradients` are ignored then.
+        """
+        graph = self._graphs.pop(microbatch)
+        if graph.root is not None:
+            if self.spec.loss:
+                gradients.append(graph.root.new_full((), scale))
+            graph.exit.put(gradients)
+            gradients.clear()
+            run_backward(graph.root)
+        arrived = graph.entry.take()
+        if arrived is not None:
+            return arrived
+        pairs = zip(self.spec.inputs, self.spec.entered, strict=True)
+        return [empty(spec, self.spec.device).zero_() for spec, entered in pairs if entered]
+
+    def saved(self, microbatch: int) -> SavedTensors:
+        """What autograd saved in the runs that may be offloaded."""
+        return self._graphs[microbatch].saved
+
+    def evaluate(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
+        """Outputs without a graph; arguments as in `forward`."""
+        boundary = tuple(inputs)
+        inputs.clear()
+        with torch.no_grad():
+            return list(self._run_layers(microbatch, boundary, target))
+
+    def _enter(self, slot: Slot, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        result = enter_some(slot, inputs, self.spec.entered)
+        inputs.clear()
+        return result
+
+    def _run_layers(
+        self,
+        microbatch: int,
+        boundary: tuple[Tensor, ...],
+        target: Target,
+        saved: SavedTensors = _NOTHING_SAVED,
+    ) -> tuple[Tensor, ...]:
+        """`value` is the only name for what flows, so each tensor dies when it is replaced."""
+        value: Any = boundary
+        del boundary
+        for index, module in enumerate(self.spec.layers):
+            wanted = target(microbatch) if self._is_loss(index) else None
+            saving = saved.layer(index, value)
+            if index in self.spec.fed:
+                value = (*value, *self.spec.fed[index].fetch(microbatch))
+            if self.spec.seed is not None:
+                number = self.spec.number(microbatch)
+                layer = self.spec.first_layer + index
+                seed_layer(self.spec.seed, layer, number, self.spec.device)
+            with saving:
+                with casting(self.spec.autocast, self.spec.device):
+                    value = module(*value)
+                if self._is_loss(index):
+                    with casting(self.spec.autocast, self.spec.device):
+                        value = self._loss(microbatch, value, wanted)
+            value = value if isinstance(value, tuple) else (value,)
+            saved.made(index, value)
+        result: tuple[Tensor, ...] = value
+        return result
+
+    def _is_loss(self, index: int) -> bool:
+        """Whether the loss comes behind layer `index`."""
+        return self.spec.loss is not None and index == len(self.spec.layers) - 1
+
+    def _loss(self, microbatch: int, output: Any, wanted: Tensor | None) -> Tensor:
+        assert self.spec.loss is not None
+        value = self.spec.loss(output, wanted)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+            raise InputError(
+                f"task.loss: got {got} for micro-batch {microbatch}, need a scalar tensor,"
+                " the mean over the micro-batch"
+            )
+        return value
+
+    def _differentiable(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor for tensor, flag in zip(outputs, self.spec.left, strict=True) if flag]
+
+
+class CheckpointedSegment(StoredSegment):
+    """Layers that keep only their input and are computed again just before their backward."""
+
+    def __init__(self, spec: SegmentSpec) -> None:
+        super().__init__(spec)
+        self._buffers = ModuleBuffers(spec.layers, self._try)
+        self._inputs: dict[int, tuple[list[Tensor], Target, Values]] = {}
+
+    def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
+        """As `StoredSegment.forward`, without a graph.
+
+        Raises:
+            InputError: if a layer works in place on the input that must stay as it is.
+        """
+        kept = list(inputs)
+        inputs.clear()
+        before, buffers = _versions(kept), self._buffers.before()
+        with torch.no_grad():
+            outputs = self._run_layers(microbatch, tuple(kept), target)
+        if before != _versions(kept):
+            raise InputError(
+                f"task: layer {self.spec.first_layer}: works in place on its input, which is kept"
+                " to compute the layer again. Make the operation out of place."
+            )
+        self._inputs[microbatch] = (kept, target, self._buffers.kept(buffers))
+        return list(outputs)
+
+    def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
+        """As `StoredSegment.backward`, after a forward with the same random draws and buffers."""
+        inputs, target, then = self._inputs.pop(microbatch)
+        now = self._buffers.turn_back(then)
+        super().forward(microbatch, inputs, target)
+        now = self._buffers.settle(now)
+        arrived = super().backward(microbatch, gradients, scale)
+        put_back(now)
+        return arrived
+
+    def _try(self, layers: Sequence[nn.Module]) -> list[Tensor]:
+        """What `layers` return for some boundary; torch's generators stay as they are."""
+        spec, cuda = self.spec, self.spec.device.type == "cuda"
+        with torch.random.fork_rng([spec.device] if cuda else []):
+            seed_layer(0, spec.first_layer, 0, spec.device)
+            boundary = tuple(_some(each, spec.device) for each in spec.inputs)
+            fed = {index: _made_up(each, spec.device) for index, each in spec.fed.items()}
+            tried = StoredSegment(replace(spec, layers=tuple(layers), loss=None, seed=0, fed=fed))
+            return tried.evaluate(0, list(boundary), _no_target)
+
+
+def _no_target(microbatch: int) -> Tensor:
+    raise NotImplementedError  # there is no loss
+
+
+def _made_up(fed: Fed, device: torch.device) -> Fed:
+    """`fed` without data, which are for the run alone."""
+    return Fed(fed.specs, lambda _: [_some(each, device) for each in fed.specs])
+
+
+def _some(spec: TensorSpec, device: torch.device) -> Tensor:
+    """A tensor of this kind: random numbers, or zeros, which any index may be."""
+    blank = empty(spec, device)
+    return blank.normal_() if blank.is_floating_point() else blank.zero_()
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was written to; torch has no public name for it."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001

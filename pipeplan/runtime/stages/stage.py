@@ -1,0 +1,237 @@
+"""One stage: forward and backward of its layers for one micro-batch, segment by segment.
+
+A stage is a sequence of segments (`segment`): layers whose graph is kept from F to B, and runs of
+layers that keep only their input and are computed again in B. Of what the former keep,
+`activation_offload` moves what the plan lets wait on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.errors import InternalError
+from pipeplan.hostcopy import HostWay
+from pipeplan.plan import Runs
+from pipeplan.runtime.parameters.hooks import ParameterHooks
+from pipeplan.runtime.parameters.ownership import StageParameters
+from pipeplan.runtime.stages.activation_offload import ActivationOffload
+from pipeplan.runtime.stages.segment import (
+    CheckpointedSegment,
+    Fed,
+    Loss,
+    SegmentSpec,
+    StoredSegment,
+)
+from pipeplan.runtime.transport.endpoints import CPU
+from pipeplan.task import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """What a stage is made of; `loss` only for the last stage of the chain."""
+
+    index: int
+    first_layer: int
+    """0-based index in the chain: part of every random seed."""
+    layers: tuple[nn.Module, ...]
+    fqns: tuple[dict[str, str], ...]
+    """Per layer: name of a parameter or buffer in the layer -> its name in the user's model."""
+    boundaries: tuple[tuple[TensorSpec, ...], ...]
+    """Before each layer."""
+    outputs: tuple[TensorSpec, ...]
+    """Empty for the last stage, whose output is the loss."""
+    loss: Loss | None
+    seed: int
+    scale: Callable[[int], float] = lambda _: 1.0
+    """Step -> loss scale; used by the last stage."""
+    number: Callable[[int], int] = lambda microbatch: microbatch
+    """Micro-batch -> its number in the data: part of every random seed."""
+    fed: Mapping[int, Fed] = field(default_factory=dict)
+    """Index in `layers` -> what that layer gets behind its boundary."""
+    runs: Runs = ()
+    """First and last index in `layers` of what is computed again."""
+    offload: Runs = ()
+    """The same of what may wait on the host between its two ends; apart from `runs`."""
+    device: torch.device = CPU
+    """Where its tensors are."""
+    autocast: torch.dtype | None = None
+    """What layers and loss run under."""
+    host: HostWay | None = None
+    """The way there; needed where something is offloaded."""
+
+
+class Stage:
+    """Runs the layers of one stage; tensors pass through, none stays in a Python frame."""
+
+    def __init__(self, spec: StageSpec, microbatches: int, held: StageParameters) -> None:
+        """Takes what the stage is made of.
+
+        Args:
+            spec: layers and boundaries.
+            microbatches: per step.
+            held: its parameters.
+        """
+        self.spec = spec
+        self.weights = held.weights
+        self.units = held.units
+        self.slots = held.slots
+        self._microbatches = microbatches
+        self._open: set[int] = set()
+        self._segments = tuple(_segments(spec))
+        self._offload = ActivationOffload(spec.index, spec.host) if spec.host else None
+        self.names: dict[nn.Parameter, str] = {
+            parameter: fqns[local]
+            for layer, fqns in zip(spec.layers, spec.fqns, strict=True)
+            for local, parameter in layer.named_parameters()
+        }
+        """Name in the user's model of each parameter, as the optimizer knows it."""
+        self._hooks = tuple(ParameterHooks(slots, self.names) for slots in self.slots)
+
+    def begin(self) -> None:
+        """Take the hooks that parameters have now: a run starts from an empty pipeline."""
+        for hooks in self._hooks:
+            hooks.follow()
+
+    def end_step(self) -> None:
+        """Refuse hooks that came since the run began; the gradients of a step are complete.
+
+        Raises:
+            InputError: if there is one.
+        """
+        for hooks in self._hooks:
+            hooks.check_none_new()
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches between their forward and their backward."""
+        return len(self._open)
+
+    def state(self) -> dict[str, Tensor]:
+        """Newest parameters and all buffers, by name in the user's model; not copied."""
+        buffers = {
+            fqns[local]: buffer
+            for layer, fqns in zip(self.spec.layers, self.spec.fqns, strict=True)
+            for local, buffer in layer.named_buffers()
+        }
+        return {name: parameter.detach() for parameter, name in self.names.items()} | buffers
+
+    def forward(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """Outputs of the stage for `microbatch`, cut off the graph; the last stage returns [loss].
+
+        Args:
+            microbatch: global number.
+            inputs: the boundary before the stage; emptied, so that the caller keeps nothing alive.
+            target: micro-batch -> what the loss compares with; called by the last stage only,
+                just before its last layer.
+
+        Raises:
+            InputError: if the loss is no scalar, or a layer returns something unexpected.
+        """
+        for slots in self.slots:
+            slots.begin_graph(microbatch // self._microbatches)
+        self._open.add(microbatch)
+        for segment in self._segments:
+            inputs = segment.forward(microbatch, inputs, target)
+        return inputs
+
+    def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
+        """Gradients of the stage's differentiable inputs; parameters' gradients accumulate.
+
+        Args:
+            microbatch: global number.
+            gradients: of the differentiable outputs; emptied, so that the caller keeps nothing
+                alive. Ignored by the last stage, which starts from its loss.
+
+        Raises:
+            InputError: if a hook on a parameter does what it must not.
+        """
+        step = microbatch // self._microbatches
+        for slots in self.slots:
+            slots.bind(step)
+        self._open.remove(microbatch)
+        if self._offload:
+            self._offload.wait(microbatch)
+        marks = [hooks.before(step) for hooks in self._hooks]
+        for segment in reversed(self._segments):
+            gradients = segment.backward(microbatch, gradients, self.spec.scale(step))
+        for hooks, before in zip(self._hooks, marks, strict=True):
+            hooks.check(step, before)
+        for slots in self.slots:
+            slots.end_graph(step)
+        return gradients
+
+    def offload(self, microbatch: int) -> None:
+        """Begin to copy what lies between the ends of the offloaded runs to the host."""
+        held = [segment.saved(microbatch) for segment in self._segments if segment.spec.offload]
+        self._host().offload(microbatch, held, self._states())
+
+    def free(self, microbatch: int) -> None:
+        """Wait until that is copied, and give its bytes back."""
+        self._host().free(microbatch)
+
+    def prefetch(self, microbatch: int) -> None:
+        """Take these bytes again, and begin to bring back what was in them."""
+        self._host().prefetch(microbatch)
+
+    def _host(self) -> ActivationOffload:
+        if self._offload is None:
+            raise InternalError(
+                f"offload: stage {self.spec.index} has no way to a host. Report this plan."
+            )
+        return self._offload
+
+    def _states(self) -> list[Tensor]:
+        """Weights of all versions, and buffers: what layers use, but no micro-batch keeps."""
+        leaves = [leaf for each in self.slots for row in each.leaves for leaf in row]
+        layers = self.spec.layers
+        return [*leaves, *(t for x in layers for t in (*x.parameters(), *x.buffers()))]
+
+    def evaluate(
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+    ) -> list[Tensor]:
+        """Outputs of the newest weights, without a graph; arguments as in `forward`."""
+        for slots in self.slots:
+            slots.bind_newest()
+        for segment in self._segments:
+            inputs = segment.evaluate(microbatch, inputs, target)
+        return inputs
+
+
+def _segments(spec: StageSpec) -> Iterator[StoredSegment]:
+    """The segments of a stage: its runs, and what lies between them."""
+    begin = 0
+    for first, last in (*spec.runs, (len(spec.layers), len(spec.layers) - 1)):
+        if begin < first:
+            yield StoredSegment(_segment_spec(spec, begin, first))
+        if first <= last:
+            yield CheckpointedSegment(_segment_spec(spec, first, last + 1))
+        begin = last + 1
+
+
+def _segment_spec(spec: StageSpec, begin: int, end: int) -> SegmentSpec:
+    """Layers `begin` to `end`, exclusive, of the stage."""
+    last = end == len(spec.layers)
+    offload = tuple((a - begin, b - begin) for a, b in spec.offload if begin <= a < end)
+    behind = spec.outputs if last else spec.boundaries[end]
+    enters = spec.index > 0 or begin > 0
+    fed = {index - begin: fetch for index, fetch in spec.fed.items() if begin <= index < end}
+    return SegmentSpec(
+        first_layer=spec.first_layer + begin,
+        layers=spec.layers[begin:end],
+        inputs=spec.boundaries[begin],
+        entered=tuple(each.differentiable and enters for each in spec.boundaries[begin]),
+        left=(True,) if last and spec.loss else tuple(each.differentiable for each in behind),
+        loss=spec.loss if last else None,
+        seed=spec.seed,
+        number=spec.number,
+        fed=fed,
+        device=spec.device,
+        offload=offload,
+        autocast=spec.autocast,
+    )

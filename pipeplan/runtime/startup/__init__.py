@@ -1,0 +1,1 @@
+"""From processes to ranks that train together: rendezvous, checks, agreement."""
