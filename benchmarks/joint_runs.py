@@ -44,6 +44,7 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.dry_run.clock import SleepClock
 from pipeplan.runtime.dry_run.sleeping import EmulatedTransport
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.simulator import simulate
@@ -103,7 +104,7 @@ def planned(chain: Chain, semantics: Semantics, share: float) -> tuple[float, Pl
 
 
 @dataclass
-class Heard:
+class Heard(Observer):
     """Losses, and when ops ended on this rank."""
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -113,12 +114,6 @@ class Heard:
     def loss(self, microbatch: int, value: float) -> None:
         """See `Observer`."""
         self.losses[microbatch] = value
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """See `Observer`."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """See `Observer`."""
 
 
 def trained(plan: Plan, make: Callable[[], Task], transport: Transport) -> list[dict[str, Any]]:

@@ -23,22 +23,12 @@ from pipeplan.eager import staircase
 from pipeplan.plan import Plan, Stage
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 LATENCY_NS = 300_000
 """What the 2bw plan assumes of a message: a plan that assumes none has no slack."""
-
-
-class _Deaf:
-    def loss(self, microbatch: int, value: float) -> None:
-        """See `Observer`."""
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """See `Observer`."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """See `Observer`."""
 
 
 def _setting(ranks: int, stages: int, forward_ns: int, microbatches: int) -> Setting:
@@ -102,7 +92,7 @@ def ours(plan: Plan, steps: int, forward_ns: int, transport: Transport) -> list[
     )
     feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     pattern = lowering.lower(plan)
-    worker = build(plan, pattern, split, task, feed, transport, _Deaf(), seed=0)
+    worker = build(plan, pattern, split, task, feed, transport, Observer(), seed=0)
     transport.gather(None)
     worker.executor.run(0, steps)
     return log.entries

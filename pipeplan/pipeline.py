@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +32,7 @@ from pipeplan.runtime.checkpoint import named_state
 from pipeplan.runtime.data.batches import BatchFeed, Inputs
 from pipeplan.runtime.data.feed import Feed, TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
+from pipeplan.runtime.interfaces import LossRecord
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.startup.facts import trained
 from pipeplan.runtime.startup.gpu_memory import GpuMemory
@@ -54,20 +54,6 @@ _Further = tuple[
     tuple[Tensor, Tensor] | None,
 ]
 """Loss, optimizer and sample, which a model needs beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    losses: dict[int, float]
-
-    def loss(self, microbatch: int, value: float) -> None:
-        self.losses[microbatch] = value
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """Not of interest here."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """Not of interest here."""
 
 
 class Pipeline:
@@ -175,7 +161,7 @@ class Pipeline:
         feed = TaskFeed(self.task, self._split, uses, self._shard.number, self._device)
         size, m = self._split.microbatch_size, self.plan.microbatches
         self._source = BatchFeed(feed, boundary, size, m, self._device)
-        self._heard = _Heard({})
+        self._heard = LossRecord()
         self._worker: Worker = build(
             self.plan,
             self._pattern,

@@ -17,6 +17,7 @@ from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.transport.base import Transport
@@ -238,7 +239,7 @@ def _order(entry: tuple[int, int, PeriodicAction]) -> tuple[int, int, int, int]:
     return (at, -action.shift, action.stage, order)
 
 
-class Listener:
+class Listener(Observer):
     """Collects what the executor tells."""
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ from pipeplan.program import ActionKind as Kind
 from pipeplan.program import Pattern, PeriodicAction
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec
 
@@ -34,7 +35,7 @@ def measure(transport: Transport) -> int:
     plan = _plan(transport.size)
     feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     worker = build(
-        plan, one_f_one_b(transport.size), split, task, feed, transport, _Deaf(), seed=0
+        plan, one_f_one_b(transport.size), split, task, feed, transport, Observer(), seed=0
     )
     bare = min(_bare(task, split.layers[transport.rank]) for _ in range(STEPS))
     spent = []
@@ -64,19 +65,6 @@ def one_f_one_b(ranks: int) -> Pattern:
         ]
         lists.append(tuple(PeriodicAction(k, rank, 0, shift) for k, shift, on in steps if on))
     return Pattern(1, "flush", MICROBATCHES, tuple(lists), tuple((r,) for r in range(ranks)))
-
-
-class _Deaf:
-    """An observer that does nothing."""
-
-    def loss(self, microbatch: int, value: float) -> None:
-        """See `Observer`."""
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """See `Observer`."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """See `Observer`."""
 
 
 def _tiny(ranks: int) -> tuple[Task, SplitModel]:

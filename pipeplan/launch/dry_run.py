@@ -15,6 +15,7 @@ from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import Clock
 from pipeplan.runtime.dry_run.run import DryRun, Kind, PlannedTimes, dry_run, make_clock
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.startup.process_group import join
 from pipeplan.runtime.supervision.period_meter import PeriodMeter, Periods
 from pipeplan.runtime.transport.base import Transport
@@ -60,7 +61,7 @@ class Heard:
     elapsed_ns: int
 
 
-class Listener:
+class Listener(Observer):
     """The executor's observer in a dry run."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
@@ -70,9 +71,6 @@ class Listener:
         self._clock = clock
         self._meter = PeriodMeter(plan.k, plan.microbatches, drains=plan.semantics == "flush")
         self._updates: list[int] = []
-
-    def loss(self, microbatch: int, value: float) -> None:
-        """See `Observer`; there is none."""
 
     def backward(self, microbatch: int, end_ns: int) -> None:
         """See `Observer`."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeplan.errors import InputError
 from pipeplan.launch.guard import Guard
 from pipeplan.plan import Plan
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 from pipeplan.runtime.supervision.flight_recorder import now_ns
 from pipeplan.runtime.supervision.period_meter import PeriodMeter, Periods
@@ -50,7 +51,7 @@ class Measured:
     last_loss: float | None
 
 
-class Progress:
+class Progress(Observer):
     """The executor's observer of one rank; silent where the loss is not."""
 
     def __init__(

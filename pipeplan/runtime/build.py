@@ -13,7 +13,8 @@ from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
 from pipeplan.runtime.data.feed import Feed
-from pipeplan.runtime.executor import Executor, Observer
+from pipeplan.runtime.executor import Executor
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.parameters.gradient_clipping import (
     LossScaler,
     Nonfinite,

@@ -11,6 +11,7 @@ from torch import Tensor
 from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
+from pipeplan.runtime.interfaces import LossRecord, StepPolicy
 from pipeplan.runtime.stages.stage import Stage
 from pipeplan.runtime.supervision.run_ahead import RunAhead
 from pipeplan.runtime.supervision.stop_consensus import NeverStop
@@ -45,11 +46,11 @@ def evaluate(
     """
     ranks = tuple(tuple(a for a in rank if a.kind in _FORWARD) for rank in pattern.ranks)
     half = replace(pattern, ranks=ranks, microbatches=microbatches, semantics="2bw")
-    observer = _Losses({})
+    observer = LossRecord()
     hosted = {index: _Evaluated(stage) for index, stage in stages.items()}
     with _eval_mode(stages):
         ends = half, hosted, endpoints, feed, transport, observer, NeverStop()
-        Executor(*ends, updates=_NoUpdates(), ahead=ahead).run(0, 1)
+        Executor(*ends, updates=StepPolicy(), ahead=ahead).run(0, 1)
     return observer.losses
 
 
@@ -66,20 +67,6 @@ def _eval_mode(stages: Mapping[int, Stage]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Losses:
-    losses: dict[int, float]
-
-    def loss(self, microbatch: int, value: float) -> None:
-        self.losses[microbatch] = value
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """Never comes."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """Never comes."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Evaluated:
     """A stage whose forwards leave no graph."""
 
@@ -87,9 +74,9 @@ class _Evaluated:
     in_flight = 0
 
     @property
-    def weights(self) -> _NoUpdates:
+    def weights(self) -> _Unchanged:
         """Nothing is updated."""
-        return _NoUpdates()
+        return _Unchanged()
 
     def forward(
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
@@ -111,28 +98,10 @@ class _Evaluated:
         """Never comes."""
 
 
-class _NoUpdates:
-    """There is no OPT in the program."""
+class _Unchanged:
+    """Weights that no OPT of the program changes."""
 
     version = 0
 
     def update(self, step: int) -> None:
-        """Never comes."""
-
-    def begin(self, first: int) -> None:
-        """See `Updating`."""
-
-    def before_forward(self, stage: int, step: int) -> None:
-        """See `Updating`."""
-
-    def after_backwards(self, stage: int, step: int) -> None:
-        """Never comes."""
-
-    def end_step(self, stage: int) -> None:
-        """Never comes."""
-
-    def finish(self) -> None:
-        """See `Updating`."""
-
-    def turn_back(self, step: int) -> None:
         """Never comes."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
 
 from torch import Tensor
 
 from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
+from pipeplan.runtime.interfaces import HostedStage, ImmediateSteps, Observer, StepPolicy
 from pipeplan.runtime.losses import Losses
 from pipeplan.runtime.supervision.failure_attribution import RankActivity
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
@@ -26,110 +26,6 @@ from pipeplan.runtime.supervision.stop_consensus import StopConsensus
 from pipeplan.runtime.transport.base import PeerLostError, Pending, Transport, wait_all
 from pipeplan.runtime.transport.endpoints import Endpoint, StageEndpoints, empty
 from pipeplan.units import format_ns
-
-
-class Observer(Protocol):
-    """Told what happens; only the rank with the last stage tells losses and backwards."""
-
-    def loss(self, microbatch: int, value: float) -> None:
-        """The loss of one micro-batch, told before the last stage's update of its step."""
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """The last stage's backward of `microbatch` ended."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """`stage` made its weights of step `step`."""
-
-
-class StageWeights(Protocol):
-    """The weights of a stage."""
-
-    @property
-    def version(self) -> int:
-        """Updates made."""
-
-    def update(self, step: int) -> None:
-        """Make version `step + 1`."""
-
-
-class HostedStage(Protocol):
-    """A stage as the executor sees it: `Stage` in a training, `TimedStage` in a dry run."""
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches between their forward and their backward."""
-
-    @property
-    def weights(self) -> StageWeights:
-        """What an OPT updates."""
-
-    def forward(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
-    ) -> list[Tensor]:
-        """Outputs for `microbatch`; the last stage's is its loss."""
-
-    def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
-        """Gradients of the stage's inputs; waits for what is on its way back from the host."""
-
-    def offload(self, microbatch: int) -> None:
-        """Begin to copy what waits for the backward to the host."""
-
-    def free(self, microbatch: int) -> None:
-        """Wait for that copy, and give the bytes back."""
-
-    def prefetch(self, microbatch: int) -> None:
-        """Begin to bring it back."""
-
-
-class StepPolicy(Protocol):
-    """When the stages of a rank update."""
-
-    def begin(self, first: int) -> None:
-        """A run starts from an empty pipeline at step `first`."""
-
-    def before_forward(self, stage: int, step: int) -> None:
-        """A forward of `step` comes next on `stage`."""
-
-    def after_backwards(self, stage: int, step: int) -> None:
-        """The last backward of `step` on `stage` is over; its OPT comes later."""
-
-    def end_step(self, stage: int) -> None:
-        """An OPT: the gradients of the oldest open step of `stage` are complete."""
-
-    def finish(self) -> None:
-        """The pipeline is empty."""
-
-    def turn_back(self, step: int) -> None:
-        """All from `step` on was dropped: leave nothing of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImmediateSteps:
-    """Every stage updates at its OPT."""
-
-    stages: Mapping[int, HostedStage]
-    observer: Observer
-
-    def begin(self, first: int) -> None:
-        """See `StepPolicy`."""
-
-    def before_forward(self, stage: int, step: int) -> None:
-        """See `StepPolicy`."""
-
-    def after_backwards(self, stage: int, step: int) -> None:
-        """See `StepPolicy`."""
-
-    def end_step(self, stage: int) -> None:
-        """See `StepPolicy`."""
-        weights = self.stages[stage].weights
-        weights.update(weights.version)
-        self.observer.updated(stage, weights.version - 1)
-
-    def finish(self) -> None:
-        """See `StepPolicy`."""
-
-    def turn_back(self, step: int) -> None:
-        """See `StepPolicy`."""
 
 
 @dataclass(slots=True)

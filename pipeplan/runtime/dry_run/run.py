@@ -23,7 +23,8 @@ from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import Clock, SleepClock, VirtualClock
 from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, EmulatedTransport, HostLinks
 from pipeplan.runtime.dry_run.virtual import Crossing, VirtualHostLinks, VirtualTransport
-from pipeplan.runtime.executor import Executor, Observer
+from pipeplan.runtime.executor import Executor
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.supervision.stop_consensus import NeverStop
 from pipeplan.runtime.transport.base import Pending, Transport
@@ -204,26 +205,13 @@ def dry_run(
     return DryRun(plan, pattern, steps, observer, clock, times or PlannedTimes.of(plan), recorder)
 
 
-class _Deaf:
-    """An observer that does nothing."""
-
-    def loss(self, microbatch: int, value: float) -> None:
-        """See `Observer`."""
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        """See `Observer`."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """See `Observer`."""
-
-
 def on_plain_links(
     plan: Plan, pattern: Pattern, transport: Transport, clock: Clock, times: PlannedTimes
 ) -> Executor:
     """The executor of one rank whose ops pass time and whose messages are just messages."""
     ways = _emulated_ways(plan, clock, times)
     recorder = FlightRecorder(256, clock.now)
-    return _executor(plan, pattern, transport, clock, times, ways, _Deaf(), recorder)
+    return _executor(plan, pattern, transport, clock, times, ways, Observer(), recorder)
 
 
 def _emulated_ways(plan: Plan, clock: Clock, times: PlannedTimes) -> EmulatedHostLinks:

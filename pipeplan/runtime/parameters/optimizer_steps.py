@@ -17,6 +17,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from pipeplan.errors import InternalError, RankError
+from pipeplan.runtime.interfaces import Observer, StepPolicy
 from pipeplan.runtime.parameters.buffer_snapshots import BufferSnapshots
 from pipeplan.runtime.parameters.gradient_clipping import StepDecisions
 from pipeplan.runtime.parameters.replicas import Replicas
@@ -24,13 +25,6 @@ from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.weights import Weights
 from pipeplan.runtime.supervision.stop_consensus import NeverStop, StopConsensus
 from pipeplan.runtime.transport.base import PeerLostError
-
-
-class UpdateObserver(Protocol):
-    """Who hears of updates."""
-
-    def updated(self, stage: int, step: int) -> None:
-        """`stage` made its weights of step `step`."""
 
 
 class StageLayers(Protocol):
@@ -66,7 +60,7 @@ class SteppedStage(Protocol):
         """The gradients of a step are complete."""
 
 
-class OptimizerSteps:
+class OptimizerSteps(StepPolicy):
     """The updates of one rank."""
 
     def __init__(
@@ -74,7 +68,7 @@ class OptimizerSteps:
         stages: Mapping[int, SteppedStage],
         tied: TiedGradients,
         decisions: StepDecisions | None,
-        observer: UpdateObserver,
+        observer: Observer,
         rank: int,
         replicas: Replicas | None = None,
         consensus: StopConsensus | None = None,
