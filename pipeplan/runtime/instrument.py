@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.data.feed import Feed
-from pipeplan.runtime.transport.base import Pending, Transport
+from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
 
 class CountedFeed:
@@ -38,33 +38,32 @@ class CountedFeed:
         return tensor
 
 
-class CountedTransport:
+class CountedTransport(WrappedTransport):
     """What moves messages is not counted; the executor's tensors that they carry are."""
 
     def __init__(self, transport: Transport, live: LiveBytes) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self._live = live
-        self.rank, self.size = transport.rank, transport.size
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
         with self._live.paused():
-            return self._transport.send(tensor, peer, tag)
+            return super().send(tensor, peer, tag)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
         with self._live.paused():
-            return self._transport.receive(tensor, peer, tag)
+            return super().receive(tensor, peer, tag)
 
     def flush(self) -> None:
         """See `Transport`."""
         with self._live.paused():
-            self._transport.flush()
+            super().flush()
 
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         with self._live.paused():
-            return self._transport.gather(value)
+            return super().gather(value)
 
 
 def states(worker: Worker) -> list[Tensor]:

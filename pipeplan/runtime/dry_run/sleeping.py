@@ -13,20 +13,20 @@ Source: ours. Both ends must share one clock, so all ranks must be on one machin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pipeplan.plan import OpKind
 from pipeplan.runtime.dry_run.clock import Clock
-from pipeplan.runtime.transport.base import Pending, Transport
+from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
 STAMP_TAGS = 1 << 20
 """Added to a message's tag for the stamp that travels beside it."""
 
 
-class EmulatedTransport:
+class EmulatedTransport(WrappedTransport):
     """Sends every message through a link that takes its time."""
 
     def __init__(self, transport: Transport, clock: Clock, durations: Mapping[int, int]) -> None:
@@ -37,8 +37,7 @@ class EmulatedTransport:
             clock: shared by all ranks.
             durations: ns by tag; a tag without one is not delayed.
         """
-        self.rank, self.size = transport.rank, transport.size
-        self._transport = transport
+        super().__init__(transport)
         self._clock = clock
         self._durations = durations
         self._free: dict[int, int] = {}
@@ -66,14 +65,6 @@ class EmulatedTransport:
         return Stamped(
             carried, self._transport.receive(stamp, peer, STAMP_TAGS + tag), stamp, self._clock
         )
-
-    def flush(self) -> None:
-        """See `Transport`."""
-        self._transport.flush()
-
-    def gather(self, value: object) -> list[Any]:
-        """See `Transport`."""
-        return self._transport.gather(value)
 
 
 class Stamped:

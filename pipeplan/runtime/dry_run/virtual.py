@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import merge
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from pipeplan.errors import InternalError
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.runtime.dry_run.clock import Clock
 from pipeplan.runtime.dry_run.sleeping import STAMP_TAGS
-from pipeplan.runtime.transport.base import Pending, Transport
+from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
 _POST_TAGS = 2 * STAMP_TAGS
 """Added to a message's tag for the stamp that says when its receive was posted."""
@@ -109,7 +109,7 @@ class _Stamps:
         return max(self.own, int(self.other))
 
 
-class VirtualTransport:
+class VirtualTransport(WrappedTransport):
     """Carries messages that know the time."""
 
     def __init__(
@@ -129,8 +129,7 @@ class VirtualTransport:
             plan: gives the order of transfers on each link.
             microbatches: of the whole run, counted from 0.
         """
-        self.rank, self.size = transport.rank, transport.size
-        self._transport = transport
+        super().__init__(transport)
         self._clock = clock
         self._links = {tag: crossing.link for tag, crossing in crossings.items()}
         self._accounts = _accounts(plan, crossings, microbatches)
@@ -148,14 +147,6 @@ class VirtualTransport:
         return self._exchange(
             self._transport.receive(tensor, peer, tag), peer, tag, _POST_TAGS, STAMP_TAGS
         )
-
-    def flush(self) -> None:
-        """See `Transport`."""
-        self._transport.flush()
-
-    def gather(self, value: object) -> list[Any]:
-        """See `Transport`."""
-        return self._transport.gather(value)
 
     def _exchange(self, carried: Pending, peer: int, tag: int, tell: int, ask: int) -> Pending:
         """Tell the other end this end's moment, and ask for its moment."""

@@ -50,6 +50,30 @@ class Transport(Protocol):
         """`value` of each rank, on every rank; everyone must call it."""
 
 
+class WrappedTransport:
+    """Passes everything on to another transport; a subclass changes what it needs to."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self._transport = transport
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`."""
+        return self._transport.send(tensor, peer, tag)
+
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
+        """See `Transport`."""
+        return self._transport.receive(tensor, peer, tag)
+
+    def flush(self) -> None:
+        """See `Transport`."""
+        self._transport.flush()
+
+    def gather(self, value: object) -> list[Any]:
+        """See `Transport`."""
+        return self._transport.gather(value)
+
+
 def lost(error: RuntimeError) -> NoReturn:
     """A connection may be found closed while sending, posting or waiting: the same loss."""
     raise PeerLostError(str(error).rpartition("] ")[2]) from error
