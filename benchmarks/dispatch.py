@@ -15,9 +15,10 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.plan import OpKind, Plan, Stage
 from pipeplan.runtime.dry_run.clock import VirtualClock
-from pipeplan.runtime.dry_run.run import PlannedTimes, on_plain_links
-from pipeplan.runtime.inproc import run_ranks
+from pipeplan.runtime.dry_run.run import PlannedTimes
 from pipeplan.runtime.transport.base import Transport
+from pipeplan.testing.in_process import run_ranks
+from pipeplan.testing.plain_links import on_plain_links
 
 STEPS = 20
 

@@ -16,12 +16,12 @@ from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec, Tied
+from pipeplan.testing.in_process import run_ranks
 
 torch.set_num_threads(1)
 K = ActionKind

@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: instances, networks; nothing that a plan or a run needs."""
+"""What tests and benchmarks share: instances, networks, ranks in one process."""

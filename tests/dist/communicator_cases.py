@@ -23,7 +23,8 @@ from pipeplan.plan import Plan
 from pipeplan.runtime.build import build
 from pipeplan.runtime.startup.communicators import communicators
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.transport.pair_communicator import PairCommunicator, gloo
+from pipeplan.runtime.transport.pair_communicator import PairCommunicator
+from pipeplan.testing.gloo_communicator import gloo
 from pipeplan.runtime.transport.nccl import NcclTransport
 from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.runtime.parameters.replicas import Replicas, Shard

@@ -1,6 +1,6 @@
 """A `Pipeline` after an error, in the same processes: forked ranks, as in `pipeline_cases`.
 
-`python recovery_cases.py on`, or `off` for ranks without lines, prints a line per case: `exact` where the weights equal those of one process that never failed.
+`python recovery_cases.py on`, or `off` for ranks without socket channels, prints a line per case: `exact` where the weights equal those of one process that never failed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from pipeplan import Pipeline
 from pipeplan.errors import PipeplanError
 from pipeplan.plan import Semantics
+from pipeplan.runtime.transport import local_rendezvous
 from pipeplan.task import Task
 from tests import launch_task
 
@@ -127,39 +128,40 @@ def one_leaves(rank: int) -> str:
     return recovers("flush")
 
 
-def work(rank: int, port: int, lines: str) -> None:
+def work(rank: int, port: int, sockets: str) -> None:
     """All cases of one rank."""
     torch.set_num_threads(1)
+    if sockets == "off":
+        local_rendezvous.machine = lambda: None  # then nobody finds out who is on one machine
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(GPUS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "PIPEPLAN_LINES": lines,
     }
-    case(rank, f"lines {lines}, flush", lambda: recovers("flush"))
-    case(rank, f"lines {lines}, 2bw", lambda: recovers("2bw"))
-    case(rank, f"lines {lines}, differing seeds", lambda: refused_on_one(rank))
-    case(rank, f"lines {lines}, one leaves", lambda: one_leaves(rank))
+    case(rank, f"sockets {sockets}, flush", lambda: recovers("flush"))
+    case(rank, f"sockets {sockets}, 2bw", lambda: recovers("2bw"))
+    case(rank, f"sockets {sockets}, differing seeds", lambda: refused_on_one(rank))
+    case(rank, f"sockets {sockets}, one leaves", lambda: one_leaves(rank))
     store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
     mine = dist.PrefixStore("users", store)
     dist.init_process_group("gloo", store=mine, rank=rank, world_size=GPUS)
-    case(rank, f"lines {lines}, in a group of the script's", lambda: recovers("flush"))
-    case(rank, f"lines {lines}, and again", lambda: recovers("2bw"))
+    case(rank, f"sockets {sockets}, in a group of the script's", lambda: recovers("flush"))
+    case(rank, f"sockets {sockets}, and again", lambda: recovers("2bw"))
     alive = torch.ones(1)
     dist.all_reduce(alive)
     case(rank, "the script's group", lambda: "alive" if alive.item() == GPUS else "broken")
     dist.destroy_process_group()
 
 
-def main(lines: str) -> None:
+def main(sockets: str) -> None:
     """The store of all, and the ranks."""
     launch_task.plan(GPUS, "2bw")
     context = multiprocessing.get_context("fork")
     patience = timedelta(seconds=60)
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-    ranks = [context.Process(target=work, args=(rank, store.port, lines)) for rank in range(GPUS)]
+    ranks = [context.Process(target=work, args=(rank, store.port, sockets)) for rank in range(GPUS)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Forked ranks of what they take for one machine or several: which lines they get, what arrives.
+"""Forked ranks of what they take for one machine or several: which channels they get, what arrives.
 
 Prints a line per case: the pairs with a line, and `exact` where every message between random pairs
 of ranks, small or large, arrived where it belongs, and a training, if the case has one, equals the
@@ -75,19 +75,19 @@ def deaf(rank: int) -> None:
         local_rendezvous._answer = lambda *_: {}
 
 
-def one_off(rank: int) -> None:
-    """Rank 2 wants no lines."""
+def one_nameless(rank: int) -> None:
+    """Rank 2 knows no name of its machine."""
     if rank == 2:
-        os.environ[local_rendezvous.SWITCH] = "off"
+        local_rendezvous.machine = lambda: None
 
 
-def all_off(_: int) -> None:
+def all_nameless(_: int) -> None:
     """None does."""
-    os.environ[local_rendezvous.SWITCH] = "off"
+    local_rendezvous.machine = lambda: None
 
 
 def refused(rank: int) -> None:
-    """Rank 1 gets no unix socket, rank 3 no file for its pusher."""
+    """Rank 1 gets no unix socket, rank 3 no file for its send thread."""
 
     def refuse(*_: object, **__: object) -> object:
         raise OSError(errno.EMFILE, "Too many open files")
@@ -99,9 +99,9 @@ def refused(rank: int) -> None:
 
 
 CASES: tuple[Callable[[int], None], ...] = (
-    *(together, two_machines, unreachable, deaf, one_off, all_off, refused),
+    *(together, two_machines, unreachable, deaf, one_nameless, all_nameless, refused),
 )
-TRAINED = (two_machines, all_off)
+TRAINED = (two_machines, all_nameless)
 
 
 def joined(rank: int, store: str, patience_s: int = 60) -> GlooTransport:
@@ -145,7 +145,7 @@ def work(rank: int, number: int, store: str) -> None:
         pairs = [f"{a}{b}" for a, (others, _) in enumerate(told) for b in others if a < b]
         assert all(a in told[b][0] for a, (others, _) in enumerate(told) for b in others)
         word = "exact" if all(each for _, each in told) else "differs"
-        print(f"{CASES[number].__name__}: {word}, lines {' '.join(pairs) or 'none'}", flush=True)
+        print(f"{CASES[number].__name__}: {word}, channels {' '.join(pairs) or 'none'}", flush=True)
     transport.close()
 
 

@@ -18,13 +18,13 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("lines", ["on", "off"])
-def test_a_new_pipeline_after_an_error(lines: str) -> None:
+@pytest.mark.parametrize("sockets", ["on", "off"])
+def test_a_new_pipeline_after_an_error(sockets: str) -> None:
     """All ranks hear of it within seconds; a new one in the same processes trains bit-equal.
 
     Under torchrun's variables, where ranks were refused or one left, and in a process group that
     the script made itself, which stays as it was.
     """
     script = Path(__file__).with_name("recovery_cases.py")
-    told = case_scripts.printed(script, lines)
-    assert told == [*(f"lines {lines}, {case}" for case in CASES), "the script's group: alive"]
+    told = case_scripts.printed(script, sockets)
+    assert told == [*(f"sockets {sockets}, {case}" for case in CASES), "the script's group: alive"]

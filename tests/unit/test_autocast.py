@@ -18,9 +18,9 @@ from pipeplan.chain import Chain
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Semantics
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
+from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, launch_task, pipelines, plans, reference
 from tests.unit.test_runtime_hooks import recomputing
 from tests.unit.test_runtime_memory import measured, planned

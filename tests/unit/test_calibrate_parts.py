@@ -6,7 +6,7 @@ import pytest
 
 from pipeplan import lowering
 from pipeplan.calibrate import links, overhead
-from pipeplan.runtime.inproc import run_ranks
+from pipeplan.testing.in_process import run_ranks
 
 
 def test_fit_finds_latency_and_the_slowest_rate() -> None:

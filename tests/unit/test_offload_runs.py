@@ -23,9 +23,9 @@ from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
+from pipeplan.testing.in_process import run_ranks
 from tests import models, pipelines, plans, plans_offload, reference
 from tests.plans import random_plan
 from tests.unit import test_recompute_runs, test_runtime_memory

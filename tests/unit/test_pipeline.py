@@ -16,9 +16,9 @@ from pipeplan.capture import profile_task, split
 from pipeplan.errors import InputError
 from pipeplan.fitting import split_for
 from pipeplan.plan import Semantics
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
+from pipeplan.testing.in_process import run_ranks
 from tests import launch_task, pipelines, reference
 
 M = launch_task.MICROBATCHES

@@ -20,11 +20,11 @@ from pipeplan.plan import Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
+from pipeplan.testing.in_process import run_ranks
 from tests import pipelines, reference
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 2

@@ -22,7 +22,6 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.checkpoint import named_state, storage
 from pipeplan.runtime.checkpoint.writer import CheckpointWriter
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.parameters.optimizer_factory import LayerOptimizers
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.parameters.weights import Weights
@@ -30,6 +29,7 @@ from pipeplan.runtime.stages.stage import Stage
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale
+from pipeplan.testing.in_process import run_ranks
 from tests import models, pipelines
 
 

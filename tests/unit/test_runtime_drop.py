@@ -15,13 +15,13 @@ from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.build import build
 from pipeplan.runtime.checkpoint import named_state
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.parameters.buffer_snapshots import BufferSnapshots
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, SplitModel, Task
+from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
 from tests.pipelines import Calm
 

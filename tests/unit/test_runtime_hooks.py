@@ -14,9 +14,9 @@ from pipeplan.capture.estimated import estimate_task
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Remat, Semantics
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, launch_task, pipelines, reference
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same

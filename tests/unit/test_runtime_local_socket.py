@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeplan.errors import InputError, InternalError
+from pipeplan.errors import InternalError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.transport import local_rendezvous, send_queue
 from pipeplan.runtime.transport.base import PeerLostError
@@ -22,7 +22,7 @@ from pipeplan.runtime.transport.local_socket import LIMIT_BYTES, SocketChannels
 from tests.socket_ends import ends, last_words
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/sys/kernel/random/boot_id").exists(), reason="lines need Linux"
+    not Path("/proc/sys/kernel/random/boot_id").exists(), reason="socket channels need Linux"
 )
 
 
@@ -283,17 +283,3 @@ def test_ranks_of_other_machines_are_not_called() -> None:
     assert local_rendezvous._call(other, address, 1) is None
     listener.close()
     assert local_rendezvous._call(address, address, 1) is None
-
-
-@pytest.mark.parametrize(("said", "wanted"), [(None, True), ("on", True), ("off", False)])
-def test_switch(said: str | None, wanted: bool) -> None:
-    """On unless it says off."""
-    assert (
-        local_rendezvous.wanted({} if said is None else {local_rendezvous.SWITCH: said}) is wanted
-    )
-
-
-def test_switch_in_a_third_position() -> None:
-    """Is refused, with what is needed."""
-    with pytest.raises(InputError, match=r"PIPEPLAN_LINES: got 'no', need on or off"):
-        local_rendezvous.wanted({local_rendezvous.SWITCH: "no"})

@@ -31,7 +31,7 @@ from pipeplan.runtime.transport.rank_grid import RankGrid
 from tests.socket_ends import ends, last_words
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/sys/kernel/random/boot_id").exists(), reason="lines need Linux"
+    not Path("/proc/sys/kernel/random/boot_id").exists(), reason="socket channels need Linux"
 )
 
 
@@ -176,8 +176,8 @@ def test_closed_although_another_process_has_the_end() -> None:
         held.close()
 
 
-def test_no_sockets_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that gets none, or no more files, has no lines; it does not fail."""
+def test_no_sockets_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that gets none, or no more files, has no channels; it does not fail."""
     listener, address = local_rendezvous._listen("machine", 2)
     assert listener is not None
     assert address is not None
@@ -225,7 +225,7 @@ def test_leaving_fails_and_closes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_channels_fail_and_close() -> None:
-    """Nor does whoever gets its lines and then no channels."""
+    """Nor does whoever gets its channels and then no communicators."""
     channel = CommunicatorSpec(0, 1, (0,))
     with two_ranks() as ranks, pytest.raises(RuntimeError, match="lost"):
         NcclTransport(ranks, [channel], torch.device("cpu"), make=fail)

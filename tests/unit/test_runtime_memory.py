@@ -19,11 +19,11 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task, Tied
+from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, pipelines, plans
 
 TASKS = {

@@ -13,9 +13,9 @@ from pipeplan.capture import split
 from pipeplan.errors import InternalError, RankError
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.transport.base import PeerLostError, Pending, Transport
 from pipeplan.task import Task
+from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
 
 

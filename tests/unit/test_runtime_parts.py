@@ -13,7 +13,6 @@ from pipeplan.boundary import Slot, enter, leave, run_backward
 from pipeplan.errors import DeadlockError, InputError, InternalError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.slots import attributes_of
 from pipeplan.runtime.parameters.weights import Weights
@@ -21,6 +20,7 @@ from pipeplan.runtime.stages.random_state import layer_seed
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.supervision.period_meter import PeriodMeter
 from pipeplan.runtime.transport.base import Transport, wait_all
+from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
 
 

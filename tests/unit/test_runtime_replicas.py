@@ -13,10 +13,10 @@ from torch import Tensor
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.executor import Executor
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.parameters.gradient_buckets import BUCKET_BYTES, buckets
 from pipeplan.runtime.parameters.replicas import Replicas
 from pipeplan.runtime.transport.base import Pending, Transport
+from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
 
 KINDS = (torch.float32, torch.float32, torch.bfloat16, torch.float64)

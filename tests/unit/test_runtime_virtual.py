@@ -8,7 +8,7 @@ import pytest
 
 from pipeplan import lowering
 from pipeplan.plan import Plan
-from pipeplan.runtime.inproc import run_ranks
+from pipeplan.testing.in_process import run_ranks
 from tests import dry_runs, plans
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)

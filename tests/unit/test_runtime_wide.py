@@ -23,11 +23,11 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.checkpoint import named_state, storage
 from pipeplan.runtime.checkpoint.writer import CheckpointWriter
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.inproc import run_ranks
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task, Tied
+from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, launch_task, pipelines, reference
 from tests.unit.test_runtime_hooks import recomputing
 from tests.unit.test_runtime_memory import measured, planned

@@ -147,7 +147,7 @@ class DryRun:
         links = _endpoints(self.plan)
         timed = self._on_links(transport, _tags(links))
         ways = self._to_host(transport.rank)
-        _executor(
+        executor_of(
             self.plan,
             self.pattern,
             timed,
@@ -172,7 +172,7 @@ class DryRun:
         if isinstance(self.clock, VirtualClock):
             total = self.steps * self.plan.microbatches
             return VirtualHostLinks(self.plan, rank, self.clock, total)
-        return _emulated_ways(self.plan, self.clock, self.times)
+        return emulated_host_links(self.plan, self.clock, self.times)
 
 
 def make_clock(kind: Kind) -> Clock:
@@ -205,21 +205,13 @@ def dry_run(
     return DryRun(plan, pattern, steps, observer, clock, times or PlannedTimes.of(plan), recorder)
 
 
-def on_plain_links(
-    plan: Plan, pattern: Pattern, transport: Transport, clock: Clock, times: PlannedTimes
-) -> Executor:
-    """The executor of one rank whose ops pass time and whose messages are just messages."""
-    ways = _emulated_ways(plan, clock, times)
-    recorder = FlightRecorder(256, clock.now)
-    return _executor(plan, pattern, transport, clock, times, ways, Observer(), recorder)
-
-
-def _emulated_ways(plan: Plan, clock: Clock, times: PlannedTimes) -> EmulatedHostLinks:
+def emulated_host_links(plan: Plan, clock: Clock, times: PlannedTimes) -> EmulatedHostLinks:
+    """The way between a rank and its host, as the plan's cluster has it."""
     host = plan.cluster.host
     return EmulatedHostLinks(clock, times.ops, duplex=host is not None and host.duplex == "full")
 
 
-def _executor(
+def executor_of(
     plan: Plan,
     pattern: Pattern,
     transport: Transport,
@@ -229,6 +221,7 @@ def _executor(
     observer: Observer,
     recorder: FlightRecorder,
 ) -> Executor:
+    """What walks this rank's list, on stages that only pass time."""
     hosted, links = pattern.hosted[transport.rank], _endpoints(plan)
     return Executor(
         pattern,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from pipeplan.errors import InputError
-
-SWITCH = "PIPEPLAN_LINES"
-"""Environment variable; `off` on any rank: that rank's messages all travel over gloo."""
 _SECRET_BYTES = 16
-
-
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether this rank wants channels.
-
-    Raises:
-        InputError: if the switch is neither `on` nor `off`.
-    """
-    said = environ.get(SWITCH, "on")
-    if said not in ("on", "off"):
-        raise InputError(f"environment: {SWITCH}: got {said!r}, need on or off. Unset it for on.")
-    return said == "on"
 
 
 def machine() -> str | None:

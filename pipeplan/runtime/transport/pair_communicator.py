@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Protocol, cast
 
 from torch import Tensor
-from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import Store
 from torch.utils.dlpack import from_dlpack
 
@@ -54,11 +53,6 @@ def nccl(store: Store, end: int, timeout: timedelta) -> PairCommunicator:
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout  # noqa: SLF001  torch has no public name for it
     return cast("PairCommunicator", ProcessGroupNCCL(store, end, 2, options))
-
-
-def gloo(store: Store, end: int, timeout: timedelta) -> PairCommunicator:
-    """The same between processors, for tests: returns once both ends are there."""
-    return cast("PairCommunicator", ProcessGroupGloo(store, end, 2, timeout))
 
 
 def lent(tensor: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ run, where rank = replica * P + GPU.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -58,14 +57,14 @@ class RankGrid:
             timeout: longest wait for one message before the run is given up.
             replicas: of equal size, one behind the other.
         """
-        wanted, before = local_rendezvous.wanted(os.environ), gloo_connections.connections()
+        before = gloo_connections.connections()
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         group = dist.group.WORLD
         assert group is not None
         width = size // replicas
         rows = tuple(tuple(range(first, first + width)) for first in range(0, size, width))
         mine = gloo_connections.of_group(group, before)
-        channels = _channels(group, timeout, wanted=wanted)
+        channels = _channels(group, timeout)
         return cls(
             group, store, timeout, rows, rank, owned=True, channels=channels, connections=mine
         )
@@ -80,7 +79,7 @@ class RankGrid:
         """
         everybody = sorted(rank for row in table for rank in row)
         place = {rank: index for index, rank in enumerate(everybody)}
-        wanted, before = local_rendezvous.wanted(os.environ), gloo_connections.connections()
+        before = gloo_connections.connections()
         # Names of local groups come again where one was left; then stores hold old addresses.
         local = len(everybody) < dist.get_world_size()
         group: ProcessGroup = dist.new_group(
@@ -88,7 +87,7 @@ class RankGrid:
         )
         rows = tuple(tuple(place[rank] for rank in row) for row in table)
         mine = gloo_connections.of_group(group, before)
-        channels = _channels(group, timeout, wanted=wanted)
+        channels = _channels(group, timeout)
         store, here = group.get_group_store(), group.rank()
         return cls(
             group, store, timeout, rows, here, owned=False, channels=channels, connections=mine
@@ -156,9 +155,9 @@ def check_mesh(mesh: DeviceMesh, gpus: int) -> None:
         )
 
 
-def _channels(group: ProcessGroup, timeout: timedelta, *, wanted: bool) -> SocketChannels:
+def _channels(group: ProcessGroup, timeout: timedelta) -> SocketChannels:
     """Channels to whom this rank finds; none where it lacks what they need. All ranks call it."""
-    sender = _sender() if wanted and sys.platform == "linux" else None
+    sender = _sender() if sys.platform == "linux" else None
     try:
         return SocketChannels(
             local_rendezvous.connect(group, takes_part=sender is not None), timeout, sender

@@ -1,8 +1,8 @@
 """All ranks in one process, one after the other: fast, deterministic runs for tests and checks.
 
-Each rank has a thread, but only the one that holds the baton runs; it gives the baton up where it
-must wait. torch's random generator is one per process, so free threads would disturb each other's
-dropout; a layer never waits, so under the baton its forward is undisturbed. When every rank waits,
+Each rank has a thread, but only the one whose turn it is runs; it passes the turn on where it must
+wait. torch's random generator is one per process, so free threads would disturb each other's
+dropout; a layer never waits, so its forward is undisturbed. When every rank waits,
 the program is in deadlock and says so at once instead of hanging.
 """
 
@@ -21,7 +21,7 @@ from pipeplan.runtime.transport.base import Pending, Transport
 _Result = TypeVar("_Result")
 
 
-class Baton:
+class RoundRobinScheduler:
     """Lets one of several threads run; passes on in rank order to the next that can go on."""
 
     def __init__(self, size: int) -> None:
@@ -113,7 +113,7 @@ class InProcTransport:
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
         ballot = self._answer(value)
-        self._world.baton.wait(self.rank, lambda: len(ballot) == self.size, "all ranks")
+        self._world.scheduler.wait(self.rank, lambda: len(ballot) == self.size, "all ranks")
         return [ballot[rank] for rank in range(self.size)]
 
     def _answer(self, value: object) -> dict[int, Any]:
@@ -139,7 +139,7 @@ class InProcTransport:
 
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         """Let other ranks run until `ready()`."""
-        self._world.baton.wait(self.rank, ready, what)
+        self._world.scheduler.wait(self.rank, ready, what)
 
 
 class _Wait:
@@ -157,7 +157,7 @@ class _World:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.baton = Baton(size)
+        self.scheduler = RoundRobinScheduler(size)
         self.channels: dict[tuple[int, int, int], deque[_Message]] = {}
         self.ballots: dict[int, dict[int, Any]] = {}
 
@@ -181,17 +181,17 @@ def run_ranks(size: int, work: Callable[[Transport], _Result]) -> list[_Result]:
     def body(rank: int) -> None:
         failure: BaseException | None = None
         try:
-            world.baton.start(rank)
+            world.scheduler.start(rank)
             results[rank] = work(InProcTransport(world, rank))
         except BaseException as error:
             failure = error
-        world.baton.finish(rank, failure)
+        world.scheduler.finish(rank, failure)
 
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if world.baton.failure is not None:
-        raise world.baton.failure
+    if world.scheduler.failure is not None:
+        raise world.scheduler.failure
     return [results[rank] for rank in range(size)]
