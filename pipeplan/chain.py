@@ -93,15 +93,25 @@ class Agreement(Record):
     """How many were compared, each with a seed of its own."""
     largest_relative_difference: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Of outputs, gradients and buffers; 0: all were equal bit for bit."""
+    tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, exclude_if=lambda most: most is None
+    )
+    """Up to which compiled layers count as the model's; None: layers are not compiled."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether all were equal bit for bit."""
-        return self.largest_relative_difference == 0
+        """Whether all were equal bit for bit; nobody promises that of compiled layers."""
+        return self.largest_relative_difference == 0 and self.tolerance is None
 
     @property
     def told(self) -> str:
         """The same in words, for people."""
+        if self.tolerance is not None:
+            return (
+                "compiled layers train as the model does within a tolerance of"
+                f" {self.tolerance:.1e}, not bit for bit: largest relative difference"
+                f" {self.largest_relative_difference:.1e} on {self.microbatches} micro-batches"
+            )
         if self.is_exact:
             return (
                 f"layers train as the model does, bit for bit on {self.microbatches} micro-batches"
@@ -142,6 +152,11 @@ class Chain(Document):
         """Why a run may not be bit-equal to the model's own training; None: nothing says so."""
         if self.mode == "imported" or (self.agreement and self.agreement.is_exact):
             return None
+        if self.agreement and self.agreement.tolerance is not None:
+            return (
+                f"{self.agreement.told}; their bytes are those that torch's allocator recorded,"
+                " without what a generated kernel takes past it"
+            )
         if self.agreement:
             return self.agreement.told
         return "nobody has compared the layers with the model: pipeplan profile does"

@@ -72,6 +72,8 @@ def _doubts(plan: Plan, task: Task, layers: SplitModel) -> list[str]:
     if plan.chain.agreement is None and not lacks_values(layers.layers):
         found = agreement(layers, task)
         doubt = None if found.is_exact else found.told
+        if layers.compile:
+            doubt = "nobody has compared compiled layers with the model: pipeplan profile does"
     return [doubt] if doubt else []
 
 

@@ -76,6 +76,8 @@ class Task:
     """`torch.float32`: sums for weights in 16 bits are in 32; None: in the weights' type."""
     master_weights: bool = False
     """Whether the optimizer steps copies in 32 bits of weights in 16, which are cast from them."""
+    compile: bool | str = False
+    """Whether layers run compiled, each by itself; or by which backend of `torch.compile`."""
     tied: Tied = "colocate"
     """Layers that share a parameter: on one GPU, or each with a copy and gradients exchanged."""
     weights: str | Path | Callable[[str], Tensor] | None = None
@@ -217,6 +219,10 @@ class SplitModel:
     """`Task.accumulate`, of which bytes depend."""
     master_weights: bool = False
     """`Task.master_weights`, likewise."""
+    compile: str | None = None
+    """The backend of torch.compile that layers are compiled by: `Task.compile`."""
+    eager: tuple[int, ...] = ()
+    """Layers that run as they are though others are compiled; known where `compile` is given."""
     notes: tuple[str, ...] = ()
     """What the user should know of how the model was cut, a line each."""
     drawing: tuple[str, ...] = ()
@@ -252,7 +258,7 @@ class SplitModel:
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
         fed = {"fed": [list(indices) for indices in self.fed]} if any(self.fed) else {}
-        names = ("autocast", "accumulate", "master_weights")
+        names = ("autocast", "accumulate", "master_weights", "compile")
         given = {name: str(value) for name in names if (value := getattr(self, name))}
         return digest(
             fed

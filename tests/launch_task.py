@@ -49,6 +49,12 @@ def clipped(seed: int) -> Task:
 
 
 @task_function
+def compiled(seed: int) -> Task:
+    """The task, its layers compiled by a backend that needs no compiler."""
+    return replace(task(seed), compile="aot_eager")
+
+
+@task_function
 def spoiled(seed: int, at: int) -> Task:
     """The task, with data that are no numbers from micro-batch `at` on."""
     same = task(seed)

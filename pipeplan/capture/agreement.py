@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipeplan.boundary import Slot, enter_some
 from pipeplan.capture.attributes import unchanged
+from pipeplan.capture.distance import dense, distance, largest, rounding
 from pipeplan.capture.eager import follow_torch
 from pipeplan.capture.opaque import kept_generators, uncompiled
 from pipeplan.capture.seats import Real, seated
@@ -51,7 +52,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     """
     whole = module_of(task)
     parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
-    worst = 0.0
+    worst = unit = 0.0
     with kept_generators(), uncompiled(whole), _without_gradients(parts):
         pairs = list(_pairs_of(task, PASSES))
         for number, pair in enumerate(pairs):
@@ -59,8 +60,12 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
                 expected = _whole(whole, model, task, pair, number)
             with unchanged(parts):
                 got = _layers(whole, model, task, pair, number)
-            worst = max(worst, _compared(whole, expected, got, number))
-    return Agreement(microbatches=len(pairs), largest_relative_difference=worst)
+            unit = rounding([*whole.parameters(), expected.output, expected.loss], model)
+            worst = max(worst, _compared(whole, expected, got, number, unit))
+    tolerance = unit**0.5 if model.compile else None
+    return Agreement(
+        microbatches=len(pairs), largest_relative_difference=worst, tolerance=tolerance
+    )
 
 
 def check_output(
@@ -219,7 +224,9 @@ def _without_gradients(parts: Sequence[nn.Module]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _compared(whole: nn.Module, expected: _Trained, got: _Trained, number: int) -> float:
+def _compared(
+    whole: nn.Module, expected: _Trained, got: _Trained, number: int, unit: float
+) -> float:
     """The largest difference, relative to the largest number of its tensor; 0 if there is none.
 
     Of gradients that are no more than rounding, relative to the largest gradient.
@@ -227,9 +234,7 @@ def _compared(whole: nn.Module, expected: _Trained, got: _Trained, number: int) 
     Raises:
         InputError: if it is more than rounding explains.
     """
-    kinds = [tensor.dtype for tensor in [*whole.parameters(), expected.output, expected.loss]]
-    unit = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
-    steepest = max(map(_largest, expected.gradients.values()), default=0.0)
+    steepest = max(map(largest, expected.gradients.values()), default=0.0)
     name = type(whole).__name__
     pairs = _pairs(expected, got, steepest)
     return max((_relative(*pair, unit, name, number) for pair in pairs), default=0.0)
@@ -243,12 +248,12 @@ def _relative(
     Raises:
         InputError: if it is more than rounding explains.
     """
-    one, other = _dense(one), _dense(other)
+    one, other = dense(one), dense(other)
     if torch.equal(one, other):
         return 0.0
-    far = _distance(one, other)
+    far = distance(one, other)
     small = scale and far <= _NOISE * unit * scale
-    size = scale if small else _largest(one)
+    size = scale if small else largest(one)
     relative = far / size if size else 1.0
     if relative > unit**0.5:
         raise InputError(
@@ -259,10 +264,6 @@ def _relative(
             " nn.Module of its own, or give the model's layers as a Python list."
         )
     return relative
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _pairs(
@@ -280,16 +281,3 @@ def _pairs(
         yield f"the gradient of {name!r}", one, other, steepest
     for name, buffer in expected.buffers.items():
         yield f"buffer {name!r}", buffer, got.buffers[name], 0.0
-
-
-def _largest(tensor: Tensor) -> float:
-    if not tensor.numel():
-        return 0.0
-    return float(_dense(tensor.detach()).to(torch.float64).abs().max())
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    if one.shape != other.shape:
-        return float("inf")
-    gap = one.detach().to(torch.float64) - other.detach().to(torch.float64)
-    return _largest(gap.nan_to_num(nan=float("inf")))

@@ -19,6 +19,7 @@ from pipeplan.capture.batches import Batches
 from pipeplan.capture.place import place_of
 from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
+from pipeplan.compiling import compiled
 from pipeplan.errors import InputError
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
@@ -61,7 +62,7 @@ def main() -> None:
     task = load(reference, seed)
     place = place_of(task.model)
     task = place.bring(task)
-    model = split(task)
+    model = compiled(split(task))
     sweep = Sweep(model, Batches(task), task.loss, place)
     microbatch = 0
     with gradient_buffers(model.layers, task.accumulate):

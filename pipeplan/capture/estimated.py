@@ -55,6 +55,12 @@ def estimate_task(
         InputError: if the task cannot be split, or looks at values, or its data do not repeat.
     """
     say = progress or (lambda _: None)
+    if task.compile:
+        raise InputError(
+            f"profile: mode fake: got Task(compile={task.compile!r}), need a task that is not"
+            " compiled: times and bytes of compiled code are known once it has been compiled and"
+            " run. Profile with --mode measured, or estimate and run Task(compile=False)."
+        )
     check_data(task)
     batches = Batches(task)
     batches.fetch(1)

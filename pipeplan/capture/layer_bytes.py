@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from pipeplan.capture.layer_run import LayerPass, LayerRun
+from pipeplan.capture.recorded import RecordedBytes, recorded
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
 
@@ -48,7 +51,12 @@ def measure(run: LayerRun) -> LayerBytes:
         backward_workspace = peak(B) - (saved, all parts + gradients of output and input)
 
     The parameters need gradient buffers already: adding to them is part of the backward.
+    Where layers are compiled the allocator tells what lives (`recorded`), else the operations do.
     """
+    if run.compiled:
+        with recorded(_device(run)) as taken:
+            _run(run, taken)
+            return _run(run, taken)
     states = [*run.layer.parameters(), *run.layer.buffers()]
     sums = (total for state in states if (total := sum_of(state)) is not None)
     live = LiveBytes([*states, *sums])
@@ -59,7 +67,12 @@ def measure(run: LayerRun) -> LayerBytes:
         return _run(run, live)
 
 
-def _run(run: LayerRun, live: LiveBytes) -> LayerBytes:
+def _device(run: LayerRun) -> torch.device:
+    first: torch.device = (*run.inputs, *run.fed)[0].device
+    return first
+
+
+def _run(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
     base = live.live
     one = LayerPass(run)
     live.reset_peak()

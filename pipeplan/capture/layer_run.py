@@ -38,6 +38,8 @@ class LayerRun:
     """For the last layer: the loss function and its target."""
     autocast: torch.dtype | None = None
     """What layer and loss run under."""
+    compiled: bool = False
+    """Whether layers are compiled: then operations do not show all bytes."""
 
 
 def fed_tensors(model: SplitModel, layer: int, source: Tensor) -> tuple[Tensor, ...]:
@@ -72,6 +74,7 @@ def layer_run(
         fed=fed_tensors(model, index, source),
         loss=(loss, target) if last else None,
         autocast=model.autocast,
+        compiled=model.compile is not None,
     )
 
 

@@ -22,6 +22,7 @@ from pipeplan.capture.split import split
 from pipeplan.capture.sweep import Sweep, gradient_buffers
 from pipeplan.capture.trace import call
 from pipeplan.chain import Chain, Layer
+from pipeplan.compiling import compiled
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
 from pipeplan.repeat import check_data
@@ -72,10 +73,11 @@ def profile_task(
     say(f"split into {len(model.layers)} layers")
     for note in model.notes:
         say(note)
+    running = ready(model, say)
     say("comparing the layers with the model")
-    how = agreement(model, task)
+    how = agreement(running, task)
     say(how.told)
-    found = measure(model, task, repeats=repeats, warmup=warmup, say=say)
+    found = measure(running, task, repeats=repeats, warmup=warmup, say=say)
     return Chain(
         name=type(task.model).__name__,
         source=SOURCE,
@@ -88,6 +90,15 @@ def profile_task(
         agreement=how,
         layers=found.layers,
     )
+
+
+def ready(model: SplitModel, say: Progress) -> SplitModel:
+    """`model` with the layers that a run has; compiled ones are compiled when they are called."""
+    if model.compile is None:
+        return model
+    count, done = len(model.layers) - len(model.eager), iter(range(1, len(model.layers) + 1))
+    say(f"compiling {count} layers with {model.compile}, each alone; the first time takes long")
+    return compiled(model, lambda name: say(f"compiling layer {next(done)} of {count}: {name}"))
 
 
 def measure(
@@ -106,6 +117,8 @@ def measure(
         unchanged(model.layers),
         gradient_buffers(model.layers, task.accumulate),
     ):
+        if model.compile:
+            sweep.run(0)  # what is compiled here is no time of a layer, whatever `warmup` is
         found, noise = times(sweep.run, repeats, warmup, say)
         if noise > NOISY:
             say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
@@ -130,6 +143,7 @@ def measure(
             **place.facts(),
             "repeats": repeats,
             "noise": round(noise, 3),
+            **({"compile": model.compile} if model.compile else {}),
             **_told(overhead, say),
         },
     )
@@ -176,7 +190,7 @@ def _sizes(
     pair = batches.fetch(0)
     values: tuple[Tensor, ...] = (pair[0],)
     sizes = []
-    overhead = Overhead() if place.is_cuda else None
+    overhead = Overhead() if place.is_cuda and not model.compile else None
     for index in range(len(model.layers)):
         run = layer_run(model, index, values, pair, task.loss)
         sizes.append(layer_bytes.measure(run))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan.capture.cuts import Cut
-from pipeplan.capture.eager import copied, eager_inputs
+from pipeplan.capture.eager import copied, eager_inputs, tensors_of
 from pipeplan.capture.flow import Flow, Node
 from pipeplan.capture.naming import layer_names
 from pipeplan.capture.operations import memory_order
@@ -49,6 +49,11 @@ class Piece:
     module: GraphLayer
     fed: tuple[int, ...]
     """Which of the model's inputs it gets behind its boundary."""
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether it calls a module that stays eager, in training."""
+        return any(node.target is tensors_of for node in self.module.in_training.graph.nodes)
 
 
 def pieces(flow: Flow, cuts: Sequence[Cut], evaluation: Flow | None) -> list[Piece]:

@@ -27,6 +27,7 @@ from pipeplan.capture.pieces import pieces
 from pipeplan.capture.rows import is_row, row_layers, row_opaque, seeded
 from pipeplan.capture.trace import Trace, trace
 from pipeplan.capture.watch import Opaque
+from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_updates
 from pipeplan.precision import casting, check_autocast
@@ -56,20 +57,25 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
         raise InputError(f"split: max_layers: got {max_layers}, need at least 1")
     check_autocast(task.autocast)
     check_updates(task.accumulate, task.master_weights)
+    backend = backend_of(task.compile)
     model = module_of(task)
     _check_made(model)
     device = _device(model)
+    check_compiler(backend, device)
     source, target = (part.to(device) for part in task.microbatch(0))
     with kept_generators(), uncompiled(model), casting(task.autocast, device):
         if is_row(model):
             kept = row_opaque(model, source)
             layers, traced = row_layers(model, task.loss, source, target, max_layers)
             drawing = [model.get_submodule(name) for name in kept if kept[name].draws]
+            eager = tuple(_eager_rows(model, layers, kept))
             found = _made(task, model, seeded(layers, drawing), traced, source, kept)
         else:
-            found = _by_graph(task, model, source, target, max_layers)
+            found, eager = _by_graph(task, model, source, target, max_layers)
     return replace(
         found,
+        compile=backend,
+        eager=eager if backend else (),
         autocast=task.autocast,
         accumulate=task.accumulate,
         master_weights=task.master_weights,
@@ -78,7 +84,8 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
 
 def _by_graph(
     task: Task, model: nn.Module, source: Tensor, target: Tensor, max_layers: int | None
-) -> SplitModel:
+) -> tuple[SplitModel, tuple[int, ...]]:
+    """The model cut, and which of its layers stay eager."""
     flow, kept = graph_of(model, (source,))
     evaluation = _in_eval_mode(model, source, kept)
     cuts = natural(flow)
@@ -88,7 +95,18 @@ def _by_graph(
     layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
     fed = tuple(piece.fed for piece in made)
     traced = trace(layers, task.loss, source, target, fed)
-    return _made(task, model, layers, traced, source, kept, fed)
+    eager = tuple(index for index, piece in enumerate(made) if piece.is_eager)
+    return _made(task, model, layers, traced, source, kept, fed), eager
+
+
+def _eager_rows(
+    model: nn.Module, layers: Mapping[str, nn.Module], kept: Mapping[str, Opaque]
+) -> Iterator[int]:
+    """Layers of a row that draw, count, or that the user has compiled."""
+    wanted = {model.get_submodule(name) for name in kept}
+    for index, layer in enumerate(layers.values()):
+        if any(module in wanted or is_compiled(module) for module in layer.modules()):
+            yield index
 
 
 def _in_eval_mode(model: nn.Module, source: Tensor, kept: Mapping[str, Opaque]) -> Flow | None:
@@ -109,6 +127,8 @@ def _told(
 ) -> tuple[str, ...]:
     whole = isinstance(task.model, nn.Module) and is_compiled(task.model)
     said = "the model is compiled as a whole: its layers run as they were before" if whole else ""
+    if task.compile:
+        said = "layers are compiled one by one, but for modules that run as they are; not the loss"
     return (*([said] if said else []), *notes(kept), *_shared(layers))
 
 

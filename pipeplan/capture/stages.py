@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pipeplan.capture.assemble import LayerCost
 from pipeplan.capture.layer_run import Row
-from pipeplan.capture.measured import SOURCE, measure
+from pipeplan.capture.measured import SOURCE, measure, ready
 from pipeplan.capture.place import place_of
 from pipeplan.capture.split import split
 from pipeplan.errors import InputError
@@ -35,7 +35,8 @@ def measure_stages(
     task = place.bring(task)
     model = split(task, len(plan.chain.layers) if plan.task_digest else None)
     _check(model, plan)
-    found = measure(fuse(model, plan.stages), task, repeats=repeats, warmup=warmup, say=say)
+    fused = fuse(ready(model, say), plan.stages)
+    found = measure(fused, task, repeats=repeats, warmup=warmup, say=say)
     return StageProfile(
         source=SOURCE,
         task=plan.chain.task,
@@ -64,6 +65,7 @@ def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
         autocast=model.autocast,
         accumulate=model.accumulate,
         master_weights=model.master_weights,
+        compile=model.compile,
     )
 
 

@@ -77,6 +77,7 @@ def prepare(options: Options, place: TorchrunEnv) -> Setup:
     if room := GpuMemory.of(device):
         room.check(plan, place.rank % len(plan.cluster.gpus))
     _check_same_task(options, meta, found.split.digest())
+    _check_counted(options, found.split)
     return Setup(
         options=options,
         plan=plan,
@@ -254,6 +255,16 @@ def _check_same_task(options: Options, meta: CheckpointMeta | None, task_digest:
     if meta is not None:
         step = "Resume with the same task."
         _check_same(options, "task digest", meta.task_digest, task_digest, step)
+
+
+def _check_counted(options: Options, split: SplitModel) -> None:
+    """Refuse to count bytes that cannot be seen."""
+    if options.instrument and split.compile:
+        raise InputError(
+            f"launch: --instrument: got a task that is compiled ({split.compile}), need one that"
+            " is not: what compiled code takes is no operation's and would not be counted. Leave"
+            " it out; on a GPU run.json has the allocator's own peak (allocated_bytes)."
+        )
 
 
 def _check_same(options: Options, name: str, stored: object, wanted: object, step: str) -> None:

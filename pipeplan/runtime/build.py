@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeplan.compiling import compiled_layer
 from pipeplan.hostcopy import HostWay
 from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
@@ -27,6 +28,7 @@ from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.tied_parameters import find_ties
+from pipeplan.runtime.stages.compiling import compile_ahead
 from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import Stage, StageSpec
 from pipeplan.runtime.supervision.run_ahead import RunAhead
@@ -92,7 +94,8 @@ def build(
         ahead: how far the process may be ahead of its GPU; None: nobody can be gone.
 
     Raises:
-        InputError: if layers on two GPUs share a parameter, or the optimizer cannot work.
+        InputError: if layers on two GPUs share a parameter, the optimizer cannot work, or a layer
+            cannot be compiled.
     """
     ties = find_ties(plan.stages, split)
     versions = 2 if plan.semantics == "2bw" else 1
@@ -151,11 +154,13 @@ class _Maker:
         for begin, end in again:
             run = range(planned.first + begin, planned.first + end + 1)
             split.check_again(run, f"the plan's stage {index}")
+        hosted = range(planned.first, planned.last + 1)
+        layers, fqns = zip(*(compiled_layer(split, layer) for layer in hosted), strict=True)
         spec = StageSpec(
             index=index,
             first_layer=planned.first,
-            layers=split.layers[planned.first : planned.last + 1],
-            fqns=split.fqns[planned.first : planned.last + 1],
+            layers=layers,
+            fqns=fqns,
             boundaries=split.boundaries[planned.first : planned.last + 1],
             outputs=() if last else split.boundaries[planned.last + 1],
             loss=self.task.loss if last else None,
@@ -169,6 +174,7 @@ class _Maker:
             autocast=self.task.autocast,
             host=self.host if offload else None,
         )
+        compile_ahead(spec)
         return Stage(spec, self.plan.microbatches, self.ownership.hold(spec.layers, planned.first))
 
 

@@ -10,7 +10,8 @@ that a forward writes change its result, or they do not.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -114,6 +115,17 @@ def put_back(values: Values) -> None:
     """Let buffers be as they were when `values` were taken."""
     for value in values:
         value.put_back()
+
+
+@contextmanager
+def restored(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Lets the buffers of `layers` be in the end as they are in the beginning."""
+    every = _buffers(layers)
+    values = _values(every, copied=every)
+    try:
+        yield
+    finally:
+        put_back(values)
 
 
 def _buffers(layers: Iterable[nn.Module]) -> list[_Buffer]:

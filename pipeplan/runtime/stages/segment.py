@@ -237,7 +237,7 @@ class CheckpointedSegment(StoredSegment):
         spec, cuda = self.spec, self.spec.device.type == "cuda"
         with torch.random.fork_rng([spec.device] if cuda else []):
             seed_layer(0, spec.first_layer, 0, spec.device)
-            boundary = tuple(_some(each, spec.device) for each in spec.inputs)
+            boundary = tuple(some(each, spec.device) for each in spec.inputs)
             fed = {index: _made_up(each, spec.device) for index, each in spec.fed.items()}
             tried = StoredSegment(replace(spec, layers=tuple(layers), loss=None, seed=0, fed=fed))
             return tried.evaluate(0, list(boundary), _no_target)
@@ -249,10 +249,10 @@ def _no_target(microbatch: int) -> Tensor:
 
 def _made_up(fed: Fed, device: torch.device) -> Fed:
     """`fed` without data, which are for the run alone."""
-    return Fed(fed.specs, lambda _: [_some(each, device) for each in fed.specs])
+    return Fed(fed.specs, lambda _: [some(each, device) for each in fed.specs])
 
 
-def _some(spec: TensorSpec, device: torch.device) -> Tensor:
+def some(spec: TensorSpec, device: torch.device) -> Tensor:
     """A tensor of this kind: random numbers, or zeros, which any index may be."""
     blank = empty(spec, device)
     return blank.normal_() if blank.is_floating_point() else blank.zero_()
