@@ -5,7 +5,8 @@
 measures ResNet-18 (batch 8, image 1000), ResNet-34 (batch 32, image 224) and ResNet-50 (batch 8,
 image 224) on 4 and 8 GPUs at ten memories each, other networks at three, writes
 benchmarks/results/compare.json, draws docs/img/compare-*.png and rewrites the measured part of
-docs/comparison.md. `--chains` and `--gpus` measure some again; the document shows all in the file.
+docs/how-to/compare.md. `--chains` and `--gpus` measure some again; the document shows all in the
+file.
 
 Memories are shares of a range: 0 is the least with which a contiguous 1F1B plan exists, 1 what the
 best such plan needs when memory is no limit.
@@ -107,7 +108,7 @@ def main() -> int:
     parser.add_argument("--search", type=float, default=120.0, help="of PipeDream's search (120)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (one per core)")
     parser.add_argument("--results", type=Path, default=RESULT, help="%(default)s")
-    parser.add_argument("--document", type=Path, default=Path("docs/comparison.md"))
+    parser.add_argument("--document", type=Path, default=Path("docs/how-to/compare.md"))
     parser.add_argument(
         "--show", action="store_true", help="only draw and write the document again"
     )

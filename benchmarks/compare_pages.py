@@ -1,4 +1,4 @@
-"""The measured part of docs/comparison.md and its pictures, from what the benchmark has kept."""
+"""The measured part of docs/how-to/compare.md and its pictures, from the kept rows."""
 
 from __future__ import annotations
 

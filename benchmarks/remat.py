@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/remat.py
 
 draws docs/img/remat-*.png, writes benchmarks/results/remat.json and rewrites the measured part of
-docs/remat.md: Figures 5 and 13 to 18 of Beaumont, Eyraud-Dubois, Shilova (2020) on computed
-chains (`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann, Pallez,
-Shilova (2019), and the planners' CPU seconds.
+docs/reference/remat-rules.md: Figures 5 and 13 to 18 of Beaumont, Eyraud-Dubois, Shilova (2020) on
+computed chains (`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann,
+Pallez, Shilova (2019), and the planners' CPU seconds.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=7, help="budgets per chain")
     parser.add_argument("--seconds", type=float, default=60, help="of exact search per budget")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--document", type=Path, default=Path("docs/remat.md"))
+    parser.add_argument("--document", type=Path, default=Path("docs/reference/remat-rules.md"))
     args = parser.parse_args()
     known = sections(args, args.document.parent / "img")
     results = Path(__file__).parent / "results" / "remat.json"

@@ -3,9 +3,9 @@
 O. Beaumont, L. Eyraud-Dubois, A. Shilova (2020), §6.1, take the networks of torchvision and group
 each part that is not a line (a residual block, a dense layer) into one virtual layer; all other
 modules stay layers. They measured times and bytes on a V100-PCIE. Here both are computed from
-shapes: docs/remat.md §9 says what comes from the source and what is assumed. The chains of
-`pipeplan/testing/networks.py` are cut finer inside of blocks and keep the whole stem in one
-layer, so they are not what that source plans for.
+shapes: docs/reference/remat-rules.md §9 says what comes from the source and what is assumed. The
+chains of `pipeplan/testing/networks.py` are cut finer inside of blocks and keep the whole stem in
+one layer, so they are not what that source plans for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/rematerialized.py [TASK ...]
 
-prints the table in docs/remat.md, "Running it", and writes benchmarks/results/rematerialized.json.
+prints the table in docs/reference/remat-rules.md, "Running it", and writes
+benchmarks/results/rematerialized.json.
 
 A machine that others use is now faster, now slower. So what is compared is measured in turns: in
 each round, for each budget, steps, a rehearsal of the plan, steps. Each ratio is the median over

@@ -4,9 +4,9 @@
 what it predicts must keep the same tensors. Hence it lies below both, beside `livebytes`.
 
 A leaf that requires a gradient is kept by its own gradient accumulator, and a gradient passed to
-`backward()` is kept by the caller: either would hold bytes that the memory model (docs/model.md,
-M2-M5) says are gone. `enter` and `leave` avoid both: the graph knows only a `Slot`, and tensors
-pass through it.
+`backward()` is kept by the caller: either would hold bytes that the memory model
+(docs/reference/model.md, M2-M5) says are gone. `enter` and `leave` avoid both: the graph knows
+only a `Slot`, and tensors pass through it.
 """
 
 from __future__ import annotations

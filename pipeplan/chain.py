@@ -1,7 +1,7 @@
 """The chain: what is trained, layer by layer, in integer nanoseconds and bytes.
 
-`chain.json` is this model as a file; docs/formats.md describes each field, docs/model.md how the
-fields become time and memory.
+`chain.json` is this model as a file; docs/reference/formats.md describes each field,
+docs/reference/model.md how the fields become time and memory.
 """
 
 from __future__ import annotations

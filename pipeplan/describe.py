@@ -43,10 +43,10 @@ _UNITS: dict[str, tuple[Callable[[str], int | None], str]] = {
 """How a field's ending says what people may have meant, the longest last."""
 _MAKERS = {
     "chain": "`pipeplan profile` and `pipeplan import` make chains",
-    "cluster": "`pipeplan calibrate` makes cluster files, docs/formats.md has one to copy",
+    "cluster": "`pipeplan calibrate` makes cluster files; docs/reference/formats.md has one",
     "plan": "`pipeplan plan` makes plans",
     "stages": "`pipeplan profile --stages` makes these",
-    "devices": "docs/profile.md has one to copy",
+    "devices": "docs/explanation/capture.md has one to copy",
     "run": "`pipeplan.launch --out` writes it",
 }
 """Where files of each kind come from."""

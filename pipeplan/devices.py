@@ -18,7 +18,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Device(Record):
-    """What the roofline of docs/profile.md needs to know of one device."""
+    """What the roofline of docs/explanation/capture.md needs to know of one device."""
 
     name: Annotated[str, Field(min_length=1)]
     flops_per_s: dict[FloatType, Positive]

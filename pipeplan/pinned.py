@@ -1,8 +1,8 @@
 """Page-locked memory of the host, of just the sizes that are asked for.
 
 torch's own allocator of such memory rounds each block up to a power of two, so a host could need
-twice what a plan counts ((H7) of docs/model.md). Here a block is as many whole pages as it needs,
-registered with CUDA once and used again for the next tensor of its size.
+twice what a plan counts ((H7) of docs/reference/model.md). Here a block is as many whole pages as
+it needs, registered with CUDA once and used again for the next tensor of its size.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ Runs = tuple[tuple[Count, Count], ...]
 
 
 class Remat(Record):
-    """What a stage does not keep on its GPU from forward to backward (docs/model.md §4).
+    """What a stage does not keep on its GPU from forward to backward (docs/reference/model.md §4).
 
     recompute: of each of these runs of layers the forward keeps only the input, and the backward
         begins with running it again, (V1) to (V4).
@@ -120,7 +120,7 @@ class Op(Record):
 
 
 class MemoryRow(Record):
-    """Bytes of one GPU at the first instant of its largest total (docs/model.md, M6)."""
+    """Bytes of one GPU at the first instant of its largest total (docs/reference/model.md, M6)."""
 
     gpu: Count
     states_bytes: Count

@@ -31,7 +31,7 @@ class StageMeasure(Record):
     """Beyond the states, while the forward runs."""
     backward_peak_bytes: Count
     predicted_forward_peak_bytes: Count
-    """What the chain says of the same, (M3) of docs/model.md."""
+    """What the chain says of the same, (M3) of docs/reference/model.md."""
     predicted_backward_peak_bytes: Count
 
     @model_validator(mode="after")

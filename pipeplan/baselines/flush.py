@@ -5,8 +5,8 @@ share (P - 1) / (m + P - 1) of the time is idle. They differ in bytes: GPipe kee
 micro-batches, 1F1B at most P - s in stage s.
 
 Source: Y. Huang et al., "GPipe" (2019); D. Narayanan et al., "PipeDream-Flush" (2021), section 2.
-GPipe here runs backwards in the order of micro-batches, as rule (R5) of docs/model.md asks; its
-time and bytes are the same as in the opposite order.
+GPipe here runs backwards in the order of micro-batches, as rule (R5) of docs/reference/model.md
+asks; its time and bytes are the same as in the opposite order.
 """
 
 from __future__ import annotations

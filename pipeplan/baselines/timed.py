@@ -78,8 +78,8 @@ def timed(outline: Plan, ops: Ops, times: Times, k: int, period: int) -> Plan:
         period: of k micro-batches, in ns.
 
     Returns:
-        A plan that keeps every rule of docs/model.md but perhaps `budget`, provided that `times`
-        keep (R2)-(R5).
+        A plan that keeps every rule of docs/reference/model.md but perhaps `budget`, provided that
+        `times` keep (R2)-(R5).
     """
     origin = min(min(starts) for starts in times.values()) // period
     plan = outline.model_copy(

@@ -1,7 +1,8 @@
 """What one layer holds: saved by autograd in three parts, and the working bytes beyond them.
 
 The layer runs alone, as a stage of its own runs in the runtime, so what lives is what a rank will
-hold, and the workspaces are what the formula (M3) of docs/model.md does not explain already.
+hold, and the workspaces are what the formula (M3) of docs/reference/model.md does not explain
+already.
 """
 
 from __future__ import annotations

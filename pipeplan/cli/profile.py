@@ -86,7 +86,7 @@ def _add_estimating(group: argparse._ArgumentGroup) -> None:
         "--device-table",
         type=common.file,
         metavar="FILE",
-        help="figures of more devices (docs/profile.md)",
+        help="figures of more devices (docs/explanation/capture.md)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`pipeplan verify`: every rule of docs/model.md that a plan breaks."""
+"""`pipeplan verify`: every rule of docs/reference/model.md that a plan breaks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Problem:
     Attributes:
         chain: What is trained.
         cluster: GPUs and links.
-        semantics: When weights are updated (docs/model.md §1).
+        semantics: When weights are updated (docs/reference/model.md §1).
         memory_model: How bytes are counted: (M1)-(M8) or the paper's (P1)-(P5).
         microbatches: Per optimizer step.
         limit_versions: Whether `microbatches` restricts the schedules under 2bw, (R6).

@@ -41,8 +41,8 @@ def solve(
         progress: Called whenever the plan, the bound or the phase changes.
 
     Returns:
-        The solver's claim: whether it keeps every rule of docs/model.md is for others to judge.
-        Ctrl-C during the search returns the best so far.
+        The solver's claim: whether it keeps every rule of docs/reference/model.md is for others to
+        judge. Ctrl-C during the search returns the best so far.
 
     Raises:
         InfeasibleError: if it is proven that no plan exists.

@@ -37,9 +37,9 @@ _TEXT_LENGTH = 48
 def pipedream(text: str, *, name: str, microbatch_size: int = 1, where: str = "profile") -> Chain:
     """The chain of a PipeDream profile, linearized at the operations every path passes.
 
-    The profile does not say what autograd keeps. Assumed (docs/formats.md): every operation keeps
-    its input, in place operations and views share storage, so a layer keeps its input and each
-    distinct storage inside it; its output is kept by the next layer, as its input.
+    The profile does not say what autograd keeps. Assumed (docs/reference/formats.md): every
+    operation keeps its input, in place operations and views share storage, so a layer keeps its
+    input and each distinct storage inside it; its output is kept by the next layer, as its input.
 
     Args:
         text: the profile.

@@ -21,7 +21,7 @@ def buffer_slots(pattern: Pattern) -> Mapping[tuple[ActionKind, int], int]:
     """Messages of a boundary that are in buffers at once, in steady state.
 
     A sender holds a slot from its producer to the FREE, a receiver from the RECV to the consumer;
-    places in the rank's list decide, so no clock can need more (docs/model.md, O7).
+    places in the rank's list decide, so no clock can need more (docs/reference/model.md, O7).
 
     Returns:
         (SEND_F, s), (SEND_B, s): slots for the output or input gradient that stage s sends;

@@ -39,7 +39,7 @@ def check_deadlock(program: Program | Pattern, *, blocking: bool = True) -> None
             where it cannot act.
         DeadlockError: if actions wait for each other in a circle; `cycle` names them.
 
-    Source: ours (docs/model.md, O6).
+    Source: ours (docs/reference/model.md, O6).
     """
     cycle = wait_cycle(program, blocking=blocking)
     if cycle is None:

@@ -1,4 +1,4 @@
-"""The order in which a rank executes its actions: docs/model.md §3, (O1)-(O5)."""
+"""The order in which a rank executes its actions: docs/reference/model.md §3, (O1)-(O5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lower(plan: Plan) -> Pattern:
     Raises:
         InvalidPlanError: if an op of (T1) or (H2) is missing or given twice.
 
-    Source: ours (docs/model.md §3).
+    Source: ours (docs/reference/model.md §3).
     """
     _check_ops(plan)
     busy = _busy(plan)

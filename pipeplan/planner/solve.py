@@ -32,8 +32,8 @@ def solve(
         progress: Called whenever the plan, the bound or the phase changes.
 
     Returns:
-        A plan that keeps every rule of docs/model.md. Ctrl-C during the search returns the best so
-        far.
+        A plan that keeps every rule of docs/reference/model.md. Ctrl-C during the search returns
+        the best so far.
 
     Raises:
         InfeasibleError: if it is proven that no plan exists.

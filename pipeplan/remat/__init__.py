@@ -1,6 +1,7 @@
 """Rematerialization of a chain on one device: which layers run twice, and when.
 
-Every planner returns a `Schedule`, and `judge` says what it does; docs/remat.md is the contract.
+Every planner returns a `Schedule`, and `judge` says what it does; docs/reference/remat-rules.md is
+the contract.
 """
 
 from pipeplan.remat.channel import Channel

@@ -1,4 +1,4 @@
-"""Lower bounds on the time of any offloading of a line: (B1)-(B4) of docs/remat.md."""
+"""Lower bounds on the time of any offloading: (B1)-(B4) of docs/reference/remat-rules.md."""
 
 from __future__ import annotations
 

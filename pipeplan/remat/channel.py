@@ -2,7 +2,7 @@
 
 One transfer at a time for both directions together, or, where the way is full duplex, one each.
 Transfers run in order of issue, so a `wait` for one is a wait for all before it: (T2), (R4) of
-docs/remat.md.
+docs/reference/remat-rules.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which units to offload, by the rules of others and by ours; docs/remat.md §5.
+"""Which units to offload, by the rules of others and by ours; docs/reference/remat-rules.md §5.
 
 Each function yields sets of units or timed schedules; the no-wait schedule of the best one counts.
 """

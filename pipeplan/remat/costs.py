@@ -1,7 +1,7 @@
 """What one device pays for a chain: times and bytes of each layer, indexed 0..L-1.
 
-docs/remat.md §1 gives the meaning of each number; boundary l lies before layer l, boundary L
-behind the last one.
+docs/reference/remat-rules.md §1 gives the meaning of each number; boundary l lies before layer l,
+boundary L behind the last one.
 """
 
 from __future__ import annotations

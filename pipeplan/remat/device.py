@@ -1,7 +1,7 @@
 """What is on the device between two operations, and whether the next one is allowed.
 
-The rules (D1)-(D8) and the bytes (R1)-(R4) of docs/remat.md; memory follows from the order of the
-operations alone, never from their times.
+The rules (D1)-(D8) and the bytes (R1)-(R4) of docs/reference/remat-rules.md; memory follows from
+the order of the operations alone, never from their times.
 """
 
 from __future__ import annotations

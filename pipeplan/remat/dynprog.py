@@ -1,7 +1,7 @@
 """DYNPROG: which units to offload, optimal where transfers may be interrupted.
 
-(O7)-(O10) of docs/remat.md, after Algorithm 1 of O. Beaumont, L. Eyraud-Dubois, A. Shilova,
-*Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020).
+(O7)-(O10) of docs/reference/remat-rules.md, after Algorithm 1 of O. Beaumont, L. Eyraud-Dubois, A.
+Shilova, *Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fastest whole-unit offloading, in any order of transfers, with a bound: CP-SAT on Problem 1.
 
-(O11)-(O14) of docs/remat.md.
+(O11)-(O14) of docs/reference/remat-rules.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole-unit offloading as a CP-SAT model: (O11)-(O14) of docs/remat.md."""
+"""Whole-unit offloading as a CP-SAT model: (O11)-(O14) of docs/reference/remat-rules.md."""
 
 from __future__ import annotations
 

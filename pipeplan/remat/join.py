@@ -1,7 +1,8 @@
 """Chains that meet at the loss: the fastest order of equal steps within a number of tensors.
 
 Opt_b-multi of Theorem 3 in O. Beaumont, J. Herrmann, G. Pallez, A. Shilova, *Optimal Memory-aware
-Backpropagation of Deep Join Networks* (2019); equations (J1)-(J4) of docs/remat.md.
+Backpropagation of Deep Join Networks* (2019); equations (J1)-(J4) of
+docs/reference/remat-rules.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Computation and transfers overlap: the device runs forwards and backwards in order on one queue,
 transfers in order of issue on the channel; only `wait` ties the first to the second:
-(T1)-(T4) of docs/remat.md.
+(T1)-(T4) of docs/reference/remat-rules.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The smallest memory with rematerialization and offloading: (P10) of docs/remat.md."""
+"""The least memory with recomputation and offloading: (P10) of docs/reference/remat-rules.md."""
 
 from __future__ import annotations
 

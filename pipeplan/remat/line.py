@@ -1,6 +1,6 @@
 """An order of forwards and backwards, and the units that may leave the device between two uses.
 
-What every offloading planner reads: (O1)-(O3) of docs/remat.md.
+What every offloading planner reads: (O1)-(O3) of docs/reference/remat-rules.md.
 """
 
 from __future__ import annotations

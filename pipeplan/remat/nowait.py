@@ -1,7 +1,8 @@
 """Transfers for chosen units, each as early as memory allows: the no-wait schedule.
 
-(O4)-(O6) of docs/remat.md, after Proposition 1 and Lemma 3 of O. Beaumont, L. Eyraud-Dubois,
-A. Shilova, *Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020).
+(O4)-(O6) of docs/reference/remat-rules.md, after Proposition 1 and Lemma 3 of O. Beaumont, L.
+Eyraud-Dubois, A. Shilova, *Optimal GPU-CPU Offloading Strategies for Deep Neural Network Training*
+(2020).
 """
 
 from __future__ import annotations

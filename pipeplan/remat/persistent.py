@@ -2,7 +2,7 @@
 
 A subproblem (s, t, v) runs layers s..t forward and backward, starting with the full boundary s
 and, for t < L - 1, the gradient behind t; v = 1 where the tape of layer s - 1 is alive.
-docs/remat.md §3.
+docs/reference/remat-rules.md §3.
 """
 
 from __future__ import annotations

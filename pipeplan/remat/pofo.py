@@ -1,7 +1,8 @@
 """POFO: what to keep, to run again and to offload, together.
 
-(P6)-(P9) of docs/remat.md; derived anew from Theorem 1 of POFO (O. Beaumont, L. Eyraud-Dubois,
-A. Shilova, *Efficient Combination of Rematerialization and Offloading for Training DNNs* (2021)).
+(P6)-(P9) of docs/reference/remat-rules.md; derived anew from Theorem 1 of POFO (O. Beaumont, L.
+Eyraud-Dubois, A. Shilova, *Efficient Combination of Rematerialization and Offloading for Training
+DNNs* (2021)).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rematerialization while the channel brings units back: the inner table of POFO.
 
-(P1)-(P5) of docs/remat.md; derived anew from Theorem 1 and Lemma 1 of POFO (O. Beaumont,
-L. Eyraud-Dubois, A. Shilova, *Efficient Combination of Rematerialization and Offloading for
-Training DNNs* (2021)). Times are counted in the slots that the channel moves meanwhile.
+(P1)-(P5) of docs/reference/remat-rules.md; derived anew from Theorem 1 and Lemma 1 of POFO (O.
+Beaumont, L. Eyraud-Dubois, A. Shilova, *Efficient Combination of Rematerialization and Offloading
+for Training DNNs* (2021)). Times are counted in the slots that the channel moves meanwhile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Revolve: the optimal checkpoints of a chain of equal layers, with a count of slots as memory.
 
 Opt_0 of Theorem 1 in *Optimal Memory-aware Backpropagation of Deep Join Networks* (2019),
-equations (C8)-(C9) of docs/remat.md; the homogeneous case of Rotor, and a comparator elsewhere.
+equations (C8)-(C9) of docs/reference/remat-rules.md; the homogeneous case of Rotor, and a
+comparator elsewhere.
 """
 
 from __future__ import annotations

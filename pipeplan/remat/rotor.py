@@ -1,7 +1,7 @@
 """Rotor: the fastest persistent schedule of a chain within a budget, by dynamic programming.
 
-Equations (C1)-(C6) of docs/remat.md; after the recurrence of Rotor in chapter 2.1.2 of X. Zhao's
-thesis, with inputs and outputs that tapes keep in part.
+Equations (C1)-(C6) of docs/reference/remat-rules.md; after the recurrence of Rotor in chapter
+2.1.2 of X. Zhao's thesis, with inputs and outputs that tapes keep in part.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The one vocabulary of rematerialization and offloading, and its text form.
 
-A schedule is a list of operations that one device issues in order; docs/remat.md §2 defines each.
+A schedule is a list of operations that one device issues in order; docs/reference/remat-rules.md
+§2 defines each.
 """
 
 from __future__ import annotations

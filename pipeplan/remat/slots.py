@@ -1,4 +1,7 @@
-"""A line in whole slots of memory: (O7) of docs/remat.md, after §5.3.2 of the offloading paper."""
+"""A line in whole slots of memory: (O7) of docs/reference/remat-rules.md.
+
+Source: §5.3.2 of the offloading paper.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of the offloading program and which of them can be dropped: (O10) of docs/remat.md."""
+"""The offloading program's states and which to drop: (O10) of docs/reference/remat-rules.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The idle time between forward and backward phase: (O9) of docs/remat.md.
+"""The idle time between forward and backward phase: (O9) of docs/reference/remat-rules.md.
 
 Amounts and times share one unit: what the channel moves in a time is that time.
 """

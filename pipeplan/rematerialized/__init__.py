@@ -1,6 +1,6 @@
 """A module that keeps a budget of live bytes: planned by `pipeplan.remat`, run for real.
 
-docs/remat.md, "Running it".
+docs/reference/remat-rules.md, "Running it".
 """
 
 from pipeplan.rematerialized.api import rematerialize

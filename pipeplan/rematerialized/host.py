@@ -1,4 +1,4 @@
-"""Units on their way to the host and back, in order of issue (docs/remat.md, T2).
+"""Units on their way to the host and back, in order of issue (docs/reference/remat-rules.md, T2).
 
 A storage that has left is emptied, not released: whatever autograd saved keeps pointing at it and
 finds the bytes again once they are back.

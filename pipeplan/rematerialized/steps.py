@@ -1,7 +1,8 @@
 """One pass through a rematerialized module: the operations of a schedule on real tensors.
 
 Each layer is a segment of the runtime (`pipeplan.runtime.stages.segment`); this module decides
-only which tensors stay where between them, as docs/remat.md §2 says for each operation.
+only which tensors stay where between them, as docs/reference/remat-rules.md §2 says for each
+operation.
 """
 
 from __future__ import annotations

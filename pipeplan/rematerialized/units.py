@@ -40,7 +40,7 @@ def taped(note: Callable[[Tensor], None] = _forget) -> AbstractContextManager[An
 
 
 class Units:
-    """Finds the storages of each unit that leaves, and moves them (docs/remat.md §2)."""
+    """Finds and moves the storages of offloaded units (docs/reference/remat-rules.md §2)."""
 
     def __init__(
         self,

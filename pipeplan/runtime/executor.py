@@ -1,9 +1,9 @@
 """The executor: one thread walks a rank's list of actions. It decides nothing.
 
-Every tensor is alive exactly between two actions that the program names (docs/model.md, M4, M5):
-a received one from its RECV to its F or B, a sent one from its F or B to its FREE, one between two
-stages of this rank from producer to consumer, one that is offloaded (H6) not from FREE_O to
-PREFETCH. So the bytes follow from the list, not from the clock (O7).
+Every tensor is alive exactly between two actions that the program names (docs/reference/model.md,
+M4, M5): a received one from its RECV to its F or B, a sent one from its F or B to its FREE, one
+between two stages of this rank from producer to consumer, one that is offloaded (H6) not from
+FREE_O to PREFETCH. So the bytes follow from the list, not from the clock (O7).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run under live-byte counting: the measured peak of one rank, to hold against the planned one.
 
-Only what the memory model speaks of is counted (docs/model.md, section 4): states, saved tensors,
-working tensors, messages. Making the data and voting are no part of it.
+Only what the memory model speaks of is counted (docs/reference/model.md, section 4): states, saved
+tensors, working tensors, messages. Making the data and voting are no part of it.
 """
 
 from __future__ import annotations

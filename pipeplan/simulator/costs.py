@@ -1,7 +1,7 @@
 """What the replay charges for each op: time and bytes, from chain and cluster alone.
 
 Bytes of a stage are found by walking through its layers and keeping a running sum of live bytes,
-as the stage itself does, not by the closed forms of docs/model.md.
+as the stage itself does, not by the closed forms of docs/reference/model.md.
 """
 
 from __future__ import annotations

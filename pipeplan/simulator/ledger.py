@@ -1,7 +1,8 @@
 """The byte ledger: what each rank holds after every event of its tape, in the tape's order.
 
-Allocations and releases happen at fixed places of the tape (docs/model.md, O7). Only the end of a
-compute is no entry; it is put where (O5) has it, between the entries before and after it in time.
+Allocations and releases happen at fixed places of the tape (docs/reference/model.md, O7). Only the
+end of a compute is no entry; it is put where (O5) has it, between the entries before and after it
+in time.
 """
 
 from __future__ import annotations

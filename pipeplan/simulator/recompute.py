@@ -1,7 +1,8 @@
 """Runs of layers that a stage computes again, walked through byte by byte.
 
 The replay then charges a run like one layer: what it keeps, and what it needs beside that while
-it goes forward and back ((V1) to (V4) of docs/model.md, found without their closed forms).
+it goes forward and back ((V1) to (V4) of docs/reference/model.md, found without their closed
+forms).
 """
 
 from __future__ import annotations

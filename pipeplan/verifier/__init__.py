@@ -1,4 +1,5 @@
-"""The closed-form voice: judges a plan against every rule of docs/model.md, modulo the period.
+"""The closed-form voice: judges a plan against every rule of docs/reference/model.md, modulo the
+period.
 
 Nothing is replayed or unrolled. Counts of micro-batches follow from where intervals begin and end
 within one period, so the answer is exact for the infinite steady state. The simulator reaches the

@@ -1,4 +1,4 @@
-"""All rules of docs/model.md, section 6, and which of them can be judged."""
+"""All rules of docs/reference/model.md, section 6, and which of them can be judged."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Rule(StrEnum):
-    """Names of the rules, in the order in which they are judged (docs/model.md, section 6)."""
+    """Names of the rules in the order of judgement (docs/reference/model.md, section 6)."""
 
     STAGES = "stages"
     OPS = "ops"

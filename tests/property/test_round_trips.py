@@ -94,7 +94,7 @@ def test_the_docs_name_the_fields_that_are_left_out() -> None:
         for name, field in record.model_fields.items()
         if field.exclude_if is not None and record.__module__.startswith("pipeplan.")
     }
-    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text()
     sentence = text.split("Fields younger than their format")[1].split("- A *digest*")[0]
     named = {name.split(".")[-1] for name in re.findall("`([a-z_.]+)`", sentence)}
     assert named == left_out == set(YOUNGER)

@@ -31,7 +31,7 @@ class Held:
 
 
 def kept_between(chain: Chain, left: int) -> int:
-    """K of docs/model.md: what the boundary behind layer `left` keeps inside a stage."""
+    """K of docs/reference/model.md: what the boundary behind layer `left` keeps inside a stage."""
     return max(chain.layers[left].saved_output_bytes, chain.layers[left + 1].saved_input_bytes)
 
 

@@ -19,6 +19,7 @@ from pipeplan.capture.sweep import gradient_buffers
 from pipeplan.devices import BUILT_IN, Device, DeviceTable, find
 from pipeplan.errors import InputError
 
+ROOT = Path(__file__).parents[2]
 SLOW = Device(
     name="slow",
     flops_per_s={"float32": 10**9, "float16": 2 * 10**9},
@@ -177,8 +178,8 @@ def test_two_devices_of_one_name_are_refused() -> None:
 
 
 def test_documented_table_and_figures_are_true() -> None:
-    """The example of docs/profile.md is read as it stands; its figures are the built-in ones."""
-    text = (Path(__file__).parents[2] / "docs" / "profile.md").read_text(encoding="utf-8")
+    """The example of docs/explanation/capture.md has the figures that are built in."""
+    text = (ROOT / "docs" / "explanation" / "capture.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```json\n(.*?)^```", text, re.M | re.S)
     assert (
         find("mine", DeviceTable.from_json(example).devices).peak_flops("bfloat16") == 16 * 10**13

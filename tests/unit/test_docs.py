@@ -82,8 +82,8 @@ def test_quickstart_is_short_and_runs_without_torch() -> None:
 
 
 def test_python_example_of_the_runtime(tmp_path: Path) -> None:
-    """The script in docs/runtime.md does what its three commands say: profile, plan, train."""
-    text = (ROOT / "docs" / "runtime.md").read_text()
+    """The script of docs/explanation/runtime.md profiles, plans and trains as its comments say."""
+    text = (ROOT / "docs" / "explanation" / "runtime.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(code)
     block = next(found for found in _BLOCK.findall(text) if "train.py" in found)
@@ -103,10 +103,10 @@ def test_python_example_of_the_runtime(tmp_path: Path) -> None:
 
 
 def test_python_example_of_rematerialization(capsys: pytest.CaptureFixture[str]) -> None:
-    """The script in docs/remat.md keeps its budget by running layers again."""
-    text = (ROOT / "docs" / "remat.md").read_text()
+    """The script in docs/reference/remat-rules.md keeps its budget by running layers again."""
+    text = (ROOT / "docs" / "reference" / "remat-rules.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    exec(compile(code, "remat.md", "exec"), {})
+    exec(compile(code, "remat-rules.md", "exec"), {})
     told = re.fullmatch(r"\w+: (\d+) bytes, (\d+) forwards run again\n", capsys.readouterr().out)
     assert told is not None
     assert int(told[1]) <= 2.5 * 2**20

@@ -1,4 +1,4 @@
-"""docs/formats.md says what the data types are: every field, and examples that can be read."""
+"""docs/reference/formats.md describes every field of the data types; its examples can be read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pipeplan.plan import Plan
 from pipeplan.program import ActionKind, Pattern, Program
 from pipeplan.verifier import verify
 
-TEXT = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "reference" / "formats.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
 EXAMPLES = dict(re.findall(r"^```\w+ (\w+)\n(.*?)^```", TEXT, re.M | re.S))
 FIELDS: list[tuple[str, str, type[BaseModel]]] = [

@@ -15,7 +15,7 @@ from tests import documents
 
 
 def test_golden_plan_is_valid() -> None:
-    """The documented example keeps every rule of docs/model.md."""
+    """The documented example keeps every rule of docs/reference/model.md."""
     assert not verify(Plan.from_json(documents.golden("plan")))
 
 

@@ -192,7 +192,7 @@ def test_a_schedule_of_another_chain_is_refused() -> None:
 
 
 def test_everything_kept_agrees_with_the_stage_formulas() -> None:
-    """With one layer the peak is (M2)-(M3) of docs/model.md on one stage."""
+    """With one layer the peak is (M2)-(M3) of docs/reference/model.md on one stage."""
     for seed in range(50):
         c = replace(random_costs(random.Random(seed), 1), static=0)
         forward = c.boundary[0] + c.saved[0] + c.forward_work[0] + c.boundary[1]

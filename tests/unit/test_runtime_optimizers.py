@@ -155,8 +155,8 @@ def test_a_short_run_may_take_less() -> None:
 def test_copies_of_shared_weights_are_stepped_apart(semantics: Semantics, foreach: bool) -> None:
     """A layer's copies have an optimizer of their own, beside the one of what it owns.
 
-    Under 2bw copies are updated beside the input of the forward behind; (M7) of docs/model.md
-    takes all of the stage's updates to be so.
+    Under 2bw copies are updated beside the input of the forward behind; (M7) of
+    docs/reference/model.md takes all of the stage's updates to be so.
     """
 
     def make() -> Task:

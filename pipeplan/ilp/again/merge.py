@@ -1,4 +1,4 @@
-"""A chain whose recomputed runs are single layers: (V1) to (V4) of docs/model.md."""
+"""A chain whose recomputed runs are single layers: (V1) to (V4) of docs/reference/model.md."""
 
 from __future__ import annotations
 

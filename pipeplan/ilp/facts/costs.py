@@ -1,7 +1,7 @@
 """Durations and bytes of segments of the chain: what every part of the solver reads.
 
 A segment is a run of consecutive layers `first..last` on one GPU, executed back to back. Numbers
-follow docs/model.md: durations (T2), (T3); bytes (M1)-(M5) or (P1)-(P5).
+follow docs/reference/model.md: durations (T2), (T3); bytes (M1)-(M5) or (P1)-(P5).
 """
 
 from __future__ import annotations

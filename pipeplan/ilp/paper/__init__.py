@@ -1,4 +1,4 @@
 """The integer linear program of Beaumont, Eyraud-Dubois and Shilova (2020), equations (1)-(36).
 
-docs/paper-ilp.md lists every equation as it is built here, and what was corrected.
+docs/reference/paper-ilp.md lists every equation as it is built here, and what was corrected.
 """

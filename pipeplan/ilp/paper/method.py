@@ -1,7 +1,7 @@
 """The literal ILP of Beaumont, Eyraud-Dubois and Shilova (2020) as a planning method.
 
 A reference for small chains: 1F1B, equal GPUs, one half-duplex link per pair of GPUs, the paper's
-memory count. Solved through OR-tools MathOpt; docs/paper-ilp.md has the equations.
+memory count. Solved through OR-tools MathOpt; docs/reference/paper-ilp.md has the equations.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Everything but the layers is the real thing: the same executor walks the same lists and its
 messages cross the same process group. So a dry run shows what a plan does on these processes
-before there is a model, and on the virtual clock it shows exactly what the model of docs/model.md
-says: every action ends when the simulator's eager clock says, whatever the machine is doing.
+before there is a model, and on the virtual clock it shows exactly what the model of
+docs/reference/model.md says: every action ends when the simulator's eager clock says, whatever the
+machine is doing.
 """
 
 from __future__ import annotations

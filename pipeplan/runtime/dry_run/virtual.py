@@ -1,4 +1,5 @@
-"""Messages and ways to the host on the virtual clock, as the model has them: docs/model.md (O8).
+"""Messages and ways to the host on the virtual clock, as the model has them:
+docs/reference/model.md (O8).
 
 A transfer starts when its SEND is issued, its RECV posted, and its link has carried every transfer
 that the plan has before it there. The sender knows the first moment, the receiver the second; each

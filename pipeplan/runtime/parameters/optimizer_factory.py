@@ -68,7 +68,7 @@ class LayerOptimizers:
 
     What a step takes for a while then ends with its layer, whether the optimizer goes through its
     parameters one by one or takes all of them at once: a stage needs what its largest layer needs,
-    and `capture` measures just that, layer by layer (W of docs/model.md, section 4).
+    and `capture` measures just that, layer by layer (W of docs/reference/model.md, section 4).
     """
 
     each: tuple[Optimizer, ...]

@@ -5,7 +5,8 @@ stages the update follows at once. Clipping by global norm and loss scaling need
 all stages, and a copy of a shared parameter needs its owner's. Then under flush the update follows
 when all stages of the rank have ended the step; under 2bw just before the stage's first forward
 that reads its result, two steps later. Nothing waits in a circle: every stage ends step t, in
-the order of the plan, before any stage begins the step that reads version t+1 (docs/runtime.md).
+the order of the plan, before any stage begins the step that reads version t+1
+(docs/explanation/runtime.md).
 """
 
 from __future__ import annotations

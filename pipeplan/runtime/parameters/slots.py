@@ -2,7 +2,8 @@
 
 A layer finds its weights where it always does; `bind` puts the leaves of the wanted version there.
 A parameter that several layers share has leaves and gradients of its own for each layer, all on
-one storage: so the sum of its gradients has the same order under every plan (docs/runtime.md).
+one storage: so the sum of its gradients has the same order under every plan
+(docs/explanation/runtime.md).
 """
 
 from __future__ import annotations

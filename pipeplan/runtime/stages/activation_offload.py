@@ -1,4 +1,4 @@
-"""What one stage has on the host, by micro-batch: (H1) to (H7) of docs/model.md.
+"""What one stage has on the host, by micro-batch: (H1) to (H7) of docs/reference/model.md.
 
 Bytes go and come in the executor's thread, at FREE_O and PREFETCH, however fast the copies are: so
 they follow the list of actions, not the clock (O7).

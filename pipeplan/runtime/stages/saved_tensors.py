@@ -125,7 +125,7 @@ class SavedTensors:
         self._saved += self._of_layer
 
     def kept(self, fixed: Iterable[Tensor]) -> list[SavedStorage]:
-        """What lies between the ends of the runs: (H1) of docs/model.md.
+        """What lies between the ends of the runs: (H1) of docs/reference/model.md.
 
         Args:
             fixed: tensors that count elsewhere: weights and buffers.

@@ -2,7 +2,7 @@
 
 Between forward and backward a stored segment holds a root of zero bytes and, behind it, what
 autograd saved, which may leave for the host meanwhile (`saved_tensors`); a checkpointed one holds
-its input and nothing else (docs/model.md, M2 and V2). An input is given up as soon as
+its input and nothing else (docs/reference/model.md, M2 and V2). An input is given up as soon as
 the first layer has run on it for its backward, each boundary inside as soon as the next layer has
 run, the output as soon as it is handed on.
 """

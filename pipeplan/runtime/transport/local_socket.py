@@ -4,9 +4,9 @@ A message over gloo wakes gloo's thread, which wakes the thread that waits: two 
 after the other. A channel, one unix socket per pair of ranks, wakes the waiting thread and nobody
 else. It carries what is small enough for the kernel to hold (`LIMIT_BYTES`) and is eager: `send`
 hands the bytes over whether or not anybody waits for them, so a program that is safe where sends
-block ((O6) of docs/model.md) is safe here. Each message says its tag and size first; what arrives
-before its receive is posted is kept until then, so messages of different tags never wait for each
-other and those of one tag keep their order.
+block ((O6) of docs/reference/model.md) is safe here. Each message says its tag and size first;
+what arrives before its receive is posted is kept until then, so messages of different tags never
+wait for each other and those of one tag keep their order.
 
 Larger messages travel over gloo (rendezvous). Both ends choose the road by size alone.
 Source: the eager and rendezvous protocols of MPI implementations.

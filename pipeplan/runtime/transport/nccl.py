@@ -4,8 +4,9 @@ A message is handed to the communicator's own stream, which first waits for what
 stream had been given until then; `wait` lets the compute stream, not the process, wait for it.
 What has no channel travels as under gloo, as do norms and whatever lies on the processor.
 
-The program is safe where a send blocks until its receive is posted ((O6) of docs/model.md,
-checked before the start), which is all that NCCL promises. Never run on two GPUs yet.
+The program is safe where a send blocks until its receive is posted ((O6) of
+docs/reference/model.md, checked before the start), which is all that NCCL promises. Never run on
+two GPUs yet.
 """
 
 from __future__ import annotations
