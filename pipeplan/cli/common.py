@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeplan import units
-from pipeplan.cli import output
+from pipeplan.cli import helptext, output
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,15 +26,24 @@ Verbs = Any
 
 
 def add_verb(
-    verbs: Verbs, name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    text: str,
+    example: str,
+    usage: str | None = None,
 ) -> argparse.ArgumentParser:
-    """A verb's parser with what every verb has: examples, `--json`, `--debug`."""
+    """A verb's parser with what every verb has: examples, `--json`, `--debug`.
+
+    `usage` names what is always given, where a list of all flags would fill the screen.
+    """
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=helptext.Formatter,
+        usage=usage,
         allow_abbrev=False,
     )
     verb.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, output
+from pipeplan.cli import common, flags, helptext, output
 from pipeplan.cli.machines import add_machines, clusters
 
 if TYPE_CHECKING:
@@ -20,11 +20,13 @@ _EXAMPLE = """\
 pipeplan compare chain.json --gpus 4,8 --memory 8GiB,16GiB --bandwidth 12GB/s --out comparison
 pipeplan compare chain.json --cluster cluster.json --semantics flush --microbatches 32 --json"""
 
+_USAGE = "pipeplan compare CHAIN --gpus N,.. --memory SIZE,.. --bandwidth RATE [--out DIR] [flags]"
+
 
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
     text = "plan beside PipeDream, GPipe, interleaved and other schedules, judged alike"
-    verb = common.add_verb(verbs, "compare", run, text, _EXAMPLE)
+    verb = common.add_verb(verbs, "compare", run, text, _EXAMPLE, _USAGE)
     verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
     add_machines(verb, several=True)
     verb.add_argument(
@@ -36,17 +38,18 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--memory-model", choices=("exact", "paper"), default="exact", help="for all (exact)"
     )
-    verb.add_argument(
+    recompute = verb.add_argument(
         "--recompute",
         choices=("off", "auto"),
         default="off",
-        help="auto: our plans may compute layers again, and rows say what that is worth (off)",
+        help="auto: our plans may recompute layers (off)",
     )
+    helptext.detail(recompute, "Further rows say what recomputing is worth.")
     verb.add_argument(
         "--offload",
         choices=("off", "auto"),
         default="off",
-        help="auto: a row of plans that may also keep bytes in the host's memory (off)",
+        help="auto: one more row, of plans that may also offload (off)",
     )
     verb.add_argument(
         "--time-limit",
@@ -60,7 +63,7 @@ def add(verbs: common.Verbs) -> None:
         type=common.duration,
         default=60 * 10**9,
         metavar="TIME",
-        help="of work in PipeDream's exhaustive search, per number of GPUs (1min)",
+        help="of PipeDream's search, per number of GPUs (1min)",
     )
     verb.add_argument(
         "--jobs", type=common.count(1, 256), metavar="N", help="searches at once (one per core)"
@@ -71,7 +74,9 @@ def add(verbs: common.Verbs) -> None:
         metavar="N",
         help="threads of each search of ours (cores / jobs)",
     )
-    verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
+    verb.add_argument(
+        "--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N", help="(0)"
+    )
     verb.add_argument(
         "--out", type=common.file, metavar="DIR", help="folder for pictures, JSON and plans"
     )

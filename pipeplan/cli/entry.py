@@ -13,6 +13,7 @@ from pipeplan.cli import (
     calibrate,
     compare,
     convert,
+    helptext,
     plan,
     profile,
     remat,
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         prog="pipeplan",
         description=_DESCRIPTION,
         epilog=_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=helptext.Formatter,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"pipeplan {__version__}")

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pipeplan import units
-from pipeplan.cli import common
+from pipeplan.cli import common, helptext
 from pipeplan.errors import InputError
 
 if TYPE_CHECKING:
     from pipeplan.cluster import Cluster, Host
 
+_RANGE = (
+    "A comma separates values. a..b doubles from a up to b; where b is less than four times a, it"
+    " takes five equal steps."
+)
 _NEEDED = ("gpus", "memory", "bandwidth")
 _OPTIONAL = ("reserve", "latency", "duplex")
 _HOST_NEEDED = ("host_bandwidth", "host_memory")
@@ -25,31 +29,29 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
     `several` takes lists and ranges of numbers and sizes, for `clusters`.
     """
     number, size = common.count(1, units.MAX_GPUS), common.size
-    more = "; several: 2,4,8 or 2..8" if several else ""
-    group = verb.add_argument_group(
-        "machines: equal GPUs by flags, or any by a cluster file",
-        "a..b doubles from a to b, or takes five steps where b is less than four times a"
-        if several
-        else None,
-    )
-    group.add_argument(
+    group = verb.add_argument_group("machines: equal GPUs by flags, or any by a cluster file")
+    gpus = group.add_argument(
         "--gpus",
         type=common.ranges(number) if several else number,
         metavar="N,.." if several else "N",
-        help=f"number of GPUs{more}",
+        help="number of GPUs; several: 2,4,8 or 2..8" if several else "number of GPUs",
     )
-    group.add_argument(
+    memory = group.add_argument(
         "--memory",
         type=common.ranges(size) if several else size,
         metavar="SIZE,.." if several else "SIZE",
-        help="per GPU: 16GiB, or plain bytes",
+        help="per GPU: 16GiB, or plain bytes" + ("; several: 8GiB..32GiB" if several else ""),
     )
-    group.add_argument(
+    if several:
+        helptext.detail(gpus, _RANGE)
+        helptext.detail(memory, _RANGE)
+    reserve = group.add_argument(
         "--reserve",
         type=size,
         metavar="SIZE",
-        help="what of it no plan may use: the driver, libraries, the allocator's gaps (0)",
+        help="part of it that no plan may use (0)",
     )
+    helptext.detail(reserve, "Room for the driver, libraries and the allocator's gaps: (M8).")
     group.add_argument(
         "--bandwidth", type=common.bandwidth, metavar="RATE", help="of each link: 12GB/s, or inf"
     )
@@ -63,15 +65,18 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
         "--host-bandwidth",
         type=common.bandwidth,
         metavar="RATE",
-        help="of each GPU's way to the host's memory: 12GB/s (nothing is offloaded)",
+        help="of the link between a GPU and the host: 12GB/s (no offloading)",
     )
     group.add_argument(
-        "--host-memory", type=size, metavar="SIZE", help="for all GPUs' offloaded bytes: 128GiB"
+        "--host-memory",
+        type=size,
+        metavar="SIZE",
+        help="of the host, for what all GPUs offload: 128GiB",
     )
     group.add_argument(
         "--host-duplex",
         choices=("full", "half"),
-        help="half: a GPU sends to the host or receives from it, never both at once (full)",
+        help="half: both directions share the host link (full)",
     )
     group.add_argument(
         "--cluster", type=common.file, metavar="FILE", help="cluster.json, in place of these flags"

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, output, sweep
+from pipeplan.cli import common, flags, helptext, output, sweep
 from pipeplan.cli.machines import add_machines, clusters
 from pipeplan.cli.show import figures, present
 
@@ -15,45 +15,44 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 pipeplan plan chain.json --gpus 4 --memory 16GiB --bandwidth 12GB/s -o plan.json
-pipeplan plan chain.json --cluster cluster.json --semantics flush --microbatches 16 -o plan.json
-pipeplan plan chain.json --gpus 8 --memory 24GiB --bandwidth inf --k auto --time-limit 5min \
---gap 0.5% -o plan.json
-pipeplan plan chain.json --gpus 4 --memory 8GiB --bandwidth 12GB/s --recompute auto \
---offload auto --host-bandwidth 12GB/s --host-memory 128GiB -o plan.json
 pipeplan plan chain.json --gpus 2,4,8 --memory 8GiB..32GiB --bandwidth 12GB/s -o sweep"""
+
+_USAGE = "pipeplan plan CHAIN --gpus N --memory SIZE --bandwidth RATE -o PLAN [flags]"
 
 _PIN = re.compile(r"\s*(?P<layer>.+?)\s*=\s*(?P<gpu>\d{1,6})\s*(?:,|$)")
 
 
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
-    text = (
-        "find a plan with the shortest period that memory allows, and a bound on any other; with"
-        " several numbers of GPUs or memories one for each, into a folder"
-    )
-    verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE)
+    text = "find the plan of shortest period that memory allows, and a bound on any other plan"
+    verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE, _USAGE)
     verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
-    verb.add_argument(
+    common.add_output(verb, "PLAN", "file to write, a folder for several machines; - is stdout")
+    refine = verb.add_argument(
         "--refine",
         type=common.file,
         metavar="STAGES",
         help="correct the chain by what profile --stages measured",
     )
+    helptext.detail(refine, "See [Profile a model](../how-to/profile.md).")
     add_machines(verb, several=True)
     what = verb.add_argument_group("what to plan for")
     _add_what(what)
-    _add_pins(what)
     _add_remat(what)
     _add_how(verb.add_argument_group("how to search; Ctrl-C keeps the best plan so far"))
-    common.add_output(verb, "PLAN", "file to write, a folder for several machines; - is stdout")
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    semantics = group.add_argument(
         "--semantics",
         choices=("2bw", "flush"),
         default="2bw",
-        help="2bw: no drain, gradients one step stale; flush: trains as one process would (2bw)",
+        help="flush: as one process; 2bw: no drain, one step stale (2bw)",
+    )
+    helptext.detail(
+        semantics,
+        "`flush` drains the pipeline before each update and trains as one process does. `2bw`"
+        " keeps two weight versions, never drains, and its gradients are one step stale.",
     )
     group.add_argument(
         "--microbatches",
@@ -61,32 +60,42 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         metavar="M",
         help="per optimizer step (what the plan needs)",
     )
-    group.add_argument(
+    model = group.add_argument(
         "--memory-model",
         choices=("exact", "paper"),
         default="exact",
-        help="exact: every byte the runtime holds; paper: the source's formulas (exact)",
+        help="exact: all bytes of the runtime; paper: published formulas (exact)",
     )
-    group.add_argument(
+    helptext.detail(model, "Sections 4 and 5 of [the model](model.md).")
+    k = group.add_argument(
         "--k", type=_k, default="auto", metavar="K", help="micro-batches per period, or auto"
     )
-    group.add_argument(
+    helptext.detail(
+        k, "`auto` tries several and takes cycles of up to 64 micro-batches as they come."
+    )
+    method = group.add_argument(
         "--method",
         choices=("auto", "contiguous", "paper-ilp"),
         default="auto",
-        help="contiguous: one run of layers per GPU; paper-ilp: the source's ILP, for small chains"
-        " under --memory-model paper --duplex half (auto)",
+        metavar="METHOD",
+        help="auto; contiguous: one stage per GPU; paper-ilp (auto)",
     )
-
-
-def _add_pins(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    helptext.detail(
+        method,
+        "`paper-ilp` solves [the paper's ILP](paper-ilp.md) literally. It is for small chains"
+        " under `--memory-model paper --duplex half`.",
+    )
+    pin = group.add_argument(
         "--pin",
         type=_pins,
         default={},
         metavar="LAYER=GPU,..",
-        help="layers that must sit on a GPU: LAYER is an index, a name, or a..b for all from a to"
-        " b; GPU an index; not with --recompute auto",
+        help="layers that must sit on a GPU: 0=0,5..7=1",
+    )
+    helptext.detail(
+        pin,
+        "LAYER is an index, a name, or a..b for all layers from a to b; GPU is an index. Pins do"
+        " not go with `--recompute auto` or `--method paper-ilp`.",
     )
 
 
@@ -105,41 +114,57 @@ def _pins(text: str) -> dict[int | str, int]:
 
 
 def _add_remat(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    recompute = group.add_argument(
         "--recompute",
         choices=("off", "auto"),
         default="off",
-        help="auto: stages may compute layers again in their backward to need less memory (off)",
+        help="auto: backwards may recompute layers, which saves memory (off)",
     )
-    group.add_argument(
+    helptext.detail(
+        recompute,
+        "The planner chooses the layers of each stage:"
+        " [how they are chosen](../explanation/recomputation.md).",
+    )
+    offload = group.add_argument(
         "--offload",
         choices=("off", "auto"),
         default="off",
-        help="auto: what stages keep may wait in the host's memory; needs the host flags (off)",
+        help="auto: activations may wait on the host; needs host flags (off)",
     )
+    helptext.detail(offload, "It needs `--host-bandwidth` and `--host-memory`.")
 
 
 def _add_how(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--time-limit", type=common.duration, default=60 * 10**9, metavar="TIME", help="(60s)"
+        "--time-limit",
+        type=common.duration,
+        default=60 * 10**9,
+        metavar="TIME",
+        help="of the search (60s)",
     )
     group.add_argument(
         "--gap", type=common.share, default=0.01, metavar="SHARE", help="stop at this gap (1%%)"
     )
-    group.add_argument(
+    resume = group.add_argument(
         "--resume",
         type=common.file,
         metavar="PLAN",
         help="start from this plan of the same chain; - is stdin",
     )
-    group.add_argument(
+    helptext.detail(resume, "See [Go on from a plan](../how-to/resume.md).")
+    coarsen = group.add_argument(
         "--coarsen",
         type=_coarsen,
         default="auto",
         metavar="N",
-        help="search on N groups of layers; auto: only above 256 layers; off (auto)",
+        help="search on N groups of layers, or off (auto: above 256 layers)",
     )
-    group.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
+    helptext.detail(
+        coarsen, "`--recompute auto` and `--offload auto` always search the layers themselves."
+    )
+    group.add_argument(
+        "--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N", help="of the search (0)"
+    )
     group.add_argument(
         "--workers", type=common.count(1, 256), metavar="N", help="threads (one per core)"
     )

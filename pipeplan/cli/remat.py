@@ -42,7 +42,11 @@ def add(verbs: common.Verbs) -> None:
         help="bytes of the device, weights, gradients and optimizer states included",
     )
     verb.add_argument(
-        "--method", choices=METHODS, default="auto", help="auto takes the fastest (auto)"
+        "--method",
+        choices=METHODS,
+        default="auto",
+        metavar="METHOD",
+        help="auto takes the fastest; the reference lists all (auto)",
     )
     verb.add_argument(
         "--slots",

@@ -65,20 +65,16 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"launch: {message}. See python -m pipeplan.launch --help.")
 
 
-def parse(argv: Sequence[str] | None) -> Options:
-    """The options in `argv`.
-
-    Raises:
-        InputError: if a flag is unknown or its value makes no sense.
-    """
-    parser = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """All flags of the launcher."""
+    made = _Parser(
         prog="torchrun --nproc-per-node P -m pipeplan.launch",
         description="Train a task as a plan says, one rank per GPU of the plan.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("--plan", type=_path, required=True, metavar="FILE", help="plan.json")
     add("--task", metavar="REF", help="task reference, if not the one the chain was profiled from")
     add("--steps", type=_count(1), default=100, help="optimizer steps in total (default 100)")
@@ -121,8 +117,17 @@ def parse(argv: Sequence[str] | None) -> Options:
         help="run dry, without a model: ops sleep their planned time, or pass it at once",
     )
     add("--time-scale", type=_factor, metavar="X", help="with --clock sleep: all times X-fold")
+    return made
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """The options in `argv`.
+
+    Raises:
+        InputError: if a flag is unknown or its value makes no sense.
+    """
     words = tuple(sys.argv[1:] if argv is None else argv)
-    given = parser.parse_args(words)
+    given = parser().parse_args(words)
     _check_clock(given)
     _check_kept(given)
     return Options(
