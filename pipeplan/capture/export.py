@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, _subclasses, fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
+from pipeplan.capture.constants import Constants
 from pipeplan.capture.eager import Calls, UnfitError
 from pipeplan.capture.frames import is_machinery, place_of_line
 from pipeplan.capture.operations import returns_argument
@@ -90,9 +91,10 @@ def export(model: nn.Module, inputs: tuple[Tensor, ...], calls: Calls | None = N
 def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """The program that the model runs when nobody exports it.
 
-    Libraries ask torch whether an export is under way and then compute in another way, with other
-    last bits (Hugging Face builds masks that it leaves out otherwise); here they hear no. Where
-    that way cannot be exported, they hear yes.
+    Libraries ask torch whether an export is under way, and of a tensor whether it has values, and
+    then compute in another way, with other last bits (Hugging Face builds masks that it leaves
+    out otherwise). Here they hear that it is a usual run, and what they read of tensors made from
+    numbers alone has its value. Where that way cannot be exported, they hear of the export.
     """
     options = call_options(model)
     asked: list[str] = []
@@ -131,9 +133,13 @@ def _as_if_eager(model: nn.Module, asked: list[str]) -> Iterator[None]:
     def unaware(*arguments: Any, **named: Any) -> Any:
         before = {flag: getattr(torch.compiler, flag) for flag in flags}
         _set(torch.compiler, dict.fromkeys(flags, False) | {name: no(name) for name in functions})
+        fake = _subclasses.FakeTensor
+        _set(_subclasses, {"FakeTensor": _unseen(fake, asked)})
         try:
-            return usual(*arguments, **named)
+            with Constants():
+                return usual(*arguments, **named)
         finally:
+            _set(_subclasses, {"FakeTensor": fake})
             _set(torch.compiler, before | functions)
 
     model.__dict__["forward"] = unaware
@@ -143,6 +149,19 @@ def _as_if_eager(model: nn.Module, asked: list[str]) -> Iterator[None]:
         del model.__dict__["forward"]
         if kept is not None:
             model.__dict__["forward"] = kept
+
+
+def _unseen(fake: type, asked: list[str]) -> type:
+    """A class of which, for all but torch itself, nothing is an instance."""
+
+    class Unseen(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            if is_machinery(sys._getframe(1).f_code.co_filename):  # noqa: SLF001
+                return isinstance(instance, fake)
+            asked.append("FakeTensor")
+            return False
+
+    return Unseen("FakeTensor", (), {})
 
 
 def _set(owner: object, values: Mapping[str, object]) -> None:
