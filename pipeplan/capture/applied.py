@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -33,7 +32,7 @@ def applied(instead: Instead) -> Iterator[None]:
     usual: Any = torch.autograd.Function.__dict__["apply"]
 
     def answered(kind: Kind, *arguments: Any) -> Any:
-        return instead(kind, partial(usual.__func__, kind), arguments)
+        return instead(kind, usual.__get__(None, kind), arguments)
 
     torch.autograd.Function.apply = classmethod(answered)  # type: ignore[method-assign,assignment]
     try:
