@@ -25,7 +25,7 @@ from typing import Any
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.beginnings import Beginnings, Home, Ruled
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.state.incumbent import Incumbent, Options
 
 RESULT = Path(__file__).parent / "results" / "vgg16_proof.json"

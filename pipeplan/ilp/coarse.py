@@ -9,10 +9,10 @@ from itertools import pairwise
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.feasibility import simple_reason
 from pipeplan.ilp.bounds.sums import any_bound
-from pipeplan.ilp.facts.coarsen import Coarse, coarsen
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.retime import tighten
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.coarsening import Coarse, coarsen
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent, Report
 
 ABOVE = 256

@@ -9,7 +9,7 @@ from pipeplan.ilp.bounds import beginnings, packing
 from pipeplan.ilp.bounds.feasibility import spread_reason
 from pipeplan.ilp.bounds.master import raise_bound
 from pipeplan.ilp.bounds.static import serial, spread
-from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.periodic.extract import fuse
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.afresh import Afresh

@@ -11,7 +11,7 @@ from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition
-from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Walk
 

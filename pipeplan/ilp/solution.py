@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.facts.memory import in_flight, memory_rows, not_updated
-from pipeplan.ilp.facts.schedule import to_ops
+from pipeplan.ilp.memory import in_flight, memory_rows, not_updated
+from pipeplan.ilp.schedule import to_ops
 from pipeplan.ilp.state.history import Improvement
 from pipeplan.ilp.state.incumbent import BoundName
 from pipeplan.ilp.state.objective import step_ns

@@ -13,7 +13,7 @@ from pipeplan.ilp.again import fixed
 from pipeplan.ilp.again import search as again
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.bounds import feasibility
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.problem import Limits, Problem, options_of
 from pipeplan.ilp.resume import warm
 from pipeplan.ilp.solution import Solution, solution

@@ -16,8 +16,8 @@ from pipeplan import planner, verifier
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Host, uniform
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
-from pipeplan.ilp.facts.coarsen import Coarse, coarsen
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.coarsening import Coarse, coarsen
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import Plan, Semantics
 from tests import handmade
 

@@ -15,11 +15,11 @@ from ortools.sat.python import cp_model
 
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.master import Master
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import memory_rows
-from pipeplan.ilp.facts.retime import tighten
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.periodic.variables import Instance
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.walks.outward import Outward, Run
 from pipeplan.plan import MemoryModel
 from tests import handmade

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.ilp.allocations import each, free
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import MemoryModel, Semantics
 from tests import handmade, oracle
 from tests.property.test_planner_oracle import chains, clusters, held_against, models, semantics

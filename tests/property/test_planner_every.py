@@ -15,7 +15,7 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.ilp.again import every
 from pipeplan.ilp.again.every import choices
 from pipeplan.ilp.bounds.sums import load_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Plan

@@ -14,7 +14,7 @@ from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InfeasibleError
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.periodic import periods
 from pipeplan.plan import MemoryModel, Plan, Rational, Semantics
 from tests import handmade, oracle

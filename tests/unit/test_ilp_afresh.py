@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.sums import any_bound, load_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent

@@ -15,7 +15,7 @@ from pipeplan.ilp.again.options import NONE, options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds.sums import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.solver import ContiguousSolver
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.simulator.recompute import condensed
 from pipeplan.verifier.recompute import without_runs

@@ -32,8 +32,8 @@ from pipeplan.ilp.away.fit import fitted
 from pipeplan.ilp.away.relief import leaving, relief
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.contiguous.solver import Partition
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import memory_rows
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.state.objective import cost

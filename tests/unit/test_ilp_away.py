@@ -22,10 +22,10 @@ from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, transfer_ns, waited
 from pipeplan.ilp.bounds.sums import load_bound
 from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, push_one
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import fits, memory_rows
-from pipeplan.ilp.facts.schedule import to_ops, unrolled
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.resume import schedule_of
+from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.units import ceil_div
 from tests.plans import random_plan
 from tests.unit.test_ilp_again import every_choice, some_chain

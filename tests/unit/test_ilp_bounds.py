@@ -11,7 +11,7 @@ from pipeplan.ilp.allocations.each import floor_of
 from pipeplan.ilp.bounds.feasibility import contiguous_reason, simple_reason
 from pipeplan.ilp.bounds.static import spread
 from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound, load_bound, residency_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from tests import handmade, searches
 
 

@@ -13,8 +13,8 @@ from pipeplan.ilp import search
 from pipeplan.ilp.bounds.sums import contiguous_bound
 from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition, gpu_classes, push_one
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import fits, in_flight, memory_rows
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, in_flight, memory_rows
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent
 from tests import handmade

@@ -11,7 +11,7 @@ import pytest
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations import each
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.periodic import periods
 from pipeplan.ilp.periodic.model import Result, solve_each
 from pipeplan.ilp.periodic.variables import Instance

@@ -10,10 +10,10 @@ from typing import Literal
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations.units import coarsen
 from pipeplan.ilp.bounds.sums import any_bound, forced
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import memory_rows
-from pipeplan.ilp.facts.retime import retime
-from pipeplan.ilp.facts.ring import Ring
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cycle_ratio import retime
+from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.reservation_table import Ring
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.balance import Balance

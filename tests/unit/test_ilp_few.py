@@ -11,7 +11,7 @@ from pipeplan.ilp.allocations import few
 from pipeplan.ilp.allocations.few import Few, even
 from pipeplan.ilp.allocations.free import joint
 from pipeplan.ilp.bounds.sums import any_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.incumbent import Incumbent
 from tests import handmade

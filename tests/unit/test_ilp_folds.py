@@ -8,7 +8,7 @@ from random import Random
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.static import serial
 from pipeplan.ilp.bounds.sums import any_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent

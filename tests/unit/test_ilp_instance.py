@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pipeplan import planner
 from pipeplan.cluster import Cluster, Gpu, Links
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.periodic.variables import Instance
 from tests import handmade, oracle
 

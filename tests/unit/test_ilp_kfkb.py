@@ -15,9 +15,9 @@ from pipeplan.ilp.contiguous.caps import caps_of
 from pipeplan.ilp.contiguous.cycles import Cycles, floor, steps_of, variants
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.contiguous.starts import starts
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import fits, memory_rows
-from pipeplan.ilp.facts.schedule import Schedule, chain_ops
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.clock import WorkClock
 from pipeplan.ilp.state.incumbent import Incumbent

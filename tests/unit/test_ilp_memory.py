@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pipeplan import verifier
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import fits, in_flight, memory_rows
-from pipeplan.ilp.facts.schedule import Schedule, overlap, unrolled
-from pipeplan.ilp.facts.tables import segment_tables
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, in_flight, memory_rows
+from pipeplan.ilp.schedule import Schedule, overlap, unrolled
+from pipeplan.ilp.segment_tables import segment_tables
 from pipeplan.plan import OpKind, Plan
 from tests import handmade
 

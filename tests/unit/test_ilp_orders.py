@@ -11,8 +11,8 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations.orders import NODES, SENDING, Told, affordable, decided
 from pipeplan.ilp.allocations.sending import TRIAL
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.clock import Clock
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import OpKind

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.retime import retime, tighten
-from pipeplan.ilp.facts.schedule import Schedule, chain_ops, to_ops, unrolled
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cycle_ratio import retime, tighten
 from pipeplan.ilp.periodic.extract import fuse
+from pipeplan.ilp.schedule import Schedule, chain_ops, to_ops, unrolled
 from pipeplan.plan import OpKind, Stage
 from tests import handmade
 

@@ -16,9 +16,9 @@ from pipeplan.ilp.bounds.beginnings import Beginnings, proves, raise_bound, suit
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.bounds.sums import any_bound
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.periodic.model import configured, run
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import OpKind
 from tests.searches import limits

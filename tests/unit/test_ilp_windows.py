@@ -18,10 +18,10 @@ from pipeplan.ilp.bounds.windows import Pipeline, Window, raise_bound, suited
 from pipeplan.ilp.contiguous.caps import most_kept
 from pipeplan.ilp.contiguous.cycles import steps_of
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import fits, memory_rows
-from pipeplan.ilp.facts.schedule import Schedule, chain_ops
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.periodic.model import configured, run
+from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage

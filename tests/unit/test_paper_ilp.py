@@ -15,10 +15,10 @@ from pipeplan import verifier
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InputError
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import in_flight, memory_rows
-from pipeplan.ilp.facts.schedule import to_ops
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.paper.method import Backend, PaperResult, solve
+from pipeplan.ilp.schedule import to_ops
 from pipeplan.plan import Bounds, Plan, Solver
 from tests.brute_period import brute_period
 

@@ -18,7 +18,7 @@ from pipeplan import planner, simulator, verifier
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.ilp.bounds.sums import any_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.paper import method as paper_ilp
 from pipeplan.ilp.paper.method import PaperResult
 from pipeplan.ilp.state.clock import Clock, WorkClock

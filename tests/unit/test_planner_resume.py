@@ -12,9 +12,9 @@ from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InputError, InvalidPlanError
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import to_ops
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.resume import schedule_of
+from pipeplan.ilp.schedule import to_ops
 from pipeplan.plan import Plan
 from tests import handmade
 

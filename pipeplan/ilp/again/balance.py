@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.walks.balance import Balance, over
 from pipeplan.ilp.walks.evening import Guess
 

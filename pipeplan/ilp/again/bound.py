@@ -7,7 +7,7 @@ from fractions import Fraction
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds.sums import relaxed_bound
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 
 def again_bound(costs: Costs, known: Fraction | int, *, offload: bool = False) -> Fraction | None:

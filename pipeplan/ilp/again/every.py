@@ -15,9 +15,9 @@ from typing import Final
 from pipeplan.ilp.again.merge import Merged, Run, merged
 from pipeplan.ilp.allocations.each import Case, Each, allocations, cases
 from pipeplan.ilp.bounds.sums import load_bound
-from pipeplan.ilp.facts.schedule import Schedule
 from pipeplan.ilp.periodic.periods import highest
 from pipeplan.ilp.periodic.variables import Instance
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.state.objective import cost
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from pipeplan.ilp.again.merge import Merged
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent, Report
 from pipeplan.ilp.state.objective import cost
 

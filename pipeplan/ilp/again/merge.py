@@ -9,7 +9,7 @@ from itertools import islice
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.again.peaks import peaks_from
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import Plan, Remat, Stage
 
 Run = tuple[int, int]

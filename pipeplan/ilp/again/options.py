@@ -31,7 +31,7 @@ from pipeplan.ilp.again.peaks import run_peaks
 from pipeplan.ilp.away import segments
 from pipeplan.ilp.away.levels import inner_bytes
 from pipeplan.ilp.away.segments import Lists
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
 MOST = 24

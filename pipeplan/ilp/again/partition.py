@@ -25,7 +25,7 @@ from pipeplan.ilp.contiguous.solver import (
     State,
     push,
 )
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
 Places = tuple[NDArray[np.intp], ...]

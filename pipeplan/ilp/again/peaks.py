@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.segment_tables import Array
 
 
 def run_peaks(chain: Chain, *, held: bool) -> Array:

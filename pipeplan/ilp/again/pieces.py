@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache, partial
 
 from pipeplan.ilp.again.merge import Merged, Run, as_layer, merged
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 LATEST = 256
 """Merged chains that are remembered, with all that was counted of their segments."""

@@ -8,7 +8,7 @@ from typing import Final
 from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.facts.retime import tighten
+from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 

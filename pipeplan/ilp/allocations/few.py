@@ -20,11 +20,11 @@ from typing import Final
 from pipeplan.ilp.allocations.each import Home, floor_of, next_places
 from pipeplan.ilp.allocations.orders import Told, decided
 from pipeplan.ilp.bounds.sums import cheapest_cuts
+from pipeplan.ilp.coarsening import grouped
 from pipeplan.ilp.contiguous.solver import gpu_classes
-from pipeplan.ilp.facts.coarsen import grouped
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.retime import tighten
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Layout
 from pipeplan.plan import Stage

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.segment_tables import Array
 
 
 @dataclass(frozen=True, slots=True)

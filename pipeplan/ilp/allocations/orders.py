@@ -30,9 +30,9 @@ from typing import Final
 
 from pipeplan.ilp.allocations.numbered import Ops
 from pipeplan.ilp.allocations.sending import Ring, Sending, placed
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import Schedule
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.segment_tables import Array
 from pipeplan.ilp.state.clock import Clock
 from pipeplan.plan import OpKind, Stage
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from pipeplan.ilp.allocations.numbered import Ops, Transfer
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.segment_tables import Array
 
 TRIAL: Final = 100
 """Places that one question whether a schedule will do counts as: its times are made anew."""

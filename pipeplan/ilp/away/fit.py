@@ -14,10 +14,10 @@ from functools import partial
 
 from pipeplan.ilp.away.levels import levels
 from pipeplan.ilp.away.ways import Choice, Ways
-from pipeplan.ilp.facts.changes import Change, ExactSweep
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import host_bytes, memory_rows, peak_terms
-from pipeplan.ilp.facts.schedule import Away, Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
+from pipeplan.ilp.memory_events import Change, ExactSweep
+from pipeplan.ilp.schedule import Away, Schedule
 from pipeplan.plan import OpKind
 
 

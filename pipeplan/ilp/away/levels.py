@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 Run = tuple[int, int]
 MOST = 32

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from pipeplan.ilp.away.levels import inner_bytes
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import OpId
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.schedule import OpId
 from pipeplan.plan import OpKind
 
 Placed = tuple[int, int, int]

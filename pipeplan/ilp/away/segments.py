@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp.away.levels import inner_bytes
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.segment_tables import Array
 
 MOST = 10
 """Byte counts of a segment that are told apart."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster import Host
-from pipeplan.ilp.facts.tables import Array
+from pipeplan.ilp.segment_tables import Array
 
 INFINITE = np.int64(2**61)
 _EXACT = 2**62

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipeplan.ilp.facts.changes import ExactSweep
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.ring import Ring
-from pipeplan.ilp.facts.schedule import Away, Schedule, duration
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory_events import ExactSweep
+from pipeplan.ilp.reservation_table import Ring
+from pipeplan.ilp.schedule import Away, Schedule, duration
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
 

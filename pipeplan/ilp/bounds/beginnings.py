@@ -19,7 +19,7 @@ from ortools.sat.python import cp_model
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.contiguous.solver import gpu_classes
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.state.incumbent import Incumbent
 

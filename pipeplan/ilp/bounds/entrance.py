@@ -24,7 +24,7 @@ from typing import Final
 
 import networkx as nx
 
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.units import ceil_div
 
 MOST_STATES: Final = 20_000

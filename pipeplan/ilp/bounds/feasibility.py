@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.units import MAX_INT, format_bytes
 
 

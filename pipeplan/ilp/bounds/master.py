@@ -30,7 +30,7 @@ from typing import Final
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.sums import cheapest_cuts
-from pipeplan.ilp.facts.costs import SegmentBytes
+from pipeplan.ilp.costs import SegmentBytes
 from pipeplan.ilp.periodic.constraints import B, F, add_tied
 from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.periodic.periods import scaled

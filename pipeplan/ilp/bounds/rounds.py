@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.entrance import Entrance
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 TICKS: Final = 1 << 23
 """All ops of a model in a row take at most about this many ticks."""

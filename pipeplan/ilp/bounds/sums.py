@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, gpu_classes
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 
 def any_bound(costs: Costs) -> Fraction:

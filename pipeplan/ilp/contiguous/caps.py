@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import Stage
 
 

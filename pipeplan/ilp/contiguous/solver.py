@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from pipeplan.cluster import Host
 from pipeplan.ilp.away.segments import segment_levels
 from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, waited
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.tables import (
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.segment_tables import (
     Array,
     SegmentTables,
     cuttable,

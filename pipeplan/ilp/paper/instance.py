@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 MAX_LAYERS = 64
 """Rows (1) grow with L^3 / 2: far beyond this the model alone takes minutes to write down."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeplan.ilp.facts.schedule import OpId, Schedule
 from pipeplan.ilp.paper.decision import Decision
 from pipeplan.ilp.paper.instance import Instance
 from pipeplan.ilp.paper.times import Node
+from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
 
 

@@ -10,11 +10,11 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.facts.schedule import Schedule
 from pipeplan.ilp.periodic import extract
 from pipeplan.ilp.periodic.residency import Residency
 from pipeplan.ilp.periodic.times import add_times
 from pipeplan.ilp.periodic.variables import Instance, Variables
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.clock import Clock
 from pipeplan.ilp.state.incumbent import Options
 

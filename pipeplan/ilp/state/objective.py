@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from pipeplan.ilp.facts.costs import Costs, ceil_div_fraction
-from pipeplan.ilp.facts.schedule import Schedule, duration
+from pipeplan.ilp.costs import Costs, ceil_div_fraction
+from pipeplan.ilp.schedule import Schedule, duration
 from pipeplan.plan import Stage
 from pipeplan.units import ceil_div
 

@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.bounds.sums import cheapest_cuts, forced
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 
 TRIP: Final = 10
 """What the transfers of a cut add to its price, for each period they take."""

@@ -15,10 +15,10 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.memory import memory_rows
-from pipeplan.ilp.facts.retime import tighten
-from pipeplan.ilp.facts.schedule import Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.balance import Balance
 from pipeplan.ilp.walks.outward import Outward

@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.contiguous.ample import is_scarce
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Layout, Walk
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from pipeplan.ilp.facts.ring import Hole
+from pipeplan.ilp.reservation_table import Hole
 
 MOST_PAIRS: Final = 400
 """Pairs of places looked at, nearest first."""

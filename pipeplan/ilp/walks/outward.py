@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.ring import Ring
-from pipeplan.ilp.facts.schedule import OpId, Schedule
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.reservation_table import Ring
+from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.ilp.walks.holes import packs, pair
 from pipeplan.plan import OpKind, Stage
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from pipeplan.ilp.facts.costs import Costs
+from pipeplan.ilp.costs import Costs
 from pipeplan.plan import Op, OpKind, Stage
 
 OpId = tuple[OpKind, int]

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import (
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.schedule import (
     OpId,
     Schedule,
     chain_ops,

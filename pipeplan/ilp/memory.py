@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipeplan.ilp.facts.changes import (
+from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.memory_events import (
     DIRECT,
     MESSAGE,
     SAVED,
@@ -19,8 +20,7 @@ from pipeplan.ilp.facts.changes import (
     PaperSweep,
     Sweep,
 )
-from pipeplan.ilp.facts.costs import Costs
-from pipeplan.ilp.facts.schedule import OpId, Schedule
+from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import MemoryRow, OpKind
 
 

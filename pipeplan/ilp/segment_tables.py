@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.facts.costs import PAPER_WEIGHT_COPIES, Costs
+from pipeplan.ilp.costs import PAPER_WEIGHT_COPIES, Costs
 
 Array = NDArray[np.int64]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from pipeplan.ilp.facts.costs import Costs, SegmentBytes
-from pipeplan.ilp.facts.schedule import (
+from pipeplan.ilp.costs import Costs, SegmentBytes
+from pipeplan.ilp.schedule import (
     Away,
     OpId,
     Schedule,

@@ -1,1 +1,0 @@
-"""What every part of the solver reads: costs, schedules and their bytes, exact."""
