@@ -26,7 +26,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.beginnings import Beginnings, Home, Ruled
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.state.incumbent import Incumbent, Options
+from pipeplan.ilp.incumbent import Incumbent, Options
 
 RESULT = Path(__file__).parent / "results" / "vgg16_proof.json"
 CASES = ((9_608_566_528, 391_750_000), (12_973_971_200, 276_650_000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan.ilp.state.incumbent import Options
+from pipeplan.ilp.incumbent import Options
 
 
 def limits(**changes: Any) -> Options:

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.ilp.state.clock import Clock, WorkClock
-from pipeplan.ilp.state.incumbent import Options
+from pipeplan.ilp.clock import Clock, WorkClock
+from pipeplan.ilp.incumbent import Options
 from pipeplan.plan import MemoryModel, Semantics, Stage
 
 Method = Literal["auto", "contiguous", "paper-ilp", "full-recompute", "two-phase"]

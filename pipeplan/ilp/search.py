@@ -12,7 +12,7 @@ from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition
 from pipeplan.ilp.cycle_ratio import tighten
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Walk
 
 CONTIGUOUS_SHARE = 0.2

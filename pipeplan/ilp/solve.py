@@ -8,17 +8,17 @@ from importlib.util import find_spec
 from typing import Final
 
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
-from pipeplan.ilp import coarse, search
+from pipeplan.ilp import multilevel, search
 from pipeplan.ilp.again import fixed
 from pipeplan.ilp.again import search as again
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.bounds import feasibility
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.history import History
+from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.problem import Limits, Problem, options_of
-from pipeplan.ilp.resume import warm
 from pipeplan.ilp.solution import Solution, solution
-from pipeplan.ilp.state.history import History
-from pipeplan.ilp.state.incumbent import Incumbent, Report
+from pipeplan.ilp.warm_start import warm
 from pipeplan.plan import Plan
 
 TIME_OVER: Final = 0.95
@@ -98,7 +98,7 @@ def _search(
     if problem.recompute:
         return again.run(state, warm_starts)
     if groups is not None:
-        coarse.run(state, groups)
+        multilevel.run(state, groups)
         return Solved(state)
     search.run(state)
     if not problem.offload:
@@ -122,7 +122,7 @@ def _with_fixed_cuts(problem: Problem, state: Incumbent) -> Solved:
 def _groups(costs: Costs, limits: Limits) -> int | None:
     """How many groups of layers to search on; None for the layers themselves."""
     if limits.groups == "auto":
-        return coarse.automatic(costs)
+        return multilevel.automatic(costs)
     if limits.groups is None or limits.groups >= costs.layers:
         return None
     return limits.groups

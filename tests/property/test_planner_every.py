@@ -15,9 +15,9 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.ilp.again import every
 from pipeplan.ilp.again.every import choices
 from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.state.clock import WorkClock
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Plan
 from tests import handmade, oracle, wheels
 from tests.property.test_planner_oracle import STRETCH, stretched

@@ -9,10 +9,10 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.sums import any_bound, load_bound
+from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.clock import WorkClock
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.afresh import WITHIN, Afresh
 from pipeplan.ilp.walks.walk import Layout
 from pipeplan.testing.instances import Case, chain_of

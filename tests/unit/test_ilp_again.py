@@ -16,7 +16,7 @@ from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds.sums import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.solver import ContiguousSolver
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.simulator.recompute import condensed
 from pipeplan.verifier.recompute import without_runs
 from tests.plans import random_plan

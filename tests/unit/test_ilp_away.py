@@ -24,8 +24,8 @@ from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import ContiguousSolver, push_one
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows
-from pipeplan.ilp.resume import schedule_of
 from pipeplan.ilp.schedule import to_ops, unrolled
+from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.units import ceil_div
 from tests.plans import random_plan
 from tests.unit.test_ilp_again import every_choice, some_chain

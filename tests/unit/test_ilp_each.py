@@ -12,10 +12,10 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations import each
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent, Options
 from pipeplan.ilp.periodic import periods
 from pipeplan.ilp.periodic.model import Result, solve_each
 from pipeplan.ilp.periodic.variables import Instance
-from pipeplan.ilp.state.incumbent import Incumbent, Options
 from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits
 

@@ -12,10 +12,10 @@ from pipeplan.ilp.allocations.units import coarsen
 from pipeplan.ilp.bounds.sums import any_bound, forced
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import retime
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.reservation_table import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.balance import Balance
 from pipeplan.ilp.walks.evening import Evening, measured
 from pipeplan.ilp.walks.holes import packs, pair

@@ -12,8 +12,8 @@ from pipeplan.ilp.allocations.few import Few, even
 from pipeplan.ilp.allocations.free import joint
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.incumbent import Incumbent
 from tests import handmade
 from tests.searches import limits
 

@@ -8,10 +8,10 @@ from random import Random
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.static import serial
 from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.clock import WorkClock
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.folds import STEPS, Borders, Folds, drawn
 from pipeplan.ilp.walks.walk import Walk
 from tests import handmade

@@ -11,16 +11,16 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.eager import Order, eager_cycle, staircase
 from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.contiguous.caps import caps_of
 from pipeplan.ilp.contiguous.cycles import Cycles, floor, steps_of, variants
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.contiguous.starts import starts
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.clock import WorkClock
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage
 from pipeplan.testing.networks import build
 from tests import handmade

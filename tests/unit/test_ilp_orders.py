@@ -11,10 +11,10 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations.orders import NODES, SENDING, Told, affordable, decided
 from pipeplan.ilp.allocations.sending import TRIAL
+from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.clock import Clock
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import OpKind
 from tests import handmade, wheels
 from tests.property.test_planner_every import machines, tiny

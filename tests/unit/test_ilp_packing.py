@@ -12,8 +12,8 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds import packing
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
 from tests import handmade
 from tests.searches import limits
 

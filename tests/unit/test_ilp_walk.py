@@ -13,10 +13,10 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp.contiguous.solver import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import retime
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.reservation_table import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.glance import glance
 from pipeplan.ilp.walks.outward import Outward, Run
 from pipeplan.ilp.walks.walk import Layout, Walk

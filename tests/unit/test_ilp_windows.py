@@ -19,11 +19,11 @@ from pipeplan.ilp.contiguous.caps import most_kept
 from pipeplan.ilp.contiguous.cycles import steps_of
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import MemoryModel, Stage
 from pipeplan.planner import Config, solve
 from tests.searches import limits

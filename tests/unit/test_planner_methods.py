@@ -18,10 +18,10 @@ from pipeplan import planner, simulator, verifier
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.clock import Clock, WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.paper import method as paper_ilp
 from pipeplan.ilp.paper.method import PaperResult
-from pipeplan.ilp.state.clock import Clock, WorkClock
 from pipeplan.lowering import lower
 from pipeplan.plan import Plan
 from tests import handmade

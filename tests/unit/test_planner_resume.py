@@ -13,8 +13,8 @@ from pipeplan.cli import main
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InputError, InvalidPlanError
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.resume import schedule_of
 from pipeplan.ilp.schedule import to_ops
+from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.plan import Plan
 from tests import handmade
 

@@ -14,8 +14,8 @@ from pipeplan.ilp.again.options import Options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.contiguous.place import place
 from pipeplan.ilp.contiguous.solver import Partition
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 PARTS = 4096

@@ -15,11 +15,11 @@ from typing import Final
 from pipeplan.ilp.again.merge import Merged, Run, merged
 from pipeplan.ilp.allocations.each import Case, Each, allocations, cases
 from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.objective import cost
 from pipeplan.ilp.periodic.periods import highest
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
-from pipeplan.ilp.state.objective import cost
 
 MOST: Final = 80_000
 """Allocations of all merged chains together up to which each is looked at."""

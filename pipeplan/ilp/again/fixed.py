@@ -20,8 +20,8 @@ from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.contiguous.ample import ample_stages
 from pipeplan.ilp.contiguous.solver import Asked, ContiguousSolver, Front, State
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.segment_tables import Array
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 

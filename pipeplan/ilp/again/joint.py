@@ -8,9 +8,9 @@ from fractions import Fraction
 from pipeplan.ilp.again.merge import Merged
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent, Report
+from pipeplan.ilp.objective import cost
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent, Report
-from pipeplan.ilp.state.objective import cost
 
 
 @dataclass

@@ -22,8 +22,8 @@ from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import Turns
 from pipeplan.ilp.bounds.feasibility import least_reason
 from pipeplan.ilp.bounds.sums import load_bound
-from pipeplan.ilp.resume import warm
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.warm_start import warm
 from pipeplan.plan import Plan
 
 SURE: Final = 2

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from pipeplan.chain import Chain
 from pipeplan.ilp.again.merge import Merged
-from pipeplan.ilp.state.incumbent import Incumbent
-from pipeplan.ilp.state.objective import cost
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.objective import cost
 from pipeplan.plan import Remat, Stage
 
 NEVER = Fraction(2**62)

@@ -9,7 +9,7 @@ from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.cycle_ratio import tighten
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 BEYOND_S: Final = 1.0

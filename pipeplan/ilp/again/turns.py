@@ -20,7 +20,7 @@ from pipeplan.ilp.again.options import Options
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.walk import RunWalk
 from pipeplan.ilp.contiguous.kfkb import EagerSearch
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 
 TURN_SHARE: Final = 0.2
 """Share of the time left that a part's first turn takes."""

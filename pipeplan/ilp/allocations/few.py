@@ -24,8 +24,8 @@ from pipeplan.ilp.coarsening import grouped
 from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Layout
 from pipeplan.plan import Stage
 

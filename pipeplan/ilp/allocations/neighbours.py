@@ -13,11 +13,11 @@ from fractions import Fraction
 from random import Random
 from typing import Final
 
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.periodic.model import Answer
 from pipeplan.ilp.periodic.periods import attempt, scaled
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.units import ceil_div
 
 SHRINK: Final = (0.04, 0.02, 0.01, 0.005, 0.0025)

@@ -30,10 +30,10 @@ from typing import Final
 
 from pipeplan.ilp.allocations.numbered import Ops
 from pipeplan.ilp.allocations.sending import Ring, Sending, placed
+from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.segment_tables import Array
-from pipeplan.ilp.state.clock import Clock
 from pipeplan.plan import OpKind, Stage
 
 F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B

@@ -27,8 +27,8 @@ from pipeplan.ilp.contiguous.caps import most_kept
 from pipeplan.ilp.contiguous.cycles import steps_of
 from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.periodic.model import configured, run
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import OpKind, Stage
 
 FEW: Final = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeplan.ilp.contiguous.solver import ContiguousSolver
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 AMPLE = 2**60

@@ -15,9 +15,9 @@ from functools import cached_property
 
 from pipeplan.eager import Cycle, Order, Step, eager_cycle, eager_pace, staircase
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops, duration, resource
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import OpKind, Stage
 
 ORDERS: tuple[Order, ...] = ("alternate", "backward")

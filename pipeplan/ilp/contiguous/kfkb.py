@@ -30,7 +30,7 @@ from pipeplan.ilp.contiguous.cycles import Cycles
 from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.contiguous.starts import starts
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 FEW = 6000

@@ -16,8 +16,8 @@ from fractions import Fraction
 import numpy as np
 
 from pipeplan.ilp.contiguous.solver import ContiguousSolver
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.segment_tables import loads
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.plan import Stage
 
 PERIODS = 24

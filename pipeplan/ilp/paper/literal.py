@@ -8,9 +8,9 @@ from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from pipeplan.errors import InputError
 from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.paper import method as paper_ilp
 from pipeplan.ilp.paper.method import PaperResult
-from pipeplan.ilp.state.incumbent import Incumbent
 
 NOTE = "method paper-ilp minimizes over plans with k = 1; method auto tries more"
 

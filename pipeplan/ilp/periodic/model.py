@@ -10,13 +10,13 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
+from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.incumbent import Options
 from pipeplan.ilp.periodic import extract
 from pipeplan.ilp.periodic.residency import Residency
 from pipeplan.ilp.periodic.times import add_times
 from pipeplan.ilp.periodic.variables import Instance, Variables
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.clock import Clock
-from pipeplan.ilp.state.incumbent import Options
 
 WORK_PER_SECOND = 0.25
 """Deterministic work units that stand for a second of time limit: what CP-SAT did per CPU second

@@ -11,11 +11,11 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.periodic.model import Answer, Result, solve_at
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.units import ceil_div
 
 TICKS: Final = 1 << 20

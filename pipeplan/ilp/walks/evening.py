@@ -17,9 +17,9 @@ from typing import Final
 
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent
 from pipeplan.ilp.walks.balance import Balance
 from pipeplan.ilp.walks.outward import Outward
 from pipeplan.ilp.walks.walk import Layout, Walk, beyond

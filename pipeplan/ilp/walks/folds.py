@@ -19,7 +19,7 @@ from typing import Final
 
 from pipeplan.ilp.contiguous.ample import is_scarce
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.state.incumbent import Incumbent
+from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Layout, Walk
 
 FAR: Final = Fraction(103, 100)

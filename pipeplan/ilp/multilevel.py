@@ -12,8 +12,8 @@ from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.coarsening import Coarse, coarsen
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.state.incumbent import Incumbent, Report
 
 ABOVE = 256
 """Longest chain that is searched layer by layer without being asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from pipeplan.ilp.state.clock import Clock
+from pipeplan.ilp.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)

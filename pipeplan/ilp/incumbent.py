@@ -9,11 +9,11 @@ from math import ceil
 from typing import Literal
 
 from pipeplan.ilp.away.fit import fitted
+from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows, not_updated
+from pipeplan.ilp.objective import cost
 from pipeplan.ilp.schedule import Schedule, unrolled
-from pipeplan.ilp.state.clock import Clock
-from pipeplan.ilp.state.objective import cost
 from pipeplan.units import MAX_INT
 
 Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]

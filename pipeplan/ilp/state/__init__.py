@@ -1,1 +1,0 @@
-"""The best so far, what is proven, the time that is left, and what is minimized."""
