@@ -8,11 +8,11 @@ from fractions import Fraction
 from math import ceil
 from typing import Literal
 
-from pipeplan.ilp.away.fit import fitted
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows, not_updated
 from pipeplan.ilp.objective import cost
+from pipeplan.ilp.offload.repair import fitted
 from pipeplan.ilp.schedule import Schedule, unrolled
 from pipeplan.units import MAX_INT
 

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 from pipeplan.ilp.bounds.feasibility import contiguous_reason, least_reason, simple_reason
 from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound, load_bound
-from pipeplan.ilp.contiguous.kfkb import EagerSearch
-from pipeplan.ilp.contiguous.place import place
-from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition
+from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
+from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Walk

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from pipeplan.cluster import Cluster
-from pipeplan.ilp.away.levels import run_bytes
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import BoundName, Incumbent
+from pipeplan.ilp.offload.byte_options import run_bytes
 from pipeplan.ilp.schedule import Away, OpId, Schedule
 from pipeplan.plan import OpKind, Plan
 

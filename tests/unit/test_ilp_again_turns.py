@@ -28,15 +28,15 @@ from pipeplan.ilp.again.steps import changed
 from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import LEAST, Turns
 from pipeplan.ilp.again.walk import RunLayout, RunWalk
-from pipeplan.ilp.away.fit import fitted
-from pipeplan.ilp.away.relief import leaving, relief
 from pipeplan.ilp.clock import WorkClock
-from pipeplan.ilp.contiguous.kfkb import EagerSearch
-from pipeplan.ilp.contiguous.solver import Partition
+from pipeplan.ilp.contiguous.dynamic_program import Partition
+from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.objective import cost
+from pipeplan.ilp.offload.relief_estimate import leaving, relief
+from pipeplan.ilp.offload.repair import fitted
 from pipeplan.ilp.walks.evening import Guess
 from pipeplan.ilp.walks.outward import Outward
 from pipeplan.plan import OpKind

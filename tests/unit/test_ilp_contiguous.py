@@ -12,11 +12,12 @@ from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.sums import contiguous_bound
 from pipeplan.ilp.clock import WorkClock
-from pipeplan.ilp.contiguous.place import place
-from pipeplan.ilp.contiguous.solver import ContiguousSolver, Partition, gpu_classes, push_one
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition, push_one
+from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
+from pipeplan.ilp.symmetry import gpu_classes
 from tests import handmade
 from tests.searches import limits
 

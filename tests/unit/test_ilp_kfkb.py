@@ -12,10 +12,10 @@ from pipeplan.cluster import uniform
 from pipeplan.eager import Order, eager_cycle, staircase
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.clock import WorkClock
-from pipeplan.ilp.contiguous.caps import caps_of
-from pipeplan.ilp.contiguous.cycles import Cycles, floor, steps_of, variants
-from pipeplan.ilp.contiguous.kfkb import EagerSearch
-from pipeplan.ilp.contiguous.starts import starts
+from pipeplan.ilp.contiguous.in_flight_limits import caps_of
+from pipeplan.ilp.contiguous.initial_partitions import starts
+from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
+from pipeplan.ilp.contiguous.steady_states import Cycles, floor, steps_of, variants
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows

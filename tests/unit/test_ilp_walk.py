@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.contiguous.solver import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import retime
 from pipeplan.ilp.incumbent import Incumbent

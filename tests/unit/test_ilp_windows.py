@@ -15,9 +15,9 @@ from pipeplan.cluster import Cluster, uniform
 from pipeplan.eager import Order, eager_cycle
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.bounds.windows import Pipeline, Window, raise_bound, suited
-from pipeplan.ilp.contiguous.caps import most_kept
-from pipeplan.ilp.contiguous.cycles import steps_of
-from pipeplan.ilp.contiguous.kfkb import EagerSearch
+from pipeplan.ilp.contiguous.in_flight_limits import most_kept
+from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
+from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows

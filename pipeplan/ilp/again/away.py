@@ -12,8 +12,8 @@ from math import ceil
 from pipeplan.ilp.again.merge import Merged, merged
 from pipeplan.ilp.again.options import Options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.contiguous.place import place
-from pipeplan.ilp.contiguous.solver import Partition
+from pipeplan.ilp.contiguous.dynamic_program import Partition
+from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Stage

@@ -16,7 +16,7 @@ from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
 from pipeplan.ilp.again.options import Options, options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.contiguous.ample import ample_stages
+from pipeplan.ilp.contiguous.unconstrained import ample_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Plan

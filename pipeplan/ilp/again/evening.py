@@ -19,8 +19,8 @@ from pipeplan.ilp.again.merge import Merged, Run
 from pipeplan.ilp.again.pieces import within
 from pipeplan.ilp.again.steps import Runs
 from pipeplan.ilp.again.walk import RunLayout, RunWalk, layout_of
-from pipeplan.ilp.away.relief import relief
 from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.offload.relief_estimate import relief
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.walks.balance import Balance
 from pipeplan.ilp.walks.evening import Evening, Guess, Placed, measured

@@ -18,8 +18,8 @@ from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.contiguous.ample import ample_stages
-from pipeplan.ilp.contiguous.solver import Asked, ContiguousSolver, Front, State
+from pipeplan.ilp.contiguous.dynamic_program import Asked, ContiguousSolver, Front, State
+from pipeplan.ilp.contiguous.unconstrained import ample_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage

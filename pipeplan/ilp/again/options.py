@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from pipeplan.chain import Chain
 from pipeplan.ilp.again.merge import Run
 from pipeplan.ilp.again.peaks import run_peaks
-from pipeplan.ilp.away import segments
-from pipeplan.ilp.away.levels import inner_bytes
-from pipeplan.ilp.away.segments import Lists
+from pipeplan.ilp.offload import byte_options_table
+from pipeplan.ilp.offload.byte_options import inner_bytes
+from pipeplan.ilp.offload.byte_options_table import Lists
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
@@ -118,7 +118,7 @@ def options(
     count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
     none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
-    levels = np.zeros((segments.MOST if offload else 0, *none.shape), dtype=np.int64)
+    levels = np.zeros((byte_options_table.MOST if offload else 0, *none.shape), dtype=np.int64)
     known: dict[int, Labels] = {}
     for start in (*first, *range(count)):
         if start not in known:

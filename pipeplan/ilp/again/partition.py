@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from pipeplan.ilp.again.merge import Run
 from pipeplan.ilp.again.options import NONE, Options
-from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, waited
-from pipeplan.ilp.contiguous.solver import (
+from pipeplan.ilp.contiguous.dynamic_program import (
     Asked,
     ContiguousSolver,
     Front,
@@ -25,6 +24,7 @@ from pipeplan.ilp.contiguous.solver import (
     State,
     push,
 )
+from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 

@@ -19,7 +19,7 @@ from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.options import Options
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.walk import RunWalk
-from pipeplan.ilp.contiguous.kfkb import EagerSearch
+from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.incumbent import Incumbent
 
 TURN_SHARE: Final = 0.2

@@ -18,8 +18,8 @@ from pipeplan.ilp.again.merge import Merged, Run
 from pipeplan.ilp.again.options import NONE, Options
 from pipeplan.ilp.again.pieces import Pieces, within
 from pipeplan.ilp.again.steps import Runs, changed
-from pipeplan.ilp.away.relief import relief
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.offload.relief_estimate import relief
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.walks.glance import glance
 from pipeplan.ilp.walks.outward import Outward

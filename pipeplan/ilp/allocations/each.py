@@ -27,7 +27,6 @@ from math import ceil
 from typing import Final
 
 from pipeplan.ilp.allocations.orders import Told, affordable, decided
-from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
@@ -36,6 +35,7 @@ from pipeplan.ilp.periodic.model import SEARCHES, Answer, Result, solve_each
 from pipeplan.ilp.periodic.periods import attempt, finest, highest, shorten
 from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.units import ceil_div
 
 Home = tuple[int, ...]

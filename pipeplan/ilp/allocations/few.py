@@ -21,11 +21,11 @@ from pipeplan.ilp.allocations.each import Home, floor_of, next_places
 from pipeplan.ilp.allocations.orders import Told, decided
 from pipeplan.ilp.bounds.sums import cheapest_cuts
 from pipeplan.ilp.coarsening import grouped
-from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.ilp.walks.walk import Layout
 from pipeplan.plan import Stage
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from pipeplan.ilp.contiguous.solver import ContiguousSolver, gpu_classes
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.symmetry import gpu_classes
 
 
 def any_bound(costs: Costs) -> Fraction:

@@ -23,12 +23,12 @@ from typing import Final, NamedTuple
 from ortools.sat.python import cp_model
 
 from pipeplan.eager import Step
-from pipeplan.ilp.contiguous.caps import most_kept
-from pipeplan.ilp.contiguous.cycles import steps_of
-from pipeplan.ilp.contiguous.solver import gpu_classes
+from pipeplan.ilp.contiguous.in_flight_limits import most_kept
+from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.periodic.model import configured, run
+from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import OpKind, Stage
 
 FEW: Final = 500

@@ -15,8 +15,8 @@ from itertools import pairwise
 from ortools.sat.python import cp_model
 from ortools.sat.python.cp_model_helper import Literal as BooleanLiteral
 
-from pipeplan.ilp.contiguous.solver import gpu_classes
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import OpKind
 
 Linear = cp_model.LinearExpr | int

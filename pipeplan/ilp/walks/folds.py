@@ -17,7 +17,7 @@ from math import exp
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.contiguous.ample import is_scarce
+from pipeplan.ilp.contiguous.unconstrained import is_scarce
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.walks.walk import Layout, Walk

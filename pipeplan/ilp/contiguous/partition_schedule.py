@@ -7,7 +7,7 @@ wait and forwards do; both keep the same counts and differ in where tensors lie 
 
 from __future__ import annotations
 
-from pipeplan.ilp.contiguous.solver import Partition, push_one
+from pipeplan.ilp.contiguous.dynamic_program import Partition, push_one
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import OpKind

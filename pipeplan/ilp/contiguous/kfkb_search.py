@@ -25,12 +25,12 @@ from heapq import heappop, heappush
 from itertools import chain, combinations, count, pairwise
 from math import comb
 
-from pipeplan.ilp.contiguous.caps import caps_of
-from pipeplan.ilp.contiguous.cycles import Cycles
-from pipeplan.ilp.contiguous.solver import gpu_classes
-from pipeplan.ilp.contiguous.starts import starts
+from pipeplan.ilp.contiguous.in_flight_limits import caps_of
+from pipeplan.ilp.contiguous.initial_partitions import starts
+from pipeplan.ilp.contiguous.steady_states import Cycles
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
 
 FEW = 6000

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipeplan.ilp.away.levels import levels
-from pipeplan.ilp.away.ways import Choice, Ways
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
 from pipeplan.ilp.memory_events import Change, ExactSweep
+from pipeplan.ilp.offload.byte_options import levels
+from pipeplan.ilp.offload.copy_placement import Choice, Ways
 from pipeplan.ilp.schedule import Away, Schedule
 from pipeplan.plan import OpKind
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeplan.ilp.contiguous.solver import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.segment_tables import loads
 from pipeplan.plan import Stage

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster import Host
-from pipeplan.ilp.away.segments import segment_levels
-from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.offload.byte_options_table import segment_levels
+from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.segment_tables import (
     Array,
     SegmentTables,
@@ -36,6 +36,7 @@ from pipeplan.ilp.segment_tables import (
     pinned_elsewhere,
     segment_tables,
 )
+from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
 
 MAX_STATES = 4096
@@ -345,40 +346,6 @@ def push_one(span: int, load: int, period: int) -> int:
     """`push` of one number."""
     edge = -(-span // period) * period
     return span + load if span + load <= edge else edge + load
-
-
-def gpu_classes(costs: Costs) -> list[list[int]]:
-    """GPUs that may swap places without any change: same speed, memory and links to all others.
-
-    A GPU that a layer is pinned to is like no other.
-    """
-    classes: list[list[int]] = []
-    for gpu in range(costs.gpus):
-        for members in classes:
-            if _twins(costs, members[0], gpu):
-                members.append(gpu)
-                break
-        else:
-            classes.append([gpu])
-    return classes
-
-
-def _twins(costs: Costs, one: int, other: int) -> bool:
-    if one in costs.homes or other in costs.homes:
-        return False
-    first, second = costs.cluster.gpus[one], costs.cluster.gpus[other]
-    if (first.speed, first.budget_bytes) != (second.speed, second.budget_bytes):
-        return False
-    if not costs.cluster.links.pairs:
-        return True
-    if costs.link(one, other) != costs.link(other, one):
-        return False
-    rest = (gpu for gpu in range(costs.gpus) if gpu not in (one, other))
-    return all(
-        costs.link(one, gpu) == costs.link(other, gpu)
-        and costs.link(gpu, one) == costs.link(gpu, other)
-        for gpu in rest
-    )
 
 
 def _all_states(classes: list[list[int]], most: int) -> tuple[list[State], bool]:

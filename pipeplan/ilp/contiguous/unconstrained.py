@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeplan.ilp.contiguous.solver import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Stage
 

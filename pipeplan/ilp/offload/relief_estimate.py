@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from pipeplan.ilp.away.levels import inner_bytes
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.schedule import OpId
 from pipeplan.plan import OpKind
 

@@ -14,16 +14,16 @@ from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import merged, without_runs
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.away import segments
-from pipeplan.ilp.away.fit import fitted
-from pipeplan.ilp.away.levels import levels, run_bytes
-from pipeplan.ilp.away.segments import segment_levels
-from pipeplan.ilp.away.waiting import INFINITE, Bytes, Stay, transfer_ns, waited
 from pipeplan.ilp.bounds.sums import load_bound
-from pipeplan.ilp.contiguous.place import place
-from pipeplan.ilp.contiguous.solver import ContiguousSolver, push_one
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, push_one
+from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.offload import byte_options_table
+from pipeplan.ilp.offload.byte_options import levels, run_bytes
+from pipeplan.ilp.offload.byte_options_table import segment_levels
+from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, transfer_ns, waited
+from pipeplan.ilp.offload.repair import fitted
 from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.units import ceil_div
@@ -73,7 +73,7 @@ def test_levels_are_all_that_runs_can_send(seed: int) -> None:
     assert {*table} <= all_
     assert table[0] == 0
     assert table[-1] == max(all_)
-    assert len({*table}) == min(len(all_), segments.MOST)
+    assert len({*table}) == min(len(all_), byte_options_table.MOST)
 
 
 @dataclass(frozen=True)

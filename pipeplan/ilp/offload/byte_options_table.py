@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.ilp.away.levels import inner_bytes
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.segment_tables import Array
 
 MOST = 10

@@ -1,0 +1,39 @@
+"""GPUs that may swap places: classes of the cluster's symmetry, so that only one order is tried."""
+
+from __future__ import annotations
+
+from pipeplan.ilp.costs import Costs
+
+
+def gpu_classes(costs: Costs) -> list[list[int]]:
+    """GPUs that may swap places without any change: same speed, memory and links to all others.
+
+    A GPU that a layer is pinned to is like no other.
+    """
+    classes: list[list[int]] = []
+    for gpu in range(costs.gpus):
+        for members in classes:
+            if _twins(costs, members[0], gpu):
+                members.append(gpu)
+                break
+        else:
+            classes.append([gpu])
+    return classes
+
+
+def _twins(costs: Costs, one: int, other: int) -> bool:
+    if one in costs.homes or other in costs.homes:
+        return False
+    first, second = costs.cluster.gpus[one], costs.cluster.gpus[other]
+    if (first.speed, first.budget_bytes) != (second.speed, second.budget_bytes):
+        return False
+    if not costs.cluster.links.pairs:
+        return True
+    if costs.link(one, other) != costs.link(other, one):
+        return False
+    rest = (gpu for gpu in range(costs.gpus) if gpu not in (one, other))
+    return all(
+        costs.link(one, gpu) == costs.link(other, gpu)
+        and costs.link(gpu, one) == costs.link(gpu, other)
+        for gpu in rest
+    )
