@@ -9,9 +9,9 @@ from pipeplan.ilp.bounds import beginnings, packing
 from pipeplan.ilp.bounds.feasibility import spread_reason
 from pipeplan.ilp.bounds.master import raise_bound
 from pipeplan.ilp.bounds.static import serial, spread
+from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.extract import fuse
 from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
 from pipeplan.ilp.walks.folds import Folds

@@ -16,9 +16,9 @@ from ortools.sat.python import cp_model
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.master import Master
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.walks.outward import Outward, Run
 from pipeplan.plan import MemoryModel

@@ -15,7 +15,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InfeasibleError
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.periodic import periods
+from pipeplan.ilp.cpsat import period_search
 from pipeplan.plan import MemoryModel, Plan, Rational, Semantics
 from tests import handmade, oracle
 
@@ -247,7 +247,7 @@ def stretched(chain: Chain, cluster: Cluster) -> tuple[Chain, Cluster]:
     chains(3, st.integers(0, 2), messages=True),
     clusters(2, equal=True, messages=True),
     models,
-    st.sampled_from([0, periods.FINE_ITEMS]),
+    st.sampled_from([0, period_search.FINE_ITEMS]),
 )
 def test_long_times(chain: Chain, cluster: Cluster, model: MemoryModel, fine: int) -> None:
     """Milliseconds, in ticks or exact: the period and each bound agree with the same in ns.
@@ -256,7 +256,7 @@ def test_long_times(chain: Chain, cluster: Cluster, model: MemoryModel, fine: in
     """
     limit = oracle.serial(chain, cluster)
     best = oracle.optimum(chain, cluster, limit=limit, memory_model=model)
-    with mock.patch.object(periods, "FINE_ITEMS", fine):
+    with mock.patch.object(period_search, "FINE_ITEMS", fine):
         plan = solved(*stretched(chain, cluster), 1, "2bw", model)
     assert (plan is None) == (best is None)
     if plan is None or best is None:

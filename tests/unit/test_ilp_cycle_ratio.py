@@ -6,8 +6,8 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cycle_ratio import retime, tighten
-from pipeplan.ilp.periodic.extract import fuse
 from pipeplan.ilp.schedule import Schedule, chain_ops, to_ops, unrolled
 from pipeplan.plan import OpKind, Stage
 from tests import handmade

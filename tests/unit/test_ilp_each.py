@@ -12,10 +12,10 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations import each
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat import period_search
+from pipeplan.ilp.cpsat.solve import Result, solve_each
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent, Options
-from pipeplan.ilp.periodic import periods
-from pipeplan.ilp.periodic.model import Result, solve_each
-from pipeplan.ilp.periodic.variables import Instance
 from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits
 
@@ -41,9 +41,9 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
 ) -> None:
     """In ticks a period one ns below the best seems possible: that is not asked for ever."""
     costs = Costs(slow(seed), uniform(2, 13), "2bw", "exact")
-    monkeypatch.setattr(periods, "FINE_ITEMS", 0)
+    monkeypatch.setattr(period_search, "FINE_ITEMS", 0)
     whole = Instance(costs, ((0, 0), (1, 1), (2, 2)))
-    assert periods.finest(whole).tick > 1
+    assert period_search.finest(whole).tick > 1
     asked: set[object] = set()
 
     def watched(
@@ -61,7 +61,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
     monkeypatch.setattr(each, "solve_each", watched)
     state = Incumbent(costs, limits(time_limit_s=60))
     state.prove("any", Fraction(1))
-    high = periods.highest(state, whole, tick=1)
+    high = period_search.highest(state, whole, tick=1)
     each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 10, high)
     assert state.best is not None
     assert state.bounds["k1"] <= state.best.period == best
@@ -88,7 +88,7 @@ def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.Monkey
     for workers in (1, 4):
         state = Incumbent(costs, limits(time_limit_s=60, workers=workers))
         state.prove("any", Fraction(1))
-        high = periods.highest(state, Instance(costs, ()), tick=1)
+        high = period_search.highest(state, Instance(costs, ()), tick=1)
         each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 30, high)
         assert state.best is not None
         found.append((state.best.period, state.bounds["k1"]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pipeplan import planner
 from pipeplan.cluster import Cluster, Gpu, Links
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.periodic.variables import Instance
+from pipeplan.ilp.cpsat.variables import Instance
 from tests import handmade, oracle
 
 

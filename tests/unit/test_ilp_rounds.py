@@ -17,8 +17,8 @@ from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import OpKind
 from tests.searches import limits

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.periodic.model import Solver, configured, run_all
+from pipeplan.ilp.cpsat.solve import Solver, configured, run_all
 from tests.searches import limits
 
 LIMIT_S = 30.0

@@ -13,8 +13,8 @@ from pipeplan.ilp.allocations.neighbours import MAX_TASKS
 from pipeplan.ilp.allocations.whole import MOST_LAYERS, Whole
 from pipeplan.ilp.bounds.sums import any_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.period_search import attempt
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
-from pipeplan.ilp.periodic.periods import attempt
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import Semantics
 from tests import handmade

@@ -19,9 +19,9 @@ from pipeplan.ilp.contiguous.in_flight_limits import most_kept
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
-from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, Stage

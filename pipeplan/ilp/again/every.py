@@ -15,10 +15,10 @@ from typing import Final
 from pipeplan.ilp.again.merge import Merged, Run, merged
 from pipeplan.ilp.allocations.each import Case, Each, allocations, cases
 from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.cpsat.period_search import highest
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.periodic.periods import highest
-from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
 
 MOST: Final = 80_000

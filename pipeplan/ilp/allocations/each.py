@@ -28,12 +28,12 @@ from typing import Final
 
 from pipeplan.ilp.allocations.orders import Told, affordable, decided
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.extract import fuse
+from pipeplan.ilp.cpsat.period_search import attempt, finest, highest, shorten
+from pipeplan.ilp.cpsat.solve import SEARCHES, Answer, Result, solve_each
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.extract import fuse
-from pipeplan.ilp.periodic.model import SEARCHES, Answer, Result, solve_each
-from pipeplan.ilp.periodic.periods import attempt, finest, highest, shorten
-from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.units import ceil_div

@@ -13,9 +13,9 @@ from pipeplan.ilp.allocations.guide import Guide, Home
 from pipeplan.ilp.allocations.neighbours import Neighbourhoods
 from pipeplan.ilp.allocations.units import coarsen
 from pipeplan.ilp.allocations.whole import Whole
+from pipeplan.ilp.cpsat.period_search import highest, scaled, shorten
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
-from pipeplan.ilp.periodic.periods import highest, scaled, shorten
-from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.walks.afresh import Afresh
 from pipeplan.ilp.walks.evening import Evening
 from pipeplan.ilp.walks.folds import Folds

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from ortools.sat.python import cp_model
 
+from pipeplan.ilp.cpsat.precedence import SEND_B, SEND_F, B, F, add_tied
+from pipeplan.ilp.cpsat.solve import configured, run
+from pipeplan.ilp.cpsat.variables import Instance, Linear, Variables
 from pipeplan.ilp.incumbent import Options
-from pipeplan.ilp.periodic.constraints import SEND_B, SEND_F, B, F, add_tied
-from pipeplan.ilp.periodic.model import configured, run
-from pipeplan.ilp.periodic.variables import Instance, Linear, Variables
 
 Home = tuple[int, ...]
 

@@ -13,10 +13,10 @@ from fractions import Fraction
 from random import Random
 from typing import Final
 
+from pipeplan.ilp.cpsat.period_search import attempt, scaled
+from pipeplan.ilp.cpsat.solve import Answer
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.model import Answer
-from pipeplan.ilp.periodic.periods import attempt, scaled
-from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.units import ceil_div
 

@@ -19,8 +19,8 @@ from ortools.sat.python import cp_model
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.symmetry import gpu_classes
 
 MOST_LAYERS: Final = 32

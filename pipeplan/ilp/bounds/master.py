@@ -31,11 +31,11 @@ from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.sums import cheapest_cuts
 from pipeplan.ilp.costs import SegmentBytes
+from pipeplan.ilp.cpsat.period_search import scaled
+from pipeplan.ilp.cpsat.precedence import B, F, add_tied
+from pipeplan.ilp.cpsat.solve import configured, run
+from pipeplan.ilp.cpsat.variables import Instance, Linear, Literal, Variables
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.constraints import B, F, add_tied
-from pipeplan.ilp.periodic.model import configured, run
-from pipeplan.ilp.periodic.periods import scaled
-from pipeplan.ilp.periodic.variables import Instance, Linear, Literal, Variables
 
 LEVELS: Final = 4
 """How many counts above the least one are told apart."""

@@ -19,8 +19,8 @@ from typing import Final
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.sums import cheapest_cuts, item_loads
+from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.model import configured, run
 
 MOST_FILLINGS: Final = 20_000
 """Beyond so many ways to fill a bin, full or not, the items are too different for this bound."""

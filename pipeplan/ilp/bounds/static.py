@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.precedence import add_tied
+from pipeplan.ilp.cpsat.solve import configured, run
+from pipeplan.ilp.cpsat.variables import Instance, Linear, Variables
 from pipeplan.ilp.incumbent import Options
-from pipeplan.ilp.periodic.constraints import add_tied
-from pipeplan.ilp.periodic.model import configured, run
-from pipeplan.ilp.periodic.variables import Instance, Linear, Variables
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import Stage
 

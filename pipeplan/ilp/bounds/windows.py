@@ -26,8 +26,8 @@ from pipeplan.eager import Step
 from pipeplan.ilp.contiguous.in_flight_limits import most_kept
 from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.periodic.model import configured, run
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import OpKind, Stage
 

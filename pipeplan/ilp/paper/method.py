@@ -18,6 +18,7 @@ from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from pipeplan.errors import InputError, InternalError
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.solve import WORK_PER_SECOND
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.paper import memory, scheduling
 from pipeplan.ilp.paper.decision import Decision, read
@@ -25,7 +26,6 @@ from pipeplan.ilp.paper.instance import Instance, from_costs
 from pipeplan.ilp.paper.stages import merged
 from pipeplan.ilp.paper.times import shortest
 from pipeplan.ilp.paper.variables import create
-from pipeplan.ilp.periodic.model import WORK_PER_SECOND
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.units import ceil_div
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeplan.ilp.periodic.constraints import SEND_B, SEND_F, B, F, compute_tasks, send_length
-from pipeplan.ilp.periodic.variables import Linear, Literal, Task, Variables
+from pipeplan.ilp.cpsat.precedence import SEND_B, SEND_F, B, F, compute_tasks, send_length
+from pipeplan.ilp.cpsat.variables import Linear, Literal, Task, Variables
 from pipeplan.plan import OpKind
 
 

@@ -11,11 +11,11 @@ from typing import Final
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.cpsat import extract
+from pipeplan.ilp.cpsat.memory import Residency
+from pipeplan.ilp.cpsat.model import add_times
+from pipeplan.ilp.cpsat.variables import Instance, Variables
 from pipeplan.ilp.incumbent import Options
-from pipeplan.ilp.periodic import extract
-from pipeplan.ilp.periodic.residency import Residency
-from pipeplan.ilp.periodic.times import add_times
-from pipeplan.ilp.periodic.variables import Instance, Variables
 from pipeplan.ilp.schedule import Schedule
 
 WORK_PER_SECOND = 0.25

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp.periodic.constraints import (
+from pipeplan.ilp.cpsat.no_overlap import add_gpus, add_links
+from pipeplan.ilp.cpsat.precedence import (
     F,
     add_chain,
     add_fifo,
@@ -10,9 +11,8 @@ from pipeplan.ilp.periodic.constraints import (
     add_tied,
     compute_tasks,
 )
-from pipeplan.ilp.periodic.resources import add_gpus, add_links
-from pipeplan.ilp.periodic.turns import add_turns
-from pipeplan.ilp.periodic.variables import Variables
+from pipeplan.ilp.cpsat.shifts import add_turns
+from pipeplan.ilp.cpsat.variables import Variables
 
 
 def add_times(v: Variables) -> None:

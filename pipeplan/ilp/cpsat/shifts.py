@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from pipeplan.ilp.periodic.constraints import SEND_B, SEND_F, B, F, send_length
-from pipeplan.ilp.periodic.variables import Instance, Linear, Literal, Task, Variables
+from pipeplan.ilp.cpsat.precedence import SEND_B, SEND_F, B, F, send_length
+from pipeplan.ilp.cpsat.variables import Instance, Linear, Literal, Task, Variables
 
 
 def add_turns(v: Variables) -> None:

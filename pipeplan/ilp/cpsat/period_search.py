@@ -11,10 +11,10 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.solve import Answer, Result, solve_at
+from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.periodic.model import Answer, Result, solve_at
-from pipeplan.ilp.periodic.variables import Instance
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.units import ceil_div
 

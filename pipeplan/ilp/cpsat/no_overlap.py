@@ -11,8 +11,8 @@ from itertools import combinations
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.periodic.constraints import SEND_F, compute_tasks, send_length, sends
-from pipeplan.ilp.periodic.variables import Linear, Literal, Task, Variables
+from pipeplan.ilp.cpsat.precedence import SEND_F, compute_tasks, send_length, sends
+from pipeplan.ilp.cpsat.variables import Linear, Literal, Task, Variables
 
 Use = tuple[cp_model.LinearExpr, int, Literal]
 """Start, length and existence of one op on one resource."""

@@ -7,8 +7,8 @@ from itertools import pairwise
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.cpsat.variables import Task, Variables
 from pipeplan.ilp.cycle_ratio import tighten
-from pipeplan.ilp.periodic.variables import Task, Variables
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration, resource
 from pipeplan.plan import OpKind, Stage
 

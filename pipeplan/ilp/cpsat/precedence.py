@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pipeplan.ilp.periodic.variables import Instance, Linear, Literal, Task, Variables
+from pipeplan.ilp.cpsat.variables import Instance, Linear, Literal, Task, Variables
 from pipeplan.plan import OpKind
 
 F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
