@@ -6,9 +6,9 @@ from functools import partial
 
 from pipeplan.ilp.allocations import few, free
 from pipeplan.ilp.bounds import beginnings, packing
-from pipeplan.ilp.bounds.feasibility import spread_reason
-from pipeplan.ilp.bounds.master import raise_bound
-from pipeplan.ilp.bounds.static import serial, spread
+from pipeplan.ilp.bounds.infeasibility import spread_reason
+from pipeplan.ilp.bounds.counting import raise_bound
+from pipeplan.ilp.bounds.assignment import serial, spread
 from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent

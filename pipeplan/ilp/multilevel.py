@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 from pipeplan.ilp import search
-from pipeplan.ilp.bounds.feasibility import simple_reason
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.infeasibility import simple_reason
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.coarsening import Coarse, coarsen
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten

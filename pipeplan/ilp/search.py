@@ -6,8 +6,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from importlib.util import find_spec
 
-from pipeplan.ilp.bounds.feasibility import contiguous_reason, least_reason, simple_reason
-from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound, load_bound
+from pipeplan.ilp.bounds.infeasibility import contiguous_reason, least_reason, simple_reason
+from pipeplan.ilp.bounds.load import any_bound, contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.partition_schedule import place
@@ -50,10 +50,10 @@ def prove_contiguous(state: Incumbent) -> None:
         return
     if find_spec("ortools") is None:
         return
-    from pipeplan.ilp.bounds import windows  # only here: it needs CP-SAT
+    from pipeplan.ilp.bounds import window  # only here: it needs CP-SAT
 
     try:
-        windows.raise_bound(state, WINDOWS_SHARE * state.remaining)
+        window.raise_bound(state, WINDOWS_SHARE * state.remaining)
     except KeyboardInterrupt:
         state.enter("interrupted")
 

@@ -12,7 +12,7 @@ from pipeplan.ilp import multilevel, search
 from pipeplan.ilp.again import fixed
 from pipeplan.ilp.again import search as again
 from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.bounds import feasibility
+from pipeplan.ilp.bounds import infeasibility
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.history import History
 from pipeplan.ilp.incumbent import Incumbent, Report
@@ -57,7 +57,7 @@ def solve(
         problem.memory_model,
         pins=problem.pins,
     )
-    feasibility.check_sums(costs)
+    infeasibility.check_sums(costs)
     options = options_of(problem, limits)
     history = History(options.clock)
     state = Incumbent(costs, options, _heard(history, progress))
@@ -168,7 +168,7 @@ def _failure(problem: Problem, state: Incumbent) -> Exception:
             f"no plan found, and none is ruled out: the search ended by itself after {used:.1f} s"
             f" of {limit:g} s."
         )
-    ways = feasibility.would_help(costs, again=problem.recompute, time=over)
+    ways = infeasibility.would_help(costs, again=problem.recompute, time=over)
     notes = "".join(f" ({note}.)" for note in state.notes)
     return TimeLimitError(
         f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: {what} {ways}{notes}"

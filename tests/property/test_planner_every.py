@@ -14,7 +14,7 @@ from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InfeasibleError
 from pipeplan.ilp.again import every
 from pipeplan.ilp.again.every import choices
-from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent

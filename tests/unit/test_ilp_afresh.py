@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.sums import any_bound, load_bound
+from pipeplan.ilp.bounds.load import any_bound, load_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent

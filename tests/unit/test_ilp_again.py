@@ -13,7 +13,7 @@ from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import Run, merged
 from pipeplan.ilp.again.options import NONE, options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.bounds.sums import contiguous_bound, load_bound
+from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent

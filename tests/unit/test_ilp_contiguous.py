@@ -10,7 +10,7 @@ import pytest
 
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
-from pipeplan.ilp.bounds.sums import contiguous_bound
+from pipeplan.ilp.bounds.load import contiguous_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition, push_one
 from pipeplan.ilp.contiguous.partition_schedule import place

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations.units import coarsen
-from pipeplan.ilp.bounds.sums import any_bound, forced
+from pipeplan.ilp.bounds.load import any_bound, forced
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import retime
 from pipeplan.ilp.incumbent import Incumbent

@@ -10,7 +10,7 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp.allocations import few
 from pipeplan.ilp.allocations.few import Few, even
 from pipeplan.ilp.allocations.free import joint
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.search import contiguous

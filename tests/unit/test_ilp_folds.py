@@ -6,8 +6,8 @@ from itertools import pairwise
 from random import Random
 
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.ilp.bounds.static import serial
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.assignment import serial
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent

@@ -10,7 +10,7 @@ from random import Random
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.eager import Order, eager_cycle, staircase
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.contiguous.in_flight_limits import caps_of
 from pipeplan.ilp.contiguous.initial_partitions import starts

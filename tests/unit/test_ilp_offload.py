@@ -14,7 +14,7 @@ from pipeplan.ilp.again.bound import again_bound
 from pipeplan.ilp.again.merge import merged, without_runs
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, push_one
 from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.costs import Costs

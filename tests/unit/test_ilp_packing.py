@@ -10,7 +10,7 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds import packing
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule

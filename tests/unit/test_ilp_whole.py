@@ -11,7 +11,7 @@ from pipeplan.ilp.allocations import whole as asking
 from pipeplan.ilp.allocations.free import joint
 from pipeplan.ilp.allocations.neighbours import MAX_TASKS
 from pipeplan.ilp.allocations.whole import MOST_LAYERS, Whole
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat.period_search import attempt
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent

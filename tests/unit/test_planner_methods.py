@@ -17,7 +17,7 @@ from ortools.util.python.solve_interrupter import SolveInterrupter
 from pipeplan import planner, simulator, verifier
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.clock import Clock, WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.paper import method as paper_ilp

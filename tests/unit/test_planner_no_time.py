@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.sums import any_bound, contiguous_bound
+from pipeplan.ilp.bounds.load import any_bound, contiguous_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from pipeplan.ilp.again.options import options
 from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.bounds.sums import relaxed_bound
+from pipeplan.ilp.bounds.load import relaxed_bound
 from pipeplan.ilp.costs import Costs
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from pipeplan.ilp.again.merge import Merged, Run, merged
 from pipeplan.ilp.allocations.each import Case, Each, allocations, cases
-from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.cpsat.period_search import highest
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent

@@ -20,8 +20,8 @@ from pipeplan.ilp.again.joint import Joint
 from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.again.trim import trim
 from pipeplan.ilp.again.turns import Turns
-from pipeplan.ilp.bounds.feasibility import least_reason
-from pipeplan.ilp.bounds.sums import load_bound
+from pipeplan.ilp.bounds.infeasibility import least_reason
+from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.warm_start import warm
 from pipeplan.plan import Plan

@@ -19,7 +19,7 @@ from typing import Final
 
 from pipeplan.ilp.allocations.each import Home, floor_of, next_places
 from pipeplan.ilp.allocations.orders import Told, decided
-from pipeplan.ilp.bounds.sums import cheapest_cuts
+from pipeplan.ilp.bounds.load import cheapest_cuts
 from pipeplan.ilp.coarsening import grouped
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten

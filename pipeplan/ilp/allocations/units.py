@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pipeplan.ilp.bounds.sums import cheapest_cuts
+from pipeplan.ilp.bounds.load import cheapest_cuts
 from pipeplan.ilp.costs import Costs
 
 Item = tuple[int, int]

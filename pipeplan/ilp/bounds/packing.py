@@ -18,7 +18,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.bounds.sums import cheapest_cuts, item_loads
+from pipeplan.ilp.bounds.load import cheapest_cuts, item_loads
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.bounds.sums import any_bound
+from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.paper import method as paper_ilp
 from pipeplan.ilp.paper.method import PaperResult

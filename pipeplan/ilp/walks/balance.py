@@ -13,7 +13,7 @@ from math import exp
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.bounds.sums import cheapest_cuts, forced
+from pipeplan.ilp.bounds.load import cheapest_cuts, forced
 from pipeplan.ilp.costs import Costs
 
 TRIP: Final = 10

@@ -29,7 +29,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.bounds.sums import cheapest_cuts
+from pipeplan.ilp.bounds.load import cheapest_cuts
 from pipeplan.ilp.costs import SegmentBytes
 from pipeplan.ilp.cpsat.period_search import scaled
 from pipeplan.ilp.cpsat.precedence import B, F, add_tied

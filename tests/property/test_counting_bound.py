@@ -14,7 +14,7 @@ import pytest
 from ortools.sat.python import cp_model
 
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.ilp.bounds.master import Master
+from pipeplan.ilp.bounds.counting import Master
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import tighten

@@ -13,8 +13,8 @@ from ortools.sat.python import cp_model
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.eager import Order, eager_cycle
-from pipeplan.ilp.bounds.sums import any_bound
-from pipeplan.ilp.bounds.windows import Pipeline, Window, raise_bound, suited
+from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.window import Pipeline, Window, raise_bound, suited
 from pipeplan.ilp.contiguous.in_flight_limits import most_kept
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.steady_states import steps_of
