@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipeplan.ilp.allocations import few, free
+from pipeplan.ilp import noncontiguous
 from pipeplan.ilp.bounds import beginnings, packing
-from pipeplan.ilp.bounds.infeasibility import spread_reason
-from pipeplan.ilp.bounds.counting import raise_bound
 from pipeplan.ilp.bounds.assignment import serial, spread
+from pipeplan.ilp.bounds.counting import raise_bound
+from pipeplan.ilp.bounds.infeasibility import spread_reason
 from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.exact import stage_counts
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.walks.afresh import Afresh
-from pipeplan.ilp.walks.evening import Evening
-from pipeplan.ilp.walks.folds import Folds
-from pipeplan.ilp.walks.walk import Walk
+from pipeplan.ilp.local_search.annealing import Walk
+from pipeplan.ilp.local_search.balancing import Evening
+from pipeplan.ilp.local_search.interleaved_starts import Folds
+from pipeplan.ilp.local_search.restarts import Afresh
 
 FOLDS_SHARE = 0.25
 """Share of the time left that folds and loops have where memory is scarce."""
@@ -46,7 +47,7 @@ def search(state: Incumbent) -> None:
         state.give(
             "packing bound", partial(packing.raise_bound, state), PACKING_SHARE * state.remaining
         )
-    many = state.costs.layers > free.JOINT_ITEMS
+    many = state.costs.layers > noncontiguous.JOINT_ITEMS
     if state.infeasible is None and many:
         _shorten(state)
     if state.infeasible is None and not state.done and not state.options.offload:
@@ -58,7 +59,7 @@ def search(state: Incumbent) -> None:
                 ROUNDS_SHARE * state.remaining,
             )
     if state.infeasible is None and not state.done:
-        free.search(state)
+        noncontiguous.search(state)
 
 
 def _shorten(state: Incumbent) -> None:
@@ -71,7 +72,7 @@ def _shorten(state: Incumbent) -> None:
             state.give(name, run, BRIEF_SHARE * state.remaining)
     if not state.done:
         state.give("balancing", evening.run, EVENING_SHARE * state.remaining)
-        many = state.costs.layers > few.MOST_LAYERS
+        many = state.costs.layers > stage_counts.MOST_LAYERS
         share = AFRESH_SHARE if many else EARLY_SHARE
         state.give("restarts", Afresh(state, walk).run, share * state.remaining)
     state.give("interleaved starts", folds.run, FOLDS_SHARE * state.remaining)

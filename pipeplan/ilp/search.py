@@ -13,7 +13,7 @@ from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.walks.walk import Walk
+from pipeplan.ilp.local_search.annealing import Walk
 
 CONTIGUOUS_SHARE = 0.2
 """Share of the time left that the contiguous optimum may take, and its bound, where many kinds of

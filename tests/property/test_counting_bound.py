@@ -18,9 +18,9 @@ from pipeplan.ilp.bounds.counting import Master
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.local_search.list_scheduler import Outward, Run
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walks.outward import Outward, Run
 from pipeplan.plan import MemoryModel
 from tests import handmade
 

@@ -33,12 +33,12 @@ from pipeplan.ilp.contiguous.dynamic_program import Partition
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.balancing import Guess
+from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.relief_estimate import leaving, relief
 from pipeplan.ilp.offload.repair import fitted
-from pipeplan.ilp.walks.evening import Guess
-from pipeplan.ilp.walks.outward import Outward
 from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import Case, chain_of

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 from pipeplan import planner
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.ilp.allocations.each import floor_of
-from pipeplan.ilp.bounds.infeasibility import contiguous_reason, simple_reason
 from pipeplan.ilp.bounds.assignment import spread
+from pipeplan.ilp.bounds.infeasibility import contiguous_reason, simple_reason
 from pipeplan.ilp.bounds.load import any_bound, contiguous_bound, load_bound, residency_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.exact.enumeration import floor_of
 from tests import handmade, searches
 
 

@@ -14,8 +14,8 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.beginnings import Beginnings, proves, raise_bound, suited
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
-from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent

@@ -11,8 +11,8 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.walks.balance import Balance, over
-from pipeplan.ilp.walks.evening import Guess
+from pipeplan.ilp.local_search.assignment_annealing import Balance, over
+from pipeplan.ilp.local_search.balancing import Guess
 
 FLIPS: Final = 0.4
 """Share of the steps that decide anew whether a unit is computed again."""

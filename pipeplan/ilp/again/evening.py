@@ -19,13 +19,13 @@ from pipeplan.ilp.again.merge import Merged, Run
 from pipeplan.ilp.again.pieces import within
 from pipeplan.ilp.again.steps import Runs
 from pipeplan.ilp.again.walk import RunLayout, RunWalk, layout_of
+from pipeplan.ilp.local_search.annealing import Layout, beyond
+from pipeplan.ilp.local_search.assignment_annealing import Balance
+from pipeplan.ilp.local_search.balancing import Evening, Guess, Placed, measured
+from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.offload.relief_estimate import relief
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walks.balance import Balance
-from pipeplan.ilp.walks.evening import Evening, Guess, Placed, measured
-from pipeplan.ilp.walks.outward import Outward
-from pipeplan.ilp.walks.walk import Layout, beyond
 from pipeplan.plan import MemoryRow
 
 STEPS: Final = 100

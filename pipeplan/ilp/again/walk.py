@@ -19,12 +19,12 @@ from pipeplan.ilp.again.options import NONE, Options
 from pipeplan.ilp.again.pieces import Pieces, within
 from pipeplan.ilp.again.steps import Runs, changed
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.local_search.annealing import ROUND, SHRINKS, Layout, Walk, beyond
+from pipeplan.ilp.local_search.list_scheduler import Outward
+from pipeplan.ilp.local_search.list_scheduler import Run as Placed
+from pipeplan.ilp.local_search.peak_estimate import glance
 from pipeplan.ilp.offload.relief_estimate import relief
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walks.glance import glance
-from pipeplan.ilp.walks.outward import Outward
-from pipeplan.ilp.walks.outward import Run as Placed
-from pipeplan.ilp.walks.walk import ROUND, SHRINKS, Layout, Walk, beyond
 
 AGAIN: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""

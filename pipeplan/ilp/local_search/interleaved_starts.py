@@ -20,7 +20,7 @@ from typing import Final
 from pipeplan.ilp.contiguous.unconstrained import is_scarce
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.walks.walk import Layout, Walk
+from pipeplan.ilp.local_search.annealing import Layout, Walk
 
 FAR: Final = Fraction(103, 100)
 """Starts are tried where the best plan is so many times longer than the bound."""

@@ -10,11 +10,11 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.allocations import each
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat import period_search
 from pipeplan.ilp.cpsat.solve import Result, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
+from pipeplan.ilp.exact import enumeration
 from pipeplan.ilp.incumbent import Incumbent, Options
 from tests.property.test_planner_every import machines, tiny
 from tests.searches import limits
@@ -58,11 +58,13 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
             asked.add((turn, instance.places, period))
         return solve_each(what, options, seconds, lowest, turn)
 
-    monkeypatch.setattr(each, "solve_each", watched)
+    monkeypatch.setattr(enumeration, "solve_each", watched)
     state = Incumbent(costs, limits(time_limit_s=60))
     state.prove("any", Fraction(1))
     high = period_search.highest(state, whole, tick=1)
-    each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 10, high)
+    enumeration.Each(state, 1).run(
+        enumeration.cases(state, enumeration.allocations(costs) or []), 10, high
+    )
     assert state.best is not None
     assert state.bounds["k1"] <= state.best.period == best
 
@@ -70,7 +72,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
 @pytest.mark.parametrize("seed", [19, 23, 26])
 def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several found at once wait for their next turn by floor: as much is found as one by one."""
-    monkeypatch.setattr(each, "SHORTEN_S", 0.0)
+    monkeypatch.setattr(enumeration, "SHORTEN_S", 0.0)
     layers = Random(seed).choice([3, 4])
     chain = tiny(seed, layers)
     longer = [
@@ -89,7 +91,9 @@ def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.Monkey
         state = Incumbent(costs, limits(time_limit_s=60, workers=workers))
         state.prove("any", Fraction(1))
         high = period_search.highest(state, Instance(costs, ()), tick=1)
-        each.Each(state, 1).run(each.cases(state, each.allocations(costs) or []), 30, high)
+        enumeration.Each(state, 1).run(
+            enumeration.cases(state, enumeration.allocations(costs) or []), 30, high
+        )
         assert state.best is not None
         found.append((state.best.period, state.bounds["k1"]))
     (alone, proven), (together, claimed) = found

@@ -17,16 +17,16 @@ from heapq import nlargest, nsmallest
 from itertools import accumulate, islice
 from typing import Final
 
-from pipeplan.ilp.allocations.each import Home, floor_of, next_places
-from pipeplan.ilp.allocations.orders import Told, decided
 from pipeplan.ilp.bounds.load import cheapest_cuts
 from pipeplan.ilp.coarsening import grouped
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.exact.branch_and_bound import Told, decided
+from pipeplan.ilp.exact.enumeration import Home, floor_of, next_places
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Layout
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.symmetry import gpu_classes
-from pipeplan.ilp.walks.walk import Layout
 from pipeplan.plan import Stage
 
 MOST_LAYERS: Final = 40

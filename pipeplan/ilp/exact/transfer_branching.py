@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.allocations.numbered import Ops, Transfer
+from pipeplan.ilp.exact.op_table import Ops, Transfer
 from pipeplan.ilp.segment_tables import Array
 
 TRIAL: Final = 100

@@ -18,11 +18,11 @@ from typing import Final
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Layout, Walk, beyond
+from pipeplan.ilp.local_search.assignment_annealing import Balance
+from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walks.balance import Balance
-from pipeplan.ilp.walks.outward import Outward
-from pipeplan.ilp.walks.walk import Layout, Walk, beyond
 from pipeplan.plan import OpKind
 
 STEPS: Final = 500

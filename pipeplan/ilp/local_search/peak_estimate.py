@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.walks.outward import SEND_B, SEND_F, B, F, Outward
+from pipeplan.ilp.local_search.list_scheduler import SEND_B, SEND_F, B, F, Outward
 
 
 @dataclass

@@ -12,11 +12,11 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from pipeplan.ilp.allocations.neighbours import MAX_TASKS
 from pipeplan.ilp.cpsat.period_search import attempt, highest, scaled
 from pipeplan.ilp.cpsat.solve import Answer
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.lns import MAX_TASKS
 from pipeplan.units import ceil_div
 
 MOST_LAYERS: Final = 24

@@ -12,9 +12,9 @@ from pipeplan.ilp.bounds.load import any_bound, load_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Layout
+from pipeplan.ilp.local_search.restarts import WITHIN, Afresh
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.walks.afresh import WITHIN, Afresh
-from pipeplan.ilp.walks.walk import Layout
 from pipeplan.testing.instances import Case, chain_of
 from tests import handmade
 from tests.searches import limits

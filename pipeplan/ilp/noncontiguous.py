@@ -7,19 +7,19 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from pipeplan.ilp.allocations.each import Each, allocations, cases
-from pipeplan.ilp.allocations.few import Few
-from pipeplan.ilp.allocations.guide import Guide, Home
-from pipeplan.ilp.allocations.neighbours import Neighbourhoods
-from pipeplan.ilp.allocations.units import coarsen
-from pipeplan.ilp.allocations.whole import Whole
 from pipeplan.ilp.cpsat.period_search import highest, scaled, shorten
 from pipeplan.ilp.cpsat.variables import Instance
+from pipeplan.ilp.exact.enumeration import Each, allocations, cases
+from pipeplan.ilp.exact.stage_counts import Few
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
-from pipeplan.ilp.walks.afresh import Afresh
-from pipeplan.ilp.walks.evening import Evening
-from pipeplan.ilp.walks.folds import Folds
-from pipeplan.ilp.walks.walk import Walk
+from pipeplan.ilp.local_search.annealing import Walk
+from pipeplan.ilp.local_search.assignment_model import Guide, Home
+from pipeplan.ilp.local_search.balancing import Evening
+from pipeplan.ilp.local_search.interleaved_starts import Folds
+from pipeplan.ilp.local_search.layer_merging import coarsen
+from pipeplan.ilp.local_search.lns import Neighbourhoods
+from pipeplan.ilp.local_search.restarts import Afresh
+from pipeplan.ilp.local_search.unrestricted import Whole
 from pipeplan.units import ceil_div
 
 JOINT_ITEMS: Final = 14

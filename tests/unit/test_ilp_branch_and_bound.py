@@ -9,10 +9,10 @@ from itertools import permutations, product
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.allocations.orders import NODES, SENDING, Told, affordable, decided
-from pipeplan.ilp.allocations.sending import TRIAL
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.exact.branch_and_bound import NODES, SENDING, Told, affordable, decided
+from pipeplan.ilp.exact.transfer_branching import TRIAL
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import OpKind

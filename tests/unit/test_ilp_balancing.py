@@ -8,19 +8,19 @@ from random import Random
 from typing import Literal
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.allocations.units import coarsen
 from pipeplan.ilp.bounds.load import any_bound, forced
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import retime
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Layout
+from pipeplan.ilp.local_search.assignment_annealing import Balance
+from pipeplan.ilp.local_search.balancing import Evening, measured
+from pipeplan.ilp.local_search.layer_merging import coarsen
+from pipeplan.ilp.local_search.list_scheduler import Outward
+from pipeplan.ilp.local_search.packing_lookahead import packs, pair
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.reservation_table import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.walks.balance import Balance
-from pipeplan.ilp.walks.evening import Evening, measured
-from pipeplan.ilp.walks.holes import packs, pair
-from pipeplan.ilp.walks.outward import Outward
-from pipeplan.ilp.walks.walk import Layout
 from tests import handmade
 from tests.searches import limits
 

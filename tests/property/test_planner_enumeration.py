@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
-from pipeplan.ilp.allocations import each, free
+from pipeplan.ilp import noncontiguous
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.exact import enumeration
 from pipeplan.plan import MemoryModel, Semantics
 from tests import handmade, oracle
 from tests.property.test_planner_oracle import chains, clusters, held_against, models, semantics
@@ -22,15 +23,20 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 def test_equal_gpus_are_taken_in_order() -> None:
     """Five layers on three equal GPUs: as many allocations as ways to part a set; else none."""
     costs = Costs(handmade.chain([(1, 1)] * 5), uniform(3, 10), "2bw", "exact")
-    assert len(each.allocations(costs) or ()) == 1 + 15 + 25
+    assert len(enumeration.allocations(costs) or ()) == 1 + 15 + 25
     tied = handmade.chain(
         [(1, 1)] * 5, [{"parameters": ("w",)} if n in (0, 4) else {} for n in range(5)]
     )
-    assert len(each.allocations(Costs(tied, uniform(3, 10), "2bw", "exact")) or ()) == 1 + 7 + 6
-    pinned = Costs(costs.chain, costs.cluster, "2bw", "exact", pins=((0, 2),))
-    assert len(each.allocations(pinned) or ()) == 1 + 15 + 25
     assert (
-        each.allocations(Costs(handmade.chain([(1, 1)] * 12), uniform(3, 10), "2bw", "exact"))
+        len(enumeration.allocations(Costs(tied, uniform(3, 10), "2bw", "exact")) or ())
+        == 1 + 7 + 6
+    )
+    pinned = Costs(costs.chain, costs.cluster, "2bw", "exact", pins=((0, 2),))
+    assert len(enumeration.allocations(pinned) or ()) == 1 + 15 + 25
+    assert (
+        enumeration.allocations(
+            Costs(handmade.chain([(1, 1)] * 12), uniform(3, 10), "2bw", "exact")
+        )
         is None
     )
 
@@ -46,7 +52,7 @@ def test_without_the_joint_model(
     chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel
 ) -> None:
     """Alone it finds the optimum of k = 1 and proves it."""
-    with mock.patch.object(free, "FIRST_SHARE", 0.0):
+    with mock.patch.object(noncontiguous, "FIRST_SHARE", 0.0):
         plan = held_against(chain, cluster, 1, how, model)
     if plan is not None and how == "2bw" and not cluster.action_overhead_ns:
         assert plan.solver.status == "optimal"
@@ -64,7 +70,7 @@ def test_unequal_and_messages(
     chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel, k: int
 ) -> None:
     """With transfers, unequal GPUs, several copies no claim is ever wrong."""
-    with mock.patch.object(free, "FIRST_SHARE", 0.0):
+    with mock.patch.object(noncontiguous, "FIRST_SHARE", 0.0):
         held_against(chain, cluster, k, how, model)
 
 
@@ -80,7 +86,9 @@ def test_floors_hold(chain: Chain, cluster: Cluster, model: MemoryModel, k: int)
     costs = Costs(chain, cluster, "2bw", model)
     limit = oracle.serial(chain, cluster) * k
     best = oracle.optimum(chain, cluster, k=k, limit=limit, memory_model=model)
-    floors = [each.floor_of(costs, home, None) for home in each.allocations(costs) or ()]
+    floors = [
+        enumeration.floor_of(costs, home, None) for home in enumeration.allocations(costs) or ()
+    ]
     known = [floor for floor in floors if floor is not None]
     if best is not None:
         assert min(known) <= Fraction(best, k)

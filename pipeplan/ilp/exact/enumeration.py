@@ -26,13 +26,13 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from pipeplan.ilp.allocations.orders import Told, affordable, decided
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cpsat.period_search import attempt, finest, highest, shorten
 from pipeplan.ilp.cpsat.solve import SEARCHES, Answer, Result, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.exact.branch_and_bound import Told, affordable, decided
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.symmetry import gpu_classes

@@ -15,9 +15,9 @@ from fractions import Fraction
 from math import ceil, exp, log
 from typing import Final
 
-from pipeplan.ilp.walks.balance import Balance
-from pipeplan.ilp.walks.evening import STEP_S, Evening, Guess, Placed
-from pipeplan.ilp.walks.walk import Layout
+from pipeplan.ilp.local_search.annealing import Layout
+from pipeplan.ilp.local_search.assignment_annealing import Balance
+from pipeplan.ilp.local_search.balancing import STEP_S, Evening, Guess, Placed
 
 WITHIN: Final = Fraction(3, 20)
 """It is for plans that lie so far above the bound at most."""

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from pipeplan.ilp.allocations.numbered import Ops
-from pipeplan.ilp.allocations.sending import Ring, Sending, placed
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.exact.op_table import Ops
+from pipeplan.ilp.exact.transfer_branching import Ring, Sending, placed
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import OpKind, Stage

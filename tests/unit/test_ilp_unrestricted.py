@@ -7,14 +7,14 @@ from itertools import pairwise
 from unittest import mock
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.allocations import whole as asking
-from pipeplan.ilp.allocations.free import joint
-from pipeplan.ilp.allocations.neighbours import MAX_TASKS
-from pipeplan.ilp.allocations.whole import MOST_LAYERS, Whole
 from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cpsat.period_search import attempt
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
+from pipeplan.ilp.local_search import unrestricted as asking
+from pipeplan.ilp.local_search.lns import MAX_TASKS
+from pipeplan.ilp.local_search.unrestricted import MOST_LAYERS, Whole
+from pipeplan.ilp.noncontiguous import joint
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import Semantics
 from tests import handmade

@@ -14,12 +14,12 @@ from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import retime
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Layout, Walk
+from pipeplan.ilp.local_search.list_scheduler import Outward, Run
+from pipeplan.ilp.local_search.peak_estimate import glance
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.reservation_table import Ring
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.walks.glance import glance
-from pipeplan.ilp.walks.outward import Outward, Run
-from pipeplan.ilp.walks.walk import Layout, Walk
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade
 from tests.searches import limits

@@ -11,9 +11,9 @@ from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Walk
+from pipeplan.ilp.local_search.interleaved_starts import STEPS, Borders, Folds, drawn
 from pipeplan.ilp.search import contiguous
-from pipeplan.ilp.walks.folds import STEPS, Borders, Folds, drawn
-from pipeplan.ilp.walks.walk import Walk
 from tests import handmade
 from tests.searches import limits
 

@@ -19,10 +19,10 @@ from typing import Final
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.list_scheduler import Outward, Run
+from pipeplan.ilp.local_search.peak_estimate import glance
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
-from pipeplan.ilp.walks.glance import glance
-from pipeplan.ilp.walks.outward import Outward, Run
 
 ROUND: Final = 1500
 """Steps from hot to cold."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.local_search.packing_lookahead import packs, pair
 from pipeplan.ilp.reservation_table import Ring
 from pipeplan.ilp.schedule import OpId, Schedule
-from pipeplan.ilp.walks.holes import packs, pair
 from pipeplan.plan import OpKind, Stage
 
 F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B

@@ -7,12 +7,12 @@ from itertools import islice, pairwise, product
 from unittest import mock
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.allocations import few
-from pipeplan.ilp.allocations.few import Few, even
-from pipeplan.ilp.allocations.free import joint
 from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.exact import stage_counts
+from pipeplan.ilp.exact.stage_counts import Few, even
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.noncontiguous import joint
 from pipeplan.ilp.search import contiguous
 from tests import handmade
 from tests.searches import limits
@@ -76,15 +76,15 @@ def test_between_the_contiguous_plan_and_the_optimum() -> None:
     """Where memory allows the even allocation it is found; where it does not, nothing false is."""
     found = []
     for memory in range(4, 9):
-        few, exact = started(memory), started(memory)
-        assert few.best is not None
-        before = few.best.per_microbatch
-        Few(few).run(100)
+        by_counts, exact = started(memory), started(memory)
+        assert by_counts.best is not None
+        before = by_counts.best.per_microbatch
+        Few(by_counts).run(100)
         assert joint(exact, 1, 60)
         assert exact.best is not None
-        assert few.accepts(few.best)
-        assert exact.best.per_microbatch <= few.best.per_microbatch <= before
-        found.append((before, few.best.per_microbatch))
+        assert by_counts.accepts(by_counts.best)
+        assert exact.best.per_microbatch <= by_counts.best.per_microbatch <= before
+        found.append((before, by_counts.best.per_microbatch))
     assert (16, 14) in found
     assert any(after == before for before, after in found)
 
@@ -94,7 +94,7 @@ def test_every_beginning_that_ends_is_told() -> None:
     fields = [{"output_bytes": 1}] * 17  # four on each of four GPUs are 16
     cluster = uniform(4, 10**6, bandwidth_bytes_per_s=10**12)
     costs = Costs(handmade.chain([(7, 7)] * 17, fields), cluster, "2bw", "exact")
-    with mock.patch.object(few, "nlargest", side_effect=nlargest) as asked:
+    with mock.patch.object(stage_counts, "nlargest", side_effect=nlargest) as asked:
         told = list(islice(even(costs, 69, 8), 2000))
     assert told == [None] * 2000
     assert asked.call_count <= 18 * len(told)
