@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.history import Improvement
 from pipeplan.ilp.incumbent import BoundName
 from pipeplan.ilp.memory import in_flight, memory_rows, not_updated
 from pipeplan.ilp.objective import step_ns
+from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.schedule import to_ops
 from pipeplan.plan import MemoryRow, Op, Stage
 

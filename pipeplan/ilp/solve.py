@@ -9,14 +9,14 @@ from typing import Final
 
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.ilp import multilevel, search
-from pipeplan.ilp.again import fixed
-from pipeplan.ilp.again import search as again
-from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.bounds import infeasibility
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.history import History
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.problem import Limits, Problem, options_of
+from pipeplan.ilp.recompute import baselines
+from pipeplan.ilp.recompute import search as again
+from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.solution import Solution, solution
 from pipeplan.ilp.warm_start import warm
 from pipeplan.plan import Plan
@@ -109,7 +109,7 @@ def _search(
 def _with_fixed_cuts(problem: Problem, state: Incumbent) -> Solved:
     """What others do about recomputation: cuts first, then what is recomputed."""
     full = problem.method == "full-recompute"
-    found = fixed.full(state, problem.stages) if full else fixed.two_phase(state)
+    found = baselines.full(state, problem.stages) if full else baselines.two_phase(state)
     if found is None:
         state.infeasible = (
             f"chain {state.costs.chain.name!r}: method {problem.method} has no plan: its stages"

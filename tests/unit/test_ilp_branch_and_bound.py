@@ -17,7 +17,7 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import OpKind
 from tests import handmade, wheels
-from tests.property.test_planner_every import machines, tiny
+from tests.property.test_planner_recompute_enumeration import machines, tiny
 from tests.searches import limits
 
 

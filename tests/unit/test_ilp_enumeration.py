@@ -16,7 +16,7 @@ from pipeplan.ilp.cpsat.solve import Result, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact import enumeration
 from pipeplan.ilp.incumbent import Incumbent, Options
-from tests.property.test_planner_every import machines, tiny
+from tests.property.test_planner_recompute_enumeration import machines, tiny
 from tests.searches import limits
 
 

@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 
 from pipeplan.cluster import Host, uniform
-from pipeplan.ilp.again.bound import again_bound
-from pipeplan.ilp.again.merge import merged, without_runs
-from pipeplan.ilp.again.options import options
-from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, push_one
 from pipeplan.ilp.contiguous.partition_schedule import place
@@ -24,11 +20,15 @@ from pipeplan.ilp.offload.byte_options import levels, run_bytes
 from pipeplan.ilp.offload.byte_options_table import segment_levels
 from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, transfer_ns, waited
 from pipeplan.ilp.offload.repair import fitted
+from pipeplan.ilp.recompute.bound import again_bound
+from pipeplan.ilp.recompute.contracted_chain import merged, without_runs
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.options import options
 from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.units import ceil_div
 from tests.plans import random_plan
-from tests.unit.test_ilp_again import every_choice, some_chain
+from tests.unit.test_ilp_recompute import every_choice, some_chain
 
 SLOW = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9)
 """Half a nanosecond for a byte."""

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pipeplan.ilp.again.away import shortest_away
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.merge import Merged, Run, merged, without_runs
-from pipeplan.ilp.again.options import Options, options
-from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.contiguous.unconstrained import ample_stages
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute.contracted_chain import Merged, Run, merged, without_runs
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.offload_program import shortest_away
+from pipeplan.ilp.recompute.options import Options, options
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Plan
 

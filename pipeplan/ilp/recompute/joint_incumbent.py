@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeplan.ilp.again.merge import Merged
-from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.objective import cost
+from pipeplan.ilp.recompute.contracted_chain import Merged
+from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.schedule import Schedule
 
 

@@ -14,8 +14,6 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.ilp.again.merge import Run
-from pipeplan.ilp.again.options import NONE, Options
 from pipeplan.ilp.contiguous.dynamic_program import (
     Asked,
     ContiguousSolver,
@@ -25,6 +23,8 @@ from pipeplan.ilp.contiguous.dynamic_program import (
     push,
 )
 from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
+from pipeplan.ilp.recompute.contracted_chain import Run
+from pipeplan.ilp.recompute.options import NONE, Options
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from pipeplan.ilp.again.merge import Merged, Run, merged
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.cpsat.period_search import highest
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact.enumeration import Case, Each, allocations, cases
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
+from pipeplan.ilp.recompute.contracted_chain import Merged, Run, merged
 from pipeplan.ilp.schedule import Schedule
 
 MOST: Final = 80_000

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import islice
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.ilp.again.peaks import peaks_from
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.recompute.segment_peaks import peaks_from
 from pipeplan.plan import Plan, Remat, Stage
 
 Run = tuple[int, int]

@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pipeplan.ilp.again.balance import RunBalance
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.merge import Merged, Run
-from pipeplan.ilp.again.pieces import within
-from pipeplan.ilp.again.steps import Runs
-from pipeplan.ilp.again.walk import RunLayout, RunWalk, layout_of
 from pipeplan.ilp.local_search.annealing import Layout, beyond
 from pipeplan.ilp.local_search.assignment_annealing import Balance
 from pipeplan.ilp.local_search.balancing import Evening, Guess, Placed, measured
 from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.offload.relief_estimate import relief
+from pipeplan.ilp.recompute.annealing import RunLayout, RunWalk, layout_of
+from pipeplan.ilp.recompute.assignment_annealing import RunBalance
+from pipeplan.ilp.recompute.contracted_chain import Merged, Run
+from pipeplan.ilp.recompute.contraction_cache import within
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.moves import Runs
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import MemoryRow
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.merge import Run, merged
-from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.cycle_ratio import tighten
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute.contracted_chain import Run, merged
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.plan import Stage
 
 BEYOND_S: Final = 1.0

@@ -14,15 +14,15 @@ from importlib.util import find_spec
 from typing import Final
 
 from pipeplan.ilp import search
-from pipeplan.ilp.again.bound import again_bound
-from pipeplan.ilp.again.candidates import POINTS, Candidate, Candidates
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.again.trim import trim
-from pipeplan.ilp.again.turns import Turns
 from pipeplan.ilp.bounds.infeasibility import least_reason
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute.bound import again_bound
+from pipeplan.ilp.recompute.initial_sets import POINTS, Candidate, Candidates
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.time_slices import Turns
+from pipeplan.ilp.recompute.trim import trim
 from pipeplan.ilp.warm_start import warm
 from pipeplan.plan import Plan
 
@@ -159,11 +159,11 @@ def _every(joint: Joint, kept: Fraction) -> None:
     few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
     if not few or not state.uses("recompute enumeration") or find_spec("ortools") is None:
         return
-    from pipeplan.ilp.again import every  # only here: contiguous plans need no CP-SAT
+    from pipeplan.ilp.recompute import enumeration  # only here: contiguous plans need no CP-SAT
 
     rest = len(state.options.ks) > 1 and joint.period is not None
     share = EVERY_SHARE if rest else 1.0
-    found = every.decide(state, joint.best.state.best, kept, share * state.remaining)
+    found = enumeration.decide(state, joint.best.state.best, kept, share * state.remaining)
     if found is not None:
         joint.take(Solved(*found))
 

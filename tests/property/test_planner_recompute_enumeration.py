@@ -12,12 +12,12 @@ from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InfeasibleError
-from pipeplan.ilp.again import every
-from pipeplan.ilp.again.every import choices
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute import enumeration
+from pipeplan.ilp.recompute.enumeration import choices
 from pipeplan.plan import Plan
 from tests import handmade, oracle, wheels
 from tests.property.test_planner_oracle import STRETCH, stretched
@@ -99,8 +99,8 @@ def test_listing_what_there_is_to_try_takes_time() -> None:
     costs = Costs(chain, cluster.model_copy(update={"gpus": tuple(gpus)}), "2bw", "exact")
     state = Incumbent(costs, limits(clock=WorkClock(), deterministic=True))
     state.prove("any", load_bound(costs))
-    with mock.patch.object(every, "allocations", wraps=every.allocations) as listed:
-        assert every.decide(state, None, Fraction(0), 0.5) is None
+    with mock.patch.object(enumeration, "allocations", wraps=enumeration.allocations) as listed:
+        assert enumeration.decide(state, None, Fraction(0), 0.5) is None
     assert 1 <= listed.call_count < len(list(choices(5)))
     assert state.elapsed < 0.6
 
@@ -161,7 +161,7 @@ def test_each_set_of_runs_has_bounds_of_its_own() -> None:
     costs = Costs(tiny(14, 4), machines(14, 4, 3), "2bw", "exact")
     whole = Incumbent(costs, limits(time_limit_s=60))
     whole.prove("any", load_bound(costs), from_bytes=False)
-    found = every.decide(whole, None, Fraction(0), 30)
+    found = enumeration.decide(whole, None, Fraction(0), 30)
     assert found is not None
     before, (inner, _) = dict(whole.bounds), found
     assert before["k1"] == 6

@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.again.merge import Run
+from pipeplan.ilp.recompute.contracted_chain import Run
 
 Runs = tuple[Run, ...]
 LONG: Final = (1, 1, 2, 3, 5, 8)

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.again.merge import Run
-from pipeplan.ilp.again.peaks import run_peaks
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.byte_options_table import Lists
+from pipeplan.ilp.recompute.contracted_chain import Run
+from pipeplan.ilp.recompute.segment_peaks import run_peaks
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from pipeplan.ilp.again.options import options
-from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds.load import relaxed_bound
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.options import options
 
 
 def again_bound(costs: Costs, known: Fraction | int, *, offload: bool = False) -> Fraction | None:

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.merge import Merged, Run
-from pipeplan.ilp.again.options import NONE, Options
-from pipeplan.ilp.again.pieces import Pieces, within
-from pipeplan.ilp.again.steps import Runs, changed
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.local_search.annealing import ROUND, SHRINKS, Layout, Walk, beyond
 from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.local_search.list_scheduler import Run as Placed
 from pipeplan.ilp.local_search.peak_estimate import glance
 from pipeplan.ilp.offload.relief_estimate import relief
+from pipeplan.ilp.recompute.contracted_chain import Merged, Run
+from pipeplan.ilp.recompute.contraction_cache import Pieces, within
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.moves import Runs, changed
+from pipeplan.ilp.recompute.options import NONE, Options
 from pipeplan.ilp.schedule import Schedule
 
 AGAIN: Final = 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache, partial
 
-from pipeplan.ilp.again.merge import Merged, Run, as_layer, merged
 from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.recompute.contracted_chain import Merged, Run, as_layer, merged
 
 LATEST = 256
 """Merged chains that are remembered, with all that was counted of their segments."""

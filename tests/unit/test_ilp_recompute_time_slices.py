@@ -13,21 +13,6 @@ from typing import Any
 import pytest
 
 from pipeplan.cluster import Cluster, Host, uniform
-from pipeplan.ilp.again import search as again
-from pipeplan.ilp.again import turns
-from pipeplan.ilp.again.balance import RunBalance
-from pipeplan.ilp.again.candidates import Candidates
-from pipeplan.ilp.again.evening import joined
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.merge import merged
-from pipeplan.ilp.again.options import options
-from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.again.pieces import Pieces, within
-from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.again.steps import changed
-from pipeplan.ilp.again.trim import trim
-from pipeplan.ilp.again.turns import LEAST, Turns
-from pipeplan.ilp.again.walk import RunLayout, RunWalk
 from pipeplan.ilp.clock import WorkClock
 from pipeplan.ilp.contiguous.dynamic_program import Partition
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
@@ -39,6 +24,21 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.relief_estimate import leaving, relief
 from pipeplan.ilp.offload.repair import fitted
+from pipeplan.ilp.recompute import search as again
+from pipeplan.ilp.recompute import time_slices
+from pipeplan.ilp.recompute.annealing import RunLayout, RunWalk
+from pipeplan.ilp.recompute.assignment_annealing import RunBalance
+from pipeplan.ilp.recompute.balancing import joined
+from pipeplan.ilp.recompute.contracted_chain import merged
+from pipeplan.ilp.recompute.contraction_cache import Pieces, within
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.initial_sets import Candidates
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.moves import changed
+from pipeplan.ilp.recompute.options import options
+from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.time_slices import LEAST, Turns
+from pipeplan.ilp.recompute.trim import trim
 from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import Case, chain_of
@@ -220,7 +220,7 @@ def test_nothing_is_computed_again_in_vain() -> None:
 
 def test_trimming_ends_well_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that there is no time for stay; where work is counted each one is tried."""
-    monkeypatch.setattr("pipeplan.ilp.again.trim.BEYOND_S", -1.0)
+    monkeypatch.setattr("pipeplan.ilp.recompute.trim.BEYOND_S", -1.0)
     hurried, counted = in_vain(time_limit_s=1e-6), in_vain(time_limit_s=1e-6, deterministic=True)
     for joint, left in ((hurried, 2), (counted, 0)):
         trim(joint)
@@ -289,7 +289,7 @@ def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> No
         assert joint.offer(merged(costs.chain, ()), costs, placing.schedule())
         state.options.clock.spend(seconds)
 
-    parts = [turns._Part(idle), turns._Part(lucky)]
+    parts = [time_slices._Part(idle), time_slices._Part(lucky)]
     monkeypatch.setattr(Turns, "_parts", lambda self: parts)
     Turns(joint, state, None).run()
     ratios = [one[1] / other[1] for one, other in zip(given[::2], given[1::2], strict=False)]
@@ -301,7 +301,7 @@ def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None
     """Parts that have nothing to do do not use up the time."""
     state = Incumbent(random_costs(2, 5), replace(limits(), clock=WorkClock(), time_limit_s=100))
     state.prove("any", Fraction(1))
-    monkeypatch.setattr(Turns, "_parts", lambda self: [turns._Part(lambda seconds: None)])
+    monkeypatch.setattr(Turns, "_parts", lambda self: [time_slices._Part(lambda seconds: None)])
     Turns(Joint(state, Solved(state)), state, None).run()
     assert state.remaining > 90
 

@@ -8,15 +8,15 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.again import search as again
-from pipeplan.ilp.again.bound import again_bound
-from pipeplan.ilp.again.merge import Run, merged
-from pipeplan.ilp.again.options import NONE, options
-from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
 from pipeplan.ilp.costs import Costs
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute import search as again
+from pipeplan.ilp.recompute.bound import again_bound
+from pipeplan.ilp.recompute.contracted_chain import Run, merged
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.options import NONE, options
 from pipeplan.simulator.recompute import condensed
 from pipeplan.verifier.recompute import without_runs
 from tests.plans import random_plan
@@ -171,7 +171,7 @@ def test_dropped_options_lower_others(seed: int, monkeypatch: pytest.MonkeyPatch
     """However few options a segment keeps, the bound stays one: it only falls."""
     costs = costs_of(some_chain(seed, 8), 3, 40)
     many = again_bound(costs, 1)
-    monkeypatch.setattr("pipeplan.ilp.again.options.MOST", 2)
+    monkeypatch.setattr("pipeplan.ilp.recompute.options.MOST", 2)
     few = again_bound(costs, 1)
     assert few is not None or many is None
     assert many is None or (few is not None and few <= many)

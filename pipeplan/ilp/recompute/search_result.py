@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.again.merge import Merged
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
+from pipeplan.ilp.recompute.contracted_chain import Merged
 from pipeplan.plan import Remat, Stage
 
 NEVER = Fraction(2**62)

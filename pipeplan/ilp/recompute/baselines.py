@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp import search
-from pipeplan.ilp.again.merge import Run, merged
-from pipeplan.ilp.again.options import options
-from pipeplan.ilp.again.partition import RunSolver
-from pipeplan.ilp.again.solved import Solved
 from pipeplan.ilp.contiguous.dynamic_program import Asked, ContiguousSolver, Front, State
 from pipeplan.ilp.contiguous.unconstrained import ample_stages
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute.contracted_chain import Run, merged
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.options import options
+from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 

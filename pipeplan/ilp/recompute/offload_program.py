@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from pipeplan.ilp.again.merge import Merged, merged
-from pipeplan.ilp.again.options import Options
-from pipeplan.ilp.again.partition import RunSolver
 from pipeplan.ilp.contiguous.dynamic_program import Partition
 from pipeplan.ilp.contiguous.partition_schedule import place
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute.contracted_chain import Merged, merged
+from pipeplan.ilp.recompute.dynamic_program import RunSolver
+from pipeplan.ilp.recompute.options import Options
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Stage
 

@@ -14,13 +14,13 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp import search
-from pipeplan.ilp.again.evening import RunEvening
-from pipeplan.ilp.again.joint import Joint
-from pipeplan.ilp.again.options import Options
-from pipeplan.ilp.again.solved import Solved
-from pipeplan.ilp.again.walk import RunWalk
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute.annealing import RunWalk
+from pipeplan.ilp.recompute.balancing import RunEvening
+from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.recompute.options import Options
+from pipeplan.ilp.recompute.search_result import Solved
 
 TURN_SHARE: Final = 0.2
 """Share of the time left that a part's first turn takes."""
