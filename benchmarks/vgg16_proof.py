@@ -25,8 +25,8 @@ from typing import Any
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.beginnings import Beginnings, Home, Ruled
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.incumbent import Incumbent, SearchOptions
 
 RESULT = Path(__file__).parent / "results" / "vgg16_proof.json"
 CASES = ((9_608_566_528, 391_750_000), (12_973_971_200, 276_650_000))
@@ -52,7 +52,7 @@ def main() -> int:
 def _case(chain: Chain, memory: int, period: int, seconds: float, workers: int) -> dict[str, Any]:
     """The tree of one memory and period, printed as it is walked."""
     cluster = uniform(GPUS, memory, bandwidth_bytes_per_s=BANDWIDTH, duplex="half")
-    state = Incumbent(Costs(chain, cluster, "2bw", "paper"), _options(seconds, workers))
+    state = Incumbent(CostModel(chain, cluster, "2bw", "paper"), _options(seconds, workers))
     print(f"{memory} bytes a GPU, {period / 1e6} ms per micro-batch")
     begun, since = time.monotonic(), time.monotonic()
     rows: list[dict[str, Any]] = []
@@ -95,8 +95,8 @@ def _runs(home: Home) -> str:
     return " ".join(text)
 
 
-def _options(seconds: float, workers: int) -> Options:
-    return Options(
+def _options(seconds: float, workers: int) -> SearchOptions:
+    return SearchOptions(
         microbatches=8,
         limit_versions=False,
         ks=tuple(range(1, 65)),

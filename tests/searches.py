@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.incumbent import SearchOptions
 
 
-def limits(**changes: Any) -> Options:
+def limits(**changes: Any) -> SearchOptions:
     """K = 1, any allocation, one worker, 20 s, no gap allowed; `changes` go on top."""
     usual: dict[str, Any] = {
         "microbatches": 8,
@@ -20,4 +20,4 @@ def limits(**changes: Any) -> Options:
         "workers": 1,
         "deterministic": False,
     }
-    return Options(**usual | changes)
+    return SearchOptions(**usual | changes)

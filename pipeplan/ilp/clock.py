@@ -26,16 +26,16 @@ class Clock:
         """Seconds that counted against the limit so far; asking costs nothing."""
         return self.wall_s
 
-    def look(self) -> float:
+    def elapsed(self) -> float:
         """Seconds that count against the limit."""
         return self.wall_s
 
-    def spend(self, work: float) -> None:
+    def charge(self, work: float) -> None:
         """The solver did `work` units; the wall has seen them."""
 
 
 @dataclass
-class WorkClock(Clock):
+class DeterministicClock(Clock):
     """Work instead of time: a second for each unit of the solver's, a little for each look.
 
     The same search then ends at the same point whatever else the machine does.
@@ -48,11 +48,11 @@ class WorkClock(Clock):
         """Seconds' worth of work done."""
         return self.worked
 
-    def look(self) -> float:
+    def elapsed(self) -> float:
         """Seconds' worth of work done."""
         self.worked += LOOK_S
         return self.worked
 
-    def spend(self, work: float) -> None:
+    def charge(self, work: float) -> None:
         """Count the solver's work."""
         self.worked += work

@@ -18,7 +18,7 @@ from pipeplan.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
-class Coarse:
+class CoarseChain:
     """A coarser chain; its layer i stands for layers `groups[i]` (first, last) of the original."""
 
     chain: Chain
@@ -31,7 +31,7 @@ class Coarse:
 
 def coarsen(
     chain: Chain, count: int, *, speeds: Sequence[float] = (1.0,), apart: Collection[int] = ()
-) -> Coarse:
+) -> CoarseChain:
     """Merge neighbours until `count` layers are left.
 
     Small ones are merged first, by work and bytes as shares of the chain's; among results of
@@ -44,7 +44,7 @@ def coarsen(
         apart: Layers that are not merged with the one behind them.
     """
     groups = _groups(chain, count, frozenset(apart))
-    return Coarse(grouped(chain, groups, speeds), groups)
+    return CoarseChain(grouped(chain, groups, speeds), groups)
 
 
 def grouped(

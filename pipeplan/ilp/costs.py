@@ -50,10 +50,10 @@ class SegmentBytes:
 
 
 @dataclass(frozen=True)
-class Costs:
+class CostModel:
     """Durations and bytes of one chain on one cluster under one memory model.
 
-    `again` are the chain's layers that stand for runs that are computed again; `pins` are
+    `recomputed` are the chain's layers that stand for recomputed segments; `pins` are
     (layer, GPU) for layers whose GPU is given.
     """
 
@@ -61,7 +61,7 @@ class Costs:
     cluster: Cluster
     semantics: Semantics
     memory_model: MemoryModel
-    again: frozenset[int] = frozenset()
+    recomputed: frozenset[int] = frozenset()
     pins: tuple[tuple[int, int], ...] = ()
 
     def __hash__(self) -> int:
@@ -203,7 +203,7 @@ class Costs:
         return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
     @cached_property
-    def homes(self) -> tuple[int | None, ...]:
+    def pinned_gpus(self) -> tuple[int | None, ...]:
         """GPU of each layer where it is given, by its own pin or by that of one tied to it."""
         homes: list[int | None] = [None] * self.layers
         for layer, gpu in self.pins:
@@ -217,7 +217,7 @@ class Costs:
     def keeps_pins(self, stages: Iterable[Stage]) -> bool:
         """Whether every pinned layer sits on its GPU."""
         return not self.pins or all(
-            self.homes[layer] in (None, stage.gpu)
+            self.pinned_gpus[layer] in (None, stage.gpu)
             for stage in stages
             for layer in range(stage.first, stage.last + 1)
         )

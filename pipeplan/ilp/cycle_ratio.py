@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import (
     OpId,
     Schedule,
@@ -49,7 +49,7 @@ class _Graph:
         return None
 
 
-def tighten(costs: Costs, schedule: Schedule, lowest: int) -> Schedule:
+def minimize_period_for_order(costs: CostModel, schedule: Schedule, lowest: int) -> Schedule:
     """The same orders and shifts at the smallest period >= `lowest`, every op early.
 
     Args:
@@ -58,7 +58,7 @@ def tighten(costs: Costs, schedule: Schedule, lowest: int) -> Schedule:
         lowest: A proven lower bound on the period in ns.
 
     Returns:
-        A schedule that keeps (R2)-(R5), nothing away; its memory is to be counted again.
+        A schedule that keeps (R2)-(R5), nothing offloaded; its memory is to be counted again.
     """
     graph = _graph(costs, schedule)
     low, high = lowest, max(lowest, schedule.period)
@@ -70,10 +70,10 @@ def tighten(costs: Costs, schedule: Schedule, lowest: int) -> Schedule:
             low = middle + 1
         else:
             high = middle
-    return retime(costs, schedule, high)
+    return asap_times(costs, schedule, high)
 
 
-def retime(costs: Costs, schedule: Schedule, period: int) -> Schedule:
+def asap_times(costs: CostModel, schedule: Schedule, period: int) -> Schedule:
     """The same orders and shifts at `period`, every op as early as possible.
 
     Raises:
@@ -87,10 +87,10 @@ def retime(costs: Costs, schedule: Schedule, period: int) -> Schedule:
     for (op, copy), time in zip(graph.nodes, times, strict=True):
         early[op][copy] = int(time)
     times_ = {op: tuple(row) for op, row in early.items()}
-    return replace(schedule, period=period, times=times_, away=())
+    return replace(schedule, period=period, times=times_, offloads=())
 
 
-def _graph(costs: Costs, schedule: Schedule) -> _Graph:
+def _graph(costs: CostModel, schedule: Schedule) -> _Graph:
     """Precedence, FIFO and cyclic orders as (source, target, length, periods) edges."""
     ops = chain_ops(schedule.stages)
     nodes = [(op, copy) for copy in range(schedule.k) for op in ops]

@@ -10,7 +10,7 @@ from pipeplan.ilp.bounds.assignment import serial, spread
 from pipeplan.ilp.bounds.counting import raise_bound
 from pipeplan.ilp.bounds.infeasibility import spread_reason
 from pipeplan.ilp.cpsat.extract import fuse
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact import stage_counts
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Walk
@@ -83,11 +83,11 @@ def _shorten(state: Incumbent) -> None:
 
 def _any_plan(state: Incumbent) -> None:
     """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be."""
-    state.enter("assignment")
+    state.set_phase("assignment")
     found = spread(state.costs, state.options, state.remaining)
     if found.missing and not state.options.offload:
         state.infeasible = spread_reason(state.costs, found.missing)
     if found.home is not None:
-        schedule = tighten(state.costs, serial(state.costs, found.home), 1)
+        schedule = minimize_period_for_order(state.costs, serial(state.costs, found.home), 1)
         state.offer(fuse(state.costs, schedule) or schedule)
         state.offer(schedule)

@@ -32,7 +32,7 @@ class History:
     clock: Clock
     steps: list[Improvement] = field(default_factory=list)
 
-    def hear(self, period: Fraction | None, bound: Fraction, phase: str) -> None:
+    def record(self, period: Fraction | None, bound: Fraction, phase: str) -> None:
         """Keep the report if the plan is better or the bound higher than before."""
         strategy = phase.partition(":")[0]
         if self.steps:

@@ -9,8 +9,8 @@ from math import ceil
 from typing import Literal
 
 from pipeplan.ilp.clock import Clock
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.memory import fits, memory_rows, not_updated
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.memory import fits, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.repair import fitted
 from pipeplan.ilp.schedule import Schedule, unrolled
@@ -29,7 +29,7 @@ BoundName = Literal["any", "k1", "contiguous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class SearchOptions:
     """What the search may do."""
 
     microbatches: int
@@ -53,8 +53,8 @@ class Options:
 class Incumbent:
     """The best schedule that fits, the bounds, and the clock."""
 
-    costs: Costs
-    options: Options
+    costs: CostModel
+    options: SearchOptions
     report: Report | None = None
     best: Schedule | None = None
     contiguous: Fraction | None = None
@@ -82,7 +82,7 @@ class Incumbent:
     @property
     def elapsed(self) -> float:
         """Seconds of the limit that are used; work done instead where that is what counts."""
-        return self.options.clock.look()
+        return self.options.clock.elapsed()
 
     @property
     def remaining(self) -> float:
@@ -125,18 +125,18 @@ class Incumbent:
         if self.uses(strategy):
             run(seconds)
 
-    def enter(self, phase: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """Name the strategy or prover that runs next: `name`, or `name: what it tries`."""
         self.phase = phase
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Report the state to whoever listens."""
         if self.report:
             period = self.best.per_microbatch if self.best else None
             self.report(self.options.clock.wall_s, period, self.bound, self.gap, self.phase)
 
-    def prove(self, name: BoundName, value: Fraction, *, from_bytes: bool = True) -> None:
+    def raise_bound(self, name: BoundName, value: Fraction, *, from_bytes: bool = True) -> None:
         """Raise a bound; one for all plans holds for every kind, rounded up where k is 1.
 
         Fractions that a plan file could not hold are rounded down, by less than a picosecond. What
@@ -151,16 +151,16 @@ class Incumbent:
             raised |= {"contiguous": value, "k1": Fraction(ceil(value))}
         for each, least in raised.items():
             self.bounds[each] = max(self.bounds.get(each, Fraction(0)), least)
-        self.tell()
+        self.notify()
 
-    def accepts(self, schedule: Schedule) -> bool:
+    def is_feasible(self, schedule: Schedule) -> bool:
         """Whether a schedule keeps tied layers together, pins, every memory and (R6)."""
         if not self.costs.keeps_pins(schedule.stages):
             return False
         if self.costs.tied_groups and not self._keeps_ties(schedule):
             return False
         most = self.most_in_flight
-        if most is not None and max(not_updated(self.costs, schedule)) > most:
+        if most is not None and max(in_flight_until_update(self.costs, schedule)) > most:
             return False
         rows = memory_rows(self.costs, schedule)
         host = self.costs.cluster.host
@@ -182,8 +182,8 @@ class Incumbent:
         """
         if len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
             schedule = unrolled(schedule, self.options.ks[0])
-        if not self.accepts(schedule):
-            mended = self._mended(schedule)
+        if not self.is_feasible(schedule):
+            mended = self._repaired(schedule)
             if mended is None:
                 return False
             schedule = mended
@@ -193,18 +193,18 @@ class Incumbent:
             self.contiguous = period if self.contiguous is None else min(self.contiguous, period)
         if self.best is None or self._cost(schedule) < self._cost(self.best):
             self.best = schedule
-            self.tell()
+            self.notify()
         return True
 
-    def _mended(self, schedule: Schedule) -> Schedule | None:
-        """The schedule with what must be away to fit, if that is allowed and makes it the best."""
+    def _repaired(self, schedule: Schedule) -> Schedule | None:
+        """The schedule with what must be offloaded to fit, if that is allowed and makes it the best."""
         best = self.best
-        if not self.options.offload or schedule.away:
+        if not self.options.offload or schedule.offloads:
             return None
         if best is not None and self._cost(schedule) >= self._cost(best):
             return None
         made = fitted(self.costs, schedule)
-        return made if made is not None and self.accepts(made) else None
+        return made if made is not None and self.is_feasible(made) else None
 
     def _cost(self, schedule: Schedule) -> tuple[Fraction, Fraction]:
         return cost(self.costs, schedule, self.options.microbatches)

@@ -9,37 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory_events import (
     DIRECT,
     MESSAGE,
     SAVED,
     WORKING,
-    Change,
-    ExactSweep,
-    PaperSweep,
-    Sweep,
+    ExactMemoryEvents,
+    MemoryEvent,
+    MemoryEvents,
+    PaperMemoryEvents,
 )
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import MemoryRow, OpKind
 
 
-def memory_rows(costs: Costs, schedule: Schedule) -> tuple[MemoryRow, ...]:
+def memory_rows(costs: CostModel, schedule: Schedule) -> tuple[MemoryRow, ...]:
     """One row per GPU, at the first instant of its largest total.
 
     Args:
         costs: Durations and bytes of the chain on the cluster.
         schedule: A schedule that keeps (R2)-(R5).
     """
-    sweep = ExactSweep(costs, schedule) if costs.exact else PaperSweep(costs, schedule)
-    changes: list[list[Change]] = [[] for _ in range(costs.gpus)]
-    for change in sweep.changes():
+    sweep = (
+        ExactMemoryEvents(costs, schedule) if costs.exact else PaperMemoryEvents(costs, schedule)
+    )
+    changes: list[list[MemoryEvent]] = [[] for _ in range(costs.gpus)]
+    for change in sweep.events():
         changes[change.gpu].append(change)
     rows = tuple(_row(costs, schedule, gpu, changes[gpu], sweep) for gpu in range(costs.gpus))
-    if not schedule.away:
+    if not schedule.offloads:
         return rows
-    away = host_bytes(costs, schedule)
-    return tuple(row.model_copy(update={"host_bytes": away[row.gpu]}) for row in rows)
+    hosted = host_bytes(costs, schedule)
+    return tuple(row.model_copy(update={"host_bytes": hosted[row.gpu]}) for row in rows)
 
 
 def fits(rows: Iterable[MemoryRow]) -> bool:
@@ -47,27 +49,29 @@ def fits(rows: Iterable[MemoryRow]) -> bool:
     return all(row.peak_bytes <= row.budget_bytes for row in rows)
 
 
-def host_bytes(costs: Costs, schedule: Schedule) -> list[int]:
+def host_bytes(costs: CostModel, schedule: Schedule) -> list[int]:
     """(H7) of each GPU: the most of it that waits in the host's memory at once."""
-    sweep = ExactSweep(costs, schedule)
-    changes: list[list[Change]] = [[] for _ in range(costs.gpus)]
-    for away in schedule.away:
-        changes[schedule.stages[away.stage].gpu] += sweep.waiting(away)
+    sweep = ExactMemoryEvents(costs, schedule)
+    changes: list[list[MemoryEvent]] = [[] for _ in range(costs.gpus)]
+    for offload in schedule.offloads:
+        changes[schedule.stages[offload.stage].gpu] += sweep.host_events(offload)
     return [peak_terms(schedule, own)[SAVED] for own in changes]
 
 
-def in_flight(costs: Costs, schedule: Schedule) -> tuple[int, ...]:
+def in_flight(costs: CostModel, schedule: Schedule) -> tuple[int, ...]:
     """Largest number of micro-batches at once between start of F and end of B, by stage (§2)."""
-    return _at_once(schedule, Sweep(costs, schedule), Sweep.end)
+    return _at_once(schedule, MemoryEvents(costs, schedule), MemoryEvents.end)
 
 
-def not_updated(costs: Costs, schedule: Schedule) -> tuple[int, ...]:
+def in_flight_until_update(costs: CostModel, schedule: Schedule) -> tuple[int, ...]:
     """As `in_flight`, but each counts until the update that may follow its B: (R6)."""
-    return _at_once(schedule, Sweep(costs, schedule), Sweep.update)
+    return _at_once(schedule, MemoryEvents(costs, schedule), MemoryEvents.update)
 
 
 def _at_once(
-    schedule: Schedule, sweep: Sweep, leaves: Callable[[Sweep, OpId, int, int, int], Change]
+    schedule: Schedule,
+    sweep: MemoryEvents,
+    leaves: Callable[[MemoryEvents, OpId, int, int, int], MemoryEvent],
 ) -> tuple[int, ...]:
     """By stage, the most micro-batches whose F has begun and that have not left after their B."""
     counts = []
@@ -85,7 +89,7 @@ def _at_once(
 
 
 def _row(
-    costs: Costs, schedule: Schedule, gpu: int, changes: list[Change], sweep: Sweep
+    costs: CostModel, schedule: Schedule, gpu: int, changes: list[MemoryEvent], sweep: MemoryEvents
 ) -> MemoryRow:
     hosted = [stage.id for stage in schedule.stages if stage.gpu == gpu]
     sizes = [sweep.segment(stage) for stage in hosted]
@@ -108,11 +112,11 @@ def _row(
     )
 
 
-def peak_terms(schedule: Schedule, changes: Sequence[Change]) -> list[int]:
+def peak_terms(schedule: Schedule, changes: Sequence[MemoryEvent]) -> list[int]:
     """The four terms after the first counted event that reaches the largest sum."""
     period, k = schedule.period, schedule.k
     level = [0, 0, 0, 0]
-    keyed: dict[tuple[int, int, int, int, int], list[Change]] = {}
+    keyed: dict[tuple[int, int, int, int, int], list[MemoryEvent]] = {}
     for change in changes:
         quotient, offset = divmod(change.time, period)
         level[change.term] -= quotient * change.size

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from pipeplan.ilp.costs import Costs, SegmentBytes
+from pipeplan.ilp.costs import CostModel, SegmentBytes
 from pipeplan.ilp.schedule import (
-    Away,
     OpId,
     Schedule,
+    StageOffload,
     duration,
     link_of,
     overlap,
@@ -29,7 +29,7 @@ SAVED, WORKING, DIRECT, MESSAGE = range(4)
 _END, _RECV, _INSTANT, _OPT, _START = range(5)
 
 
-class Change(NamedTuple):
+class MemoryEvent(NamedTuple):
     """`size` bytes of one term at one key; `counted` tells whether peaks are taken there."""
 
     gpu: int
@@ -44,10 +44,10 @@ class Change(NamedTuple):
 
 
 @dataclass
-class Sweep:
+class MemoryEvents:
     """What both accountings share: the schedule and its segments."""
 
-    costs: Costs
+    costs: CostModel
     schedule: Schedule
     _lengths: dict[OpId, int] = field(default_factory=dict)
     """What was asked for: every op comes back for each of the k micro-batches."""
@@ -84,7 +84,7 @@ class Sweep:
         """Whether both compute ops run on one GPU."""
         return self.schedule.stages[one[1]].gpu == self.schedule.stages[other[1]].gpu
 
-    def change(
+    def event(
         self,
         op: OpId,
         copy: int,
@@ -96,37 +96,37 @@ class Sweep:
         *,
         gpu: int | None = None,
         counted: bool = True,
-    ) -> Change:
+    ) -> MemoryEvent:
         """A change at `time` of micro-batch `copy`, ordered as an event of `op`."""
         where = self.schedule.stages[op[1]].gpu if gpu is None else gpu
-        return Change(where, time, order, copy, self.place(op), sub, term, size, counted)
+        return MemoryEvent(where, time, order, copy, self.place(op), sub, term, size, counted)
 
-    def start(self, op: OpId, copy: int, term: int, size: int) -> Change:
+    def start(self, op: OpId, copy: int, term: int, size: int) -> MemoryEvent:
         """A change when compute op `op` starts; peaks are taken there."""
         time, order = self.schedule.times[op][copy], _START if self.length(op) else _INSTANT
-        return self.change(op, copy, time, order, 0, term, size)
+        return self.event(op, copy, time, order, 0, term, size)
 
-    def end(self, op: OpId, copy: int, term: int, size: int) -> Change:
+    def end(self, op: OpId, copy: int, term: int, size: int) -> MemoryEvent:
         """A change when compute op `op` ends."""
         length = self.length(op)
         time = self.schedule.times[op][copy] + length
         order = _END if length else _INSTANT
-        return self.change(op, copy, time, order, 1, term, size, counted=self.costs.exact)
+        return self.event(op, copy, time, order, 1, term, size, counted=self.costs.exact)
 
-    def update(self, op: OpId, copy: int, term: int, size: int, sub: int = 0) -> Change:
+    def update(self, op: OpId, copy: int, term: int, size: int, sub: int = 0) -> MemoryEvent:
         """A change at the optimizer step that may follow backward `op`."""
         time = self.schedule.times[op][copy] + self.length(op)
-        return self.change(op, copy, time, _OPT, sub, term, size)
+        return self.event(op, copy, time, _OPT, sub, term, size)
 
     def permanent(self, gpu: int) -> int:
         """Message bytes that a GPU holds all the time."""
         return 0
 
 
-class ExactSweep(Sweep):
+class ExactMemoryEvents(MemoryEvents):
     """(M2)-(M6), (H6), (H7)."""
 
-    def changes(self) -> Iterator[Change]:
+    def events(self) -> Iterator[MemoryEvent]:
         """Every change of every GPU, for micro-batches 0..k-1."""
         for copy in range(self.schedule.k):
             for stage in self.schedule.stages:
@@ -142,30 +142,30 @@ class ExactSweep(Sweep):
                 yield self.end(producer, copy, MESSAGE, sent)
                 yield from self._transfer(send, copy, sent, received)
                 yield self.start(consumer, copy, MESSAGE, -received)
-        for away in self.schedule.away:
-            yield from self.leaving(away)
+        for offload in self.schedule.offloads:
+            yield from self.offload_events(offload)
 
-    def leaving(self, away: Away) -> Iterator[Change]:
-        """(H6): what is away is not counted from the end of OFFLOAD to the post of PREFETCH."""
-        out, back = (OpKind.OFFLOAD, away.stage), (OpKind.PREFETCH, away.stage)
-        for copy, (leaves, returns) in away.times.items():
-            left, post = leaves + away.ns, self.held(away.stage, returns)
-            yield self.change(out, copy, left, _END, 0, SAVED, -away.size)
-            yield self.change(back, copy, post, _RECV, 0, SAVED, away.size)
+    def offload_events(self, offload: StageOffload) -> Iterator[MemoryEvent]:
+        """(H6): offloaded bytes are not counted from the end of OFFLOAD to the post of PREFETCH."""
+        out, back = (OpKind.OFFLOAD, offload.stage), (OpKind.PREFETCH, offload.stage)
+        for copy, (leaves, returns) in offload.times.items():
+            left, post = leaves + offload.ns, self.deferred(offload.stage, returns)
+            yield self.event(out, copy, left, _END, 0, SAVED, -offload.size)
+            yield self.event(back, copy, post, _RECV, 0, SAVED, offload.size)
 
-    def waiting(self, away: Away) -> Iterator[Change]:
+    def host_events(self, offload: StageOffload) -> Iterator[MemoryEvent]:
         """(H7): bytes in the host's memory, from the issue of OFFLOAD to the start of B."""
-        for copy, (leaves, _) in away.times.items():
-            issue, out = self.held(away.stage, leaves), (OpKind.OFFLOAD, away.stage)
-            yield self.change(out, copy, issue, _INSTANT, 0, SAVED, away.size)
-            yield self.start((OpKind.B, away.stage), copy, SAVED, -away.size)
+        for copy, (leaves, _) in offload.times.items():
+            issue, out = self.deferred(offload.stage, leaves), (OpKind.OFFLOAD, offload.stage)
+            yield self.event(out, copy, issue, _INSTANT, 0, SAVED, offload.size)
+            yield self.start((OpKind.B, offload.stage), copy, SAVED, -offload.size)
 
-    def held(self, stage: int, time: int) -> int:
+    def deferred(self, stage: int, time: int) -> int:
         """(O1) on the GPU of a stage."""
         busy = self._busy[self.schedule.stages[stage].gpu]
-        return hold(busy, self.schedule.period, time)
+        return defer(busy, self.schedule.period, time)
 
-    def _compute(self, stage: Stage, copy: int) -> Iterator[Change]:
+    def _compute(self, stage: Stage, copy: int) -> Iterator[MemoryEvent]:
         size = self.segment(stage.id)
         forward, backward = (OpKind.F, stage.id), (OpKind.B, stage.id)
         yield self.start(forward, copy, SAVED, size.saved)
@@ -178,15 +178,15 @@ class ExactSweep(Sweep):
             yield self.update(backward, copy, WORKING, size.optimizer)
             yield self.update(backward, copy, WORKING, -size.optimizer, sub=1)
 
-    def _transfer(self, send: OpId, copy: int, sent: int, received: int) -> Iterator[Change]:
+    def _transfer(self, send: OpId, copy: int, sent: int, received: int) -> Iterator[MemoryEvent]:
         """(O1)-(O4): the receive's bytes from its posting, the sent bytes until they have left."""
         source, target = link_of(self.schedule.stages, send)
         length, time = self.length(send), self.schedule.times[send][copy]
-        issue = hold(self._busy[source], self.schedule.period, time)
-        post = hold(self._busy[target], self.schedule.period, issue)
-        yield self.change(send, copy, post, _RECV, 0, MESSAGE, received, gpu=target)
+        issue = defer(self._busy[source], self.schedule.period, time)
+        post = defer(self._busy[target], self.schedule.period, issue)
+        yield self.event(send, copy, post, _RECV, 0, MESSAGE, received, gpu=target)
         order = _END if length else _INSTANT
-        yield self.change(send, copy, time + length, order, 2, MESSAGE, -sent)
+        yield self.event(send, copy, time + length, order, 2, MESSAGE, -sent)
 
     @cached_property
     def _busy(self) -> list[list[tuple[int, int]]]:
@@ -201,10 +201,10 @@ class ExactSweep(Sweep):
         return [sorted(own) for own in busy]
 
 
-class PaperSweep(Sweep):
+class PaperMemoryEvents(MemoryEvents):
     """(P2)-(P5); peaks are taken at the starts of compute ops only."""
 
-    def changes(self) -> Iterator[Change]:
+    def events(self) -> Iterator[MemoryEvent]:
         """Every change of every GPU, for micro-batches 0..k-1."""
         for copy in range(self.schedule.k):
             for stage in self.schedule.stages:
@@ -244,14 +244,14 @@ class PaperSweep(Sweep):
         return total
 
 
-def stage_bytes(costs: Costs, stages: tuple[Stage, ...], stage: int) -> SegmentBytes:
+def stage_bytes(costs: CostModel, stages: tuple[Stage, ...], stage: int) -> SegmentBytes:
     """Bytes of a stage, knowing whether its predecessor is on the same GPU (u of M2)."""
     this = stages[stage]
     covered = stage > 0 and stages[stage - 1].gpu == this.gpu
     return costs.segment(this.first, this.last, covered)
 
 
-def hold(busy: list[tuple[int, int]], period: int, time: int) -> int:
+def defer(busy: list[tuple[int, int]], period: int, time: int) -> int:
     """(O1): the start of the compute op that runs strictly around `time`, else `time`."""
     if not busy:
         return time

@@ -9,9 +9,9 @@ from itertools import pairwise
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.infeasibility import simple_reason
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.coarsening import Coarse, coarsen
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.coarsening import CoarseChain, coarsen
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.schedule import Schedule
 
@@ -23,7 +23,7 @@ FIRST_SHARE = 0.5
 """Share of the time for the first round."""
 
 
-def automatic(costs: Costs) -> int | None:
+def automatic(costs: CostModel) -> int | None:
     """How many groups a chain should be searched as; None for its own layers."""
     groups = max(LEAST_GROUPS, GROUPS_PER_GPU * costs.gpus)
     return groups if costs.exact and costs.layers > max(ABOVE, groups) else None
@@ -40,14 +40,14 @@ def run(state: Incumbent, groups: int) -> None:
     except KeyboardInterrupt:
         if state.best is None:
             raise
-        state.enter("interrupted")
+        state.set_phase("interrupted")
 
 
 def _rounds(state: Incumbent, groups: int) -> None:
     state.infeasible = simple_reason(state.costs)
     if state.infeasible is not None:
         return
-    state.prove("any", any_bound(state.costs))
+    state.raise_bound("any", any_bound(state.costs))
     while not _round(state, _coarse(state, groups), FIRST_SHARE) and state.remaining > 0:
         groups *= 2
         if groups >= state.costs.layers:
@@ -58,9 +58,9 @@ def _rounds(state: Incumbent, groups: int) -> None:
         _round(state, _coarse(state, groups // 2, near), 1.0)
 
 
-def _coarse(state: Incumbent, groups: int, apart: frozenset[int] = frozenset()) -> Coarse:
+def _coarse(state: Incumbent, groups: int, apart: frozenset[int] = frozenset()) -> CoarseChain:
     speeds = tuple({gpu.speed for gpu in state.costs.cluster.gpus})
-    pinned = {n for n, (one, two) in enumerate(pairwise(state.costs.homes)) if one != two}
+    pinned = {n for n, (one, two) in enumerate(pairwise(state.costs.pinned_gpus)) if one != two}
     coarse = coarsen(state.costs.chain, groups, speeds=speeds, apart=apart | pinned)
     text = (
         f"searched as {len(coarse.groups)} groups of the {state.costs.layers} layers (--coarsen)"
@@ -81,7 +81,7 @@ def _near_borders(best: Schedule, most: int) -> frozenset[int]:
     )
 
 
-def _round(state: Incumbent, coarse: Coarse, share: float) -> bool:
+def _round(state: Incumbent, coarse: CoarseChain, share: float) -> bool:
     """One search on a coarse chain, whose best schedule competes; whether there is one."""
     costs = state.costs
     inner = Incumbent(
@@ -92,20 +92,20 @@ def _round(state: Incumbent, coarse: Coarse, share: float) -> bool:
     if state.best is not None:
         mine = _projected(coarse, state.best)
         if mine is not None:
-            inner.offer(tighten(inner.costs, mine, 1))
+            inner.offer(minimize_period_for_order(inner.costs, mine, 1))
     search.run(inner)
     if inner.best is not None:
         state.offer(_expanded(coarse, inner.best))
     if inner.contiguous is not None:
         state.contiguous = min(inner.contiguous, state.contiguous or inner.contiguous)
     if inner.phase == "interrupted":
-        state.enter("interrupted")
+        state.set_phase("interrupted")
     return inner.best is not None
 
 
-def _pins(costs: Costs, coarse: Coarse) -> tuple[tuple[int, int], ...]:
+def _pins(costs: CostModel, coarse: CoarseChain) -> tuple[tuple[int, int], ...]:
     """The pins of groups: each group's layers have the same."""
-    homes = [costs.homes[first] for first, _ in coarse.groups]
+    homes = [costs.pinned_gpus[first] for first, _ in coarse.groups]
     return tuple((group, gpu) for group, gpu in enumerate(homes) if gpu is not None)
 
 
@@ -127,7 +127,7 @@ def _forwarded(state: Incumbent) -> Report | None:
     return tell
 
 
-def _expanded(coarse: Coarse, schedule: Schedule) -> Schedule:
+def _expanded(coarse: CoarseChain, schedule: Schedule) -> Schedule:
     """The same times for the true layers: their ops last at most as long, and hold no more."""
     stages = tuple(
         stage.model_copy(update={"layers": coarse.layers(*stage.layers)})
@@ -136,7 +136,7 @@ def _expanded(coarse: Coarse, schedule: Schedule) -> Schedule:
     return replace(schedule, stages=stages)
 
 
-def _projected(coarse: Coarse, schedule: Schedule) -> Schedule | None:
+def _projected(coarse: CoarseChain, schedule: Schedule) -> Schedule | None:
     """The schedule on the coarse chain, if its borders are there."""
     first = {group[0]: index for index, group in enumerate(coarse.groups)}
     last = {group[1]: index for index, group in enumerate(coarse.groups)}

@@ -122,7 +122,7 @@ def joint(state: Incumbent, k: int, seconds: float) -> bool:
     Returns:
         Whether nothing shorter is left for this k, as far as the model sees.
     """
-    state.enter(f"joint: k={k}")
+    state.set_phase(f"joint: k={k}")
     items = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
     return shorten(state, instance, seconds, proof=True)
@@ -138,7 +138,7 @@ def guided(state: Incumbent, seconds: float) -> None:
                 target = state.bound * Fraction(factor)
                 if state.done or state.elapsed > end or not _worth(state, target):
                     return
-                state.enter(f"guide: {count} units at {factor:g} x bound")
+                state.set_phase(f"guide: {count} units at {factor:g} x bound")
                 home = _propose(state, count, target, tabu, end)
                 if home is None:
                     break
@@ -179,7 +179,7 @@ def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: fl
         else:
             runs.append((first, last))
             places.append(gpu)
-    state.enter(f"guide: schedule of {len(runs)} stages")
+    state.set_phase(f"guide: schedule of {len(runs)} stages")
     instance = Instance(
         state.costs, tuple(runs), tuple((gpu,) for gpu in places), most=state.most_in_flight
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from pipeplan.ilp.costs import Costs, ceil_div_fraction
+from pipeplan.ilp.costs import CostModel, ceil_div_fraction
 from pipeplan.ilp.schedule import Schedule, duration
 from pipeplan.plan import Stage
 from pipeplan.units import ceil_div
 
 
-def step_ns(costs: Costs, schedule: Schedule, microbatches: int) -> int:
+def step_ns(costs: CostModel, schedule: Schedule, microbatches: int) -> int:
     """(T5): plan-clock time of one optimizer step of `microbatches` micro-batches."""
     update = optimizer_ns(costs, schedule.stages)
     period, k = schedule.period, schedule.k
@@ -27,7 +27,7 @@ def step_ns(costs: Costs, schedule: Schedule, microbatches: int) -> int:
     return latest - earliest + update
 
 
-def optimizer_ns(costs: Costs, stages: tuple[Stage, ...]) -> int:
+def optimizer_ns(costs: CostModel, stages: tuple[Stage, ...]) -> int:
     """The slowest GPU's update of all layers it hosts."""
     totals = [0] * costs.gpus
     for stage in stages:
@@ -37,7 +37,7 @@ def optimizer_ns(costs: Costs, stages: tuple[Stage, ...]) -> int:
     return max(totals)
 
 
-def cost(costs: Costs, schedule: Schedule, microbatches: int) -> tuple[Fraction, Fraction]:
+def cost(costs: CostModel, schedule: Schedule, microbatches: int) -> tuple[Fraction, Fraction]:
     """Smaller is better: what the semantics minimize; equal ones by how simple they are."""
     period = schedule.per_microbatch
     if costs.semantics == "2bw":

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.ilp.clock import Clock, WorkClock
-from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.clock import Clock, DeterministicClock
+from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.plan import MemoryModel, Semantics, Stage
 
 Method = Literal["auto", "contiguous", "paper-ilp", "full-recompute", "two-phase"]
@@ -74,9 +74,9 @@ class Limits:
     without: frozenset[str] = field(default_factory=frozenset)
 
 
-def options_of(problem: Problem, limits: Limits) -> Options:
+def options_of(problem: Problem, limits: Limits) -> SearchOptions:
     """What the inside of the solver reads of both, with a clock that starts now."""
-    return Options(
+    return SearchOptions(
         microbatches=problem.microbatches,
         limit_versions=problem.limit_versions,
         ks=problem.ks,
@@ -88,5 +88,5 @@ def options_of(problem: Problem, limits: Limits) -> Options:
         deterministic=limits.deterministic,
         offload=problem.offload,
         without=limits.without,
-        clock=WorkClock() if limits.deterministic else Clock(),
+        clock=DeterministicClock() if limits.deterministic else Clock(),
     )

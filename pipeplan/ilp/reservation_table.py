@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-Hole = tuple[int, int]
+FreeInterval = tuple[int, int]
 """(start, length) of a free arc; the start is less than the period."""
 
 
-class Ring:
+class ReservationTable:
     """Disjoint arcs on a circle of one period."""
 
     __slots__ = ("_ends", "_starts", "period")
@@ -38,7 +38,7 @@ class Ring:
             index += 1
         del self._starts[index], self._ends[index]
 
-    def holes(self) -> list[Hole]:
+    def free_intervals(self) -> list[FreeInterval]:
         """All free arcs of some length."""
         starts, ends, period = self._starts, self._ends, self.period
         if not starts:
@@ -47,7 +47,7 @@ class Ring:
         gaps = zip(ends, following, strict=True)
         return [(end % period, start - end) for end, start in gaps if start > end]
 
-    def after(self, time: int, length: int) -> int | None:
+    def earliest_fit(self, time: int, length: int) -> int | None:
         """The earliest start >= `time` at which `length` is free; None if nowhere."""
         starts, ends, period = self._starts, self._ends, self.period
         count = len(starts)
@@ -63,7 +63,7 @@ class Ring:
             at = max(at, ends[arc] + turn * period)
         return None
 
-    def before(self, time: int, length: int) -> int | None:
+    def latest_fit(self, time: int, length: int) -> int | None:
         """The latest start at which `length` is free and ends by `time`; None if nowhere."""
         starts, ends, period = self._starts, self._ends, self.period
         count = len(starts)

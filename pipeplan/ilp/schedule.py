@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Op, OpKind, Stage
 
 OpId = tuple[OpKind, int]
@@ -18,7 +18,7 @@ OpId = tuple[OpKind, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class StageOffload:
     """What a stage sends to the host between its forward and its backward: (H1), (H2).
 
     Attributes:
@@ -40,14 +40,14 @@ class Away:
 class Schedule:
     """Stages, the period of k micro-batches in ns, when each op of micro-batches 0..k-1 starts.
 
-    `away` has the stages of which something waits in the host's memory, in their order.
+    `offloads` says what stages offload to the host, in their order.
     """
 
     stages: tuple[Stage, ...]
     period: int
     k: int
     times: Mapping[OpId, tuple[int, ...]]
-    away: tuple[Away, ...] = ()
+    offloads: tuple[StageOffload, ...] = ()
 
     @property
     def per_microbatch(self) -> Fraction:
@@ -62,7 +62,7 @@ def unrolled(schedule: Schedule, k: int) -> Schedule:
         op: tuple(time + turn * schedule.period for turn in range(repeats) for time in row)
         for op, row in schedule.times.items()
     }
-    away = tuple(
+    offloads = tuple(
         replace(
             each,
             times={
@@ -74,9 +74,9 @@ def unrolled(schedule: Schedule, k: int) -> Schedule:
                 for copy, (out, back) in each.times.items()
             },
         )
-        for each in schedule.away
+        for each in schedule.offloads
     )
-    return Schedule(schedule.stages, schedule.period * repeats, k, times, away)
+    return Schedule(schedule.stages, schedule.period * repeats, k, times, offloads)
 
 
 def chain_ops(stages: tuple[Stage, ...]) -> list[OpId]:
@@ -97,7 +97,7 @@ def chain_ops(stages: tuple[Stage, ...]) -> list[OpId]:
     return ops
 
 
-def duration(costs: Costs, stages: tuple[Stage, ...], op: OpId) -> int:
+def duration(costs: CostModel, stages: tuple[Stage, ...], op: OpId) -> int:
     """(T2), (T3) of one op in ns."""
     kind, index = op
     stage = stages[index]
@@ -117,7 +117,7 @@ def link_of(stages: tuple[Stage, ...], op: OpId) -> tuple[int, int]:
     return stages[index].gpu, stages[other].gpu
 
 
-def resource(costs: Costs, stages: tuple[Stage, ...], op: OpId) -> tuple[int, ...]:
+def resource(costs: CostModel, stages: tuple[Stage, ...], op: OpId) -> tuple[int, ...]:
     """What the op excludes others on: (gpu,) or the link's pair (R3), (R4)."""
     if op[0].is_compute:
         return (stages[op[1]].gpu,)
@@ -147,7 +147,7 @@ def overlap(period: int, intervals: list[tuple[int, int]]) -> int:
     return best
 
 
-def to_ops(costs: Costs, schedule: Schedule) -> tuple[Op, ...]:
+def to_ops(costs: CostModel, schedule: Schedule) -> tuple[Op, ...]:
     """The plan's ops in normal form (R1): starts in [0, period), smallest shift 0."""
     stages, period = schedule.stages, schedule.period
     origin = min(min(times) for times in schedule.times.values()) // period
@@ -167,11 +167,11 @@ def to_ops(costs: Costs, schedule: Schedule) -> tuple[Op, ...]:
     )
 
 
-def _timed(costs: Costs, schedule: Schedule, copy: int) -> Iterator[tuple[OpId, int, int]]:
+def _timed(costs: CostModel, schedule: Schedule, copy: int) -> Iterator[tuple[OpId, int, int]]:
     """(op, absolute start, duration) of one micro-batch, those of the host last."""
     for op in chain_ops(schedule.stages):
         yield op, schedule.times[op][copy], duration(costs, schedule.stages, op)
-    for each in schedule.away:
+    for each in schedule.offloads:
         if copy in each.times:
             out, back = each.times[copy]
             yield (OpKind.OFFLOAD, each.stage), out, each.ns

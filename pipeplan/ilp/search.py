@@ -11,7 +11,7 @@ from pipeplan.ilp.bounds.load import any_bound, contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.partition_schedule import place
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Walk
 
@@ -55,22 +55,22 @@ def prove_contiguous(state: Incumbent) -> None:
     try:
         window.raise_bound(state, WINDOWS_SHARE * state.remaining)
     except KeyboardInterrupt:
-        state.enter("interrupted")
+        state.set_phase("interrupted")
 
 
 def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -> None:
     try:
-        state.enter("bounds")
+        state.set_phase("bounds")
         reason = least_reason if state.options.offload else simple_reason
         state.infeasible = reason(state.costs)
         if state.infeasible is None:
-            state.prove("any", load_bound(state.costs), from_bytes=False)
-            state.prove("any", any_bound(state.costs))
+            state.raise_bound("any", load_bound(state.costs), from_bytes=False)
+            state.raise_bound("any", any_bound(state.costs))
             search(state)
     except KeyboardInterrupt:
         if state.best is None:
             raise
-        state.enter("interrupted")
+        state.set_phase("interrupted")
 
 
 def _everything(state: Incumbent) -> None:
@@ -103,7 +103,7 @@ def contiguous(state: Incumbent) -> bool:
     Returns:
         Whether there may be one: False where it is proven that there is none.
     """
-    state.enter("contiguous")
+    state.set_phase("contiguous")
     costs, lowest = state.costs, max(1, int(state.bounds["any"]))
     most, offload = state.most_in_flight, state.options.offload
     optimistic = ContiguousSolver(costs, most)
@@ -124,7 +124,7 @@ def contiguous(state: Incumbent) -> bool:
     over = _until(state, optimistic)
     bound = None if offload else contiguous_bound(costs, state.bounds["any"], over)
     if bound is not None:
-        state.prove("contiguous", bound)
+        state.raise_bound("contiguous", bound)
     elif state.options.contiguous_only and not offload:
         state.infeasible = contiguous_reason(costs)
     if costs.semantics == "flush" and state.uses("flush periods"):
@@ -194,7 +194,7 @@ def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24)
     """Fill and drain count: try longer periods, whose plans are shorter from end to end."""
     if state.best is None:
         return
-    state.enter("flush periods")
+    state.set_phase("flush periods")
     low, high = state.best.period, solver.serial_ns
     for point in range(1, points + 1):
         if state.remaining <= 0:
@@ -205,4 +205,8 @@ def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24)
             continue
         for side in (True, False):
             schedule = place(state.costs, partition, gradients_wait=side)
-            state.offer(tighten(state.costs, schedule, int(max(Fraction(1), state.bound))))
+            state.offer(
+                minimize_period_for_order(
+                    state.costs, schedule, int(max(Fraction(1), state.bound))
+                )
+            )

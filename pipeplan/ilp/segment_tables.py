@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.costs import PAPER_WEIGHT_COPIES, Costs
+from pipeplan.ilp.costs import PAPER_WEIGHT_COPIES, CostModel
 
 Array = NDArray[np.int64]
 
@@ -36,7 +36,7 @@ class SegmentTables:
     """Exact model: every tensor of both boundaries once. Paper model: the permanent slots."""
 
 
-def segment_tables(costs: Costs) -> SegmentTables:
+def segment_tables(costs: CostModel) -> SegmentTables:
     """The tables of one chain.
 
     Raises:
@@ -55,7 +55,7 @@ def segment_tables(costs: Costs) -> SegmentTables:
     return _exact(costs) if costs.exact else _paper(costs)
 
 
-def _field(costs: Costs, name: str) -> Array:
+def _field(costs: CostModel, name: str) -> Array:
     return np.array([getattr(layer, name) for layer in costs.chain.layers], dtype=np.int64)
 
 
@@ -72,7 +72,7 @@ def _running_max(values: Array, start: int) -> Array:
     return np.maximum.accumulate(spread, axis=1)
 
 
-def _exact(costs: Costs) -> SegmentTables:
+def _exact(costs: CostModel) -> SegmentTables:
     chain, count = costs.chain, costs.layers
     x = np.array([chain.input_of(i) for i in range(count)], dtype=np.int64)
     gx = np.array([chain.gradient_of_input(i) for i in range(count)], dtype=np.int64)
@@ -121,7 +121,7 @@ def _exact(costs: Costs) -> SegmentTables:
     )
 
 
-def _paper(costs: Costs) -> SegmentTables:
+def _paper(costs: CostModel) -> SegmentTables:
     count = costs.layers
     x = np.array([costs.chain.input_of(i) for i in range(count)], dtype=np.int64)
     y = _field(costs, "output_bytes")
@@ -161,7 +161,7 @@ def _ends(front: Array, behind: Array) -> Array:
     return front[:, None] + behind[None, :]
 
 
-def loads(costs: Costs, gpu: int) -> Array:
+def loads(costs: CostModel, gpu: int) -> Array:
     """[i, j] -> forward plus backward ns of layers i..j on `gpu`, overhead included.
 
     Raises:
@@ -178,13 +178,13 @@ def loads(costs: Costs, gpu: int) -> Array:
     return _spread(np.array(sums, dtype=np.int64)) + overhead
 
 
-def forwards(costs: Costs, gpu: int) -> Array:
+def forwards(costs: CostModel, gpu: int) -> Array:
     """[i, j] -> the forward of layers i..j on `gpu`, overhead included."""
     sums = np.array(costs.compute_sums(gpu)[0], dtype=np.int64)
     return _spread(sums) + costs.cluster.action_overhead_ns
 
 
-def cuttable(costs: Costs) -> NDArray[np.bool_]:
+def cuttable(costs: CostModel) -> NDArray[np.bool_]:
     """Whether the boundary behind each layer may be cut: not inside a span of tied parameters."""
     marks = [0] * (costs.layers + 1)
     for group in costs.tied_groups:
@@ -194,7 +194,7 @@ def cuttable(costs: Costs) -> NDArray[np.bool_]:
     return np.asarray(inside[: costs.layers] == 0)
 
 
-def pinned_elsewhere(costs: Costs, gpu: int) -> NDArray[np.bool_]:
+def pinned_elsewhere(costs: CostModel, gpu: int) -> NDArray[np.bool_]:
     """[i, j] -> whether a layer of i..j is pinned to another GPU."""
     here = (None, gpu)
-    return _between(np.array([home not in here for home in costs.homes], dtype=np.int64)) > 0
+    return _between(np.array([home not in here for home in costs.pinned_gpus], dtype=np.int64)) > 0

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from pipeplan.ilp.history import Improvement
 from pipeplan.ilp.incumbent import BoundName
-from pipeplan.ilp.memory import in_flight, memory_rows, not_updated
+from pipeplan.ilp.memory import in_flight, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import step_ns
 from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.schedule import to_ops
@@ -68,7 +68,7 @@ def solution(solved: Solved, history: tuple[Improvement, ...]) -> Solution:
     costs, best, microbatches = state.costs, state.best, state.options.microbatches
     assert best is not None
     if costs.semantics == "2bw" and not state.options.limit_versions:
-        microbatches = max(microbatches, max(not_updated(costs, best)) - 1)
+        microbatches = max(microbatches, max(in_flight_until_update(costs, best)) - 1)
     return Solution(
         stages=solved.stages,
         k=best.k,

@@ -10,7 +10,7 @@ from typing import Final
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.ilp import multilevel, search
 from pipeplan.ilp.bounds import infeasibility
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.history import History
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.problem import Limits, Problem, options_of
@@ -18,7 +18,7 @@ from pipeplan.ilp.recompute import baselines
 from pipeplan.ilp.recompute import search as again
 from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.solution import Solution, solution
-from pipeplan.ilp.warm_start import warm
+from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
 
 TIME_OVER: Final = 0.95
@@ -50,7 +50,7 @@ def solve(
         InputError: if sizes are out of range, or the method cannot say the problem.
     """
     limits = limits or Limits()
-    costs = Costs(
+    costs = CostModel(
         problem.chain,
         problem.cluster,
         problem.semantics,
@@ -60,23 +60,23 @@ def solve(
     infeasibility.check_sums(costs)
     options = options_of(problem, limits)
     history = History(options.clock)
-    state = Incumbent(costs, options, _heard(history, progress))
+    state = Incumbent(costs, options, _recording(history, progress))
     for start in warm_starts:
         if not start.recomputes:
-            warm(state, start)
+            offer_warm_start(state, start)
     solved = _search(problem, limits, state, warm_starts)
     if solved.state.best is None:
         raise _failure(problem, state)
     return solution(solved, tuple(history.steps))
 
 
-def _heard(history: History, progress: Report | None) -> Report:
+def _recording(history: History, progress: Report | None) -> Report:
     """Keeps the history and passes reports on."""
 
     def heard(
         seconds: float, period: Fraction | None, bound: Fraction, gap: float | None, phase: str
     ) -> None:
-        history.hear(period, bound, phase)
+        history.record(period, bound, phase)
         if progress:
             progress(seconds, period, bound, gap, phase)
 
@@ -119,7 +119,7 @@ def _with_fixed_cuts(problem: Problem, state: Incumbent) -> Solved:
     return found or Solved(state)
 
 
-def _groups(costs: Costs, limits: Limits) -> int | None:
+def _groups(costs: CostModel, limits: Limits) -> int | None:
     """How many groups of layers to search on; None for the layers themselves."""
     if limits.groups == "auto":
         return multilevel.automatic(costs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 
 
-def gpu_classes(costs: Costs) -> list[list[int]]:
+def gpu_classes(costs: CostModel) -> list[list[int]]:
     """GPUs that may swap places without any change: same speed, memory and links to all others.
 
     A GPU that a layer is pinned to is like no other.
@@ -21,8 +21,8 @@ def gpu_classes(costs: Costs) -> list[list[int]]:
     return classes
 
 
-def _twins(costs: Costs, one: int, other: int) -> bool:
-    if one in costs.homes or other in costs.homes:
+def _twins(costs: CostModel, one: int, other: int) -> bool:
+    if one in costs.pinned_gpus or other in costs.pinned_gpus:
         return False
     first, second = costs.cluster.gpus[one], costs.cluster.gpus[other]
     if (first.speed, first.budget_bytes) != (second.speed, second.budget_bytes):

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from pipeplan.cluster import Cluster
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import BoundName, Incumbent
 from pipeplan.ilp.offload.byte_options import run_bytes
-from pipeplan.ilp.schedule import Away, OpId, Schedule
+from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
 from pipeplan.plan import OpKind, Plan
 
 
-def warm(state: Incumbent, plan: Plan) -> None:
+def offer_warm_start(state: Incumbent, plan: Plan) -> None:
     """Offer the schedule of a valid `plan` and take over what is proven for this very problem.
 
     Where links, speeds or overheads differ, its orders are kept and its times made anew.
@@ -22,9 +22,9 @@ def warm(state: Incumbent, plan: Plan) -> None:
         state: not begun.
         plan: of the same chain, on GPUs that are there, whose stages compute nothing again.
     """
-    state.enter("warm start")
+    state.set_phase("warm start")
     for name, value in _proven(state, plan):
-        state.prove(name, value)
+        state.raise_bound(name, value)
     reason = _offer(state, plan)
     if reason is not None:
         state.notes.append(f"the plan resumed from does not count here: {reason}")
@@ -41,8 +41,8 @@ def _offer(state: Incumbent, plan: Plan) -> str | None:
     if not state.costs.keeps_pins(schedule.stages):
         return "a pinned layer sits on another GPU in it"
     other = _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts)
-    if other or (schedule.away and plan.cluster.host != state.costs.cluster.host):
-        schedule = tighten(state.costs, schedule, 1)
+    if other or (schedule.offloads and plan.cluster.host != state.costs.cluster.host):
+        schedule = minimize_period_for_order(state.costs, schedule, 1)
     if state.offer(schedule):
         return None
     most = state.most_in_flight
@@ -57,7 +57,7 @@ def _machines(cluster: Cluster, hosts: list[int]) -> tuple[object, ...]:
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """The plan's stages, absolute start times (T4), and what is away."""
+    """The plan's stages, absolute start times (T4), and what is offloaded."""
     times: dict[OpId, dict[int, int]] = {}
     for op in plan.ops:
         row = times.setdefault((op.kind, op.stage), {})
@@ -68,16 +68,16 @@ def schedule_of(plan: Plan) -> Schedule:
         if not op[0].is_host
     }
     stages = tuple(stage.model_copy(update={"remat": None}) for stage in plan.stages)
-    return Schedule(stages, plan.period_ns, plan.k, computed, tuple(_away(plan, times)))
+    return Schedule(stages, plan.period_ns, plan.k, computed, tuple(_offloads(plan, times)))
 
 
-def _away(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[Away]:
+def _offloads(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[StageOffload]:
     """(H1), (H2) of each stage of the plan that sends something to the host."""
     lengths = {op.stage: op.duration_ns for op in plan.ops if op.kind is OpKind.OFFLOAD}
     for stage in plan.stages:
         if stage.remat is not None and stage.remat.offload:
             out, back = times[OpKind.OFFLOAD, stage.id], times[OpKind.PREFETCH, stage.id]
-            yield Away(
+            yield StageOffload(
                 stage.id,
                 stage.remat.offload,
                 sum(run_bytes(plan.chain, run) for run in stage.remat.offload),

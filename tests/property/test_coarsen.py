@@ -16,8 +16,8 @@ from pipeplan import planner, verifier
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Host, uniform
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
-from pipeplan.ilp.coarsening import Coarse, coarsen
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.coarsening import CoarseChain, coarsen
+from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Plan, Semantics
 from tests import handmade
 
@@ -78,11 +78,11 @@ def test_no_field_is_forgotten() -> None:
     assert set(Layer.model_fields) - zero_bubble == drawn
 
 
-def both(chain: Chain, coarse: Coarse, cluster: Cluster) -> tuple[Costs, Costs]:
+def both(chain: Chain, coarse: CoarseChain, cluster: Cluster) -> tuple[CostModel, CostModel]:
     """Costs of the chain and of the coarser one."""
     return (
-        Costs(chain, cluster, "2bw", "exact"),
-        Costs(coarse.chain, cluster, "2bw", "exact"),
+        CostModel(chain, cluster, "2bw", "exact"),
+        CostModel(coarse.chain, cluster, "2bw", "exact"),
     )
 
 

@@ -15,9 +15,9 @@ from ortools.sat.python import cp_model
 
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.counting import Master
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.local_search.list_scheduler import Outward, Run
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
@@ -27,7 +27,7 @@ from tests import handmade
 ROOMY = 10**6
 
 
-def random_costs(random: Random, model: MemoryModel) -> Costs:
+def random_costs(random: Random, model: MemoryModel) -> CostModel:
     """Two to seven layers, messages large in front, on three GPUs."""
     layers = random.randint(2, 7)
     sizes = sorted((random.randint(0, 30) for _ in range(layers - 1)), reverse=True)
@@ -45,10 +45,10 @@ def random_costs(random: Random, model: MemoryModel) -> Costs:
     times = [(random.randint(5, 40), random.randint(5, 60)) for _ in fields]
     duplex = random.choice(("half", "full"))
     cluster = uniform(3, ROOMY, bandwidth_bytes_per_s=10**9, duplex=duplex)
-    return Costs(handmade.chain(times, fields), cluster, "2bw", model)
+    return CostModel(handmade.chain(times, fields), cluster, "2bw", model)
 
 
-def random_schedule(random: Random, costs: Costs) -> Schedule | None:
+def random_schedule(random: Random, costs: CostModel) -> Schedule | None:
     """Stages on random GPUs, one to three micro-batches, as short as the orders allow."""
     cuts = sorted(random.sample(range(1, costs.layers), random.randint(0, costs.layers - 1)))
     edges = [0, *cuts, costs.layers]
@@ -59,7 +59,7 @@ def random_schedule(random: Random, costs: Costs) -> Schedule | None:
     loads = [sum(costs.load_ns(a, b, g) for a, b, g in runs if g == p) for p in range(costs.gpus)]
     period = int(k * max(loads) * random.uniform(1.0, 1.6)) + 1
     placed = Outward(costs, runs, period, [copy * period // k for copy in range(k)])
-    return tighten(costs, placed.schedule(), 1) if placed.place() else None
+    return minimize_period_for_order(costs, placed.schedule(), 1) if placed.place() else None
 
 
 @pytest.mark.parametrize("model", ["exact", "paper"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.ilp import noncontiguous
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact import enumeration
 from pipeplan.plan import MemoryModel, Semantics
 from tests import handmade, oracle
@@ -22,20 +22,20 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 def test_equal_gpus_are_taken_in_order() -> None:
     """Five layers on three equal GPUs: as many allocations as ways to part a set; else none."""
-    costs = Costs(handmade.chain([(1, 1)] * 5), uniform(3, 10), "2bw", "exact")
+    costs = CostModel(handmade.chain([(1, 1)] * 5), uniform(3, 10), "2bw", "exact")
     assert len(enumeration.allocations(costs) or ()) == 1 + 15 + 25
     tied = handmade.chain(
         [(1, 1)] * 5, [{"parameters": ("w",)} if n in (0, 4) else {} for n in range(5)]
     )
     assert (
-        len(enumeration.allocations(Costs(tied, uniform(3, 10), "2bw", "exact")) or ())
+        len(enumeration.allocations(CostModel(tied, uniform(3, 10), "2bw", "exact")) or ())
         == 1 + 7 + 6
     )
-    pinned = Costs(costs.chain, costs.cluster, "2bw", "exact", pins=((0, 2),))
+    pinned = CostModel(costs.chain, costs.cluster, "2bw", "exact", pins=((0, 2),))
     assert len(enumeration.allocations(pinned) or ()) == 1 + 15 + 25
     assert (
         enumeration.allocations(
-            Costs(handmade.chain([(1, 1)] * 12), uniform(3, 10), "2bw", "exact")
+            CostModel(handmade.chain([(1, 1)] * 12), uniform(3, 10), "2bw", "exact")
         )
         is None
     )
@@ -83,7 +83,7 @@ def test_unequal_and_messages(
 )
 def test_floors_hold(chain: Chain, cluster: Cluster, model: MemoryModel, k: int) -> None:
     """The smallest floor of all allocations is never above the optimum of any k."""
-    costs = Costs(chain, cluster, "2bw", model)
+    costs = CostModel(chain, cluster, "2bw", model)
     limit = oracle.serial(chain, cluster) * k
     best = oracle.optimum(chain, cluster, k=k, limit=limit, memory_model=model)
     floors = [

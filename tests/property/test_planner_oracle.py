@@ -14,7 +14,7 @@ from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InfeasibleError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat import period_search
 from pipeplan.plan import MemoryModel, Plan, Rational, Semantics
 from tests import handmade, oracle
@@ -70,7 +70,7 @@ def waiting(draw: st.DrawFn) -> tuple[Chain, int]:
             }
         )
     chain = handmade.chain([(1, 1)] * len(fields), fields)
-    whole = Costs(chain, uniform(1, 1), "2bw", "exact").segment(0, len(fields) - 1)
+    whole = CostModel(chain, uniform(1, 1), "2bw", "exact").segment(0, len(fields) - 1)
     need = max(whole.running, whole.saved + whole.backward, whole.optimizer)
     return chain, whole.states + need + draw(st.integers(-1, 1))
 

@@ -13,8 +13,8 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InfeasibleError
 from pipeplan.ilp.bounds.load import load_bound
-from pipeplan.ilp.clock import WorkClock
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.clock import DeterministicClock
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import enumeration
 from pipeplan.ilp.recompute.enumeration import choices
@@ -74,7 +74,7 @@ def held_against(seed: int, layers: int, gpus: int) -> tuple[Plan | None, int | 
         bound = plan.solver.bounds.k1
         assert bound is not None
         assert bound[0] <= best * bound[1]
-        assert any_of(plan) == load_bound(Costs(chain, cluster, "2bw", "exact"))
+        assert any_of(plan) == load_bound(CostModel(chain, cluster, "2bw", "exact"))
     return plan, best
 
 
@@ -96,9 +96,9 @@ def test_listing_what_there_is_to_try_takes_time() -> None:
     """Where time is over before all is listed, what is left is not: five layers, unequal GPUs."""
     chain, cluster = tiny(0, 5), machines(0, 5, 3)
     gpus = [x.model_copy(update={"memory_bytes": 30 + n}) for n, x in enumerate(cluster.gpus)]
-    costs = Costs(chain, cluster.model_copy(update={"gpus": tuple(gpus)}), "2bw", "exact")
-    state = Incumbent(costs, limits(clock=WorkClock(), deterministic=True))
-    state.prove("any", load_bound(costs))
+    costs = CostModel(chain, cluster.model_copy(update={"gpus": tuple(gpus)}), "2bw", "exact")
+    state = Incumbent(costs, limits(clock=DeterministicClock(), deterministic=True))
+    state.raise_bound("any", load_bound(costs))
     with mock.patch.object(enumeration, "allocations", wraps=enumeration.allocations) as listed:
         assert enumeration.decide(state, None, Fraction(0), 0.5) is None
     assert 1 <= listed.call_count < len(list(choices(5)))
@@ -150,7 +150,7 @@ def test_several_copies(layers: int, gpus: int, seed: int, workers: int) -> None
     best = wheels.optimum(chain, cluster)
     config = planner.Config(recompute="auto", time_limit_s=3, workers=workers, deterministic=True)
     plan = planner.solve(chain, cluster, config)
-    assert any_of(plan) == load_bound(Costs(chain, cluster, "2bw", "exact"))
+    assert any_of(plan) == load_bound(CostModel(chain, cluster, "2bw", "exact"))
     assert best is not None
     assert plan.solver.bounds.k1 is not None
     assert Fraction(*plan.solver.bounds.k1) <= best
@@ -158,14 +158,14 @@ def test_several_copies(layers: int, gpus: int, seed: int, workers: int) -> None
 
 def test_each_set_of_runs_has_bounds_of_its_own() -> None:
     """What is proven of the chain found afterwards is not proven of all the others."""
-    costs = Costs(tiny(14, 4), machines(14, 4, 3), "2bw", "exact")
+    costs = CostModel(tiny(14, 4), machines(14, 4, 3), "2bw", "exact")
     whole = Incumbent(costs, limits(time_limit_s=60))
-    whole.prove("any", load_bound(costs), from_bytes=False)
+    whole.raise_bound("any", load_bound(costs), from_bytes=False)
     found = enumeration.decide(whole, None, Fraction(0), 30)
     assert found is not None
     before, (inner, _) = dict(whole.bounds), found
     assert before["k1"] == 6
-    inner.prove("any", Fraction(99))
+    inner.raise_bound("any", Fraction(99))
     assert whole.bounds == before
 
 

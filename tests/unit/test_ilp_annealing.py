@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.cycle_ratio import retime
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Layout, Walk
 from pipeplan.ilp.local_search.list_scheduler import Outward, Run
 from pipeplan.ilp.local_search.peak_estimate import glance
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.reservation_table import Ring
+from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade
@@ -34,8 +34,8 @@ PERIOD = 12
     st.integers(1, 5),
 )
 def test_ring_finds_nearest(arcs: list[tuple[int, int]], time: int, length: int) -> None:
-    """`after` and `before` are the nearest free places, found again instant by instant."""
-    ring, busy = Ring(PERIOD), set[int]()
+    """`earliest_fit` and `latest_fit` are the nearest free places, found again instant by instant."""
+    ring, busy = ReservationTable(PERIOD), set[int]()
     borders: set[int] = set()
     for start, long in arcs:
         inside = {(start + tick) % PERIOD for tick in range(long)}
@@ -50,8 +50,10 @@ def test_ring_finds_nearest(arcs: list[tuple[int, int]], time: int, length: int)
         if not {(start + tick) % PERIOD for tick in range(length)} & busy
         and not _across(start, length, borders)
     ]
-    assert ring.after(time, length) == min((x for x in free if x >= time), default=None)
-    assert ring.before(time, length) == max((x for x in free if x + length <= time), default=None)
+    assert ring.earliest_fit(time, length) == min((x for x in free if x >= time), default=None)
+    assert ring.latest_fit(time, length) == max(
+        (x for x in free if x + length <= time), default=None
+    )
 
 
 def _across(start: int, length: int, points: set[int]) -> bool:
@@ -59,7 +61,7 @@ def _across(start: int, length: int, points: set[int]) -> bool:
     return any((start + tick) % PERIOD in points for tick in range(1, length))
 
 
-def random_costs(random: Random, model: MemoryModel, gpus: int) -> Costs:
+def random_costs(random: Random, model: MemoryModel, gpus: int) -> CostModel:
     """A chain of a few layers with messages on equal GPUs with half-duplex links."""
     layers = random.randint(2, 8)
     times = [(random.randint(1, 9), random.randint(1, 9)) for _ in range(layers)]
@@ -72,10 +74,10 @@ def random_costs(random: Random, model: MemoryModel, gpus: int) -> Costs:
         for _ in range(layers)
     ]
     cluster = uniform(gpus, 10**6, bandwidth_bytes_per_s=10**9, duplex="half")
-    return Costs(handmade.chain(times, fields), cluster, "2bw", model)
+    return CostModel(handmade.chain(times, fields), cluster, "2bw", model)
 
 
-def random_runs(random: Random, costs: Costs) -> list[Run]:
+def random_runs(random: Random, costs: CostModel) -> list[Run]:
     """Stages on random GPUs, several on some."""
     cuts = sorted(random.sample(range(1, costs.layers), random.randint(0, costs.layers - 1)))
     edges = [0, *cuts, costs.layers]
@@ -92,7 +94,7 @@ def test_placements_keep_rules() -> None:
         placed = Outward(costs, runs, period, [copy * period // k for copy in range(k)])
         if placed.place():
             done += 1
-            early = retime(costs, placed.schedule(), period)
+            early = asap_times(costs, placed.schedule(), period)
             assert early.times.keys() == placed.times.keys()
     assert done > 200
 
@@ -142,10 +144,10 @@ def test_glance_is_near_the_exact_bytes() -> None:
 def test_walk_leaves_contiguity_where_that_helps() -> None:
     """Loads 1, 2, 1 on two GPUs: the walk finds the middle alone, the ends together."""
     chain = handmade.chain([(1, 1), (2, 2), (1, 1)], [{}, {}, {}])
-    costs = Costs(chain, uniform(2, 100), "2bw", "exact")
+    costs = CostModel(chain, uniform(2, 100), "2bw", "exact")
     options = limits()
     state = Incumbent(costs, options)
-    state.prove("any", Fraction(4))
+    state.raise_bound("any", Fraction(4))
     contiguous(state)
     assert state.contiguous == 6
     Walk(state).run(10)
@@ -156,7 +158,7 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
 
 def test_one_layer_has_nothing_to_split() -> None:
     """The walk's changes of an allocation of a single layer move it or leave it."""
-    costs = Costs(handmade.chain([(1, 1)]), uniform(2, 100), "2bw", "exact")
+    costs = CostModel(handmade.chain([(1, 1)]), uniform(2, 100), "2bw", "exact")
     walk, layout = Walk(Incumbent(costs, limits())), Layout((0,), frozenset())
     for _ in range(60):
         layout = walk._step(layout)

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import any_bound, forced
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.cycle_ratio import retime
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Layout
 from pipeplan.ilp.local_search.assignment_annealing import Balance
@@ -19,7 +19,7 @@ from pipeplan.ilp.local_search.layer_merging import coarsen
 from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.local_search.packing_lookahead import packs, pair
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.reservation_table import Ring
+from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.search import contiguous
 from tests import handmade
 from tests.searches import limits
@@ -27,11 +27,11 @@ from tests.searches import limits
 
 def test_holes_are_what_is_free() -> None:
     """Holes are the free arcs, one across the period's end too; points split them."""
-    ring = Ring(20)
-    assert ring.holes() == [(0, 20)]
+    ring = ReservationTable(20)
+    assert ring.free_intervals() == [(0, 20)]
     for start, length in ((2, 3), (5, 1), (10, 0), (14, 2)):
         ring.add(start, length)
-    assert sorted(ring.holes()) == [(6, 4), (10, 4), (16, 6)]
+    assert sorted(ring.free_intervals()) == [(6, 4), (10, 4), (16, 6)]
 
 
 def test_a_pair_leaves_room_for_the_rest() -> None:
@@ -57,7 +57,7 @@ def test_full_gpus_are_scheduled() -> None:
         chain_times = times * gpus
         order = list(range(len(homes)))
         random.shuffle(order)
-        costs = Costs(
+        costs = CostModel(
             handmade.chain([chain_times[n] for n in order]), uniform(gpus, 2**40), "2bw", "exact"
         )
         runs = [(layer, layer, homes[n]) for layer, n in enumerate(order)]
@@ -65,7 +65,7 @@ def test_full_gpus_are_scheduled() -> None:
         placing = Outward(costs, runs, period)
         if placing.place():
             placed += 1
-            assert retime(costs, placing.schedule(), period).period == period
+            assert asap_times(costs, placing.schedule(), period).period == period
     assert placed > 50
 
 
@@ -81,7 +81,7 @@ def test_sums_stay_right_after_many_steps() -> None:
         times = [(random.randint(1, 9), random.randint(1, 9)) for _ in range(layers)]
         duplex: Literal["half", "full"] = "half" if turn % 2 else "full"
         cluster = uniform(gpus, 40, bandwidth_bytes_per_s=10**9, duplex=duplex)
-        costs = Costs(handmade.chain(times, fields), cluster, "2bw", "exact")
+        costs = CostModel(handmade.chain(times, fields), cluster, "2bw", "exact")
         period = max(max(map(sum, times)), sum(map(sum, times)) // gpus + 1)
         counts, beside = [1.0 + layer / 3 for layer in range(layers)], [0.1] * gpus
         homes = [random.randrange(gpus) for _ in range(layers)]
@@ -94,15 +94,15 @@ def test_sums_stay_right_after_many_steps() -> None:
 
 def test_units_are_layers_that_cannot_part() -> None:
     """A cut that outlasts the period keeps its two layers together, and so layers in a row."""
-    costs = Costs(handmade.chain([(1, 1)] * 5), uniform(2, 100), "2bw", "exact")
+    costs = CostModel(handmade.chain([(1, 1)] * 5), uniform(2, 100), "2bw", "exact")
     assert forced(costs, [9, 0, 10, 11], 9) == [(0,), (1,), (2, 3, 4)]
 
 
-def tied(pins: tuple[tuple[int, int], ...]) -> Costs:
+def tied(pins: tuple[tuple[int, int], ...]) -> CostModel:
     """Four layers on two GPUs; any cut takes 50 ns."""
     cluster = uniform(2, 100, bandwidth_bytes_per_s=10**9, duplex="half")
     of = handmade.chain([(1, 1)] * 4, [{"output_bytes": 25}] * 4)
-    return Costs(of, cluster, "2bw", "exact", pins=pins)
+    return CostModel(of, cluster, "2bw", "exact", pins=pins)
 
 
 def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
@@ -115,7 +115,7 @@ def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
     costs = tied(((0, 0), (2, 1)))
     assert Balance(costs, 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02).torn
     state = Incumbent(costs, limits())
-    state.prove("any", Fraction(8))
+    state.raise_bound("any", Fraction(8))
     contiguous(state)
     assert state.best is not None
     Evening(state).run(5)
@@ -135,7 +135,7 @@ def test_measured_bytes_add_up_to_the_peak() -> None:
     """States, counts times what layers keep, and the rest are each GPU's exact peak."""
     fields = [{"saved_bytes": 5, "output_bytes": 2, "weight_bytes": 3} for _ in range(6)]
     cluster = uniform(2, 1000, bandwidth_bytes_per_s=10**9)
-    costs = Costs(handmade.chain([(2, 4)] * 6, fields), cluster, "2bw", "exact")
+    costs = CostModel(handmade.chain([(2, 4)] * 6, fields), cluster, "2bw", "exact")
     placing = Outward(costs, [(0, 1, 0), (2, 3, 1), (4, 5, 0)], 40)
     assert placing.place()
     schedule = placing.schedule()
@@ -149,13 +149,13 @@ def test_measured_bytes_add_up_to_the_peak() -> None:
 def test_alternating_sizes_are_mixed() -> None:
     """10 parts of 70 and of 40 on 3 GPUs: contiguous plans need more than 370, others do not."""
     times = [(20, 50), (10, 30)] * 10
-    costs = Costs(handmade.chain(times), uniform(3, 2**40), "2bw", "exact")
+    costs = CostModel(handmade.chain(times), uniform(3, 2**40), "2bw", "exact")
     state = Incumbent(costs, limits())
-    state.prove("any", any_bound(costs))
+    state.raise_bound("any", any_bound(costs))
     contiguous(state)
     assert state.contiguous is not None
     assert state.contiguous > 370
-    state.prove("any", Fraction(370))
+    state.raise_bound("any", Fraction(370))
     Evening(state).run(10)
     assert state.best is not None
     assert state.best.per_microbatch == 370

@@ -10,15 +10,15 @@ from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.assignment import spread
 from pipeplan.ilp.bounds.infeasibility import contiguous_reason, simple_reason
 from pipeplan.ilp.bounds.load import any_bound, contiguous_bound, load_bound, residency_bound
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact.enumeration import floor_of
 from tests import handmade, searches
 
 
-def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> Costs:
+def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> CostModel:
     """Costs of a hand-made chain under 2bw and the exact memory model."""
     layers = [{name: row[i] for name, row in fields.items()} for i in range(len(times))]
-    return Costs(handmade.chain(times, layers), cluster, "2bw", "exact")
+    return CostModel(handmade.chain(times, layers), cluster, "2bw", "exact")
 
 
 def test_average_load_is_exact() -> None:
@@ -59,7 +59,7 @@ def test_tied_layers_are_one_item() -> None:
     """Two layers that share a parameter load one GPU together."""
     ties = [{"parameters": ("w",)}, {}, {"parameters": ("w",)}]
     chain = handmade.chain([(3, 3), (1, 1), (3, 3)], ties)
-    assert load_bound(Costs(chain, uniform(3, 1), "2bw", "exact")) == 12
+    assert load_bound(CostModel(chain, uniform(3, 1), "2bw", "exact")) == 12
 
 
 def test_average_memory() -> None:
@@ -108,7 +108,7 @@ def test_a_late_update_needs_the_input_of_its_stage_only() -> None:
 def test_updates_in_the_midst_of_a_stage_wait_for_its_end() -> None:
     """Stage 0..1 peaks at 100 bytes, its update's: what layer 0 keeps is gone by then."""
     sizes = [{"saved_bytes": 10}, {"optimizer_workspace_bytes": 100}]
-    costs = Costs(handmade.chain([(1, 1), (1, 1)], sizes), uniform(1, 105), "2bw", "exact")
+    costs = CostModel(handmade.chain([(1, 1), (1, 1)], sizes), uniform(1, 105), "2bw", "exact")
     assert spread(costs, searches.limits(), 5).home == (0, 0)
 
 
@@ -127,7 +127,7 @@ def test_what_would_help_depends_on_what_is_too_much() -> None:
     ):
         gpus = tuple(Gpu(name="g", memory_bytes=memory) for memory in memories)
         machines = uniform(2, 1).model_copy(update={"gpus": gpus})
-        reason = simple_reason(Costs(of, machines, semantics, "exact"))
+        reason = simple_reason(CostModel(of, machines, semantics, "exact"))
         assert reason is not None
         assert helps in reason, semantics
 
@@ -146,7 +146,7 @@ def test_what_would_help_is_never_what_cannot() -> None:
         (one, 30, "paper", False, True),
         (one, 26, "paper", False, False),
     ):
-        reason = simple_reason(Costs(of, uniform(1, memory), "2bw", model))
+        reason = simple_reason(CostModel(of, uniform(1, memory), "2bw", model))
         assert reason is not None
         assert ("semantics flush" in reason) == flush, reason
         assert ("smaller micro-batch" in reason) == smaller, reason
@@ -154,7 +154,7 @@ def test_what_would_help_is_never_what_cannot() -> None:
 
 def test_pins_that_take_turns_are_named() -> None:
     """Where no contiguous plan keeps the pins nothing is said of bytes."""
-    of = Costs(
+    of = CostModel(
         handmade.chain([(1, 1)] * 4), uniform(2, 99), "2bw", "exact", pins=((0, 0), (2, 1), (3, 0))
     )
     reason = contiguous_reason(of)

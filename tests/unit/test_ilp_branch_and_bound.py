@@ -10,7 +10,7 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.clock import Clock
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact.branch_and_bound import NODES, SENDING, Told, affordable, decided
 from pipeplan.ilp.exact.transfer_branching import TRIAL
 from pipeplan.ilp.incumbent import Incumbent
@@ -31,7 +31,7 @@ def test_orders_say_what_brute_force_does(layers: int, gpus: int, seeds: int) ->
     for seed in range(seeds):
         chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
         for case in wheels.every_case(chain, cluster):
-            costs = Costs(case.machine.chain, cluster, "2bw", "exact")
+            costs = CostModel(case.machine.chain, cluster, "2bw", "exact")
             for period in range(case.load, case.load + 3):
                 state = Incumbent(costs, limits())
                 answer = decided(costs, case.homes, period, state.offer, Clock())
@@ -45,7 +45,7 @@ def test_orders_say_what_brute_force_does(layers: int, gpus: int, seeds: int) ->
 
 def test_it_gives_up_where_there_is_too_much_to_try() -> None:
     """Beyond the places allowed nothing is claimed."""
-    costs = Costs(tiny(0, 4), machines(0, 4, 3), "2bw", "exact")
+    costs = CostModel(tiny(0, 4), machines(0, 4, 3), "2bw", "exact")
     state = Incumbent(costs, limits())
     full = decided(costs, (0, 1, 0, 2), 6, state.offer, Clock())
     short = decided(costs, (0, 1, 0, 2), 6, state.offer, Clock(), nodes=0)
@@ -55,7 +55,7 @@ def test_it_gives_up_where_there_is_too_much_to_try() -> None:
 def test_schedules_that_will_not_do_are_work() -> None:
     """Where each of very many orders is refused, it gives up after few of them."""
     chain = handmade.chain([(1, 1)] * 6, [{"output_bytes": 1}] * 6)
-    costs = Costs(chain, uniform(3, 100, bandwidth_bytes_per_s=10**9), "2bw", "exact")
+    costs = CostModel(chain, uniform(3, 100, bandwidth_bytes_per_s=10**9), "2bw", "exact")
     asked: list[Schedule] = []
 
     def refused(schedule: Schedule) -> bool:
@@ -80,13 +80,13 @@ def test_a_transfer_without_length_lies_between_others() -> None:
     chain = handmade.chain([(each, 1) for each in forward], fields)
     for duplex in ("full", "half"):
         cluster = uniform(2, 12, bandwidth_bytes_per_s=10**9, duplex=duplex)
-        costs = Costs(chain, cluster, "flush", "exact")
+        costs = CostModel(chain, cluster, "flush", "exact")
         for home, period in product(product((0, 1), repeat=4), (8, 9)):
             told = decided(costs, home, period, partial(overlaps, costs), Clock(), 20 * TRIAL)
             assert told is not Told.TAKEN
 
 
-def overlaps(costs: Costs, schedule: Schedule) -> bool:
+def overlaps(costs: CostModel, schedule: Schedule) -> bool:
     """Whether two transfers share a link at once, one without length inside another included."""
     busy: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for (kind, stage), (start,) in schedule.times.items():

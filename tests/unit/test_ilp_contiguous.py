@@ -11,10 +11,10 @@ import pytest
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.load import contiguous_bound
-from pipeplan.ilp.clock import WorkClock
+from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition, push_one
 from pipeplan.ilp.contiguous.partition_schedule import place
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
 from pipeplan.ilp.symmetry import gpu_classes
@@ -22,10 +22,10 @@ from tests import handmade
 from tests.searches import limits
 
 
-def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> Costs:
+def costs(times: list[tuple[int, int]], cluster: Cluster, **fields: list[int]) -> CostModel:
     """Costs of a hand-made chain under 2bw and the exact memory model."""
     layers = [{name: row[i] for name, row in fields.items()} for i in range(len(times))]
-    return Costs(handmade.chain(times, layers), cluster, "2bw", "exact")
+    return CostModel(handmade.chain(times, layers), cluster, "2bw", "exact")
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(1e-6, 0), (0.05, 8), (60, 10**6)])
@@ -34,9 +34,9 @@ def test_longer_periods_of_a_step_keep_the_time(
 ) -> None:
     """Under flush periods longer than the shortest are tried only while there is time."""
     chain = handmade.chain([(300 + n, 500 - n) for n in range(9)], [{} for _ in range(9)])
-    of = Costs(chain, uniform(3, 10, bandwidth_bytes_per_s=10**9), "flush", "exact")
-    state = Incumbent(of, limits(time_limit_s=seconds, clock=WorkClock()))
-    state.prove("any", Fraction(1))
+    of = CostModel(chain, uniform(3, 10, bandwidth_bytes_per_s=10**9), "flush", "exact")
+    state = Incumbent(of, limits(time_limit_s=seconds, clock=DeterministicClock()))
+    state.raise_bound("any", Fraction(1))
     solver = ContiguousSolver(of)
     search.offer_shortest(state, solver, ContiguousSolver(of, messages=True), 1)
     assert state.best is not None
@@ -52,7 +52,7 @@ def test_longer_periods_of_a_step_keep_the_time(
     assert (len(asked) >= 20) == (seconds == 60)
 
 
-def best(of: Costs) -> Partition:
+def best(of: CostModel) -> Partition:
     """The shortest partition, which must exist."""
     found = ContiguousSolver(of).shortest(1)
     assert found is not None
@@ -102,7 +102,7 @@ def test_memory_forces_fewer_copies() -> None:
 def test_tied_layers_are_not_parted() -> None:
     """Layers that share a parameter stay in one stage, with all between them."""
     chain = handmade.chain([(1, 1)] * 3, [{"parameters": ("w",)}, {}, {"parameters": ("w",)}])
-    of = Costs(chain, uniform(3, 100), "2bw", "exact")
+    of = CostModel(chain, uniform(3, 100), "2bw", "exact")
     assert [stage.layers for stage in best(of).stages] == [(0, 2)]
 
 
@@ -130,7 +130,7 @@ def test_classes_of_gpus() -> None:
     assert len(gpu_classes(costs([(1, 1)], special))) > 1
 
 
-def _eight_kinds() -> Costs:
+def _eight_kinds() -> CostModel:
     """Ten layers on eight GPUs of which no two are alike: 2048 states of the dynamic program."""
     of = costs([(100 + 7 * n, 130 + 11 * n) for n in range(10)], uniform(8, 100))
     gpus = tuple(
@@ -140,7 +140,7 @@ def _eight_kinds() -> Costs:
     kinds = of.cluster.model_copy(update={"gpus": gpus})
     layers = [{"saved_bytes": 4, "weight_bytes": 1} for _ in range(10)]
     times = [(layer.forward_ns, layer.backward_ns) for layer in of.chain.layers]
-    return Costs(handmade.chain(times, layers), kinds, "2bw", "exact")
+    return CostModel(handmade.chain(times, layers), kinds, "2bw", "exact")
 
 
 def test_a_bisection_that_is_over_says_what_it_refuted() -> None:
@@ -177,8 +177,8 @@ def test_one_order_of_gpus_is_quick_and_valid() -> None:
 def test_many_kinds_of_gpus_have_a_plan_in_no_time() -> None:
     """Without time for all orders there is the plan of one, and a bound that holds."""
     of = _eight_kinds()
-    state = Incumbent(of, limits(time_limit_s=1e-6, clock=WorkClock()))
-    state.prove("any", Fraction(1))
+    state = Incumbent(of, limits(time_limit_s=1e-6, clock=DeterministicClock()))
+    state.raise_bound("any", Fraction(1))
     assert search.contiguous(state)
     assert state.best is not None
     best = ContiguousSolver(of).shortest(1)
@@ -223,7 +223,7 @@ def test_equals_all_partitions(seed: int) -> None:
             assert fits(rows) or messages > 0
 
 
-def _by_hand(of: Costs, count: int, gpus: int) -> int | None:
+def _by_hand(of: CostModel, count: int, gpus: int) -> int | None:
     """The shortest period over all partitions, V by its definition, stage by stage."""
     half = of.cluster.links.duplex == "half"
     for period in range(1, 200):
@@ -234,7 +234,7 @@ def _by_hand(of: Costs, count: int, gpus: int) -> int | None:
     return None
 
 
-def _fits_at(of: Costs, borders: list[int], period: int, *, half: bool) -> bool:
+def _fits_at(of: CostModel, borders: list[int], period: int, *, half: bool) -> bool:
     span = 0
     for index in reversed(range(len(borders) - 1)):
         first, last = borders[index], borders[index + 1] - 1

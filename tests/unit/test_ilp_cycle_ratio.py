@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.extract import fuse
-from pipeplan.ilp.cycle_ratio import retime, tighten
+from pipeplan.ilp.cycle_ratio import asap_times, minimize_period_for_order
 from pipeplan.ilp.schedule import Schedule, chain_ops, to_ops, unrolled
 from pipeplan.plan import OpKind, Stage
 from tests import handmade
@@ -21,15 +21,15 @@ def one_gpu(period: int, times: dict[tuple[OpKind, int], tuple[int, ...]]) -> Sc
     return Schedule(stages, period, 1, times)
 
 
-def costs() -> Costs:
+def costs() -> CostModel:
     """Two layers of 2 + 3 ns."""
-    return Costs(handmade.chain([(2, 3), (2, 3)]), uniform(1, 100), "2bw", "exact")
+    return CostModel(handmade.chain([(2, 3), (2, 3)]), uniform(1, 100), "2bw", "exact")
 
 
 def test_tighten_removes_idle_time() -> None:
     """A lazy schedule of 10 ns of work per period of 50 tightens to 10, orders kept."""
     lazy = one_gpu(50, {(F, 0): (0,), (F, 1): (10,), (B, 1): (20,), (B, 0): (30,)})
-    tight = tighten(costs(), lazy, 1)
+    tight = minimize_period_for_order(costs(), lazy, 1)
     assert tight.period == 10
     assert tight.times == {(F, 0): (0,), (F, 1): (2,), (B, 1): (4,), (B, 0): (7,)}
 
@@ -37,26 +37,26 @@ def test_tighten_removes_idle_time() -> None:
 def test_tighten_respects_the_lowest_period() -> None:
     """A bound given is not undercut."""
     lazy = one_gpu(50, {(F, 0): (0,), (F, 1): (10,), (B, 1): (20,), (B, 0): (30,)})
-    assert tighten(costs(), lazy, 13).period == 13
+    assert minimize_period_for_order(costs(), lazy, 13).period == 13
 
 
 def test_tighten_lengthens_where_needed() -> None:
     """Orders made with too short durations get the period they need."""
     rough = one_gpu(4, {(F, 0): (0,), (F, 1): (1,), (B, 1): (2,), (B, 0): (3,)})
-    assert tighten(costs(), rough, 1).period == 10
+    assert minimize_period_for_order(costs(), rough, 1).period == 10
 
 
 def test_retime_refuses_a_short_period() -> None:
     """Below the shortest period there is no schedule."""
     lazy = one_gpu(50, {(F, 0): (0,), (F, 1): (10,), (B, 1): (20,), (B, 0): (30,)})
     with pytest.raises(ValueError, match="period"):
-        retime(costs(), lazy, 9)
+        asap_times(costs(), lazy, 9)
 
 
 def test_order_across_periods_is_kept() -> None:
     """A backward of the last micro-batch between two forwards stays there."""
     times = {(F, 0): (0,), (F, 1): (5,), (B, 1): (7,), (B, 0): (12,)}
-    tight = tighten(costs(), one_gpu(10, times), 1)
+    tight = minimize_period_for_order(costs(), one_gpu(10, times), 1)
     assert tight.period == 10
     assert (tight.times[B, 0][0] - tight.times[F, 0][0]) % 10 == 2
 
@@ -79,7 +79,7 @@ def test_what_begins_with_an_op_of_no_length_is_behind_it(last: int, joins: bool
     starts = {(F, 0): 0, (F, 1): 11, (F, 2): 20, (F, 3): 26}
     starts |= {(B, 3): last, (B, 2): 48, (B, 1): 62, (B, 0): 66}
     split = Schedule(stages, 40, 1, {op: (time,) for op, time in starts.items()})
-    fused = fuse(Costs(chain, uniform(2, 100), "2bw", "exact"), split)
+    fused = fuse(CostModel(chain, uniform(2, 100), "2bw", "exact"), split)
     assert (fused is not None) == joins
     if fused is not None:
         assert [stage.layers for stage in fused.stages] == [(0, 0), (1, 1), (2, 3)]

@@ -10,12 +10,12 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat import period_search
 from pipeplan.ilp.cpsat.solve import Result, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact import enumeration
-from pipeplan.ilp.incumbent import Incumbent, Options
+from pipeplan.ilp.incumbent import Incumbent, SearchOptions
 from tests.property.test_planner_recompute_enumeration import machines, tiny
 from tests.searches import limits
 
@@ -40,7 +40,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
     seed: int, best: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In ticks a period one ns below the best seems possible: that is not asked for ever."""
-    costs = Costs(slow(seed), uniform(2, 13), "2bw", "exact")
+    costs = CostModel(slow(seed), uniform(2, 13), "2bw", "exact")
     monkeypatch.setattr(period_search, "FINE_ITEMS", 0)
     whole = Instance(costs, ((0, 0), (1, 1), (2, 2)))
     assert period_search.finest(whole).tick > 1
@@ -48,7 +48,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
 
     def watched(
         what: Sequence[tuple[Instance, int]],
-        options: Options,
+        options: SearchOptions,
         seconds: float,
         lowest: int = 1,
         turn: int = 0,
@@ -60,7 +60,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
 
     monkeypatch.setattr(enumeration, "solve_each", watched)
     state = Incumbent(costs, limits(time_limit_s=60))
-    state.prove("any", Fraction(1))
+    state.raise_bound("any", Fraction(1))
     high = period_search.highest(state, whole, tick=1)
     enumeration.Each(state, 1).run(
         enumeration.cases(state, enumeration.allocations(costs) or []), 10, high
@@ -85,11 +85,11 @@ def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.Monkey
         for n, layer in enumerate(chain.layers)
     ]
     chain = chain.model_copy(update={"layers": tuple(longer)})
-    costs = Costs(chain, machines(seed, layers, 2), "2bw", "exact")
+    costs = CostModel(chain, machines(seed, layers, 2), "2bw", "exact")
     found = []
     for workers in (1, 4):
         state = Incumbent(costs, limits(time_limit_s=60, workers=workers))
-        state.prove("any", Fraction(1))
+        state.raise_bound("any", Fraction(1))
         high = period_search.highest(state, Instance(costs, ()), tick=1)
         enumeration.Each(state, 1).run(
             enumeration.cases(state, enumeration.allocations(costs) or []), 30, high

@@ -8,8 +8,8 @@ from random import Random
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.ilp.bounds.assignment import serial
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.clock import WorkClock
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.clock import DeterministicClock
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Walk
 from pipeplan.ilp.local_search.interleaved_starts import STEPS, Borders, Folds, drawn
@@ -21,17 +21,19 @@ BLOCKS = 12
 GPUS = 4
 
 
-def blocks(cluster: Cluster, pins: tuple[tuple[int, int], ...] = ()) -> Costs:
+def blocks(cluster: Cluster, pins: tuple[tuple[int, int], ...] = ()) -> CostModel:
     """Equal blocks of 30 ns that keep 10 bytes each; no transfer takes time."""
     chain = handmade.chain([(10, 20)] * BLOCKS, [{"saved_bytes": 10}] * BLOCKS)
-    return Costs(chain, cluster, "2bw", "exact", pins=pins)
+    return CostModel(chain, cluster, "2bw", "exact", pins=pins)
 
 
-def searched(costs: Costs, seconds: float) -> tuple[Incumbent, Incumbent]:
+def searched(costs: CostModel, seconds: float) -> tuple[Incumbent, Incumbent]:
     """The contiguous optimum, and what folds make of it in so much work."""
-    known, state = (Incumbent(costs, limits(time_limit_s=60, clock=WorkClock())) for _ in range(2))
+    known, state = (
+        Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock())) for _ in range(2)
+    )
     for each in (known, state):
-        each.prove("any", any_bound(costs))
+        each.raise_bound("any", any_bound(costs))
         contiguous(each)
     Folds(state, Walk(state)).run(seconds)
     return known, state
@@ -102,7 +104,7 @@ def test_folds_reach_the_bound_on_equal_blocks() -> None:
         assert known.best.period == 120
         assert state.best.period == 90
         assert len(state.best.stages) > GPUS
-        assert state.accepts(state.best)
+        assert state.is_feasible(state.best)
 
 
 def test_pinned_layers_stay_on_unequal_gpus() -> None:
@@ -115,22 +117,22 @@ def test_pinned_layers_stay_on_unequal_gpus() -> None:
         )
     )
     costs = blocks(cluster, ((0, 3), (11, 3)))
-    state = Incumbent(costs, limits(time_limit_s=60, clock=WorkClock()))
-    state.prove("any", any_bound(costs))
+    state = Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock()))
+    state.raise_bound("any", any_bound(costs))
     serially = serial(costs, (3, 0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
     assert state.offer(serially)
     Folds(state, Walk(state)).run(2)
     assert state.best is not None
     assert state.best.period < serially.period / 2
     assert {stage.gpu for stage in (state.best.stages[0], state.best.stages[-1])} == {3}
-    assert state.accepts(state.best)
+    assert state.is_feasible(state.best)
 
 
 def test_folds_end_where_nothing_is_to_be_found() -> None:
     """Without a plan, on one GPU, or where the bound is reached, nothing is tried."""
     for costs, planned in ((blocks(uniform(4, 90)), False), (blocks(uniform(1, 10**6)), True)):
-        state = Incumbent(costs, limits(time_limit_s=60, clock=WorkClock()))
-        state.prove("any", any_bound(costs))
+        state = Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock()))
+        state.raise_bound("any", any_bound(costs))
         if planned:
             contiguous(state)
         phase = state.phase

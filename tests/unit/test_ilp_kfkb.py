@@ -11,12 +11,12 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.eager import Order, eager_cycle, staircase
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.clock import WorkClock
+from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.in_flight_limits import caps_of
 from pipeplan.ilp.contiguous.initial_partitions import starts
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.steady_states import Cycles, floor, steps_of, variants
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops
@@ -39,10 +39,10 @@ def _chain() -> Chain:
 
 
 def _state(memory: int, gpus: int = 4, ks: tuple[int, ...] = (1, 2, 3)) -> Incumbent:
-    costs = Costs(_chain(), uniform(gpus, memory), "2bw", "exact")
+    costs = CostModel(_chain(), uniform(gpus, memory), "2bw", "exact")
     options = limits(ks=ks, contiguous_only=True, time_limit_s=30.0, deterministic=True)
     state = Incumbent(costs, options)
-    state.prove("any", any_bound(costs))
+    state.raise_bound("any", any_bound(costs))
     contiguous(state)
     return state
 
@@ -141,9 +141,9 @@ def test_cycles_leave_out_nothing_that_differs() -> None:
 
 def test_starts_have_room_or_balance() -> None:
     """Among the starts, for equal layers: a partition for each number of stages that may help."""
-    costs = Costs(_equal(12), uniform(12, 60), "2bw", "exact")
+    costs = CostModel(_equal(12), uniform(12, 60), "2bw", "exact")
     state = Incumbent(costs, _state(4).options)
-    state.prove("any", any_bound(costs))
+    state.raise_bound("any", any_bound(costs))
     contiguous(state)
     assert state.best is not None
     found = {stages for stages in starts(state) if stages is not None}
@@ -158,10 +158,10 @@ def test_many_equal_layers_are_no_worse_than_pipedream() -> None:
     Most partitions have the same floor there; the search went through them one by one.
     """
     cluster = uniform(32, 43_660_738_560, bandwidth_bytes_per_s=12 * 10**9, duplex="half")
-    costs = Costs(build("llama24"), cluster, "2bw", "exact")
-    ends = {"gap": 0.669, "time_limit_s": 20.0, "clock": WorkClock()}
+    costs = CostModel(build("llama24"), cluster, "2bw", "exact")
+    ends = {"gap": 0.669, "time_limit_s": 20.0, "clock": DeterministicClock()}
     state = Incumbent(costs, limits(ks=tuple(range(1, 9)), deterministic=True, **ends))
-    state.prove("any", any_bound(costs))
+    state.raise_bound("any", any_bound(costs))
     contiguous(state)
     EagerSearch(state).run(20.0)
     assert state.best is not None
@@ -172,7 +172,7 @@ def _equal(layers: int) -> Chain:
     return handmade.chain([(2, 3)] * layers, [{"output_bytes": 1, "saved_bytes": 6}] * layers)
 
 
-def _random_costs(random: Random) -> Costs:
+def _random_costs(random: Random) -> CostModel:
     """Up to five layers with messages on three GPUs with little memory."""
     layers = random.randint(3, 5)
     times = [(random.randint(1, 5), random.randint(1, 9)) for _ in range(layers)]
@@ -182,18 +182,18 @@ def _random_costs(random: Random) -> Costs:
     ]
     cluster = uniform(3, random.randint(15, 35), bandwidth_bytes_per_s=10**9, duplex="half")
     model: MemoryModel = random.choice(("exact", "paper"))
-    return Costs(handmade.chain(times, fields), cluster, "2bw", model)
+    return CostModel(handmade.chain(times, fields), cluster, "2bw", model)
 
 
-def _searched(costs: Costs) -> Incumbent:
+def _searched(costs: CostModel) -> Incumbent:
     state = Incumbent(costs, _state(4).options)
-    state.prove("any", any_bound(costs))
+    state.raise_bound("any", any_bound(costs))
     contiguous(state)
     EagerSearch(state).run(20.0)
     return state
 
 
-def _limited(costs: Costs, stages: tuple[Stage, ...]) -> Iterator[Schedule]:
+def _limited(costs: CostModel, stages: tuple[Stage, ...]) -> Iterator[Schedule]:
     """What eager execution of a partition settles into, for every limit and order."""
     number = len(stages)
     for most in range(1, 2 * number + 1):
@@ -201,7 +201,7 @@ def _limited(costs: Costs, stages: tuple[Stage, ...]) -> Iterator[Schedule]:
 
 
 def _eager(
-    costs: Costs, stages: tuple[Stage, ...], limits: Iterable[tuple[int, ...]]
+    costs: CostModel, stages: tuple[Stage, ...], limits: Iterable[tuple[int, ...]]
 ) -> Iterator[Schedule]:
     """What it settles into under each of the caps, in both orders."""
     orders: tuple[Order, ...] = ("alternate", "backward")

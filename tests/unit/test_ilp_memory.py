@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeplan import verifier
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
 from pipeplan.ilp.schedule import Schedule, overlap, unrolled
 from pipeplan.ilp.segment_tables import segment_tables
@@ -16,14 +16,14 @@ from pipeplan.plan import OpKind, Plan
 from tests import handmade
 
 
-def claim(plan: Plan) -> tuple[Costs, Schedule]:
+def claim(plan: Plan) -> tuple[CostModel, Schedule]:
     """The plan as the solver sees it."""
     times: dict[tuple[OpKind, int], list[int]] = {}
     for op in sorted(plan.ops, key=lambda op: op.copy_):
         time = op.shift * plan.period_ns + op.start_ns
         times.setdefault((op.kind, op.stage), []).append(time)
     starts = {op: tuple(row) for op, row in times.items()}
-    costs = Costs(plan.chain, plan.cluster, plan.semantics, plan.memory_model)
+    costs = CostModel(plan.chain, plan.cluster, plan.semantics, plan.memory_model)
     return costs, Schedule(plan.stages, plan.period_ns, plan.k, starts)
 
 

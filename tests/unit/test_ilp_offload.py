@@ -13,7 +13,7 @@ from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, push_one
 from pipeplan.ilp.contiguous.partition_schedule import place
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import levels, run_bytes
@@ -34,10 +34,10 @@ SLOW = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9)
 """Half a nanosecond for a byte."""
 
 
-def costs_of(seed: int, layers: int, gpus: int, memory: int, host: Host = SLOW) -> Costs:
+def costs_of(seed: int, layers: int, gpus: int, memory: int, host: Host = SLOW) -> CostModel:
     """Equal GPUs, slow links, no limit but the memory."""
     cluster = uniform(gpus, memory, bandwidth_bytes_per_s=10**9, host=host)
-    return Costs(some_chain(seed, layers), cluster, "2bw", "exact")
+    return CostModel(some_chain(seed, layers), cluster, "2bw", "exact")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -45,7 +45,7 @@ def test_bytes_and_ops_are_those_of_valid_plans(seed: int) -> None:
     """The solver's own count of random plans that offload is theirs, and so are its ops."""
     plan = random_plan(seed, memory_model="exact", offload=True)
     known, mine = without_runs(plan)
-    costs = known.of(Costs(plan.chain, plan.cluster, plan.semantics, "exact"))
+    costs = known.of(CostModel(plan.chain, plan.cluster, plan.semantics, "exact"))
     schedule = schedule_of(mine)
     assert memory_rows(costs, schedule) == plan.memory
     assert set(to_ops(costs, schedule)) == set(plan.ops)
@@ -58,7 +58,7 @@ def test_bytes_and_ops_are_those_of_valid_plans(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_levels_are_all_that_runs_can_send(seed: int) -> None:
     """Up to 5 layers: exactly the bytes of every set of runs, each with runs that have them."""
-    costs = replace(costs_of(seed, 5, 1, 100), again=frozenset({seed % 7}))
+    costs = replace(costs_of(seed, 5, 1, 100), recomputed=frozenset({seed % 7}))
     found = levels(costs, 0, 4)
     all_ = {
         sum(run_bytes(costs.chain, run) for run in runs)
@@ -158,7 +158,7 @@ def test_waiting_is_the_least_that_fits(seed: int) -> None:
     assert int(found[0, 0]) == (min(good) if good else INFINITE)
 
 
-def shortest(costs: Costs) -> int | None:
+def shortest(costs: CostModel) -> int | None:
     """The period of the best contiguous 1F1B plan, by trying all: partitions, what leaves, waits.
 
     As without room for messages; periods are bisected, which the test of `waited` lets us do.
@@ -172,7 +172,7 @@ def shortest(costs: Costs) -> int | None:
     return high
 
 
-def possible(costs: Costs, period: int) -> bool:
+def possible(costs: CostModel, period: int) -> bool:
     """Whether some partition has a plan of this period."""
     count = costs.layers
     for stages in range(1, min(costs.gpus, count) + 1):
@@ -182,7 +182,7 @@ def possible(costs: Costs, period: int) -> bool:
     return False
 
 
-def flows(costs: Costs, pieces: list[tuple[int, int]], period: int) -> bool:
+def flows(costs: CostModel, pieces: list[tuple[int, int]], period: int) -> bool:
     """Whether these stages fit, each at the least V from the last one on."""
     behind = 0
     for first, end in reversed(pieces):
@@ -210,12 +210,12 @@ def flows(costs: Costs, pieces: list[tuple[int, int]], period: int) -> bool:
     return True
 
 
-def waiting(costs: Costs, layers: tuple[int, int], lone: Lone, room: int) -> int | None:
+def waiting(costs: CostModel, layers: tuple[int, int], lone: Lone, room: int) -> int | None:
     """The least V at which a stage fits, by trying every set of runs and every wait."""
     sizes = {
         sum(run_bytes(costs.chain, run) for run in runs)
         for runs in every_choice(*layers)
-        if not any(n in costs.again for a, b in runs for n in range(a, b + 1))
+        if not any(n in costs.recomputed for a, b in runs for n in range(a, b + 1))
     }
     copies = ceil_div(lone.span, lone.period)
     for span in range(lone.span, copies * lone.period + 1):
@@ -285,16 +285,16 @@ def test_what_is_fitted_fits(seed: int, duplex: str) -> None:
         return
     schedule = place(costs, partition)
     made = fitted(costs, schedule)
-    if made is None or not made.away:
+    if made is None or not made.offloads:
         return
-    assert replace(made, away=()) == schedule
+    assert replace(made, offloads=()) == schedule
     assert not fits(memory_rows(costs, schedule))
     assert fits(memory_rows(costs, made))
-    for index, each in enumerate(made.away):
+    for index, each in enumerate(made.offloads):
         least = [size for size, _ in levels(costs, *schedule.stages[each.stage].layers)]
         assert each.size in least
-        without = (*made.away[:index], *made.away[index + 1 :])
-        assert not fits(memory_rows(costs, replace(made, away=without)))
+        without = (*made.offloads[:index], *made.offloads[index + 1 :])
+        assert not fits(memory_rows(costs, replace(made, offloads=without)))
 
 
 def test_the_hosts_memory_is_a_limit() -> None:
@@ -306,7 +306,7 @@ def test_the_hosts_memory_is_a_limit() -> None:
         if partition is None:
             continue
         made = fitted(costs, place(costs, partition))
-        if made is None or not made.away:
+        if made is None or not made.offloads:
             continue
         used = sum(row.host_bytes for row in memory_rows(costs, made))
         small = SLOW.model_copy(update={"memory_bytes": used - 1})

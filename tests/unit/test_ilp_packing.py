@@ -11,7 +11,7 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds import packing
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from tests import handmade
@@ -21,8 +21,8 @@ from tests.searches import limits
 def searched(loads: list[int], gpus: int, high: int) -> Fraction:
     """The bound for layers of these loads on equal GPUs without links' cost or memory limits."""
     chain = handmade.chain([(load // 3, load - load // 3) for load in loads])
-    state = Incumbent(Costs(chain, uniform(gpus, 2**40), "2bw", "exact"), limits())
-    state.prove("any", any_bound(state.costs))
+    state = Incumbent(CostModel(chain, uniform(gpus, 2**40), "2bw", "exact"), limits())
+    state.raise_bound("any", any_bound(state.costs))
     state.best = Schedule((), high, 1, {})
     packing.raise_bound(state, 10)
     return state.bounds["any"]

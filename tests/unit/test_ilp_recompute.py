@@ -10,7 +10,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as again
 from pipeplan.ilp.recompute.bound import again_bound
@@ -42,9 +42,9 @@ def some_chain(seed: int, layers: int) -> Chain:
     return chain.model_copy(update={"layers": free})
 
 
-def costs_of(chain: Chain, gpus: int, memory: int) -> Costs:
+def costs_of(chain: Chain, gpus: int, memory: int) -> CostModel:
     """Equal GPUs with slow links."""
-    return Costs(chain, uniform(gpus, memory, bandwidth_bytes_per_s=10**9), "2bw", "exact")
+    return CostModel(chain, uniform(gpus, memory, bandwidth_bytes_per_s=10**9), "2bw", "exact")
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -77,7 +77,7 @@ def test_options_are_what_their_runs_cost(seed: int) -> None:
             mine = merged(chain, runs)
             end = next(n for n, piece in enumerate(mine.pieces) if piece[1] == last)
             # Flush: nothing but forwards and backwards is in a segment's peaks.
-            size = Costs(mine.chain, uniform(1, 0), "flush", "exact").segment(0, end)
+            size = CostModel(mine.chain, uniform(1, 0), "flush", "exact").segment(0, end)
             assert size.saved == offered.saved[0, last, number]
             peak = max(size.forward, size.saved + size.backward)
             assert peak == offered.peak[0, last, number]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pipeplan.cluster import Cluster, Host, uniform
-from pipeplan.ilp.clock import WorkClock
+from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import Partition
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.balancing import Guess
 from pipeplan.ilp.local_search.list_scheduler import Outward
@@ -55,13 +55,13 @@ def machines(gpus: int, memory: int) -> Cluster:
     return uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**9)
 
 
-def random_costs(seed: int, layers: int, **cluster: Any) -> Costs:
+def random_costs(seed: int, layers: int, **cluster: Any) -> CostModel:
     """A random chain with small numbers; its layers share nothing."""
     chain = random_plan(seed, layers=layers, memory_model="exact").chain
     free = tuple(layer.model_copy(update={"parameters": ()}) for layer in chain.layers)
     chain = chain.model_copy(update={"layers": free})
     usual = {"bandwidth_bytes_per_s": 10**9} | cluster
-    return Costs(chain, uniform(3, usual.pop("memory", 60), **usual), "2bw", "exact")
+    return CostModel(chain, uniform(3, usual.pop("memory", 60), **usual), "2bw", "exact")
 
 
 def test_runs_end_at_borders() -> None:
@@ -110,7 +110,7 @@ def test_pieces_are_merged_chains() -> None:
         chain, mine = pieces.of(runs)
         assert chain == merged(costs.chain, runs)
         assert mine.chain == chain.chain
-        assert mine.again == chain.again
+        assert mine.recomputed == chain.recomputed
         assert pieces.of(runs)[1] is mine
 
 
@@ -129,7 +129,7 @@ def test_sums_of_a_balance_stay_right(seed: int) -> None:
     assert any(balance.again)
 
 
-def placed(costs: Costs, random: Random) -> Outward | None:
+def placed(costs: CostModel, random: Random) -> Outward | None:
     """A random allocation at a roomy period."""
     cuts = sorted(random.sample(range(1, costs.layers), 3))
     bounds = list(zip([0, *cuts], [*cuts, costs.layers], strict=True))
@@ -196,7 +196,7 @@ def in_vain(**asked: Any) -> Joint:
     """A plan with two runs where memory is ample."""
     costs = random_costs(4, 6, memory=10**6)
     state = Incumbent(costs, limits(**asked))
-    state.prove("any", Fraction(1))
+    state.raise_bound("any", Fraction(1))
     joint = Joint(state, Solved(state))
     chain, mine = Pieces(costs).of(((0, 1), (4, 4)))
     placing = Outward(mine, [(0, 1, 0), (2, 3, 1), (4, 4, 2)], 2 * mine.load_ns(0, 4, 0))
@@ -251,8 +251,8 @@ def test_the_walk_finds_runs_by_itself() -> None:
     found = 0
     for seed in range(6):
         costs = random_costs(seed, 7, memory=70)
-        state = Incumbent(costs, replace(limits(), clock=WorkClock(), time_limit_s=20))
-        state.prove("any", Fraction(1))
+        state = Incumbent(costs, replace(limits(), clock=DeterministicClock(), time_limit_s=20))
+        state.raise_bound("any", Fraction(1))
         joint = Joint(state, Solved(state))
         chain, mine = Pieces(costs).of(((0, 2), (3, 6)))
         placing = Outward(mine, [(0, 0, 0), (1, 1, 1)], mine.load_ns(0, 1, 0))
@@ -264,7 +264,7 @@ def test_the_walk_finds_runs_by_itself() -> None:
         assert best.best is not None
         assert before is not None
         assert known is not None
-        assert best.accepts(best.best)
+        assert best.is_feasible(best.best)
         assert joint.best.cost == cost(best.costs, best.best, state.options.microbatches)
         found += known < before
     assert found >= 2
@@ -273,21 +273,21 @@ def test_the_walk_finds_runs_by_itself() -> None:
 def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part's turn is halved down to a quarter; who finds something has all of it."""
     costs = random_costs(2, 5, memory=10**6)
-    state = Incumbent(costs, replace(limits(), clock=WorkClock(), time_limit_s=100))
-    state.prove("any", Fraction(1))
+    state = Incumbent(costs, replace(limits(), clock=DeterministicClock(), time_limit_s=100))
+    state.raise_bound("any", Fraction(1))
     joint = Joint(state, Solved(state))
     given: list[tuple[str, float]] = []
 
     def idle(seconds: float) -> None:
         given.append(("idle", seconds))
-        state.options.clock.spend(seconds)
+        state.options.clock.charge(seconds)
 
     def lucky(seconds: float) -> None:
         given.append(("lucky", seconds))
         placing = Outward(costs, [(0, 4, 0)], costs.load_ns(0, 4, 0) + 99 - len(given))
         assert placing.place()
         assert joint.offer(merged(costs.chain, ()), costs, placing.schedule())
-        state.options.clock.spend(seconds)
+        state.options.clock.charge(seconds)
 
     parts = [time_slices._Part(idle), time_slices._Part(lucky)]
     monkeypatch.setattr(Turns, "_parts", lambda self: parts)
@@ -299,8 +299,10 @@ def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that have nothing to do do not use up the time."""
-    state = Incumbent(random_costs(2, 5), replace(limits(), clock=WorkClock(), time_limit_s=100))
-    state.prove("any", Fraction(1))
+    state = Incumbent(
+        random_costs(2, 5), replace(limits(), clock=DeterministicClock(), time_limit_s=100)
+    )
+    state.raise_bound("any", Fraction(1))
     monkeypatch.setattr(Turns, "_parts", lambda self: [time_slices._Part(lambda seconds: None)])
     Turns(Joint(state, Solved(state)), state, None).run()
     assert state.remaining > 90
@@ -369,8 +371,8 @@ def test_room_for_messages_is_sought_from_the_period_without(
     longer = 0
     for seed in range(12):
         costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
-        state = Incumbent(costs, replace(limits(), clock=WorkClock()))
-        state.prove("any", Fraction(1))
+        state = Incumbent(costs, replace(limits(), clock=DeterministicClock()))
+        state.raise_bound("any", Fraction(1))
         asked.clear()
         list(Candidates(Joint(state, Solved(state))))
         (_, low, first), *others = asked
@@ -389,8 +391,8 @@ def test_candidates_come_once() -> None:
     seen = 0
     for seed in range(12):
         costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
-        state = Incumbent(costs, replace(limits(), clock=WorkClock()))
-        state.prove("any", Fraction(1))
+        state = Incumbent(costs, replace(limits(), clock=DeterministicClock()))
+        state.raise_bound("any", Fraction(1))
         found = list(Candidates(Joint(state, Solved(state))))
         assert len({candidate.merged.runs for candidate in found}) == len(found)
         assert all(candidate.merged.runs for candidate in found)

@@ -16,7 +16,7 @@ from pipeplan.ilp.bounds.beginnings import Beginnings, proves, raise_bound, suit
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.load import any_bound
 from pipeplan.ilp.bounds.rounds import Loop
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
@@ -33,12 +33,12 @@ def _chain(rows: list[tuple[int, int, int, int]]) -> Chain:
     return Chain(name="rounds", layers=layers, input_bytes=8)
 
 
-def _costs(chain: Chain, memory: int, gpus: int = 3) -> Costs:
+def _costs(chain: Chain, memory: int, gpus: int = 3) -> CostModel:
     cluster = uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**8, duplex="half")
-    return Costs(chain, cluster, "2bw", "paper")
+    return CostModel(chain, cluster, "2bw", "paper")
 
 
-def _searched(costs: Costs, ks: tuple[int, ...] = (1, 2, 3)) -> Incumbent:
+def _searched(costs: CostModel, ks: tuple[int, ...] = (1, 2, 3)) -> Incumbent:
     """The best plan that a short search finds."""
     options = limits(ks=ks, time_limit_s=1.0, deterministic=True, workers=2)
     state = Incumbent(costs, options)
@@ -66,7 +66,7 @@ def test_ops_without_length_have_no_entrance() -> None:
     assert entrance(_costs(_chain([(0, 20, 100, 7), (10, 20, 1, 1)]), 500), 0) is None
 
 
-def _random_costs(random: Random) -> Costs:
+def _random_costs(random: Random) -> CostModel:
     """Five layers on three GPUs with room for one to three micro-batches of the first."""
     rows = [
         (
@@ -81,7 +81,7 @@ def _random_costs(random: Random) -> Costs:
     return _costs(_chain(rows), memory)
 
 
-def _found() -> list[tuple[Costs, Schedule]]:
+def _found() -> list[tuple[CostModel, Schedule]]:
     """The best plans found of random chains that are scarce of memory."""
     random, pairs = Random(11), []
     for _ in range(10):
@@ -93,12 +93,12 @@ def _found() -> list[tuple[Costs, Schedule]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[tuple[Costs, Schedule]]:
+def found() -> list[tuple[CostModel, Schedule]]:
     """Searched once for all tests here."""
     return _found()
 
 
-def test_no_plan_that_exists_is_ruled_out(found: list[tuple[Costs, Schedule]]) -> None:
+def test_no_plan_that_exists_is_ruled_out(found: list[tuple[CostModel, Schedule]]) -> None:
     """At a plan's own period its allocation and all beginnings of it stay open."""
     assert len(found) > 6
     for costs, best in found:
@@ -109,7 +109,7 @@ def test_no_plan_that_exists_is_ruled_out(found: list[tuple[Costs, Schedule]]) -
             assert ended.reason == "open", (home, ended)
 
 
-def test_every_plan_keeps_what_the_entrance_says(found: list[tuple[Costs, Schedule]]) -> None:
+def test_every_plan_keeps_what_the_entrance_says(found: list[tuple[CostModel, Schedule]]) -> None:
     """Between the gradient of m and the output of n the first GPU works (n - m - c + 1) D."""
     met = 0
     for costs, best in found:
@@ -125,7 +125,7 @@ def test_every_plan_keeps_what_the_entrance_says(found: list[tuple[Costs, Schedu
     assert met > 30
 
 
-def test_a_plans_own_times_are_a_solution(found: list[tuple[Costs, Schedule]]) -> None:
+def test_a_plans_own_times_are_a_solution(found: list[tuple[CostModel, Schedule]]) -> None:
     """At its own period the times of a plan keep all that the model asks, from where f leads."""
     for costs, best in found:
         home = _home(best)
@@ -151,7 +151,7 @@ def test_a_plans_own_times_are_a_solution(found: list[tuple[Costs, Schedule]]) -
         assert run(configured(limits(), 10.0), model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _begun(costs: Costs, best: Schedule, gate: Entrance, first: int, n: int) -> int:
+def _begun(costs: CostModel, best: Schedule, gate: Entrance, first: int, n: int) -> int:
     """b(n): the latest of what the entrance says of all gradients that are back before n goes."""
     stage = next(stage.id for stage in best.stages if stage.first == first)
     send = costs.send_backward_ns(first - 1, 1, 0)
@@ -161,7 +161,7 @@ def _begun(costs: Costs, best: Schedule, gate: Entrance, first: int, n: int) -> 
     )
 
 
-def _way(costs: Costs, best: Schedule, first: int, n: int) -> list[int]:
+def _way(costs: CostModel, best: Schedule, first: int, n: int) -> list[int]:
     """When each leg of micro-batch n begins, layer by layer; the rest has no length."""
     there: list[int] = []
     back: list[int] = []
@@ -203,7 +203,7 @@ def test_a_bound_that_sums_do_not_see() -> None:
     state = _searched(_costs(_chain(SCARCE), 960))
     assert state.best is not None
     fresh = Incumbent(state.costs, limits(ks=(1, 2, 3), workers=2), best=state.best)
-    fresh.prove("any", any_bound(state.costs))
+    fresh.raise_bound("any", any_bound(state.costs))
     before = fresh.bounds["any"]
     raise_bound(fresh, 20.0)
     assert before < fresh.bounds["any"] <= state.best.per_microbatch
@@ -227,10 +227,10 @@ def test_only_what_it_holds_for() -> None:
     """Exact bytes, GPUs of two kinds and long chains are left to other bounds."""
     costs = _costs(_chain(SCARCE), 960)
     assert suited(costs)
-    exact = Costs(costs.chain, costs.cluster, "2bw", "exact")
+    exact = CostModel(costs.chain, costs.cluster, "2bw", "exact")
     assert not suited(exact)
     assert not suited(_costs(_chain(SCARCE * 11), 960))
-    pinned = Costs(costs.chain, costs.cluster, "2bw", "paper", pins=((0, 1),))
+    pinned = CostModel(costs.chain, costs.cluster, "2bw", "paper", pins=((0, 1),))
     assert not suited(pinned)
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact import stage_counts
 from pipeplan.ilp.exact.stage_counts import Few, even
 from pipeplan.ilp.incumbent import Incumbent
@@ -23,11 +23,11 @@ UNEVEN = [(each, each) for each in FORWARD]
 PERIODS = (13, 14, 16, 24)
 
 
-def costs_of(memory: int = 10**6, pins: tuple[tuple[int, int], ...] = ()) -> Costs:
+def costs_of(memory: int = 10**6, pins: tuple[tuple[int, int], ...] = ()) -> CostModel:
     """The uneven chain on two GPUs; moving a tensor takes no time to speak of."""
     fields = [{"saved_bytes": 1, "output_bytes": 1} for _ in UNEVEN]
     cluster = uniform(2, memory, bandwidth_bytes_per_s=10**12)
-    return Costs(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact", pins=pins)
+    return CostModel(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact", pins=pins)
 
 
 def test_even_has_each_allocation_once() -> None:
@@ -57,7 +57,7 @@ def test_cuts_longer_than_the_period_are_left_out() -> None:
     """A tensor that takes longer than the period crosses no cut."""
     fields = [{"output_bytes": 15}, {"output_bytes": 1}, {"output_bytes": 1}, {}]
     cluster = uniform(2, 10**6, bandwidth_bytes_per_s=10**9)
-    costs = Costs(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact")
+    costs = CostModel(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact")
     homes = [home for home in even(costs, 14, 4) if home is not None]
     homes += [home for home in even(costs, 14, 3) if home is not None]
     assert homes == []
@@ -67,7 +67,7 @@ def test_cuts_longer_than_the_period_are_left_out() -> None:
 def started(memory: int) -> Incumbent:
     """The best contiguous plan."""
     state = Incumbent(costs_of(memory), limits(time_limit_s=200))
-    state.prove("any", any_bound(state.costs))
+    state.raise_bound("any", any_bound(state.costs))
     contiguous(state)
     return state
 
@@ -82,7 +82,7 @@ def test_between_the_contiguous_plan_and_the_optimum() -> None:
         Few(by_counts).run(100)
         assert joint(exact, 1, 60)
         assert exact.best is not None
-        assert by_counts.accepts(by_counts.best)
+        assert by_counts.is_feasible(by_counts.best)
         assert exact.best.per_microbatch <= by_counts.best.per_microbatch <= before
         found.append((before, by_counts.best.per_microbatch))
     assert (16, 14) in found
@@ -93,7 +93,7 @@ def test_every_beginning_that_ends_is_told() -> None:
     """Who asks can look at the clock again and again, also where no allocation is left."""
     fields = [{"output_bytes": 1}] * 17  # four on each of four GPUs are 16
     cluster = uniform(4, 10**6, bandwidth_bytes_per_s=10**12)
-    costs = Costs(handmade.chain([(7, 7)] * 17, fields), cluster, "2bw", "exact")
+    costs = CostModel(handmade.chain([(7, 7)] * 17, fields), cluster, "2bw", "exact")
     with mock.patch.object(stage_counts, "nlargest", side_effect=nlargest) as asked:
         told = list(islice(even(costs, 69, 8), 2000))
     assert told == [None] * 2000

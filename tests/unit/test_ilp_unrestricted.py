@@ -8,7 +8,7 @@ from unittest import mock
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.period_search import attempt
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search import unrestricted as asking
@@ -34,9 +34,9 @@ def started(layers: int, memory: int) -> Incumbent:
     fields = [{"saved_bytes": max(0, 9 - layer), "output_bytes": 1} for layer in range(layers)]
     cluster = uniform(2, memory, bandwidth_bytes_per_s=10**9, duplex="half")
     state = Incumbent(
-        Costs(handmade.chain(times, fields), cluster, "2bw", "exact"), limits(time_limit_s=200)
+        CostModel(handmade.chain(times, fields), cluster, "2bw", "exact"), limits(time_limit_s=200)
     )
-    state.prove("any", any_bound(state.costs))
+    state.raise_bound("any", any_bound(state.costs))
     contiguous(state)
     return state
 
@@ -67,7 +67,7 @@ def test_idle_where_the_gap_is_small_or_layers_are_many() -> None:
     for state in (started(5, 38), started(MOST_LAYERS + 1, 10**6)):
         assert state.best is not None
         if state.costs.layers == 5:
-            state.prove("any", state.best.per_microbatch * Fraction(99, 100))
+            state.raise_bound("any", state.best.per_microbatch * Fraction(99, 100))
         phases: list[str] = []
         state.report = lambda *args, heard=phases: heard.append(str(args[-1]))
         Whole(state).run(5)
@@ -81,9 +81,9 @@ def test_nothing_is_asked_twice() -> None:
         times = [(scale * (1 + n % 3), scale * (2 + n % 2)) for n in range(layers)]
         fields = [{"saved_bytes": max(0, 9 - n), "output_bytes": 1} for n in range(layers)]
         cluster = uniform(2, 34, bandwidth_bytes_per_s=10**9, duplex="half")
-        costs = Costs(handmade.chain(times, fields), cluster, semantics, "exact")
+        costs = CostModel(handmade.chain(times, fields), cluster, semantics, "exact")
         state = Incumbent(costs, limits(microbatches=4, ks=ks, time_limit_s=200))
-        state.prove("any", any_bound(costs) / 2)
+        state.raise_bound("any", any_bound(costs) / 2)
         contiguous(state)
         with mock.patch.object(asking, "attempt", wraps=attempt) as calls:
             Whole(state).run(30)

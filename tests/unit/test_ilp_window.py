@@ -18,7 +18,7 @@ from pipeplan.ilp.bounds.window import Pipeline, Window, raise_bound, suited
 from pipeplan.ilp.contiguous.in_flight_limits import most_kept
 from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
 from pipeplan.ilp.contiguous.steady_states import steps_of
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
@@ -48,12 +48,12 @@ def _cluster(memory: int, gpus: int = 3) -> Cluster:
     return uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**8, duplex="half")
 
 
-def _state(costs: Costs) -> Incumbent:
+def _state(costs: CostModel) -> Incumbent:
     options = limits(
         ks=(1, 2, 3), contiguous_only=True, time_limit_s=30.0, deterministic=True, workers=2
     )
     state = Incumbent(costs, options)
-    state.prove("any", any_bound(costs))
+    state.raise_bound("any", any_bound(costs))
     contiguous(state)
     EagerSearch(state).run(5.0)
     return state
@@ -61,7 +61,7 @@ def _state(costs: Costs) -> Incumbent:
 
 def test_a_bound_that_sums_do_not_see() -> None:
     """Where a half-duplex link and a GPU are asked for at once, windows prove more than sums."""
-    state = _state(Costs(_chain(), _cluster(960), "2bw", "paper"))
+    state = _state(CostModel(_chain(), _cluster(960), "2bw", "paper"))
     before = state.bounds["contiguous"]
     raise_bound(state, 20.0)
     assert state.contiguous is not None
@@ -70,7 +70,7 @@ def test_a_bound_that_sums_do_not_see() -> None:
 
 def test_the_gap_of_contiguous_plans_uses_it() -> None:
     """A plan of the contiguous method carries a bound that sums alone do not prove."""
-    state = _state(Costs(_chain(), _cluster(960), "2bw", "paper"))
+    state = _state(CostModel(_chain(), _cluster(960), "2bw", "paper"))
     config = Config(
         time_limit_s=20.0, memory_model="paper", method="contiguous", deterministic=True
     )
@@ -120,7 +120,7 @@ def _refuted(window: Window, period: Fraction) -> bool:
     return run(solver, window.model(deadline)) == cp_model.INFEASIBLE
 
 
-def _shortest(costs: Costs, stages: tuple[Stage, ...]) -> Fraction | None:
+def _shortest(costs: CostModel, stages: tuple[Stage, ...]) -> Fraction | None:
     """The shortest period of an eager cycle that fits, over caps of up to three."""
     steps, best = steps_of(costs, stages), None
     for caps in product((1, 2, 3), repeat=len(stages)):
@@ -136,7 +136,7 @@ def _shortest(costs: Costs, stages: tuple[Stage, ...]) -> Fraction | None:
     return best
 
 
-def _random_costs(random: Random, model: MemoryModel) -> Costs:
+def _random_costs(random: Random, model: MemoryModel) -> CostModel:
     """Four layers on three GPUs, memory for one to three micro-batches."""
     layers = tuple(
         Layer(
@@ -152,7 +152,7 @@ def _random_costs(random: Random, model: MemoryModel) -> Costs:
     )
     chain = Chain(name="random", input_bytes=3, layers=layers)
     memory = random.randint(14, 40)
-    return Costs(chain, _cluster(memory), "2bw", model)
+    return CostModel(chain, _cluster(memory), "2bw", model)
 
 
 def _partitions(layers: int, gpus: int) -> list[tuple[Stage, ...]]:

@@ -15,7 +15,7 @@ from pipeplan import verifier
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.errors import InputError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.paper.method import Backend, PaperResult, solve
 from pipeplan.ilp.schedule import to_ops
@@ -54,13 +54,13 @@ def chain_of(
     return Chain(name="c", input_bytes=sizes[0], layers=layers)
 
 
-def costs_of(chain: Chain, gpus: int, memory: int, bandwidth: int | None = None) -> Costs:
+def costs_of(chain: Chain, gpus: int, memory: int, bandwidth: int | None = None) -> CostModel:
     """The paper's setting."""
     cluster = uniform(gpus, memory, bandwidth_bytes_per_s=bandwidth, duplex="half")
-    return Costs(chain, cluster, "2bw", "paper")
+    return CostModel(chain, cluster, "2bw", "paper")
 
 
-def verified_period(costs: Costs, result: PaperResult) -> int:
+def verified_period(costs: CostModel, result: PaperResult) -> int:
     """The period of the result's plan, after the verifier found nothing wrong with it."""
     schedule = result.schedule
     assert schedule is not None
@@ -321,7 +321,7 @@ def _cluster(**changes: Any) -> Cluster:
 def test_outside_the_papers_setting(chain: Chain, cluster: Cluster, model: Any, says: str) -> None:
     """Whatever the ILP cannot express is refused by name, with what it needs instead."""
     with pytest.raises(InputError, match=says):
-        solve(Costs(chain, cluster, "2bw", model), time_limit=1)
+        solve(CostModel(chain, cluster, "2bw", model), time_limit=1)
 
 
 def test_unknown_backend() -> None:

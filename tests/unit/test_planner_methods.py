@@ -18,8 +18,8 @@ from pipeplan import planner, simulator, verifier
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.clock import Clock, WorkClock
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.clock import Clock, DeterministicClock
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.paper import method as paper_ilp
 from pipeplan.ilp.paper.method import PaperResult
 from pipeplan.lowering import lower
@@ -97,7 +97,9 @@ class TestPaperIlp:
         """A signal stops the solver's thread; what it has found by then is verified and kept."""
         real = paper_ilp.solve
 
-        def waiting(costs: Costs, *, interrupter: SolveInterrupter, **more: Any) -> PaperResult:
+        def waiting(
+            costs: CostModel, *, interrupter: SolveInterrupter, **more: Any
+        ) -> PaperResult:
             result = real(costs, **more)
             until = time.monotonic() + 60
             while not interrupter.interrupted and time.monotonic() < until:
@@ -140,7 +142,7 @@ def test_long_fractions_fit_into_a_plan() -> None:
     cluster = Cluster(
         gpus=tuple(Gpu(name=str(memory), memory_bytes=memory) for memory in memories)
     )
-    true = any_bound(Costs(chain, cluster, "2bw", "exact"))
+    true = any_bound(CostModel(chain, cluster, "2bw", "exact"))
     assert true.numerator > 2**62
     config = planner.Config(method="contiguous", workers=1, time_limit_s=5)
     bound = planner.solve(chain, cluster, config).solver.bounds.any
@@ -173,9 +175,9 @@ class TestDeterministic:
 
     def test_work_is_what_counts(self) -> None:
         """Looks and the solver's work move one clock, the wall the other."""
-        work, wall = WorkClock(), Clock()
-        looks = [work.look() for _ in range(3)]
+        work, wall = DeterministicClock(), Clock()
+        looks = [work.elapsed() for _ in range(3)]
         assert looks == sorted(set(looks))
         work.spend(5.0)
         wall.spend(5.0)
-        assert work.look() > 5.0 > wall.look()
+        assert work.elapsed() > 5.0 > wall.elapsed()

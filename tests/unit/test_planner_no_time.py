@@ -10,7 +10,7 @@ import pytest
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import any_bound, contiguous_bound
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from tests import handmade
@@ -39,9 +39,9 @@ def test_micro_batches_share_a_nanosecond(k: Any, recompute: str) -> None:
 
 def test_what_is_known_is_never_rounded_up() -> None:
     """A relaxation that has an answer at 1 ns proves no more than was known; of 2 ns it does."""
-    free = Costs(of([(0, 0)]), uniform(1, 30), "2bw", "exact")
+    free = CostModel(of([(0, 0)]), uniform(1, 30), "2bw", "exact")
     assert contiguous_bound(free, any_bound(free)) == any_bound(free) < 1
-    work = Costs(of([(0, 1), (1, 1)]), uniform(2, 30), "2bw", "exact")
+    work = CostModel(of([(0, 1), (1, 1)]), uniform(2, 30), "2bw", "exact")
     assert contiguous_bound(work, Fraction(1, 2)) == 2
     assert contiguous_bound(work, Fraction(9, 4)) == Fraction(9, 4)
 

@@ -12,7 +12,7 @@ from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.errors import InputError, InvalidPlanError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import to_ops
 from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.plan import Plan
@@ -37,7 +37,7 @@ def hopeless(cluster: Cluster, **options: Any) -> Plan:
 def test_times_survive_the_round_trip() -> None:
     """A plan's schedule gives the plan's ops again, shifts of any size included."""
     plan = solve(uniform(3, 12, bandwidth_bytes_per_s=10**9, latency_ns=1), k=2, time_limit_s=1)
-    costs = Costs(plan.chain, plan.cluster, plan.semantics, plan.memory_model)
+    costs = CostModel(plan.chain, plan.cluster, plan.semantics, plan.memory_model)
     assert to_ops(costs, schedule_of(plan)) == plan.ops
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.precedence import add_tied
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.cpsat.variables import Instance, Linear, Variables
-from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import Stage
 
@@ -30,7 +30,7 @@ class Spread:
     missing: int = 0
 
 
-def spread(costs: Costs, options: Options, seconds: float) -> Spread:
+def spread(costs: CostModel, options: SearchOptions, seconds: float) -> Spread:
     """Spread single layers over the GPUs, with as little memory beyond theirs as possible."""
     items = tuple((layer, layer) for layer in range(costs.layers))
     v = Variables(Instance(costs, items), 1)
@@ -51,7 +51,7 @@ def spread(costs: Costs, options: Options, seconds: float) -> Spread:
     )
 
 
-def _need(costs: Costs, layer: int) -> int:
+def _need(costs: CostModel, layer: int) -> int:
     size = costs.segment(layer, layer)
     tensors = costs.tensor_bytes(layer, backward=False) + costs.tensor_bytes(layer, backward=True)
     return size.saved + size.running + max(0, size.backward) + size.update + 2 * tensors
@@ -86,7 +86,7 @@ def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
         kept += [size.saved * here, (alone.saved - size.saved) * uncovered]
 
 
-def serial(costs: Costs, home: Home) -> Schedule:
+def serial(costs: CostModel, home: Home) -> Schedule:
     """One micro-batch at a time, every layer a stage of its own, nothing waits."""
     stages = tuple(
         Stage(id=layer, layers=(layer, layer), gpu=gpu) for layer, gpu in enumerate(home)

@@ -18,7 +18,7 @@ from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.rounds import Loop
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.symmetry import gpu_classes
@@ -160,19 +160,19 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     costs, best = state.costs, state.best
     if best is None or not suited(costs):
         return
-    state.enter("rounds bound")
+    state.set_phase("rounds bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = state.bounds["any"], best.per_microbatch
     while high - low > FINE * high and not state.done and state.elapsed < end:
         middle = (low + high) / 2
         if proves(state, middle, (state.elapsed + end) / 2):
             low = middle
-            state.prove("any", low)
+            state.raise_bound("any", low)
         else:
             high = middle
 
 
-def suited(costs: Costs) -> bool:
+def suited(costs: CostModel) -> bool:
     """Whether rounds are looked at: equal GPUs, few layers, bytes of the paper's model."""
     alike = len(gpu_classes(costs)) == 1
     return alike and costs.gpus > 1 and not costs.exact and costs.layers <= MOST_LAYERS
@@ -183,13 +183,13 @@ def proves(state: Incumbent, period: Fraction, end: float) -> bool:
     return all(each.reason != "open" for each in Beginnings(state, period, end).ruled())
 
 
-def _work(costs: Costs, layer: int) -> int:
+def _work(costs: CostModel, layer: int) -> int:
     """Ns of both ops of a layer, without what a stage adds to them."""
     forward, backward = costs.compute_sums(0)
     return forward[layer + 1] - forward[layer] + backward[layer + 1] - backward[layer]
 
 
-def _sent(costs: Costs, home: Sequence[int], layer: int) -> list[tuple[tuple[int, int], int]]:
+def _sent(costs: CostModel, home: Sequence[int], layer: int) -> list[tuple[tuple[int, int], int]]:
     """(link, ns) of both transfers of the cut before a layer, if there is one."""
     if not layer or home[layer - 1] == home[layer]:
         return []

@@ -55,7 +55,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     """
     if state.best is None or state.costs.layers * state.costs.gpus > MAX_PLACES:
         return
-    state.enter("counting bound")
+    state.set_phase("counting bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = int(state.bounds["any"]), int(-(-state.best.per_microbatch // 1))
     step = max(1, (high - low) // FIRST)
@@ -65,8 +65,8 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
         period = middle // tick
         if period and _impossible(state, period, tick, end - state.elapsed):
             low, step = max(middle, period * tick), 2 * step
-            state.prove("any", Fraction(period * tick))
-            state.prove("k1", Fraction(period * tick + 1))
+            state.raise_bound("any", Fraction(period * tick))
+            state.raise_bound("k1", Fraction(period * tick + 1))
         else:
             high, step = middle, max(1, step // 4)
 

@@ -24,7 +24,7 @@ from typing import Final
 
 import networkx as nx
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.units import ceil_div
 
 MOST_STATES: Final = 20_000
@@ -44,7 +44,7 @@ class Entrance:
     """c; 0 where no micro-batch fits."""
 
 
-def entrance(costs: Costs, last: int) -> Entrance | None:
+def entrance(costs: CostModel, last: int) -> Entrance | None:
     """What holds where layers 0..`last` share a GPU and the next layer sits on another.
 
     Args:
@@ -86,7 +86,7 @@ def _first_away(state: Progress, forwards: int) -> int:
 class _Run:
     """Bytes and ns of the layers 0..last, one by one, in the order F_0 .. F_last B_last .. B_0."""
 
-    costs: Costs
+    costs: CostModel
     last: int
 
     @cached_property

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.units import MAX_INT, format_bytes
 
 
-def check_sums(costs: Costs) -> None:
+def check_sums(costs: CostModel) -> None:
     """Refuse chains whose totals leave the range of integers files may hold.
 
     Raises:
@@ -41,18 +41,18 @@ def check_sums(costs: Costs) -> None:
             )
 
 
-def layer_need(costs: Costs, layer: int) -> int:
+def layer_need(costs: CostModel, layer: int) -> int:
     """Bytes without which no GPU can run the layer: its states and one micro-batch's peak."""
     size = costs.segment(layer, layer, True)
     return size.states + max(size.forward, size.saved + size.backward, size.update)
 
 
-def simple_reason(costs: Costs) -> str | None:
+def simple_reason(costs: CostModel) -> str | None:
     """Why no plan exists that keeps all it saves on its GPUs, if sums show it; else None."""
     return least_reason(costs) or _kept_reason(costs)
 
 
-def least_reason(costs: Costs) -> str | None:
+def least_reason(costs: CostModel) -> str | None:
     """A layer that fits no GPU, pins, or states beyond all memory; None if none of them is so.
 
     Each of them also holds for plans that compute layers again or send what they keep to the host.
@@ -60,7 +60,7 @@ def least_reason(costs: Costs) -> str | None:
     return layer_reason(costs) or _pinned_reason(costs) or _states_reason(costs)
 
 
-def layer_reason(costs: Costs) -> str | None:
+def layer_reason(costs: CostModel) -> str | None:
     """A layer that fits no GPU, even if it is computed again; None if there is none.
 
     Or layers that must share a GPU and are pinned to two.
@@ -82,7 +82,7 @@ def layer_reason(costs: Costs) -> str | None:
     return None
 
 
-def _layer_would_help(costs: Costs, layer: int) -> str:
+def _layer_would_help(costs: CostModel, layer: int) -> str:
     """What to try where a layer fits no GPU: other micro-batches leave its states as they are."""
     largest, data = max(costs.budgets), costs.chain.layers[layer]
     ways = ["a GPU with more memory"]
@@ -93,7 +93,7 @@ def _layer_would_help(costs: Costs, layer: int) -> str:
     return _may_help(ways)
 
 
-def _pinned_apart(costs: Costs) -> str | None:
+def _pinned_apart(costs: CostModel) -> str | None:
     """Tied layers that are pinned to different GPUs; None if there are none."""
     for group in costs.tied_groups:
         pinned = [(layer, gpu) for layer, gpu in costs.pins if layer in group]
@@ -107,10 +107,10 @@ def _pinned_apart(costs: Costs) -> str | None:
     return None
 
 
-def _pinned_reason(costs: Costs) -> str | None:
+def _pinned_reason(costs: CostModel) -> str | None:
     """A GPU that cannot hold the states of what is pinned to it and one micro-batch's peak."""
     for gpu, budget in enumerate(costs.budgets):
-        pinned = [layer for layer, home in enumerate(costs.homes) if home == gpu]
+        pinned = [layer for layer, home in enumerate(costs.pinned_gpus) if home == gpu]
         if not pinned:
             continue
         sizes = [costs.segment(layer, layer, True) for layer in pinned]
@@ -127,7 +127,7 @@ def _pinned_reason(costs: Costs) -> str | None:
     return None
 
 
-def _states_reason(costs: Costs) -> str | None:
+def _states_reason(costs: CostModel) -> str | None:
     """(M1) of all layers together beyond all memory: nothing makes it smaller."""
     states, total = _states(costs), sum(costs.budgets)
     if states <= total:
@@ -139,7 +139,7 @@ def _states_reason(costs: Costs) -> str | None:
     )
 
 
-def _kept_reason(costs: Costs) -> str | None:
+def _kept_reason(costs: CostModel) -> str | None:
     """States and what one micro-batch keeps beyond all memory."""
     saved = sum(costs.segment(layer, layer, True).saved for layer in range(costs.layers))
     states, total = _states(costs), sum(costs.budgets)
@@ -153,16 +153,16 @@ def _kept_reason(costs: Costs) -> str | None:
     )
 
 
-def _all_have(costs: Costs) -> str:
+def _all_have(costs: CostModel) -> str:
     return "the only GPU has" if costs.gpus == 1 else f"the {costs.gpus} GPUs have"
 
 
-def _states(costs: Costs) -> int:
+def _states(costs: CostModel) -> int:
     return sum(costs.segment(layer, layer, True).states for layer in range(costs.layers))
 
 
 def would_help(
-    costs: Costs, *, only_states: bool = False, again: bool = False, time: bool = False
+    costs: CostModel, *, only_states: bool = False, again: bool = False, time: bool = False
 ) -> str:
     """What to try, as a sentence.
 
@@ -181,7 +181,7 @@ def would_help(
     return _may_help(ways)
 
 
-def _fewer_versions(costs: Costs, layers: Iterable[int]) -> list[str]:
+def _fewer_versions(costs: CostModel, layers: Iterable[int]) -> list[str]:
     """Flush as a way out, where it keeps less of these layers (M1); the paper's (P1) does not."""
     hosted = (costs.chain.layers[layer] for layer in layers)
     twice = costs.exact and costs.semantics == "2bw"
@@ -197,7 +197,7 @@ def _may_help(ways: list[str]) -> str:
     return f"{text[0].upper()}{text[1:]} may help."
 
 
-def spread_reason(costs: Costs, missing: int) -> str:
+def spread_reason(costs: CostModel, missing: int) -> str:
     """No spread of the layers leaves room for one micro-batch on every GPU."""
     return (
         f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
@@ -207,7 +207,7 @@ def spread_reason(costs: Costs, missing: int) -> str:
     )
 
 
-def _kept_pins(costs: Costs) -> str:
+def _kept_pins(costs: CostModel) -> str:
     return f" with {_layers(len(costs.pins))} pinned" if costs.pins else ""
 
 
@@ -215,7 +215,7 @@ def _layers(count: int) -> str:
     return f"{count} layer" if count == 1 else f"{count} layers"
 
 
-def contiguous_reason(costs: Costs) -> str:
+def contiguous_reason(costs: CostModel) -> str:
     """No partition into one stage per GPU fits, whatever the period and k."""
     apart = _pins_in_turns(costs)
     if apart is not None:
@@ -229,9 +229,9 @@ def contiguous_reason(costs: Costs) -> str:
     )
 
 
-def _pins_in_turns(costs: Costs) -> str | None:
+def _pins_in_turns(costs: CostModel) -> str | None:
     """Pins that no contiguous plan keeps, whatever the memory; None if they are none."""
-    pinned = [(layer, gpu) for layer, gpu in enumerate(costs.homes) if gpu is not None]
+    pinned = [(layer, gpu) for layer, gpu in enumerate(costs.pinned_gpus) if gpu is not None]
     last: dict[int, int] = {}
     for index, (layer, gpu) in enumerate(pinned):
         if gpu in last and pinned[index - 1][1] != gpu:

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.symmetry import gpu_classes
 
 
-def any_bound(costs: Costs) -> Fraction:
+def any_bound(costs: CostModel) -> Fraction:
     """The largest of the load bound with forced merging and the average-memory bound."""
     return max(load_bound(costs), residency_bound(costs), Fraction(1, 1024))
 
 
-def load_bound(costs: Costs) -> Fraction:
+def load_bound(costs: CostModel) -> Fraction:
     """Smallest T with T >= v(T), where v is the load bound after merging what T forces together.
 
     A cut occupies one link with both transfers (half duplex) or one direction each (full duplex)
@@ -40,7 +40,7 @@ def load_bound(costs: Costs) -> Fraction:
     return max(Fraction(floor), _merged_bound(costs, cuts, floor))
 
 
-def cheapest_cuts(costs: Costs) -> list[int]:
+def cheapest_cuts(costs: CostModel) -> list[int]:
     """Ns that a cut behind each layer keeps a link busy at least, on the fastest pair of GPUs."""
     half = costs.cluster.links.duplex == "half"
     classes = gpu_classes(costs)
@@ -56,7 +56,7 @@ def cheapest_cuts(costs: Costs) -> list[int]:
     return cuts
 
 
-def _merged_bound(costs: Costs, cuts: list[int], period: int) -> Fraction:
+def _merged_bound(costs: CostModel, cuts: list[int], period: int) -> Fraction:
     """Load bound when layers around every cut longer than `period` share a GPU.
 
     The largest of: the heaviest item on the fastest GPU; all work over all speeds; pigeonhole:
@@ -72,7 +72,7 @@ def _merged_bound(costs: Costs, cuts: list[int], period: int) -> Fraction:
     return max(best, _average_load(costs))
 
 
-def _average_load(costs: Costs) -> Fraction:
+def _average_load(costs: CostModel) -> Fraction:
     """Total work over the sum of speeds; on equal GPUs each one used pays the overhead once."""
     if len({gpu.speed for gpu in costs.cluster.gpus}) == 1:
         total = costs.load_ns(0, costs.layers - 1, 0) - 2 * costs.cluster.action_overhead_ns
@@ -82,7 +82,7 @@ def _average_load(costs: Costs) -> Fraction:
     return work / speeds
 
 
-def item_loads(costs: Costs, cuts: list[int], period: int) -> list[int]:
+def item_loads(costs: CostModel, cuts: list[int], period: int) -> list[int]:
     """Loads on the fastest GPU of sets of layers that must share a GPU at `period`."""
     fastest = max(range(costs.gpus), key=lambda gpu: costs.cluster.gpus[gpu].speed)
     forward, backward = costs.compute_sums(fastest)
@@ -93,7 +93,7 @@ def item_loads(costs: Costs, cuts: list[int], period: int) -> list[int]:
     return [sum(own[layer] for layer in unit) for unit in forced(costs, cuts, period)]
 
 
-def forced(costs: Costs, cuts: list[int], period: int) -> list[tuple[int, ...]]:
+def forced(costs: CostModel, cuts: list[int], period: int) -> list[tuple[int, ...]]:
     """Sets of layers that must share a GPU at `period`: tied, or a cut would outlast it.
 
     Args:
@@ -122,7 +122,7 @@ def forced(costs: Costs, cuts: list[int], period: int) -> list[tuple[int, ...]]:
 
 
 def contiguous_bound(
-    costs: Costs, known: Fraction | int, over: Callable[[], bool] = lambda: False
+    costs: CostModel, known: Fraction | int, over: Callable[[], bool] = lambda: False
 ) -> Fraction | None:
     """What every plan with one stage per GPU needs, whatever its k; None if none can exist."""
     return relaxed_bound(ContiguousSolver(costs, any_k=True), known, over)
@@ -151,7 +151,7 @@ def relaxed_bound(
     return max(known, Fraction(found.period - (not proven)))
 
 
-def residency_bound(costs: Costs) -> Fraction:
+def residency_bound(costs: CostModel) -> Fraction:
     """Average memory: bytes kept times the time they are kept fit into all GPUs times T.
 
     Layer l's saved bytes of a micro-batch live at least as long as the work from its forward to

@@ -33,7 +33,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     speeds = {gpu.speed for gpu in state.costs.cluster.gpus}
     if state.best is None or len(speeds) > 1:
         return
-    state.enter("packing bound")
+    state.set_phase("packing bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = int(state.bounds["any"]), int(-(-state.best.per_microbatch // 1))
     cuts = cheapest_cuts(state.costs)
@@ -43,7 +43,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
         room = middle - 2 * state.costs.cluster.action_overhead_ns
         if _cannot_pack(state, items, room, min(STEP_S, end - state.elapsed)):
             low = middle + 1
-            state.prove("any", Fraction(low), from_bytes=False)
+            state.raise_bound("any", Fraction(low), from_bytes=False)
         else:
             high = middle
 

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.entrance import Entrance
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 
 TICKS: Final = 1 << 23
 """All ops of a model in a row take at most about this many ticks."""
@@ -50,7 +50,7 @@ class Loop:
     legs: tuple[Leg, ...]
 
     @classmethod
-    def of(cls, costs: Costs, home: Sequence[int], gate: Entrance) -> Loop:
+    def of(cls, costs: CostModel, home: Sequence[int], gate: Entrance) -> Loop:
         """The way where layers 0.. sit on `home`, what is behind them anywhere.
 
         Args:

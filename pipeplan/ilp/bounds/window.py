@@ -25,7 +25,7 @@ from ortools.sat.python import cp_model
 from pipeplan.eager import Step
 from pipeplan.ilp.contiguous.in_flight_limits import most_kept
 from pipeplan.ilp.contiguous.steady_states import steps_of
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.symmetry import gpu_classes
@@ -66,7 +66,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
         return
     if len(gpu_classes(state.costs)) > 1:
         return
-    state.enter("window bound")
+    state.set_phase("window bound")
     found = suited(state.costs, best, state.most_in_flight)
     if found is not None:
         _Queue(state, found, best, state.elapsed + min(seconds, state.remaining)).run()
@@ -96,14 +96,14 @@ class _Queue:
         """Raise the lowest bound until it is one that cannot be raised, or time is over."""
         while self._heap:
             bound, index, final = heappop(self._heap)
-            self.state.prove("contiguous", min(bound, self.ceiling))
+            self.state.raise_bound("contiguous", min(bound, self.ceiling))
             if final or self.state.done or self.state.elapsed >= self.end:
                 return
             raised = self._raised(bound, self.found[index][1])
             if raised < self.ceiling:
                 heappush(self._heap, (raised, index, True))
                 self.ceiling = raised
-        self.state.prove("contiguous", self.ceiling)
+        self.state.raise_bound("contiguous", self.ceiling)
 
     def _raised(self, low: Fraction, pipeline: Pipeline) -> Fraction:
         """What is proven of one partition, by bisection; a lowered ceiling is asked for first."""
@@ -142,7 +142,7 @@ class Window:
     tick: int
 
     @classmethod
-    def of(cls, costs: Costs, pipeline: Pipeline) -> list[Window]:
+    def of(cls, costs: CostModel, pipeline: Pipeline) -> list[Window]:
         """Windows whose lengths suit the tightest stage, if there is a tight one."""
         steps = tuple(steps_of(costs, pipeline.stages))
         needed = {
@@ -209,7 +209,7 @@ class Window:
 
 
 def suited(
-    costs: Costs, below: Fraction, most: int | None = None
+    costs: CostModel, below: Fraction, most: int | None = None
 ) -> list[tuple[Fraction, Pipeline]] | None:
     """Partitions whose floor is less than `below`, with it; None if they are too many.
 
@@ -227,7 +227,7 @@ def suited(
 class _Partitions:
     """Builds partitions from the last stage to the first: all that a stage needs is behind it."""
 
-    costs: Costs
+    costs: CostModel
     below: Fraction
     most: int | None
     looked_at: int = 0

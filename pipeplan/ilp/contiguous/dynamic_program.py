@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster import Host
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.offload.byte_options_table import segment_levels
 from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.segment_tables import (
@@ -116,7 +116,7 @@ class ContiguousSolver:
         in_order: Whether GPUs keep the cluster's order, which is quick where many kinds differ.
     """
 
-    costs: Costs
+    costs: CostModel
     most: int | None = None
     messages: bool = False
     any_k: bool = False

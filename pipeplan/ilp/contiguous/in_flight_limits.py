@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Stage
 
 
-def caps_of(costs: Costs, stages: tuple[Stage, ...], most: int | None) -> tuple[int, ...] | None:
+def caps_of(
+    costs: CostModel, stages: tuple[Stage, ...], most: int | None
+) -> tuple[int, ...] | None:
     """Per stage, how many micro-batches its GPU can hold; None if not one.
 
     A stage gets no more than two per stage of the pipeline, nor more than the one before it.
@@ -21,7 +23,7 @@ def caps_of(costs: Costs, stages: tuple[Stage, ...], most: int | None) -> tuple[
     return tuple(caps)
 
 
-def most_kept(costs: Costs, stage: Stage, most: int | None) -> int | None:
+def most_kept(costs: CostModel, stage: Stage, most: int | None) -> int | None:
     """How many micro-batches a stage alone on its GPU can hold, whatever the order of its ops.
 
     When it holds most it has begun the last of them, and its next op is a backward: there was
@@ -44,7 +46,7 @@ def most_kept(costs: Costs, stage: Stage, most: int | None) -> int | None:
     return most if kept is None else min(kept, most or kept)
 
 
-def _slots(costs: Costs, stage: Stage) -> int:
+def _slots(costs: CostModel, stage: Stage) -> int:
     """Bytes of the permanent buffers of both ends (P5); the exact model's messages come and go."""
     if costs.exact:
         return 0

@@ -28,7 +28,7 @@ from math import comb
 from pipeplan.ilp.contiguous.in_flight_limits import caps_of
 from pipeplan.ilp.contiguous.initial_partitions import starts
 from pipeplan.ilp.contiguous.steady_states import Cycles
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
@@ -70,7 +70,7 @@ class EagerSearch:
     def run(self, seconds: float) -> None:
         """Search until no partition left can beat the best plan, or `seconds` have passed."""
         self._end = self.state.elapsed + min(seconds, self.state.remaining)
-        self.state.enter("kfkb")
+        self.state.set_phase("kfkb")
         for stages in chain(starts(self.state), self._all()):
             if stages is not None:
                 self._add(stages)
@@ -159,7 +159,7 @@ def _neighbours(stages: Stages, gpus: int) -> Iterator[Stages]:
                 yield _stages(sorted([*cuts, cut]), end)
 
 
-def _all_partitions(costs: Costs) -> Iterator[Stages]:
+def _all_partitions(costs: CostModel) -> Iterator[Stages]:
     """Every partition into at most one stage a GPU, if there are few of them."""
     most = min(costs.gpus, costs.layers)
     if sum(comb(costs.layers - 1, cuts) for cuts in range(most)) > FEW:

@@ -8,12 +8,12 @@ wait and forwards do; both keep the same counts and differ in where tensors lie 
 from __future__ import annotations
 
 from pipeplan.ilp.contiguous.dynamic_program import Partition, push_one
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import OpKind
 
 
-def place(costs: Costs, partition: Partition, *, gradients_wait: bool = True) -> Schedule:
+def place(costs: CostModel, partition: Partition, *, gradients_wait: bool = True) -> Schedule:
     """A schedule of the partition at its period; it keeps (R2)-(R5), memory is to be counted."""
     stages, period = partition.stages, partition.period
     length = {op: duration(costs, stages, op) for op in chain_ops(stages)}
@@ -45,7 +45,7 @@ def place(costs: Costs, partition: Partition, *, gradients_wait: bool = True) ->
     return Schedule(stages, period, 1, {op: (time - origin,) for op, time in begin.items()})
 
 
-def _trip(costs: Costs, partition: Partition, stage: int, transfers: int) -> int:
+def _trip(costs: CostModel, partition: Partition, stage: int, transfers: int) -> int:
     """V of the cut behind `stage`: from the start of SEND_F to the end of SEND_B."""
     behind = partition.spans[stage + 1]
     if costs.cluster.links.duplex == "full":

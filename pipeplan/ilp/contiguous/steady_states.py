@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from pipeplan.eager import Cycle, Order, Step, eager_cycle, eager_pace, staircase
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops, duration, resource
@@ -163,7 +163,7 @@ class Cycles:
         return cycle, period
 
 
-def steps_of(costs: Costs, stages: Stages) -> list[Step]:
+def steps_of(costs: CostModel, stages: Stages) -> list[Step]:
     """The ops of one micro-batch in chain order."""
     return [
         Step(*op, resource(costs, stages, op), duration(costs, stages, op))
@@ -171,7 +171,7 @@ def steps_of(costs: Costs, stages: Stages) -> list[Step]:
     ]
 
 
-def floor(costs: Costs, stages: Stages, caps: Caps) -> Fraction:
+def floor(costs: CostModel, stages: Stages, caps: Caps) -> Fraction:
     """The largest of the loads and of V(s) / cap(s): no eager cycle is shorter."""
     loads: dict[tuple[int, ...], int] = {}
     spans = [0] * len(stages)

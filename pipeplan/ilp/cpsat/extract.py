@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.variables import Task, Variables
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration, resource
 from pipeplan.plan import OpKind, Stage
 
@@ -37,7 +37,7 @@ def schedules(solver: cp_model.CpSolver, v: Variables, lowest: int) -> list[Sche
     if fused is not None:
         made.insert(0, fused)
     own = [schedule for schedule in made if _exact(v, schedule)]
-    return [tighten(costs, schedule, lowest) for schedule in made] + own
+    return [minimize_period_for_order(costs, schedule, lowest) for schedule in made] + own
 
 
 def _exact(v: Variables, schedule: Schedule) -> bool:
@@ -62,7 +62,7 @@ def _exact(v: Variables, schedule: Schedule) -> bool:
 
 
 def _times(
-    costs: Costs, v: Variables, stages: tuple[Stage, ...], starts: dict[Task, int]
+    costs: CostModel, v: Variables, stages: tuple[Stage, ...], starts: dict[Task, int]
 ) -> Times:
     """Start times by op; a send without variables leaves as soon as its producer ends."""
     times: Times = {}
@@ -77,7 +77,7 @@ def _times(
     return times
 
 
-def fuse(costs: Costs, schedule: Schedule) -> Schedule | None:
+def fuse(costs: CostModel, schedule: Schedule) -> Schedule | None:
     """Join neighbouring stages of one GPU between whose ops nothing else runs; None if none."""
     stages, period = schedule.stages, schedule.period
     joined = [
@@ -106,7 +106,7 @@ def fuse(costs: Costs, schedule: Schedule) -> Schedule | None:
     return Schedule(fused, period, schedule.k, times)
 
 
-def _adjacent(costs: Costs, schedule: Schedule, one: Stage, two: Stage) -> bool:
+def _adjacent(costs: CostModel, schedule: Schedule, one: Stage, two: Stage) -> bool:
     """Whether the GPU runs nothing between F of `one` and of `two`, nor between their Bs.
 
     What begins together with an op of no length runs behind it, unless it has none either.

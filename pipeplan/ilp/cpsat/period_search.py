@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import Answer, Result, solve_at
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
@@ -50,7 +50,7 @@ def finest(instance: Instance) -> Instance:
     return scaled(instance)
 
 
-def whole_way_ns(costs: Costs) -> int:
+def whole_way_ns(costs: CostModel) -> int:
     """All work of one micro-batch on the slowest GPU, every boundary cut on the slowest link."""
     slowest = max(costs.load_ns(0, costs.layers - 1, gpu) for gpu in range(costs.gpus))
     overhead = 2 * costs.cluster.action_overhead_ns * costs.layers
@@ -104,7 +104,7 @@ def shorten(
         else:
             decided &= answer is not Answer.UNKNOWN
             if answer is Answer.IMPOSSIBLE and proof and k == 1:
-                state.prove("k1", Fraction(period * tick + 1))
+                state.raise_bound("k1", Fraction(period * tick + 1))
             low = period + 1
         last = found and not hard and answer is Answer.IMPOSSIBLE
         period = high if last else (low + high) // 2
@@ -148,7 +148,7 @@ def attempt(state: Incumbent, instance: Instance, period: int, seconds: float) -
     return Result(Answer.UNFIT)
 
 
-def _less(costs: Costs, budgets: tuple[int, ...], schedule: Schedule) -> tuple[int, ...]:
+def _less(costs: CostModel, budgets: tuple[int, ...], schedule: Schedule) -> tuple[int, ...]:
     """Budgets lowered by what the exact count of the schedule was over."""
     over = [max(0, row.peak_bytes - row.budget_bytes) for row in memory_rows(costs, schedule)]
     return tuple(budget - more for budget, more in zip(budgets, over, strict=True))

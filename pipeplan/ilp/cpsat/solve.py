@@ -15,7 +15,7 @@ from pipeplan.ilp.cpsat import extract
 from pipeplan.ilp.cpsat.memory import Residency
 from pipeplan.ilp.cpsat.model import add_times
 from pipeplan.ilp.cpsat.variables import Instance, Variables
-from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.schedule import Schedule
 
 WORK_PER_SECOND = 0.25
@@ -62,7 +62,7 @@ def solve_at(
     instance: Instance,
     period: int,
     budgets: tuple[int, ...],
-    options: Options,
+    options: SearchOptions,
     seconds: float,
     lowest: int = 1,
 ) -> Result:
@@ -87,7 +87,7 @@ def solve_at(
 
 def solve_each(
     asked: Sequence[tuple[Instance, int]],
-    options: Options,
+    options: SearchOptions,
     seconds: float,
     lowest: int = 1,
     turn: int = 0,
@@ -156,7 +156,7 @@ class Solver(cp_model.CpSolver):
         self.clock = clock
 
 
-def configured(options: Options, seconds: float) -> Solver:
+def configured(options: SearchOptions, seconds: float) -> Solver:
     """A solver with the run's seed, workers and limits."""
     solver = Solver(options.clock)
     parameters = solver.parameters
@@ -193,7 +193,7 @@ def run_all(pairs: Sequence[tuple[Solver, cp_model.CpModel]]) -> list[int]:
             running[0].wait(STOP_S)
         raise
     for each in solves:
-        each.solver.clock.spend(each.solver.deterministic_time / WORK_PER_SECOND)
+        each.solver.clock.charge(each.solver.deterministic_time / WORK_PER_SECOND)
     return [each.status for each in solves]
 
 

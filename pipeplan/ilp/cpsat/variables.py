@@ -15,7 +15,7 @@ from itertools import pairwise
 from ortools.sat.python import cp_model
 from ortools.sat.python.cp_model_helper import Literal as BooleanLiteral
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import OpKind
 
@@ -42,7 +42,7 @@ class Instance:
         most: No item may keep more micro-batches (R6); None for no limit.
     """
 
-    costs: Costs
+    costs: CostModel
     items: tuple[tuple[int, int], ...]
     places: tuple[tuple[int, ...], ...] | None = None
     k: int = 1
@@ -66,7 +66,7 @@ class Instance:
     def allowed(self, item: int) -> tuple[int, ...]:
         """GPUs that an item may sit on: none if its layers are pinned to several."""
         first, last = self.items[item]
-        pinned = set(self.costs.homes[first : last + 1]) - {None}
+        pinned = set(self.costs.pinned_gpus[first : last + 1]) - {None}
         places = self.gpus if self.places is None else self.places[item]
         return tuple(gpu for gpu in places if pinned <= {gpu})
 

@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Final
 
 from pipeplan.ilp.clock import Clock
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact.op_table import Ops
 from pipeplan.ilp.exact.transfer_branching import Ring, Sending, placed
 from pipeplan.ilp.schedule import Schedule
@@ -65,7 +65,7 @@ def affordable(seconds: float) -> int:
 
 
 def decided(
-    costs: Costs,
+    costs: CostModel,
     home: tuple[int, ...],
     period: int,
     taken: Callable[[Schedule], bool],
@@ -101,7 +101,7 @@ def decided(
     for transfers, most in ((False, nodes), (True, SENDING * nodes)):
         search = _Search(ops, period, most, tried if transfers else None)
         found = search.place(0, ops.paths(period, transfers=transfers))
-        clock.spend((most - max(0, search.left)) * NODE_S)
+        clock.charge((most - max(0, search.left)) * NODE_S)
         if search.left >= 0 and found is None and not offered:
             return Told.RULED_OUT
         if transfers and found is not None:

@@ -26,12 +26,12 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cpsat.period_search import attempt, finest, highest, shorten
 from pipeplan.ilp.cpsat.solve import SEARCHES, Answer, Result, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact.branch_and_bound import Told, affordable, decided
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
@@ -50,13 +50,13 @@ SHORTEN_S: Final = 1.5
 """Seconds to shorten the period of an allocation that gave a plan."""
 
 
-def allocations(costs: Costs) -> list[Home] | None:
+def allocations(costs: CostModel) -> list[Home] | None:
     """Every allocation of single layers, of equal GPUs in order; None if they are too many."""
     found = list(islice(_extended(costs, gpu_classes(costs), ()), MOST + 1))
     return found if len(found) <= MOST else None
 
 
-def _extended(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[Home]:
+def _extended(costs: CostModel, classes: list[list[int]], start: Home) -> Iterator[Home]:
     if len(start) == costs.layers:
         yield start
         return
@@ -64,11 +64,11 @@ def _extended(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[H
         yield from _extended(costs, classes, (*start, gpu))
 
 
-def next_places(costs: Costs, classes: list[list[int]], start: Home) -> Iterator[int]:
+def next_places(costs: CostModel, classes: list[list[int]], start: Home) -> Iterator[int]:
     """GPUs that may take the layer behind `start`: by ties and pins, of equal unused ones one."""
     layer = len(start)
     tied = next((group[0] for group in costs.tied_groups if layer in group[1:]), None)
-    given = start[tied] if tied is not None else costs.homes[layer]
+    given = start[tied] if tied is not None else costs.pinned_gpus[layer]
     for members in classes:
         for gpu in members:
             if given in (None, gpu):
@@ -77,7 +77,7 @@ def next_places(costs: Costs, classes: list[list[int]], start: Home) -> Iterator
                 break  # its equals behind it are as good
 
 
-def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
+def floor_of(costs: CostModel, home: Home, most: int | None) -> Fraction | None:
     """The period per micro-batch that an allocation needs at least; None if it does not fit.
 
     Args:
@@ -113,7 +113,7 @@ def floor_of(costs: Costs, home: Home, most: int | None) -> Fraction | None:
 
 
 def _averages(
-    costs: Costs, home: Home, spans: Sequence[int], room: Sequence[int]
+    costs: CostModel, home: Home, spans: Sequence[int], room: Sequence[int]
 ) -> Iterator[Fraction]:
     """H / room of each GPU with room."""
     held = [0] * costs.gpus
@@ -133,7 +133,7 @@ def _averages(
     return (Fraction(size, left) for size, left in zip(held, room, strict=True) if left > 0)
 
 
-def _behind(costs: Costs, home: Home, layer: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _behind(costs: CostModel, home: Home, layer: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """(ns, link) of both transfers of the cut behind a layer, if there is one."""
     here, there = home[layer], home[min(layer + 1, costs.layers - 1)]
     if here != there:
@@ -142,7 +142,7 @@ def _behind(costs: Costs, home: Home, layer: int) -> Iterator[tuple[int, tuple[i
         yield costs.send_backward_ns(layer, there, here), links.resource(there, here)
 
 
-def _room(costs: Costs, home: Home) -> list[int]:
+def _room(costs: CostModel, home: Home) -> list[int]:
     """Memory of each GPU beside its states and the paper's permanent buffers."""
     room = list(costs.budgets)
     for layer, gpu in enumerate(home):
@@ -154,7 +154,7 @@ def _room(costs: Costs, home: Home) -> list[int]:
     return room
 
 
-def _kept(costs: Costs, home: Home) -> list[int]:
+def _kept(costs: CostModel, home: Home) -> list[int]:
     """Bytes that a micro-batch in flight at each layer keeps on its GPU, up to that layer."""
     sums = [0] * costs.gpus
     kept = []
@@ -223,7 +223,7 @@ class Each:
             Whether nothing shorter is left for this k, as far as the models see.
         """
         state, self._high = self.state, high
-        state.enter(f"enumeration: k={self.k}")
+        state.set_phase(f"enumeration: k={self.k}")
         left = list(asked)
         end = state.elapsed + seconds
         while left and not self._over(end):
@@ -232,7 +232,7 @@ class Each:
         if self.k == 1:
             floors = [case.floor for case in left] + ([] if self.unfit is None else [self.unfit])
             lowest = min(floors, default=Fraction(self._high + 1))
-            state.prove("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
+            state.raise_bound("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
         return not left
 
     def _over(self, end: float) -> bool:
@@ -286,7 +286,7 @@ class Each:
         lowest = max(1, ceil(self.state.bounds["any"]))
         fused = fuse(state.costs, schedule)
         made = [schedule] if fused is None else [fused, schedule]
-        made = [tighten(state.costs, each, lowest) for each in made]
+        made = [minimize_period_for_order(state.costs, each, lowest) for each in made]
         if not state.costs.cluster.action_overhead_ns:
             made.append(schedule)  # early starts may need bytes that these do not
         periods = [each.period for each in made if state.offer(each)]
@@ -324,7 +324,7 @@ class Each:
             result = attempt(state, instance, period, FIRST_S)
             if result.answer is not Answer.FOUND:
                 return self._told_unfit(case)
-            taken = [each.period for each in result.schedules if state.accepts(each)]
+            taken = [each.period for each in result.schedules if state.is_feasible(each)]
         self._high = min([self._high, *(period - 1 for period in taken)])
         self._high = min(self._high, highest(state, instance, tick=1))
         lowest = ceil_div(int(-(-case.floor * self.k // 1)), instance.tick)

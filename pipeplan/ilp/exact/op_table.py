@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.segment_tables import Array
 
 
@@ -42,7 +42,7 @@ class Ops:
         transfers: over the cuts, in chain order.
     """
 
-    def __init__(self, costs: Costs, home: tuple[int, ...]) -> None:
+    def __init__(self, costs: CostModel, home: tuple[int, ...]) -> None:
         count = costs.layers
         self.layers = count
         self.layer = [*range(count), *reversed(range(count))]
@@ -69,7 +69,7 @@ class Ops:
             if op != count - 1:
                 self._hand_over(costs, op)
 
-    def _hand_over(self, costs: Costs, op: int) -> None:
+    def _hand_over(self, costs: CostModel, op: int) -> None:
         """What waits between an op and the next, or crosses the cut between them."""
         here, there = self.gpu[op], self.gpu[op + 1]
         back = op >= self.layers

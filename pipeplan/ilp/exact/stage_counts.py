@@ -19,8 +19,8 @@ from typing import Final
 
 from pipeplan.ilp.bounds.load import cheapest_cuts
 from pipeplan.ilp.coarsening import grouped
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact.branch_and_bound import Told, decided
 from pipeplan.ilp.exact.enumeration import Home, floor_of, next_places
 from pipeplan.ilp.incumbent import Incumbent
@@ -61,7 +61,7 @@ class Few:
             return
         self._end = state.elapsed + min(seconds, state.remaining)
         while self._runs <= state.costs.layers and not self._over:
-            state.enter(f"stage counts: {self._runs} stages")
+            state.set_phase(f"stage counts: {self._runs} stages")
             if not self._look():
                 self._decide()
 
@@ -109,7 +109,7 @@ class Few:
         runs, costs = Layout(home, frozenset()).runs(), self.state.costs
         groups = [(first, last) for first, last, _ in runs]
         chain = grouped(costs.chain, groups, [gpu.speed for gpu in costs.cluster.gpus])
-        short = replace(costs, chain=chain, again=frozenset(), pins=())
+        short = replace(costs, chain=chain, recomputed=frozenset(), pins=())
         stages = tuple(
             Stage(id=number, layers=(first, last), gpu=gpu)
             for number, (first, last, gpu) in enumerate(runs)
@@ -120,7 +120,7 @@ class Few:
                 low = asked
             asked = min((low + self._best) / 2, self._highest)
 
-    def _shortened(self, short: Costs, stages: tuple[Stage, ...], period: int) -> bool:
+    def _shortened(self, short: CostModel, stages: tuple[Stage, ...], period: int) -> bool:
         """Whether orders give a schedule of a period that fits and is the best.
 
         Args:
@@ -139,12 +139,15 @@ class Few:
     def _taken(self, schedule: Schedule) -> bool:
         """Whether a schedule, or it as short as its orders allow, is the best now."""
         state, best = self.state, self._best
-        for each in (schedule, tighten(state.costs, schedule, max(1, int(state.bounds["any"])))):
+        for each in (
+            schedule,
+            minimize_period_for_order(state.costs, schedule, max(1, int(state.bounds["any"]))),
+        ):
             state.offer(each)
         return self._best < best
 
 
-def even(costs: Costs, period: int, runs: int) -> Iterator[Home | None]:
+def even(costs: CostModel, period: int, runs: int) -> Iterator[Home | None]:
     """Allocations of so many runs whose loads and cuts allow a period, of equal GPUs in order.
 
     None stands for a beginning that was given up, so that who asks can look at the clock.
@@ -155,7 +158,7 @@ def even(costs: Costs, period: int, runs: int) -> Iterator[Home | None]:
 class _Even:
     """Depth-first, layer by layer, with the time that each GPU has left."""
 
-    def __init__(self, costs: Costs, period: int) -> None:
+    def __init__(self, costs: CostModel, period: int) -> None:
         self._costs = costs
         self._classes = gpu_classes(costs)
         self._spare = [period] * costs.gpus

@@ -16,8 +16,8 @@ from math import exp
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.list_scheduler import Outward, Run
 from pipeplan.ilp.local_search.peak_estimate import glance
@@ -89,7 +89,7 @@ class Walk:
             return
         self._best = state.best
         end = state.elapsed + min(seconds, state.remaining)
-        state.enter("annealing")
+        state.set_phase("annealing")
         while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
             self._round(end)
 
@@ -169,22 +169,22 @@ class Walk:
         excess = self._beside(costs, placing)
         return excess or self._take(costs, placing.schedule())
 
-    def _seen(self, layout: Layout) -> tuple[Costs, list[Run]]:
+    def _seen(self, layout: Layout) -> tuple[CostModel, list[Run]]:
         """The chain whose layers are placed, and the stages in layers of it."""
         return self.state.costs, layout.runs()
 
-    def _beside(self, costs: Costs, placing: Outward) -> float:
+    def _beside(self, costs: CostModel, placing: Outward) -> float:
         """Bytes beyond memory at a glance, as shares of each GPU's, summed."""
         return beyond(glance(costs, placing), costs.budgets)
 
-    def _take(self, costs: Costs, schedule: Schedule) -> float:
+    def _take(self, costs: CostModel, schedule: Schedule) -> float:
         """Offer a schedule, also as short as its orders allow; the share of exact bytes beyond.
 
         The shortest that fits is what the next target is measured by.
         """
         lowest = max(1, int(-(-self.state.bounds["any"] * schedule.k // 1)))
         fits = False
-        for each in (schedule, tighten(costs, schedule, lowest)):
+        for each in (schedule, minimize_period_for_order(costs, schedule, lowest)):
             if self._offer(costs, each):
                 fits |= each is schedule
                 if each.per_microbatch < self._best.per_microbatch:
@@ -194,7 +194,7 @@ class Walk:
         peaks = [row.peak_bytes for row in memory_rows(costs, schedule)]
         return beyond(peaks, costs.budgets)
 
-    def _offer(self, costs: Costs, schedule: Schedule) -> bool:
+    def _offer(self, costs: CostModel, schedule: Schedule) -> bool:
         """Whether a schedule of the layers of `costs` fits; the best one is kept."""
         assert costs is self.state.costs
         return self.state.offer(schedule)
@@ -215,7 +215,9 @@ class Walk:
             gpu = homes[self.random.choice(group)]
             for layer in group:
                 homes[layer] = gpu
-        given = (new if pin is None else pin for new, pin in zip(homes, costs.homes, strict=True))
+        given = (
+            new if pin is None else pin for new, pin in zip(homes, costs.pinned_gpus, strict=True)
+        )
         return replace(layout, homes=tuple(given))
 
     def _change(self, layout: Layout) -> Layout:
@@ -267,7 +269,7 @@ class Walk:
         return (0.0, *sorted([*turns[1:copy], min(max(moved, 0.0), 0.999), *turns[copy + 1 :]]))
 
 
-def _overload(costs: Costs, runs: list[Run], period: int, k: int) -> float:
+def _overload(costs: CostModel, runs: list[Run], period: int, k: int) -> float:
     """Load beyond the period, as a share of it."""
     loads = [0] * costs.gpus
     for first, last, gpu in runs:

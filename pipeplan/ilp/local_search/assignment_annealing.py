@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.bounds.load import cheapest_cuts, forced
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 
 TRIP: Final = 10
 """What the transfers of a cut add to its price, for each period they take."""
@@ -39,7 +39,7 @@ class Balance:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: CostModel,
         period: int,
         homes: Sequence[int],
         counts: Sequence[float],
@@ -72,7 +72,7 @@ class Balance:
         longest = sorted((cut for cut in cuts if cut <= period), reverse=True)[:BUSY_CUTS]
         self._watched = costs.gpus > 1 and sum(longest) > period
         self._loads, self._bytes = [0.0] * costs.gpus, list(beside)
-        given = [{costs.homes[layer] for layer in unit} - {None} for unit in self.units]
+        given = [{costs.pinned_gpus[layer] for layer in unit} - {None} for unit in self.units]
         self.torn = any(len(gpus) > 1 for gpus in given)
         self._pinned = [bool(gpus) for gpus in given]
         self._homes = [

@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from pipeplan.ilp.cpsat.precedence import SEND_B, SEND_F, B, F, add_tied
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.cpsat.variables import Instance, Linear, Variables
-from pipeplan.ilp.incumbent import Options
+from pipeplan.ilp.incumbent import SearchOptions
 
 Home = tuple[int, ...]
 
@@ -41,7 +41,7 @@ class Guide:
         self._count()
         self._memory()
 
-    def solve(self, options: Options, seconds: float) -> Home | None:
+    def solve(self, options: SearchOptions, seconds: float) -> Home | None:
         """An allocation that keeps all estimates, or None if there is none or time ran out."""
         solver = configured(options, seconds)
         if run(solver, self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

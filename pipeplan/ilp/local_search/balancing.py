@@ -15,8 +15,8 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Layout, Walk, beyond
 from pipeplan.ilp.local_search.assignment_annealing import Balance
@@ -63,7 +63,7 @@ class Placed:
     """A layout's schedule; `costs` are of the layers that its stages name."""
 
     layout: Layout
-    costs: Costs
+    costs: CostModel
     schedule: Schedule
 
 
@@ -92,7 +92,7 @@ class Evening:
             period = max(1, int(bound + (best - bound) * Fraction(share)))
             if period >= best or period < bound:
                 return
-            state.enter(f"{self.name}: {share:.0%} of the gap")
+            state.set_phase(f"{self.name}: {share:.0%} of the gap")
             if self._at(period, end):
                 continue
             share *= FURTHER
@@ -115,11 +115,11 @@ class Evening:
                 return False
             balance = self._balance(period, guess, price)
             if balance.torn:
-                self.state.prove("any", Fraction(period + 1), from_bytes=False)
+                self.state.raise_bound("any", Fraction(period + 1), from_bytes=False)
                 return False
             steps = self._steps * len(balance.units)
             balance.anneal(self.random, steps)
-            self.state.options.clock.spend(steps * STEP_S)
+            self.state.options.clock.charge(steps * STEP_S)
             guess = replace(guess, layout=self._layout(balance))
             price *= CHEAPER if balance.overload > TOLERANCE else DEARER
             placed = self._scheduled(guess.layout, ceil(period * (1 + balance.overload)))
@@ -179,7 +179,7 @@ class Evening:
     def _offer(self, placed: Placed) -> bool:
         """Whether the schedule fits; also as short as its orders allow."""
         lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
-        early = tighten(placed.costs, placed.schedule, lowest)
+        early = minimize_period_for_order(placed.costs, placed.schedule, lowest)
         return any([self._take(placed, each) for each in (placed.schedule, early)])
 
     def _take(self, placed: Placed, schedule: Schedule) -> bool:
@@ -187,7 +187,7 @@ class Evening:
         return self.state.offer(schedule)
 
 
-def measured(costs: Costs, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:
+def measured(costs: CostModel, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:
     """What a schedule keeps of each layer on average at `period`, and each GPU's other bytes.
 
     Returns:

@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.contiguous.unconstrained import is_scarce
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Layout, Walk
 
@@ -59,7 +59,9 @@ class Borders:
         excess: Load beyond the period and estimated bytes beyond the memories, as shares of them.
     """
 
-    def __init__(self, costs: Costs, order: Sequence[int], period: int, stretch: float) -> None:
+    def __init__(
+        self, costs: CostModel, order: Sequence[int], period: int, stretch: float
+    ) -> None:
         """Begin with visits of equal work.
 
         Args:
@@ -143,7 +145,7 @@ class Folds:
         end = state.elapsed + min(seconds, state.remaining)
         if state.done or not self.far or state.costs.gpus == 1:
             return
-        state.enter("interleaved starts")
+        state.set_phase("interleaved starts")
         while not state.done and self.far and state.elapsed < end:
             self._try(end)
 
@@ -168,7 +170,7 @@ class Folds:
         order = drawn(gpus, self._random)
         borders = Borders(state.costs, order, period, self._random.choice(STRETCHES))
         borders.anneal(self._random, STEPS)
-        state.options.clock.spend(STEPS * STEP_S)
+        state.options.clock.charge(STEPS * STEP_S)
         layout = Layout(borders.homes, frozenset())
         self._walk.settle(layout, Fraction(period), SETTLING, end, SHRINKS[0])
 
@@ -186,7 +188,7 @@ def drawn(gpus: Sequence[int], random: Random) -> list[int]:
     return order[:visits]
 
 
-def _trip_ns(costs: Costs, boundary: int, here: int, there: int) -> int:
+def _trip_ns(costs: CostModel, boundary: int, here: int, there: int) -> int:
     """Both transfers of a cut; none within a GPU."""
     if here == there:
         return 0
@@ -194,7 +196,7 @@ def _trip_ns(costs: Costs, boundary: int, here: int, there: int) -> int:
     return forward + costs.send_backward_ns(boundary, there, here)
 
 
-def _even(costs: Costs, visits: int) -> list[int]:
+def _even(costs: CostModel, visits: int) -> list[int]:
     """First layers of so many parts of about equal work."""
     total = costs.load_ns(0, costs.layers - 1, 0)
     starts, layer = [0], 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from pipeplan.ilp.bounds.load import cheapest_cuts
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 
 Item = tuple[int, int]
 
 
-def coarsen(costs: Costs, count: int, period: int) -> tuple[Item, ...]:
+def coarsen(costs: CostModel, count: int, period: int) -> tuple[Item, ...]:
     """At most about `count` runs of layers, none cut where that takes longer than `period`.
 
     Forced runs come first; then neighbours with the smallest joint load are merged, where a
@@ -32,12 +32,12 @@ def coarsen(costs: Costs, count: int, period: int) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def _may_join(costs: Costs, one: Item, other: Item) -> bool:
+def _may_join(costs: CostModel, one: Item, other: Item) -> bool:
     """Whether at most one GPU is given for the layers of two neighbours."""
-    return len(set(costs.homes[one[0] : other[1] + 1]) - {None}) <= 1
+    return len(set(costs.pinned_gpus[one[0] : other[1] + 1]) - {None}) <= 1
 
 
-def _price(costs: Costs, items: list[Item], cuts: list[int], index: int) -> int:
+def _price(costs: CostModel, items: list[Item], cuts: list[int], index: int) -> int:
     """What a merge of items `index` and `index` + 1 costs: lost freedom less saved transfer."""
     load = costs.load_ns(items[index][0], items[index + 1][1], 0)
     return load - cuts[items[index][1]]

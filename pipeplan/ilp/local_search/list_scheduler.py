@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.packing_lookahead import packs, pair
-from pipeplan.ilp.reservation_table import Ring
+from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
 
@@ -30,7 +30,7 @@ class Outward:
     `centres` say around which instants the copies' turns from F to B lie, in increasing order.
     """
 
-    costs: Costs
+    costs: CostModel
     runs: Sequence[Run]
     period: int
     centres: Sequence[int] = (0,)
@@ -38,7 +38,7 @@ class Outward:
     """Stages that found room."""
     times: dict[OpId, tuple[int, ...]] = field(default_factory=dict)
     """Starts of all copies, by op."""
-    _rings: dict[tuple[int, ...], Ring] = field(default_factory=dict)
+    _rings: dict[tuple[int, ...], ReservationTable] = field(default_factory=dict)
     _rest: dict[int, list[int]] = field(default_factory=dict)
     """Lengths of the ops that each GPU has still to place."""
 
@@ -96,16 +96,16 @@ class Outward:
         ops = (SEND_F, stage), (SEND_B, stage + 1)
         return self._pairs(ops, rings, (forward, backward), opening, closing, None)
 
-    def _ring(self, key: tuple[int, ...]) -> Ring:
+    def _ring(self, key: tuple[int, ...]) -> ReservationTable:
         ring = self._rings.get(key)
         if ring is None:
-            ring = self._rings[key] = Ring(self.period)
+            ring = self._rings[key] = ReservationTable(self.period)
         return ring
 
     def _pairs(
         self,
         ops: tuple[OpId, OpId],
-        rings: tuple[Ring, Ring],
+        rings: tuple[ReservationTable, ReservationTable],
         lengths: tuple[int, int],
         opening: list[int],
         closing: list[int],
@@ -137,24 +137,29 @@ class Outward:
 
 
 def _pair(
-    ring_in: Ring, ring_out: Ring, long_in: int, long_out: int, end: int, begin: int
+    ring_in: ReservationTable,
+    ring_out: ReservationTable,
+    long_in: int,
+    long_out: int,
+    end: int,
+    begin: int,
 ) -> tuple[int, int] | None:
     """Start one op as late as it can end by `end`, another as early as from `begin` on.
 
     Where both want the same place, the one yields that lengthens the whole stay the least.
     """
-    early = ring_out.after(begin, long_out)
-    late = ring_in.before(end, long_in)
+    early = ring_out.earliest_fit(begin, long_out)
+    late = ring_in.latest_fit(end, long_in)
     if early is None or late is None:
         return None
     ring_out.add(early, long_out)
-    yielding = ring_in.before(end, long_in)
+    yielding = ring_in.latest_fit(end, long_in)
     if yielding == late:
         ring_in.add(late, long_in)
         return late, early
     ring_out.remove(early, long_out)
     ring_in.add(late, long_in)
-    waiting = ring_out.after(begin, long_out)
+    waiting = ring_out.earliest_fit(begin, long_out)
     if waiting is not None and (yielding is None or waiting - early <= late - yielding):
         ring_out.add(waiting, long_out)
         return late, waiting
@@ -167,7 +172,7 @@ def _pair(
 
 
 def _roomy(
-    ring: Ring,
+    ring: ReservationTable,
     lengths: tuple[int, int],
     window: tuple[int, int],
     rest: list[int],
@@ -177,7 +182,7 @@ def _roomy(
     for length in lengths:
         rest.remove(length)
     if found is not None:
-        if packs(ring.holes(), rest):
+        if packs(ring.free_intervals(), rest):
             return found
         for start, length in zip(found, lengths, strict=True):
             ring.remove(start, length)
@@ -185,10 +190,10 @@ def _roomy(
 
 
 def _anywhere(
-    ring: Ring, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
+    ring: ReservationTable, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
 ) -> tuple[int, int] | None:
     """Occupy the nearest places that leave room for all that is to come."""
-    found = pair(ring.holes(), ring.period, lengths, window, rest)
+    found = pair(ring.free_intervals(), ring.period, lengths, window, rest)
     if found is not None:
         for start, length in zip(found, lengths, strict=True):
             ring.add(start, length)

@@ -85,7 +85,7 @@ class Neighbourhoods:
             assert best is not None
             if len(blocks) * best.k > MAX_TASKS:
                 continue
-            self.state.enter(f"neighbourhoods: {name}, {shrink:.1%} shorter")
+            self.state.set_phase(f"neighbourhoods: {name}, {shrink:.1%} shorter")
             helped |= self._try(blocks, best.k, shrink, end)
         return helped
 

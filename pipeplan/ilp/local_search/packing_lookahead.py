@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from pipeplan.ilp.reservation_table import Hole
+from pipeplan.ilp.reservation_table import FreeInterval
 
 MOST_PAIRS: Final = 400
 """Pairs of places looked at, nearest first."""
 
 
-def packs(holes: Sequence[Hole], rest: Sequence[int]) -> bool:
+def packs(holes: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
     """Whether ops of these lengths fit into the holes, longest first into the tightest."""
     room = sorted(length for _, length in holes)
     if not rest or (room and room[-1] >= sum(rest)):
@@ -33,7 +33,7 @@ def packs(holes: Sequence[Hole], rest: Sequence[int]) -> bool:
 
 
 def pair(
-    holes: list[Hole],
+    holes: list[FreeInterval],
     period: int,
     lengths: tuple[int, int],
     window: tuple[int, int],
@@ -64,7 +64,7 @@ def pair(
     return None
 
 
-def _after(hole: Hole, time: int, length: int, period: int) -> Iterator[int]:
+def _after(hole: FreeInterval, time: int, length: int, period: int) -> Iterator[int]:
     """Starts from `time` on: at once, if that lies in the hole, and at both of its ends."""
     begin, size = hole
     if size < length:
@@ -75,7 +75,7 @@ def _after(hole: Hole, time: int, length: int, period: int) -> Iterator[int]:
     yield time + (begin + size - length - time) % period
 
 
-def _before(hole: Hole, time: int, length: int, period: int) -> Iterator[int]:
+def _before(hole: FreeInterval, time: int, length: int, period: int) -> Iterator[int]:
     """Starts up to `time`: at once, if that lies in the hole, and at both of its ends."""
     begin, size = hole
     if size < length:
@@ -102,7 +102,9 @@ def _nearest(ins: list[int], outs: list[int]) -> Iterator[tuple[int, int]]:
                 heappush(heap, (ins[a] + outs[b], a, b))
 
 
-def _carve(holes: list[Hole], start: int, length: int, period: int) -> list[Hole] | None:
+def _carve(
+    holes: list[FreeInterval], start: int, length: int, period: int
+) -> list[FreeInterval] | None:
     """The holes without an op; None if it lies in none of them."""
     for index, (begin, size) in enumerate(holes):
         offset = (start - begin) % period

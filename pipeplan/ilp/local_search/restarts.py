@@ -57,7 +57,7 @@ class Afresh(Evening):
             if not bound <= period < best <= bound * (1 + WITHIN):
                 return
             price = exp(self.random.uniform(*map(log, PRICES)))
-            state.enter(f"restarts: a cut at {price:.1%}")
+            state.set_phase(f"restarts: a cut at {price:.1%}")
             self._once(period, price, end)
 
     def _once(self, period: int, price: float, end: float) -> None:
@@ -68,7 +68,7 @@ class Afresh(Evening):
                 return
             balance = self._balance(period, guess, price)
             if balance.torn:
-                self.state.prove("any", Fraction(period + 1), from_bytes=False)
+                self.state.raise_bound("any", Fraction(period + 1), from_bytes=False)
                 return
             self._anneal(balance, end)
             layout = self._layout(balance)
@@ -92,7 +92,7 @@ class Afresh(Evening):
         left = max(0.0, end - self.state.elapsed)
         steps = min(STEPS * len(balance.units), int(left / STEP_WALL_S))
         balance.anneal(self.random, steps)
-        self.state.options.clock.spend(steps * STEP_S)
+        self.state.options.clock.charge(steps * STEP_S)
 
     def _improve(self, placed: Placed, end: float) -> None:
         """Offer a schedule; where it lacks a little, walk from its layout."""

@@ -65,7 +65,7 @@ class Whole:
             moved = False
             if period not in asked:
                 asked.add(period)
-                state.enter(f"unrestricted: k={k}, {share:.0%} of the way to the best plan")
+                state.set_phase(f"unrestricted: k={k}, {share:.0%} of the way to the best plan")
                 moved = self._ask(instance, period, end)
             share = 0.5 if moved else (1 + share) / 2
 
@@ -96,5 +96,5 @@ class Whole:
         if answer is Answer.IMPOSSIBLE:
             self._refuted[k] = Fraction(period * instance.tick + 1, k)
             if k == 1:
-                state.prove("k1", self._refuted[k])
+                state.raise_bound("k1", self._refuted[k])
         return answer is Answer.IMPOSSIBLE or state.best is not before

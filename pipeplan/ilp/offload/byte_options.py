@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 
 Run = tuple[int, int]
 MOST = 32
@@ -26,7 +26,7 @@ def inner_bytes(chain: Chain, layer: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def levels(costs: Costs, first: int, last: int) -> tuple[tuple[int, tuple[Run, ...]], ...]:
+def levels(costs: CostModel, first: int, last: int) -> tuple[tuple[int, tuple[Run, ...]], ...]:
     """(bytes, runs) of layers first..last, fewest bytes first, all above zero.
 
     Layers that are computed again never leave: they keep nothing but their input.
@@ -38,7 +38,7 @@ def levels(costs: Costs, first: int, last: int) -> tuple[tuple[int, tuple[Run, .
         own, going = chain.layers[layer].saved_bytes, leaves
         stays = _spread({**going, **stays})
         leaves = {}
-        if layer not in costs.again:
+        if layer not in costs.recomputed:
             leaves = {size + own: (runs, (layer, layer)) for size, runs in stays.items()}
             for size, runs in going.items():
                 assert runs is not None
@@ -66,7 +66,7 @@ def _spread(found: dict[int, _Runs]) -> dict[int, _Runs]:
     return {size: found[size] for size in (sizes[round(n * step)] for n in range(MOST))}
 
 
-def _listed(costs: Costs, runs: _Runs) -> tuple[Run, ...]:
+def _listed(costs: CostModel, runs: _Runs) -> tuple[Run, ...]:
     """In order, without those that keep nothing."""
     listed: list[Run] = []
     while runs is not None:

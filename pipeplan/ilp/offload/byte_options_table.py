@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.segment_tables import Array
 
@@ -62,7 +62,7 @@ class Lists:
         return _spread(np.concatenate([self.stays, self.leaves]))
 
 
-def segment_levels(costs: Costs) -> Array:
+def segment_levels(costs: CostModel) -> Array:
     """[m, i, j] -> what layers i..j as a stage can send away, fewest first."""
     count, layers = costs.layers, costs.chain.layers
     made = np.zeros((MOST, count, count), dtype=np.int64)
@@ -72,7 +72,7 @@ def segment_levels(costs: Costs) -> Array:
         # Segments that begin behind this layer stay empty.
         begun = np.arange(count) <= last
         inner = inner_bytes(costs.chain, last) if last else 0
-        if last in costs.again:
+        if last in costs.recomputed:
             grown = lists.stopped()
         else:
             grown = lists.kept(layers[last].saved_bytes, inner)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pipeplan.ilp.costs import Costs
-from pipeplan.ilp.memory_events import ExactSweep
-from pipeplan.ilp.reservation_table import Ring
-from pipeplan.ilp.schedule import Away, Schedule, duration
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.memory_events import ExactMemoryEvents
+from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.schedule import Schedule, StageOffload, duration
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
 
@@ -21,7 +21,7 @@ Choice = tuple[int, int, tuple[tuple[int, int], ...]]
 """(stage, bytes, runs)."""
 
 
-def transfer_ns(costs: Costs, size: int) -> int:
+def transfer_ns(costs: CostModel, size: int) -> int:
     """(H2) of `size` bytes."""
     host = costs.cluster.host
     assert host is not None
@@ -32,11 +32,11 @@ def transfer_ns(costs: Costs, size: int) -> int:
 class Ways:
     """The way between one GPU and the host under a schedule of computes."""
 
-    costs: Costs
+    costs: CostModel
     schedule: Schedule
-    sweep: ExactSweep
+    sweep: ExactMemoryEvents
 
-    def placed(self, chosen: Sequence[Choice], *, back_first: bool) -> tuple[Away, ...]:
+    def placed(self, chosen: Sequence[Choice], *, back_first: bool) -> tuple[StageOffload, ...]:
         """Times of all copies of the chosen stages, but those that do not rest long enough.
 
         Args:
@@ -45,22 +45,22 @@ class Ways:
         """
         host = self.costs.cluster.host
         assert host is not None
-        out = Ring(self.schedule.period)
-        back = out if host.duplex == "half" else Ring(self.schedule.period)
+        out = ReservationTable(self.schedule.period)
+        back = out if host.duplex == "half" else ReservationTable(self.schedule.period)
         made = {
-            stage: Away(stage, runs, size, transfer_ns(self.costs, size), {})
+            stage: StageOffload(stage, runs, size, transfer_ns(self.costs, size), {})
             for stage, size, runs in chosen
         }
         for stage, copy, left, due in self._by_rest(chosen):
-            away = made[stage]
-            pair = self._pair(away, left, due, (out, back), back_first)
+            offload = made[stage]
+            pair = self._pair(offload, left, due, (out, back), back_first)
             if pair is None:
                 continue
-            tried = replace(away, times={**away.times, copy: pair})
+            tried = replace(offload, times={**offload.times, copy: pair})
             if self._orderly(tried):
                 made[stage] = tried
-                out.add(pair[0], away.ns)
-                back.add(pair[1], away.ns)
+                out.add(pair[0], offload.ns)
+                back.add(pair[1], offload.ns)
         return tuple(made[stage] for stage in sorted(made) if made[stage].times)
 
     def _by_rest(self, chosen: Sequence[Choice]) -> list[tuple[int, int, int, int]]:
@@ -75,42 +75,47 @@ class Ways:
         return sorted(found, key=lambda row: (row[2] - row[3], row))
 
     def _pair(
-        self, away: Away, left: int, due: int, rings: tuple[Ring, Ring], back_first: bool
+        self,
+        offload: StageOffload,
+        left: int,
+        due: int,
+        rings: tuple[ReservationTable, ReservationTable],
+        back_first: bool,
     ) -> tuple[int, int] | None:
         """Start of OFFLOAD and of PREFETCH; None where there is no room for both."""
         out, back = rings
-        shared, length = out is back, away.ns
+        shared, length = out is back, offload.ns
         if shared and back_first:
-            returns = back.before(due, length)
+            returns = back.latest_fit(due, length)
             if returns is None:
                 return None
             back.add(returns, length)
-            leaves = out.after(left, length)
+            leaves = out.earliest_fit(left, length)
             back.remove(returns, length)
         else:
-            leaves = out.after(left, length)
+            leaves = out.earliest_fit(left, length)
             if leaves is None:
                 return None
             if shared:
                 out.add(leaves, length)
-            returns = back.before(due, length)
+            returns = back.latest_fit(due, length)
             if shared:
                 out.remove(leaves, length)
         if leaves is None or returns is None:
             return None
-        rests = leaves + length <= self.sweep.held(away.stage, returns)
+        rests = leaves + length <= self.sweep.deferred(offload.stage, returns)
         return (leaves, returns) if rests else None
 
-    def _orderly(self, away: Away) -> bool:
+    def _orderly(self, offload: StageOffload) -> bool:
         """(R5) among the copies that have them."""
         period, k = self.schedule.period, self.schedule.k
-        copies = sorted(away.times)
+        copies = sorted(offload.times)
         first = copies[0]
-        later = tuple(time + period for time in away.times[first])
-        rows = [*(away.times[copy] for copy in copies), later]
+        later = tuple(time + period for time in offload.times[first])
+        rows = [*(offload.times[copy] for copy in copies), later]
         assert first < k
         return all(
-            one + away.ns <= other
+            one + offload.ns <= other
             for before, after in pairwise(rows)
             for one, other in zip(before, after, strict=True)
         )

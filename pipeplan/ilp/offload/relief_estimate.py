@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.schedule import OpId
 from pipeplan.plan import OpKind
@@ -22,7 +22,7 @@ SECOND = 10**9
 
 
 def relief(
-    costs: Costs,
+    costs: CostModel,
     stages: Sequence[Placed],
     times: Mapping[OpId, tuple[int, ...]],
     period: int,
@@ -70,7 +70,7 @@ def _enough(
 
 
 def _by_rest(
-    costs: Costs,
+    costs: CostModel,
     stages: Sequence[Placed],
     times: Mapping[OpId, tuple[int, ...]],
     over: Sequence[int],
@@ -86,16 +86,16 @@ def _by_rest(
     return sorted(found, reverse=True)
 
 
-def leaving(costs: Costs, first: int, last: int) -> int:
+def leaving(costs: CostModel, first: int, last: int) -> int:
     """The most bytes that layers first..last as a stage can send: (H1)."""
     own, inner = _sums(costs)
     return own[last + 1] - own[first] + inner[last + 1] - inner[first + 1]
 
 
 @lru_cache(maxsize=64)
-def _sums(costs: Costs) -> tuple[list[int], list[int]]:
+def _sums(costs: CostModel) -> tuple[list[int], list[int]]:
     """Sums up to each layer: of what layers keep, and of what lies between two that may leave."""
-    stays, layers = costs.again, costs.chain.layers
+    stays, layers = costs.recomputed, costs.chain.layers
     own = [0 if n in stays else layer.saved_bytes for n, layer in enumerate(layers)]
     inner = [
         0 if n == 0 or n in stays or n - 1 in stays else inner_bytes(costs.chain, n)

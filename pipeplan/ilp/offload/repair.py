@@ -1,4 +1,4 @@
-"""Making a schedule fit by sending away as little as possible.
+"""Making a schedule fit by offloading as little as possible.
 
 GPUs do not meet on the way to the host, so each is mended alone. Of a GPU that needs too much, the
 stage that rests longest sends the fewest bytes that are enough, all copies first; then copies stay
@@ -12,21 +12,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
-from pipeplan.ilp.memory_events import Change, ExactSweep
+from pipeplan.ilp.memory_events import ExactMemoryEvents, MemoryEvent
 from pipeplan.ilp.offload.byte_options import levels
 from pipeplan.ilp.offload.copy_placement import Choice, Ways
-from pipeplan.ilp.schedule import Away, Schedule
+from pipeplan.ilp.schedule import Schedule, StageOffload
 from pipeplan.plan import OpKind
 
 
-def fitted(costs: Costs, schedule: Schedule) -> Schedule | None:
-    """The schedule with what must be away, if every GPU then fits and the host does; else None.
+def fitted(costs: CostModel, schedule: Schedule) -> Schedule | None:
+    """The schedule with what must be offloaded, if every GPU then fits and the host does; else None.
 
     Args:
         costs: of the exact memory model, with a host.
-        schedule: with nothing away.
+        schedule: with nothing offloaded.
     """
     host = costs.cluster.host
     assert host is not None
@@ -35,16 +35,16 @@ def fitted(costs: Costs, schedule: Schedule) -> Schedule | None:
         for row in memory_rows(costs, schedule)
         if row.peak_bytes > row.budget_bytes
     }
-    sweep = ExactSweep(costs, schedule)
-    changes = list(sweep.changes())
-    away: list[Away] = []
+    sweep = ExactMemoryEvents(costs, schedule)
+    changes = list(sweep.events())
+    offloads: list[StageOffload] = []
     for gpu, missing in over.items():
         own = [change for change in changes if change.gpu == gpu]
         mended = _Mender(costs, schedule, sweep, gpu, own).mended(missing)
         if mended is None:
             return None
-        away += mended
-    whole = replace(schedule, away=tuple(sorted(away, key=lambda each: each.stage)))
+        offloads += mended
+    whole = replace(schedule, offloads=tuple(sorted(offloads, key=lambda each: each.stage)))
     fits_host = sum(host_bytes(costs, whole)) <= host.memory_bytes
     return whole if fits_host else None
 
@@ -53,14 +53,14 @@ def fitted(costs: Costs, schedule: Schedule) -> Schedule | None:
 class _Mender:
     """One GPU of a schedule, with its changes of bytes."""
 
-    costs: Costs
+    costs: CostModel
     schedule: Schedule
-    sweep: ExactSweep
+    sweep: ExactMemoryEvents
     gpu: int
-    changes: Sequence[Change]
+    events: Sequence[MemoryEvent]
 
-    def mended(self, missing: int) -> tuple[Away, ...] | None:
-        """What must be away for the GPU to fit; None if nothing is enough."""
+    def mended(self, missing: int) -> tuple[StageOffload, ...] | None:
+        """What must be offloaded for the GPU to fit; None if nothing is enough."""
         if self._states() + self._update() > self._budget:
             return None
         chosen: list[Choice] = []
@@ -69,10 +69,10 @@ class _Mender:
             best: Choice | None = None
             for size, runs in self._offered(stage, missing if not chosen else 0):
                 tried = (stage, size, runs)
-                away = self._placed([*chosen, tried])
-                peak = self._peak(away)
+                offloads = self._placed([*chosen, tried])
+                peak = self._peak(offloads)
                 if peak <= self._budget:
-                    return self._fewest(away)
+                    return self._fewest(offloads)
                 if least is None or peak < least:
                     least, best = peak, tried
             if best is not None:
@@ -119,7 +119,7 @@ class _Mender:
             if not alone or size * others >= missing:
                 yield size, runs
 
-    def _placed(self, chosen: Sequence[Choice]) -> tuple[Away, ...]:
+    def _placed(self, chosen: Sequence[Choice]) -> tuple[StageOffload, ...]:
         """The better of two ways to place the transfers."""
         ways = Ways(self.costs, self.schedule, self.sweep)
         host = self.costs.cluster.host
@@ -128,21 +128,21 @@ class _Mender:
         placed = [ways.placed(chosen, back_first=first) for first in orders]
         return min(placed, key=self._peak)
 
-    def _peak(self, away: Sequence[Away]) -> int:
-        leaving = [change for each in away for change in self.sweep.leaving(each)]
-        return self._states() + sum(peak_terms(self.schedule, [*self.changes, *leaving]))
+    def _peak(self, offloads: Sequence[StageOffload]) -> int:
+        leaving = [change for each in offloads for change in self.sweep.offload_events(each)]
+        return self._states() + sum(peak_terms(self.schedule, [*self.events, *leaving]))
 
-    def _fewest(self, away: tuple[Away, ...]) -> tuple[Away, ...]:
+    def _fewest(self, offloads: tuple[StageOffload, ...]) -> tuple[StageOffload, ...]:
         """Copies stay, shortest rest first, as long as the GPU fits."""
-        for index, each in enumerate(away):
+        for index, each in enumerate(offloads):
             for copy in sorted(each.times, key=partial(_rest, each)):
-                left = {c: pair for c, pair in away[index].times.items() if c != copy}
-                tried = (*away[:index], replace(each, times=left), *away[index + 1 :])
+                left = {c: pair for c, pair in offloads[index].times.items() if c != copy}
+                tried = (*offloads[:index], replace(each, times=left), *offloads[index + 1 :])
                 if self._peak(tried) <= self._budget:
-                    away = tried
-        return tuple(each for each in away if each.times)
+                    offloads = tried
+        return tuple(each for each in offloads if each.times)
 
 
-def _rest(away: Away, copy: int) -> int:
-    leaves, returns = away.times[copy]
+def _rest(offloads: StageOffload, copy: int) -> int:
+    leaves, returns = offloads.times[copy]
     return returns - leaves

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar, cast
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 
 MAX_LAYERS = 64
 """Rows (1) grow with L^3 / 2: far beyond this the model alone takes minutes to write down."""
@@ -102,7 +102,7 @@ class Instance(Generic[Number_co]):
         )
 
 
-def from_costs(costs: Costs, in_flight_limit: int | None) -> Instance[int]:
+def from_costs(costs: CostModel, in_flight_limit: int | None) -> Instance[int]:
     """The paper's numbers for the chain and the cluster of `costs`.
 
     Raises:

@@ -23,7 +23,7 @@ def search(state: Incumbent) -> None:
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
     _check(state)
-    state.enter("paper ilp")
+    state.set_phase("paper ilp")
     result = _answer(state)
     if result.status == "infeasible":
         state.infeasible = (
@@ -32,9 +32,9 @@ def search(state: Incumbent) -> None:
             " is missing; more memory, more GPUs or a smaller micro-batch would help."
         )
         return
-    state.prove("any", any_bound(state.costs))
+    state.raise_bound("any", any_bound(state.costs))
     if result.bound is not None:
-        state.prove("k1", result.bound)
+        state.raise_bound("k1", result.bound)
     if result.schedule is not None:
         state.offer(result.schedule)
     state.notes.append(NOTE)
@@ -75,5 +75,5 @@ def _answer(state: Incumbent) -> PaperResult:
             result = answer.result()
             if result.schedule is None:
                 raise
-            state.enter("interrupted")
+            state.set_phase("interrupted")
             return result

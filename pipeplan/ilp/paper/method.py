@@ -17,7 +17,7 @@ from ortools.math_opt.python import mathopt
 from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from pipeplan.errors import InputError, InternalError
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import WORK_PER_SECOND
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.paper import memory, scheduling
@@ -68,7 +68,7 @@ class PaperResult:
 
 
 def solve(
-    costs: Costs,
+    costs: CostModel,
     *,
     time_limit: float,
     backend: Backend = "cp-sat",
@@ -188,7 +188,7 @@ def _status(schedule: Schedule | None, bound: int) -> Literal["optimal", "feasib
     return "optimal" if schedule.period == bound else "feasible"
 
 
-def _schedule(costs: Costs, exact: Instance[int], decision: Decision) -> Schedule | None:
+def _schedule(costs: CostModel, exact: Instance[int], decision: Decision) -> Schedule | None:
     """The decision at its shortest period; None if it breaks memory by a rounding error."""
     found = shortest(exact, decision, _least(exact))
     if found is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.annealing import ROUND, SHRINKS, Layout, Walk, beyond
 from pipeplan.ilp.local_search.list_scheduler import Outward
 from pipeplan.ilp.local_search.list_scheduler import Run as Placed
@@ -59,7 +59,7 @@ class RunWalk(Walk):
             return
         self._best = joint.best.state.best
         end = state.elapsed + min(seconds, state.remaining)
-        state.enter("recompute annealing")
+        state.set_phase("recompute annealing")
         while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
             self._round(end)
 
@@ -85,21 +85,21 @@ class RunWalk(Walk):
         at = layout_of(self.joint, self._choose_k())
         self._cool(at, self._target(shrink), ROUND, shrink, end)
 
-    def _seen(self, layout: Layout) -> tuple[Costs, list[Placed]]:
+    def _seen(self, layout: Layout) -> tuple[CostModel, list[Placed]]:
         """The merged chain, and the stages in its layers."""
         assert isinstance(layout, RunLayout)
         merged, costs = self.pieces.of(within(layout.again, layout.segments()))
         self._merged = merged
         return costs, merged.renumbered(layout.runs())
 
-    def _beside(self, costs: Costs, placing: Outward) -> float:
+    def _beside(self, costs: CostModel, placing: Outward) -> float:
         """As `Walk` counts, less what may be away."""
         peaks = glance(costs, placing)
         if self.state.options.offload:
             peaks = relieved(costs, placing, peaks)
         return beyond(peaks, costs.budgets)
 
-    def _offer(self, costs: Costs, schedule: Schedule) -> bool:
+    def _offer(self, costs: CostModel, schedule: Schedule) -> bool:
         assert self._merged is not None
         return self.joint.offer(self._merged, costs, schedule)
 
@@ -121,7 +121,7 @@ class RunWalk(Walk):
         return self._sets[stage]
 
 
-def relieved(costs: Costs, placed: Outward, peaks: Sequence[int]) -> list[int]:
+def relieved(costs: CostModel, placed: Outward, peaks: Sequence[int]) -> list[int]:
     """Peaks of a placement, less what its stages may send to the host, at a glance."""
     over = [peak - budget for peak, budget in zip(peaks, costs.budgets, strict=True)]
     away = relief(costs, placed.runs, placed.times, placed.period, over)

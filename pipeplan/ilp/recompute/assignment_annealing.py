@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.assignment_annealing import Balance, over
 from pipeplan.ilp.local_search.balancing import Guess
 
@@ -25,8 +25,8 @@ class RunBalance(Balance):
 
     def __init__(
         self,
-        costs: Costs,
-        single: Costs,
+        costs: CostModel,
+        single: CostModel,
         period: int,
         guess: Guess,
         again: Sequence[bool],

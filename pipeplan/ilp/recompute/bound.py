@@ -5,12 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 from pipeplan.ilp.bounds.load import relaxed_bound
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.dynamic_program import RunSolver
 from pipeplan.ilp.recompute.options import options
 
 
-def again_bound(costs: Costs, known: Fraction | int, *, offload: bool = False) -> Fraction | None:
+def again_bound(
+    costs: CostModel, known: Fraction | int, *, offload: bool = False
+) -> Fraction | None:
     """The least period per micro-batch of contiguous plans of any k; None if none can exist.
 
     The relaxed dynamic program of `contiguous` on relaxed options: V is a plain sum, messages

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.segment_peaks import peaks_from
 from pipeplan.plan import Plan, Remat, Stage
 
@@ -35,7 +35,7 @@ class Merged:
     runs: frozenset[Run]
 
     @property
-    def again(self) -> frozenset[int]:
+    def recomputed(self) -> frozenset[int]:
         """The merged layers that stand for runs."""
         return frozenset(n for n, piece in enumerate(self.pieces) if piece in self.runs)
 
@@ -44,9 +44,9 @@ class Merged:
         number = {layer: n for n, piece in enumerate(self.pieces) for layer in piece}
         return [(number[first], number[last], gpu) for first, last, gpu in stages]
 
-    def of(self, costs: Costs) -> Costs:
+    def of(self, costs: CostModel) -> CostModel:
         """The same machines with the merged chain."""
-        return replace(costs, chain=self.chain, again=self.again)
+        return replace(costs, chain=self.chain, recomputed=self.recomputed)
 
     def original(self, stage: Stage, away: Sequence[Run] = ()) -> Stage:
         """A stage of the merged chain as a stage of the original one.

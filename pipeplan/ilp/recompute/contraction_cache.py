@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache, partial
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.contracted_chain import Merged, Run, as_layer, merged
 
 LATEST = 256
@@ -15,14 +15,14 @@ LATEST = 256
 class Pieces:
     """Sets of runs of one chain on one cluster."""
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: CostModel) -> None:
         """Begin with nothing; `costs` are of the chain as it is."""
         self._costs = costs
         self._layer = cache(partial(as_layer, costs.chain))
         self.of = lru_cache(maxsize=LATEST)(self._of)
         """The merged chain of disjoint runs in order, and the same machines with it."""
 
-    def _of(self, runs: tuple[Run, ...]) -> tuple[Merged, Costs]:
+    def _of(self, runs: tuple[Run, ...]) -> tuple[Merged, CostModel]:
         chain = merged(self._costs.chain, runs, self._layer)
         return chain, chain.of(self._costs)
 

@@ -61,7 +61,7 @@ def decide(
     Returns:
         The best one found and its chain; None if none is shorter, or if there is too much to try.
     """
-    state.enter("recompute enumeration")
+    state.set_phase("recompute enumeration")
     end = state.elapsed + seconds
     k = state.model_ks[0]
     high = None if best is None else int(-(-best.per_microbatch * k // 1)) - 1

@@ -64,7 +64,7 @@ class Candidates:
         """The best ones without room for messages and with it are sure; others while time is."""
         state = self.joint.state
         begun = state.elapsed
-        state.enter("recompute options")
+        state.set_phase("recompute options")
         self.offered = _listed(state)
         solvers = [
             RunSolver(state.costs, state.most_in_flight, messages=messages, options=self.offered)
@@ -95,7 +95,7 @@ class Candidates:
     def _away(self, state: Incumbent, high: int | None) -> Iterator[Candidate]:
         """The best 1F1B partition that offloads; it was judged as a whole."""
         assert self.offered is not None
-        state.enter("offload options")
+        state.set_phase("offload options")
         found = shortest_away(state, self.offered, high, needed=self.joint.period is None)
         if found is not None:
             yield Candidate(found[0], schedule=found[1], sure=True)

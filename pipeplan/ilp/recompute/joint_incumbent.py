@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeplan.ilp.costs import Costs
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.recompute.contracted_chain import Merged
@@ -59,7 +59,7 @@ class Joint:
         if solved.cost < self.best.cost:
             self.best = solved
 
-    def offer(self, merged: Merged, costs: Costs, schedule: Schedule) -> bool:
+    def offer(self, merged: Merged, costs: CostModel, schedule: Schedule) -> bool:
         """Whether a schedule of a merged chain fits; it is kept if it is the best.
 
         Args:
@@ -70,12 +70,12 @@ class Joint:
         """
         inner = Incumbent(costs, self.state.options)
         if cost(costs, schedule, inner.options.microbatches) >= self.best.cost:
-            return inner.accepts(schedule)
+            return inner.is_feasible(schedule)
         if not inner.offer(schedule):
             return False
         inner.phase, inner.report = self.state.phase, self.heard
         self.take(Solved(inner, merged))
-        inner.tell()
+        inner.notify()
         return True
 
     def heard(

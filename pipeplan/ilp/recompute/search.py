@@ -23,7 +23,7 @@ from pipeplan.ilp.recompute.joint_incumbent import Joint
 from pipeplan.ilp.recompute.search_result import Solved
 from pipeplan.ilp.recompute.time_slices import Turns
 from pipeplan.ilp.recompute.trim import trim
-from pipeplan.ilp.warm_start import warm
+from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
 
 SURE: Final = 2
@@ -57,7 +57,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     whole = Incumbent(state.costs, limits, notes=notes)
     joint = Joint(whole, Solved(state), state.report)
     state.report = joint.heard
-    whole.prove("any", load_bound(state.costs), from_bytes=False)
+    whole.raise_bound("any", load_bound(state.costs), from_bytes=False)
     whole.infeasible = least_reason(state.costs)
     try:
         if whole.infeasible is None:
@@ -67,7 +67,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     except KeyboardInterrupt:
         if joint.period is None:
             raise
-        joint.best.state.enter("interrupted")
+        joint.best.state.set_phase("interrupted")
     state.infeasible, state.options = whole.infeasible, limits
     best = joint.best.state
     best.options, best.bounds = limits, whole.bounds
@@ -135,10 +135,10 @@ def _reached(joint: Joint) -> bool:
 def _prove_contiguous(state: Incumbent) -> None:
     if not state.uses("recompute bound"):
         return
-    state.enter("recompute bound")
+    state.set_phase("recompute bound")
     bound = again_bound(state.costs, state.bounds["any"], offload=state.options.offload)
     if bound is not None:
-        state.prove("contiguous", bound, from_bytes=False)
+        state.raise_bound("contiguous", bound, from_bytes=False)
     elif state.options.contiguous_only:
         more = " or offloaded" if state.options.offload else ""
         state.infeasible = (
@@ -174,7 +174,7 @@ def _tried(joint: Joint, candidate: Candidate, limit: float) -> Solved:
     limits = replace(joint.state.options, time_limit_s=limit)
     inner = Incumbent(costs, limits, joint.heard, notes=joint.state.notes)
     if candidate.plan is not None:  # a GPU may host several of its stages
-        warm(inner, candidate.plan)
+        offer_warm_start(inner, candidate.plan)
         inner.bounds = {}
     inner.options = replace(limits, contiguous_only=True)
     if candidate.schedule is not None:

@@ -32,7 +32,7 @@ class Solved:
         """The best plan's stages in layers of `chain`."""
         best = self.state.best
         assert best is not None
-        away = {each.stage: each.runs for each in best.away}
+        away = {each.stage: each.runs for each in best.offloads}
         if self.merged:
             return tuple(self.merged.original(each, away.get(each.id, ())) for each in best.stages)
         return tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from pipeplan.ilp.cycle_ratio import tighten
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import Run, merged
 from pipeplan.ilp.recompute.joint_incumbent import Joint
@@ -56,5 +56,7 @@ def _without(joint: Joint, run: Run) -> Solved:
     lowest = max(1, int(whole.bounds["any"] * schedule.k))
     inner = Incumbent(costs, whole.options, joint.heard)
     inner.phase = best.state.phase
-    inner.offer(tighten(costs, replace(schedule, stages=stages, away=()), lowest))
+    inner.offer(
+        minimize_period_for_order(costs, replace(schedule, stages=stages, offloads=()), lowest)
+    )
     return Solved(inner, chain)
