@@ -6,9 +6,9 @@ from functools import partial
 
 from pipeplan.ilp import noncontiguous
 from pipeplan.ilp.bounds import beginnings, packing
-from pipeplan.ilp.bounds.assignment import serial, spread
+from pipeplan.ilp.bounds.assignment import find_feasible_assignment, serial_schedule
 from pipeplan.ilp.bounds.counting import raise_bound
-from pipeplan.ilp.bounds.infeasibility import spread_reason
+from pipeplan.ilp.bounds.infeasibility import assignment_reason
 from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact import stage_counts
@@ -84,10 +84,12 @@ def _shorten(state: Incumbent) -> None:
 def _any_plan(state: Incumbent) -> None:
     """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be."""
     state.set_phase("assignment")
-    found = spread(state.costs, state.options, state.remaining)
+    found = find_feasible_assignment(state.costs, state.options, state.remaining)
     if found.missing and not state.options.offload:
-        state.infeasible = spread_reason(state.costs, found.missing)
+        state.infeasible = assignment_reason(state.costs, found.missing)
     if found.home is not None:
-        schedule = minimize_period_for_order(state.costs, serial(state.costs, found.home), 1)
+        schedule = minimize_period_for_order(
+            state.costs, serial_schedule(state.costs, found.home), 1
+        )
         state.offer(fuse(state.costs, schedule) or schedule)
         state.offer(schedule)

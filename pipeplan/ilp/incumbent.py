@@ -197,7 +197,7 @@ class Incumbent:
         return True
 
     def _repaired(self, schedule: Schedule) -> Schedule | None:
-        """The schedule with what must be offloaded to fit, if that is allowed and makes it the best."""
+        """The schedule with what must be offloaded to fit, if allowed and better than the best."""
         best = self.best
         if not self.options.offload or schedule.offloads:
             return None

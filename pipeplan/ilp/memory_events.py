@@ -146,7 +146,7 @@ class ExactMemoryEvents(MemoryEvents):
             yield from self.offload_events(offload)
 
     def offload_events(self, offload: StageOffload) -> Iterator[MemoryEvent]:
-        """(H6): offloaded bytes are not counted from the end of OFFLOAD to the post of PREFETCH."""
+        """(H6): offloaded bytes do not count from the end of OFFLOAD to the post of PREFETCH."""
         out, back = (OpKind.OFFLOAD, offload.stage), (OpKind.PREFETCH, offload.stage)
         for copy, (leaves, returns) in offload.times.items():
             left, post = leaves + offload.ns, self.deferred(offload.stage, returns)

@@ -7,8 +7,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 from pipeplan.ilp import search
-from pipeplan.ilp.bounds.infeasibility import simple_reason
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.infeasibility import infeasibility_reason
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.coarsening import CoarseChain, coarsen
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
@@ -44,10 +44,10 @@ def run(state: Incumbent, groups: int) -> None:
 
 
 def _rounds(state: Incumbent, groups: int) -> None:
-    state.infeasible = simple_reason(state.costs)
+    state.infeasible = infeasibility_reason(state.costs)
     if state.infeasible is not None:
         return
-    state.raise_bound("any", any_bound(state.costs))
+    state.raise_bound("any", closed_form_bound(state.costs))
     while not _round(state, _coarse(state, groups), FIRST_SHARE) and state.remaining > 0:
         groups *= 2
         if groups >= state.costs.layers:

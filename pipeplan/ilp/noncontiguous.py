@@ -7,10 +7,10 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
-from pipeplan.ilp.cpsat.period_search import highest, scaled, shorten
+from pipeplan.ilp.cpsat.period_search import minimize_period, scaled, upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.exact.enumeration import Each, allocations, cases
-from pipeplan.ilp.exact.stage_counts import Few
+from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, allocations, nodes
+from pipeplan.ilp.exact.stage_counts import StageCountEnumeration
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import Walk
 from pipeplan.ilp.local_search.assignment_model import Guide, Home
@@ -64,7 +64,7 @@ def search(state: Incumbent) -> None:
         share = FAR_SHARE if far else GUIDE_SHARE
         state.give("guide", partial(guided, state), share * state.remaining)
     turn = min(TURN_S, TURN_SHARE * state.remaining) if far else TURN_S
-    whole, runs = Whole(state), Few(state)
+    whole, runs = Whole(state), StageCountEnumeration(state)
     while state.best is not None and not state.done:
         far = folds.far and not decided
         if far:
@@ -101,9 +101,9 @@ def _decide(state: Incumbent, walk: Walk) -> bool:
             all_seen = joint(state, k, seconds)
         elif not joint(state, k, FIRST_SHARE * seconds):
             state.give("annealing", walk.run, AHEAD_SHARE * seconds)
-            high = highest(state, Instance(state.costs, (), k=k))
+            high = upper_bound(state, Instance(state.costs, (), k=k))
             seconds *= 1 - FIRST_SHARE - AHEAD_SHARE
-            all_seen = Each(state, k).run(cases(state, homes), seconds, high)
+            all_seen = BestFirstEnumeration(state, k).run(nodes(state, homes), seconds, high)
         decided = all_seen if asked else decided and all_seen
     return decided
 
@@ -125,7 +125,7 @@ def joint(state: Incumbent, k: int, seconds: float) -> bool:
     state.set_phase(f"joint: k={k}")
     items = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
-    return shorten(state, instance, seconds, proof=True)
+    return minimize_period(state, instance, seconds, proof=True)
 
 
 def guided(state: Incumbent, seconds: float) -> None:
@@ -183,4 +183,4 @@ def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: fl
     instance = Instance(
         state.costs, tuple(runs), tuple((gpu,) for gpu in places), most=state.most_in_flight
     )
-    shorten(state, instance, min(10.0, max(0.1, end - state.elapsed)), proof=False)
+    minimize_period(state, instance, min(10.0, max(0.1, end - state.elapsed)), proof=False)

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from fractions import Fraction
 from importlib.util import find_spec
 
-from pipeplan.ilp.bounds.infeasibility import contiguous_reason, least_reason, simple_reason
-from pipeplan.ilp.bounds.load import any_bound, contiguous_bound, load_bound
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition
-from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
-from pipeplan.ilp.contiguous.partition_schedule import place
+from pipeplan.ilp.bounds.infeasibility import (
+    contiguous_reason,
+    infeasibility_reason,
+    reason_for_any_remat,
+)
+from pipeplan.ilp.bounds.load import closed_form_bound, contiguous_bound, load_bound
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Partition
+from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
+from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Walk
@@ -61,11 +65,11 @@ def prove_contiguous(state: Incumbent) -> None:
 def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -> None:
     try:
         state.set_phase("bounds")
-        reason = least_reason if state.options.offload else simple_reason
+        reason = reason_for_any_remat if state.options.offload else infeasibility_reason
         state.infeasible = reason(state.costs)
         if state.infeasible is None:
             state.raise_bound("any", load_bound(state.costs), from_bytes=False)
-            state.raise_bound("any", any_bound(state.costs))
+            state.raise_bound("any", closed_form_bound(state.costs))
             search(state)
     except KeyboardInterrupt:
         if state.best is None:
@@ -76,7 +80,7 @@ def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -
 def _everything(state: Incumbent) -> None:
     possible = contiguous(state)
     if possible and state.options.ks != (1,) and state.infeasible is None and not state.done:
-        state.give("kfkb", EagerSearch(state).run, EAGER_SHARE * state.remaining)
+        state.give("kfkb", KFkBSearch(state).run, EAGER_SHARE * state.remaining)
     if not state.options.contiguous_only:
         _beyond(state)
 
@@ -106,18 +110,18 @@ def contiguous(state: Incumbent) -> bool:
     state.set_phase("contiguous")
     costs, lowest = state.costs, max(1, int(state.bounds["any"]))
     most, offload = state.most_in_flight, state.options.offload
-    optimistic = ContiguousSolver(costs, most)
-    careful = ContiguousSolver(costs, most, messages=True)
+    optimistic = ContiguousDP(costs, most)
+    careful = ContiguousDP(costs, most, messages=True)
     if optimistic.is_slow:
         quick, sure = (
-            ContiguousSolver(costs, most, messages=messages, in_order=True)
+            ContiguousDP(costs, most, messages=messages, in_order=True)
             for messages in (False, True)
         )
         offer_shortest(state, quick, sure, lowest)
     offer_shortest(state, optimistic, careful, lowest, _until(state, optimistic))
     if offload:
         away, surely = (
-            ContiguousSolver(costs, most, messages=messages, offload=True)
+            ContiguousDP(costs, most, messages=messages, offload=True)
             for messages in (False, True)
         )
         offer_shortest(state, away, surely, lowest, _until(state, away))
@@ -132,7 +136,7 @@ def contiguous(state: Incumbent) -> bool:
     return bound is not None or offload
 
 
-def _until(state: Incumbent, solver: ContiguousSolver) -> Callable[[], bool]:
+def _until(state: Incumbent, solver: ContiguousDP) -> Callable[[], bool]:
     """Tells whether a slow solver has had its share of the time left; others need no look."""
     if not solver.is_slow:
         return lambda: False
@@ -142,8 +146,8 @@ def _until(state: Incumbent, solver: ContiguousSolver) -> Callable[[], bool]:
 
 def offer_shortest(
     state: Incumbent,
-    optimistic: ContiguousSolver,
-    careful: ContiguousSolver,
+    optimistic: ContiguousDP,
+    careful: ContiguousDP,
     lowest: int,
     over: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -163,14 +167,16 @@ def offer_shortest(
 
 def _offer_placed(state: Incumbent, partition: Partition) -> bool:
     """Offer the partition's schedules with waits on either side."""
-    placed = [place(state.costs, partition, gradients_wait=side) for side in (True, False)]
+    placed = [
+        schedule_partition(state.costs, partition, gradients_wait=side) for side in (True, False)
+    ]
     return any([state.offer(schedule) for schedule in placed])
 
 
 def _bisect(
     state: Incumbent,
-    optimistic: ContiguousSolver,
-    careful: ContiguousSolver,
+    optimistic: ContiguousDP,
+    careful: ContiguousDP,
     low: int,
     over: Callable[[], bool],
 ) -> None:
@@ -190,7 +196,7 @@ def _bisect(
             _offer_placed(state, last)
 
 
-def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24) -> None:
+def _shorter_steps(state: Incumbent, solver: ContiguousDP, points: int = 24) -> None:
     """Fill and drain count: try longer periods, whose plans are shorter from end to end."""
     if state.best is None:
         return
@@ -204,7 +210,7 @@ def _shorter_steps(state: Incumbent, solver: ContiguousSolver, points: int = 24)
         if partition is None:
             continue
         for side in (True, False):
-            schedule = place(state.costs, partition, gradients_wait=side)
+            schedule = schedule_partition(state.costs, partition, gradients_wait=side)
             state.offer(
                 minimize_period_for_order(
                     state.costs, schedule, int(max(Fraction(1), state.bound))

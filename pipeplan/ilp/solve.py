@@ -168,7 +168,7 @@ def _failure(problem: Problem, state: Incumbent) -> Exception:
             f"no plan found, and none is ruled out: the search ended by itself after {used:.1f} s"
             f" of {limit:g} s."
         )
-    ways = infeasibility.would_help(costs, again=problem.recompute, time=over)
+    ways = infeasibility.suggestions(costs, again=problem.recompute, time=over)
     notes = "".join(f" ({note}.)" for note in state.notes)
     return TimeLimitError(
         f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: {what} {ways}{notes}"

@@ -1,4 +1,4 @@
-"""GPUs that may swap places: classes of the cluster's symmetry, so that only one order is tried."""
+"""Symmetry classes of GPUs: GPUs that may swap places, so that only one order is searched."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import pytest
 from ortools.sat.python import cp_model
 
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.ilp.bounds.counting import Master
+from pipeplan.ilp.bounds.counting import CountingRelaxation
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
@@ -78,7 +78,7 @@ def test_every_schedule_satisfies_it(model: MemoryModel) -> None:
             budgets.append(next(n for n in count(max(1, row.peak_bytes)) if n not in budgets))
         tight = replace(costs, cluster=_with_memories(costs.cluster, budgets))
         layers = tuple((layer, layer) for layer in range(costs.layers))
-        master = Master(Instance(tight, layers), -(-schedule.period // schedule.k))
+        master = CountingRelaxation(Instance(tight, layers), -(-schedule.period // schedule.k))
         for stage in schedule.stages:
             for layer in range(stage.first, stage.last + 1):
                 master.model.add(master.v.on[layer][stage.gpu] == 1)

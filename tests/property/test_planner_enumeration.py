@@ -87,7 +87,7 @@ def test_floors_hold(chain: Chain, cluster: Cluster, model: MemoryModel, k: int)
     limit = oracle.serial(chain, cluster) * k
     best = oracle.optimum(chain, cluster, k=k, limit=limit, memory_model=model)
     floors = [
-        enumeration.floor_of(costs, home, None) for home in enumeration.allocations(costs) or ()
+        enumeration.lower_bound(costs, home, None) for home in enumeration.allocations(costs) or ()
     ]
     known = [floor for floor in floors if floor is not None]
     if best is not None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
@@ -34,7 +34,7 @@ PERIOD = 12
     st.integers(1, 5),
 )
 def test_ring_finds_nearest(arcs: list[tuple[int, int]], time: int, length: int) -> None:
-    """`earliest_fit` and `latest_fit` are the nearest free places, found again instant by instant."""
+    """`earliest_fit` and `latest_fit` are the nearest free places, as instant by instant."""
     ring, busy = ReservationTable(PERIOD), set[int]()
     borders: set[int] = set()
     for start, long in arcs:
@@ -105,7 +105,7 @@ def test_one_stage_a_gpu_equals_the_dynamic_program() -> None:
     for _ in range(100):
         costs = random_costs(random, "exact", 3)
         period = random.randint(20, 120)
-        partition = ContiguousSolver(costs).solve(period)
+        partition = ContiguousDP(costs).solve(period)
         if partition is None:
             continue
         runs = [(stage.first, stage.last, stage.gpu) for stage in partition.stages]

@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.load import any_bound, forced
+from pipeplan.ilp.bounds.load import closed_form_bound, must_share_groups
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
@@ -95,7 +95,7 @@ def test_sums_stay_right_after_many_steps() -> None:
 def test_units_are_layers_that_cannot_part() -> None:
     """A cut that outlasts the period keeps its two layers together, and so layers in a row."""
     costs = CostModel(handmade.chain([(1, 1)] * 5), uniform(2, 100), "2bw", "exact")
-    assert forced(costs, [9, 0, 10, 11], 9) == [(0,), (1,), (2, 3, 4)]
+    assert must_share_groups(costs, [9, 0, 10, 11], 9) == [(0,), (1,), (2, 3, 4)]
 
 
 def tied(pins: tuple[tuple[int, int], ...]) -> CostModel:
@@ -151,7 +151,7 @@ def test_alternating_sizes_are_mixed() -> None:
     times = [(20, 50), (10, 30)] * 10
     costs = CostModel(handmade.chain(times), uniform(3, 2**40), "2bw", "exact")
     state = Incumbent(costs, limits())
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
     assert state.contiguous is not None
     assert state.contiguous > 370

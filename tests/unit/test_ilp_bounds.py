@@ -7,11 +7,16 @@ from fractions import Fraction
 
 from pipeplan import planner
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.ilp.bounds.assignment import spread
-from pipeplan.ilp.bounds.infeasibility import contiguous_reason, simple_reason
-from pipeplan.ilp.bounds.load import any_bound, contiguous_bound, load_bound, residency_bound
+from pipeplan.ilp.bounds.assignment import find_feasible_assignment
+from pipeplan.ilp.bounds.infeasibility import contiguous_reason, infeasibility_reason
+from pipeplan.ilp.bounds.load import (
+    closed_form_bound,
+    contiguous_bound,
+    load_bound,
+    residency_bound,
+)
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.exact.enumeration import floor_of
+from pipeplan.ilp.exact.enumeration import lower_bound
 from tests import handmade, searches
 
 
@@ -66,7 +71,7 @@ def test_average_memory() -> None:
     """A layer of 5 bytes kept for 8 ns in 10 bytes of memory: at least 4 ns a micro-batch."""
     of = costs([(2, 2), (2, 2)], uniform(2, 5), saved_bytes=[5, 0])
     assert residency_bound(of) == 4
-    assert any_bound(of) == 4
+    assert closed_form_bound(of) == 4
 
 
 def test_contiguous_bound_counts_whole_micro_batches() -> None:
@@ -93,14 +98,14 @@ def test_a_late_update_needs_the_input_of_its_stage_only() -> None:
     of = costs([(1, 1), (1, 1)], uniform(1, most), **fields)
     assert of.segment(1, 1, True).running == 1000 + 2500
     assert of.segment(0, 1).running == 2500
-    assert simple_reason(of) is None
-    assert simple_reason(replace(of, pins=((0, 0), (1, 0)))) is None
-    assert spread(of, searches.limits(), 5).home == (0, 0)
-    assert floor_of(of, (0, 0), None) == 4
+    assert infeasibility_reason(of) is None
+    assert infeasibility_reason(replace(of, pins=((0, 0), (1, 0)))) is None
+    assert find_feasible_assignment(of, searches.limits(), 5).home == (0, 0)
+    assert lower_bound(of, (0, 0), None) == 4
     plan = planner.solve(of.chain, of.cluster, planner.Config(k=1, microbatches=8, workers=1))
     assert (len(plan.stages), plan.period_ns) == (1, 4)
     assert [row.peak_bytes for row in plan.memory] == [most]
-    over = simple_reason(costs([(1, 1), (1, 1)], uniform(1, 2519), **fields))
+    over = infeasibility_reason(costs([(1, 1), (1, 1)], uniform(1, 2519), **fields))
     assert over is not None
     assert "layer 1" in over
 
@@ -109,7 +114,7 @@ def test_updates_in_the_midst_of_a_stage_wait_for_its_end() -> None:
     """Stage 0..1 peaks at 100 bytes, its update's: what layer 0 keeps is gone by then."""
     sizes = [{"saved_bytes": 10}, {"optimizer_workspace_bytes": 100}]
     costs = CostModel(handmade.chain([(1, 1), (1, 1)], sizes), uniform(1, 105), "2bw", "exact")
-    assert spread(costs, searches.limits(), 5).home == (0, 0)
+    assert find_feasible_assignment(costs, searches.limits(), 5).home == (0, 0)
 
 
 def test_what_would_help_depends_on_what_is_too_much() -> None:
@@ -127,7 +132,7 @@ def test_what_would_help_depends_on_what_is_too_much() -> None:
     ):
         gpus = tuple(Gpu(name="g", memory_bytes=memory) for memory in memories)
         machines = uniform(2, 1).model_copy(update={"gpus": gpus})
-        reason = simple_reason(CostModel(of, machines, semantics, "exact"))
+        reason = infeasibility_reason(CostModel(of, machines, semantics, "exact"))
         assert reason is not None
         assert helps in reason, semantics
 
@@ -146,7 +151,7 @@ def test_what_would_help_is_never_what_cannot() -> None:
         (one, 30, "paper", False, True),
         (one, 26, "paper", False, False),
     ):
-        reason = simple_reason(CostModel(of, uniform(1, memory), "2bw", model))
+        reason = infeasibility_reason(CostModel(of, uniform(1, memory), "2bw", model))
         assert reason is not None
         assert ("semantics flush" in reason) == flush, reason
         assert ("smaller micro-batch" in reason) == smaller, reason

@@ -11,7 +11,8 @@ import pytest
 from pipeplan.cluster import uniform
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.exact.branch_and_bound import NODES, SENDING, Told, affordable, decided
+from pipeplan.ilp.cpsat.solve import Status
+from pipeplan.ilp.exact.branch_and_bound import NODES, SENDING, decide, node_budget
 from pipeplan.ilp.exact.transfer_branching import TRIAL
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
@@ -27,29 +28,29 @@ from tests.searches import limits
 )
 def test_orders_say_what_brute_force_does(layers: int, gpus: int, seeds: int) -> None:
     """Every set of runs, every allocation, the periods up to its shortest, by brute force."""
-    told: Counter[Told] = Counter()
+    told: Counter[Status] = Counter()
     for seed in range(seeds):
         chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
         for case in wheels.every_case(chain, cluster):
             costs = CostModel(case.machine.chain, cluster, "2bw", "exact")
             for period in range(case.load, case.load + 3):
                 state = Incumbent(costs, limits())
-                answer = decided(costs, case.homes, period, state.offer, Clock())
+                answer = decide(costs, case.homes, period, state.offer, Clock())
                 possible = case.possible(period)
-                assert answer is not (Told.RULED_OUT if possible else Told.TAKEN)
+                assert answer is not (Status.INFEASIBLE if possible else Status.FEASIBLE)
                 told[answer] += 1
                 if possible:
                     break
-    assert 50 * told[Told.OPEN] < told[Told.TAKEN] + told[Told.RULED_OUT]
+    assert 50 * told[Status.UNKNOWN] < told[Status.FEASIBLE] + told[Status.INFEASIBLE]
 
 
 def test_it_gives_up_where_there_is_too_much_to_try() -> None:
     """Beyond the places allowed nothing is claimed."""
     costs = CostModel(tiny(0, 4), machines(0, 4, 3), "2bw", "exact")
     state = Incumbent(costs, limits())
-    full = decided(costs, (0, 1, 0, 2), 6, state.offer, Clock())
-    short = decided(costs, (0, 1, 0, 2), 6, state.offer, Clock(), nodes=0)
-    assert (full, short) == (Told.RULED_OUT, Told.OPEN)
+    full = decide(costs, (0, 1, 0, 2), 6, state.offer, Clock())
+    short = decide(costs, (0, 1, 0, 2), 6, state.offer, Clock(), nodes=0)
+    assert (full, short) == (Status.INFEASIBLE, Status.UNKNOWN)
 
 
 def test_schedules_that_will_not_do_are_work() -> None:
@@ -62,15 +63,15 @@ def test_schedules_that_will_not_do_are_work() -> None:
         asked.append(schedule)
         return False
 
-    assert decided(costs, (0, 1, 2, 0, 1, 2), 40, refused, Clock()) is Told.OPEN
+    assert decide(costs, (0, 1, 2, 0, 1, 2), 40, refused, Clock()) is Status.UNKNOWN
     assert 1 < len(asked) <= SENDING * NODES // TRIAL + 1
 
 
 def test_less_time_is_fewer_places() -> None:
     """What is tried fits into the time that is left; all that may be tried into long times."""
-    assert affordable(100.0) == NODES
-    assert affordable(0.1) == 200
-    assert affordable(0.0) == 1
+    assert node_budget(100.0) == NODES
+    assert node_budget(0.1) == 200
+    assert node_budget(0.0) == 1
 
 
 def test_a_transfer_without_length_lies_between_others() -> None:
@@ -82,8 +83,8 @@ def test_a_transfer_without_length_lies_between_others() -> None:
         cluster = uniform(2, 12, bandwidth_bytes_per_s=10**9, duplex=duplex)
         costs = CostModel(chain, cluster, "flush", "exact")
         for home, period in product(product((0, 1), repeat=4), (8, 9)):
-            told = decided(costs, home, period, partial(overlaps, costs), Clock(), 20 * TRIAL)
-            assert told is not Told.TAKEN
+            told = decide(costs, home, period, partial(overlaps, costs), Clock(), 20 * TRIAL)
+            assert told is not Status.FEASIBLE
 
 
 def overlaps(costs: CostModel, schedule: Schedule) -> bool:

@@ -12,8 +12,8 @@ from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.load import contiguous_bound
 from pipeplan.ilp.clock import DeterministicClock
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, Partition, push_one
-from pipeplan.ilp.contiguous.partition_schedule import place
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Partition, extend_one_span
+from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, in_flight, memory_rows
@@ -37,16 +37,16 @@ def test_longer_periods_of_a_step_keep_the_time(
     of = CostModel(chain, uniform(3, 10, bandwidth_bytes_per_s=10**9), "flush", "exact")
     state = Incumbent(of, limits(time_limit_s=seconds, clock=DeterministicClock()))
     state.raise_bound("any", Fraction(1))
-    solver = ContiguousSolver(of)
-    search.offer_shortest(state, solver, ContiguousSolver(of, messages=True), 1)
+    solver = ContiguousDP(of)
+    search.offer_shortest(state, solver, ContiguousDP(of, messages=True), 1)
     assert state.best is not None
-    asked, solve = list[int](), ContiguousSolver.solve
+    asked, solve = list[int](), ContiguousDP.solve
 
-    def counted(self: ContiguousSolver, period: int, just_below: bool = False) -> Partition | None:
+    def counted(self: ContiguousDP, period: int, just_below: bool = False) -> Partition | None:
         asked.append(period)
         return solve(self, period, just_below)
 
-    monkeypatch.setattr(ContiguousSolver, "solve", counted)
+    monkeypatch.setattr(ContiguousDP, "solve", counted)
     search._shorter_steps(state, solver)
     assert len(asked) <= most
     assert (len(asked) >= 20) == (seconds == 60)
@@ -54,17 +54,17 @@ def test_longer_periods_of_a_step_keep_the_time(
 
 def best(of: CostModel) -> Partition:
     """The shortest partition, which must exist."""
-    found = ContiguousSolver(of).shortest(1)
+    found = ContiguousDP(of).shortest(1)
     assert found is not None
     return found
 
 
 def test_push_skips_to_the_next_period() -> None:
     """Work that would pass a multiple of the period starts behind it."""
-    assert push_one(0, 4, 10) == 4
-    assert push_one(4, 6, 10) == 10
-    assert push_one(4, 7, 10) == 17
-    assert push_one(10, 3, 10) == 13
+    assert extend_one_span(0, 4, 10) == 4
+    assert extend_one_span(4, 6, 10) == 10
+    assert extend_one_span(4, 7, 10) == 17
+    assert extend_one_span(10, 3, 10) == 13
 
 
 def test_load_only() -> None:
@@ -146,7 +146,7 @@ def _eight_kinds() -> CostModel:
 def test_a_bisection_that_is_over_says_what_it_refuted() -> None:
     """What it found is feasible, what it refuted is not, and the bound lies between."""
     of = _eight_kinds()
-    solver = ContiguousSolver(of)
+    solver = ContiguousDP(of)
     assert solver.is_slow
     best = solver.shortest(1)
     assert best is not None
@@ -164,14 +164,14 @@ def test_a_bisection_that_is_over_says_what_it_refuted() -> None:
 def test_one_order_of_gpus_is_quick_and_valid() -> None:
     """The cluster's order has few states, claims no proof, and is no shorter than all orders."""
     of = _eight_kinds()
-    quick, every = ContiguousSolver(of, in_order=True), ContiguousSolver(of)
+    quick, every = ContiguousDP(of, in_order=True), ContiguousDP(of)
     assert not quick.is_slow
     assert not quick.complete
     found, best = quick.shortest(1), every.shortest(1)
     assert found is not None
     assert best is not None
     assert found.period > best.period
-    assert fits(memory_rows(of, place(of, found)))
+    assert fits(memory_rows(of, schedule_partition(of, found)))
 
 
 def test_many_kinds_of_gpus_have_a_plan_in_no_time() -> None:
@@ -181,7 +181,7 @@ def test_many_kinds_of_gpus_have_a_plan_in_no_time() -> None:
     state.raise_bound("any", Fraction(1))
     assert search.contiguous(state)
     assert state.best is not None
-    best = ContiguousSolver(of).shortest(1)
+    best = ContiguousDP(of).shortest(1)
     assert best is not None
     assert state.bounds["contiguous"] <= best.period <= state.best.period
 
@@ -189,12 +189,12 @@ def test_many_kinds_of_gpus_have_a_plan_in_no_time() -> None:
 def test_most_in_flight_is_kept() -> None:
     """With at most two micro-batches in flight the four stages cannot all be busy."""
     of = costs([(1, 1)] * 4, uniform(4, 100))
-    free, limited = ContiguousSolver(of).shortest(1), ContiguousSolver(of, most=2).shortest(1)
+    free, limited = ContiguousDP(of).shortest(1), ContiguousDP(of, most=2).shortest(1)
     assert free is not None
     assert limited is not None
     assert free.period == 2
     assert limited.period == 4
-    assert max(in_flight(of, place(of, limited))) <= 2
+    assert max(in_flight(of, schedule_partition(of, limited))) <= 2
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -213,11 +213,11 @@ def test_equals_all_partitions(seed: int) -> None:
         saved_bytes=[random.randint(0, 8) for _ in range(count)],
         output_bytes=[random.randint(0, 3) for _ in range(count)],
     )
-    found = ContiguousSolver(of).shortest(1)
+    found = ContiguousDP(of).shortest(1)
     assert (None if found is None else found.period) == _by_hand(of, count, gpus)
     if found is not None:
         for side in (True, False):
-            schedule = place(of, found, gradients_wait=side)
+            schedule = schedule_partition(of, found, gradients_wait=side)
             rows = memory_rows(of, schedule)
             messages = max(row.message_bytes for row in rows)
             assert fits(rows) or messages > 0

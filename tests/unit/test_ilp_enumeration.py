@@ -12,7 +12,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat import period_search
-from pipeplan.ilp.cpsat.solve import Result, solve_each
+from pipeplan.ilp.cpsat.solve import PeriodResult, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact import enumeration
 from pipeplan.ilp.incumbent import Incumbent, SearchOptions
@@ -43,7 +43,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
     costs = CostModel(slow(seed), uniform(2, 13), "2bw", "exact")
     monkeypatch.setattr(period_search, "FINE_ITEMS", 0)
     whole = Instance(costs, ((0, 0), (1, 1), (2, 2)))
-    assert period_search.finest(whole).tick > 1
+    assert period_search.exact_scaling(whole).tick > 1
     asked: set[object] = set()
 
     def watched(
@@ -52,7 +52,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
         seconds: float,
         lowest: int = 1,
         turn: int = 0,
-    ) -> list[Result]:
+    ) -> list[PeriodResult]:
         for instance, period in what:
             assert (turn, instance.places, period) not in asked
             asked.add((turn, instance.places, period))
@@ -61,9 +61,9 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
     monkeypatch.setattr(enumeration, "solve_each", watched)
     state = Incumbent(costs, limits(time_limit_s=60))
     state.raise_bound("any", Fraction(1))
-    high = period_search.highest(state, whole, tick=1)
-    enumeration.Each(state, 1).run(
-        enumeration.cases(state, enumeration.allocations(costs) or []), 10, high
+    high = period_search.upper_bound(state, whole, tick=1)
+    enumeration.BestFirstEnumeration(state, 1).run(
+        enumeration.nodes(state, enumeration.allocations(costs) or []), 10, high
     )
     assert state.best is not None
     assert state.bounds["k1"] <= state.best.period == best
@@ -90,9 +90,9 @@ def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.Monkey
     for workers in (1, 4):
         state = Incumbent(costs, limits(time_limit_s=60, workers=workers))
         state.raise_bound("any", Fraction(1))
-        high = period_search.highest(state, Instance(costs, ()), tick=1)
-        enumeration.Each(state, 1).run(
-            enumeration.cases(state, enumeration.allocations(costs) or []), 30, high
+        high = period_search.upper_bound(state, Instance(costs, ()), tick=1)
+        enumeration.BestFirstEnumeration(state, 1).run(
+            enumeration.nodes(state, enumeration.allocations(costs) or []), 30, high
         )
         assert state.best is not None
         found.append((state.best.period, state.bounds["k1"]))

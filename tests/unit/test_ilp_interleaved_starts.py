@@ -6,8 +6,8 @@ from itertools import pairwise
 from random import Random
 
 from pipeplan.cluster import Cluster, Gpu, uniform
-from pipeplan.ilp.bounds.assignment import serial
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.assignment import serial_schedule
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
@@ -33,7 +33,7 @@ def searched(costs: CostModel, seconds: float) -> tuple[Incumbent, Incumbent]:
         Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock())) for _ in range(2)
     )
     for each in (known, state):
-        each.raise_bound("any", any_bound(costs))
+        each.raise_bound("any", closed_form_bound(costs))
         contiguous(each)
     Folds(state, Walk(state)).run(seconds)
     return known, state
@@ -118,8 +118,8 @@ def test_pinned_layers_stay_on_unequal_gpus() -> None:
     )
     costs = blocks(cluster, ((0, 3), (11, 3)))
     state = Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock()))
-    state.raise_bound("any", any_bound(costs))
-    serially = serial(costs, (3, 0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
+    state.raise_bound("any", closed_form_bound(costs))
+    serially = serial_schedule(costs, (3, 0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
     assert state.offer(serially)
     Folds(state, Walk(state)).run(2)
     assert state.best is not None
@@ -132,7 +132,7 @@ def test_folds_end_where_nothing_is_to_be_found() -> None:
     """Without a plan, on one GPU, or where the bound is reached, nothing is tried."""
     for costs, planned in ((blocks(uniform(4, 90)), False), (blocks(uniform(1, 10**6)), True)):
         state = Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock()))
-        state.raise_bound("any", any_bound(costs))
+        state.raise_bound("any", closed_form_bound(costs))
         if planned:
             contiguous(state)
         phase = state.phase

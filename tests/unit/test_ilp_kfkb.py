@@ -10,12 +10,12 @@ from random import Random
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.eager import Order, eager_cycle, staircase
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.clock import DeterministicClock
-from pipeplan.ilp.contiguous.in_flight_limits import caps_of
-from pipeplan.ilp.contiguous.initial_partitions import starts
-from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
-from pipeplan.ilp.contiguous.steady_states import Cycles, floor, steps_of, variants
+from pipeplan.ilp.contiguous.in_flight_limits import in_flight_limits
+from pipeplan.ilp.contiguous.initial_partitions import initial_partitions
+from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
+from pipeplan.ilp.contiguous.steady_states import SteadyStates, floor, steps_of, variants
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
@@ -42,7 +42,7 @@ def _state(memory: int, gpus: int = 4, ks: tuple[int, ...] = (1, 2, 3)) -> Incum
     costs = CostModel(_chain(), uniform(gpus, memory), "2bw", "exact")
     options = limits(ks=ks, contiguous_only=True, time_limit_s=30.0, deterministic=True)
     state = Incumbent(costs, options)
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
     return state
 
@@ -52,7 +52,7 @@ def test_figure_four_gains_from_two_micro_batches() -> None:
     state = _state(4)
     assert state.best is not None
     assert state.best.per_microbatch == 8
-    EagerSearch(state).run(5.0)
+    KFkBSearch(state).run(5.0)
     assert state.best.per_microbatch == 6
     assert state.best.k > 1
 
@@ -60,7 +60,7 @@ def test_figure_four_gains_from_two_micro_batches() -> None:
 def test_a_fixed_k_is_kept() -> None:
     """Where k = 2 is asked for, no cycle of three or more is offered."""
     state = _state(4, ks=(2,))
-    EagerSearch(state).run(5.0)
+    KFkBSearch(state).run(5.0)
     assert state.best is not None
     assert state.best.k == 2
     assert state.best.per_microbatch == 6
@@ -70,11 +70,11 @@ def test_best_first_misses_no_partition() -> None:
     """The search ends with nothing better than the best over all partitions tried one by one."""
     for memory in (4, 5, 6, 9):
         state = _state(memory)
-        EagerSearch(state).run(5.0)
+        KFkBSearch(state).run(5.0)
         every = _state(memory)
         for stages in _partitions(4, 4):
-            caps = caps_of(every.costs, stages, None)
-            for _ in Cycles(every, stages, caps).turns() if caps else ():
+            caps = in_flight_limits(every.costs, stages, None)
+            for _ in SteadyStates(every, stages, caps).expansions() if caps else ():
                 pass
         assert state.best is not None
         assert every.best is not None
@@ -85,7 +85,7 @@ def test_no_cycle_is_below_the_contiguous_bound() -> None:
     """The bound on contiguous plans of any k holds for every cycle found."""
     for memory in (4, 5, 6, 7, 9, 12):
         state = _state(memory)
-        EagerSearch(state).run(5.0)
+        KFkBSearch(state).run(5.0)
         assert state.best is not None
         assert state.best.per_microbatch >= state.bounds.get("contiguous", Fraction(0))
 
@@ -125,11 +125,11 @@ def test_cycles_leave_out_nothing_that_differs() -> None:
     for _ in range(12):
         costs = _random_costs(random)
         for stages in _partitions(costs.layers, costs.gpus):
-            caps = caps_of(costs, stages, None)
+            caps = in_flight_limits(costs, stages, None)
             if caps is None:
                 continue
             state = Incumbent(costs, _state(4).options)
-            for _ in Cycles(state, stages, caps).turns():
+            for _ in SteadyStates(state, stages, caps).expansions():
                 pass
             for schedule in _eager(costs, stages, variants(caps)):
                 if fits(memory_rows(costs, schedule)):
@@ -143,10 +143,10 @@ def test_starts_have_room_or_balance() -> None:
     """Among the starts, for equal layers: a partition for each number of stages that may help."""
     costs = CostModel(_equal(12), uniform(12, 60), "2bw", "exact")
     state = Incumbent(costs, _state(4).options)
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
     assert state.best is not None
-    found = {stages for stages in starts(state) if stages is not None}
+    found = {stages for stages in initial_partitions(state) if stages is not None}
     most = int(state.best.per_microbatch)
     assert all(floor(costs, stages, (12,) * len(stages)) <= most for stages in found)
     assert len({len(stages) for stages in found}) > 1
@@ -161,9 +161,9 @@ def test_many_equal_layers_are_no_worse_than_pipedream() -> None:
     costs = CostModel(build("llama24"), cluster, "2bw", "exact")
     ends = {"gap": 0.669, "time_limit_s": 20.0, "clock": DeterministicClock()}
     state = Incumbent(costs, limits(ks=tuple(range(1, 9)), deterministic=True, **ends))
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
-    EagerSearch(state).run(20.0)
+    KFkBSearch(state).run(20.0)
     assert state.best is not None
     assert state.best.per_microbatch < 997_200_000
 
@@ -187,9 +187,9 @@ def _random_costs(random: Random) -> CostModel:
 
 def _searched(costs: CostModel) -> Incumbent:
     state = Incumbent(costs, _state(4).options)
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
-    EagerSearch(state).run(20.0)
+    KFkBSearch(state).run(20.0)
     return state
 
 

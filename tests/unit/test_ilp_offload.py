@@ -11,8 +11,8 @@ import pytest
 
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.bounds.load import load_bound
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver, push_one
-from pipeplan.ilp.contiguous.partition_schedule import place
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, extend_one_span
+from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.offload import byte_options_table
@@ -163,7 +163,7 @@ def shortest(costs: CostModel) -> int | None:
 
     As without room for messages; periods are bisected, which the test of `waited` lets us do.
     """
-    low, high = 0, ContiguousSolver(costs).serial_ns
+    low, high = 0, ContiguousDP(costs).serial_ns
     if not possible(costs, high):
         return None
     while high - low > 1:
@@ -194,7 +194,7 @@ def flows(costs: CostModel, pieces: list[tuple[int, int]], period: int) -> bool:
         forward, load = costs.forward_ns(first, end - 1, 0), costs.load_ns(first, end - 1, 0)
         if load > period:
             return False
-        span = push_one(behind, load, period)
+        span = extend_one_span(behind, load, period)
         size = costs.segment(first, end - 1)
         own = max(size.running, size.saved + size.backward, size.optimizer)
         room = costs.budgets[0] - size.states
@@ -264,8 +264,8 @@ def test_offloading_makes_plans_shorter() -> None:
     shorter = known = 0
     for seed in range(20):
         costs = costs_of(seed, 6, 3, 45)
-        plain = ContiguousSolver(costs).shortest(1)
-        away = ContiguousSolver(costs, offload=True).shortest(1)
+        plain = ContiguousDP(costs).shortest(1)
+        away = ContiguousDP(costs, offload=True).shortest(1)
         if plain is not None:
             assert away is not None
             assert away.period <= plain.period
@@ -280,10 +280,10 @@ def test_what_is_fitted_fits(seed: int, duplex: str) -> None:
     """A schedule that needs too much is mended by moving bytes alone, and none that can stay."""
     host = SLOW.model_copy(update={"duplex": duplex})
     costs = costs_of(seed, 6, 3, 70, host)
-    partition = ContiguousSolver(costs, offload=True).shortest(1)
+    partition = ContiguousDP(costs, offload=True).shortest(1)
     if partition is None:
         return
-    schedule = place(costs, partition)
+    schedule = schedule_partition(costs, partition)
     made = fitted(costs, schedule)
     if made is None or not made.offloads:
         return
@@ -302,16 +302,18 @@ def test_the_hosts_memory_is_a_limit() -> None:
     tight = 0
     for seed in range(40):
         costs = costs_of(seed, 6, 3, 70)
-        partition = ContiguousSolver(costs, offload=True).shortest(1)
+        partition = ContiguousDP(costs, offload=True).shortest(1)
         if partition is None:
             continue
-        made = fitted(costs, place(costs, partition))
+        made = fitted(costs, schedule_partition(costs, partition))
         if made is None or not made.offloads:
             continue
         used = sum(row.host_bytes for row in memory_rows(costs, made))
         small = SLOW.model_copy(update={"memory_bytes": used - 1})
         cluster = costs.cluster.model_copy(update={"host": small})
-        assert fitted(replace(costs, cluster=cluster), place(costs, partition)) is None
+        assert (
+            fitted(replace(costs, cluster=cluster), schedule_partition(costs, partition)) is None
+        )
         tight += 1
     assert tight > 3
 

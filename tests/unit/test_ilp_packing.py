@@ -10,7 +10,7 @@ import pytest
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds import packing
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
@@ -22,7 +22,7 @@ def searched(loads: list[int], gpus: int, high: int) -> Fraction:
     """The bound for layers of these loads on equal GPUs without links' cost or memory limits."""
     chain = handmade.chain([(load // 3, load - load // 3) for load in loads])
     state = Incumbent(CostModel(chain, uniform(gpus, 2**40), "2bw", "exact"), limits())
-    state.raise_bound("any", any_bound(state.costs))
+    state.raise_bound("any", closed_form_bound(state.costs))
     state.best = Schedule((), high, 1, {})
     packing.raise_bound(state, 10)
     return state.bounds["any"]

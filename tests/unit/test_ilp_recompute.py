@@ -9,7 +9,7 @@ import pytest
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as again
@@ -95,7 +95,7 @@ def test_cuts_and_options_equal_brute_force(seed: int) -> None:
         costs = costs_of(chain, 3, memory)
         found = RunSolver(costs, options=options(chain)).shortest(1)
         choices = (merged(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
-        partitions = (ContiguousSolver(costs_of(one, 3, memory)).shortest(1) for one in choices)
+        partitions = (ContiguousDP(costs_of(one, 3, memory)).shortest(1) for one in choices)
         periods = [partition.period for partition in partitions if partition is not None]
         assert (None if found is None else found.period) == min(periods, default=None)
 
@@ -110,7 +110,7 @@ def test_the_runs_of_a_partition_give_its_period(seed: int) -> None:
         found = solver.shortest(1)
         if found is not None:
             again_costs = costs_of(merged(chain, solver.runs(found)).chain, 3, memory)
-            partition = ContiguousSolver(again_costs).solve(found.period)
+            partition = ContiguousDP(again_costs).solve(found.period)
             assert partition is not None
             assert partition.spans[0] <= found.spans[0]
 
@@ -128,7 +128,7 @@ def test_where_nothing_fits_recomputation_does() -> None:
     )
     allowed = limits(contiguous_only=True)
     tight, ample = costs_of(fat, 2, 130), costs_of(fat, 2, 10**6)
-    assert ContiguousSolver(tight).shortest(1) is None
+    assert ContiguousDP(tight).shortest(1) is None
     found = again.run(Incumbent(tight, allowed))
     assert found.state.best is not None
     assert found.merged is not None

@@ -15,7 +15,7 @@ import pytest
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import Partition
-from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
+from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.balancing import Guess
@@ -230,8 +230,8 @@ def test_trimming_ends_well_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same search goes on while the best plan stays; that of an older one is forgotten."""
-    seen: list[EagerSearch] = []
-    monkeypatch.setattr(EagerSearch, "run", lambda self, seconds: seen.append(self))
+    seen: list[KFkBSearch] = []
+    monkeypatch.setattr(KFkBSearch, "run", lambda self, seconds: seen.append(self))
     joint = in_vain(ks=(1, 2))
     taking = Turns(joint, joint.state, None)
     for _ in range(2):

@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.load import any_bound, load_bound
+from pipeplan.ilp.bounds.load import closed_form_bound, load_bound
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
@@ -23,7 +23,7 @@ from tests.searches import limits
 def started(costs: CostModel) -> Incumbent:
     """The contiguous optimum, with bounds, on a clock that counts work."""
     state = Incumbent(costs, limits(time_limit_s=60, clock=DeterministicClock()))
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
     return state
 

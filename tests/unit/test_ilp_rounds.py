@@ -14,7 +14,7 @@ from pipeplan.cluster import uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.beginnings import Beginnings, proves, raise_bound, suited
 from pipeplan.ilp.bounds.entrance import Entrance, entrance
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
@@ -203,7 +203,7 @@ def test_a_bound_that_sums_do_not_see() -> None:
     state = _searched(_costs(_chain(SCARCE), 960))
     assert state.best is not None
     fresh = Incumbent(state.costs, limits(ks=(1, 2, 3), workers=2), best=state.best)
-    fresh.raise_bound("any", any_bound(state.costs))
+    fresh.raise_bound("any", closed_form_bound(state.costs))
     before = fresh.bounds["any"]
     raise_bound(fresh, 20.0)
     assert before < fresh.bounds["any"] <= state.best.per_microbatch

@@ -7,10 +7,10 @@ from itertools import islice, pairwise, product
 from unittest import mock
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact import stage_counts
-from pipeplan.ilp.exact.stage_counts import Few, even
+from pipeplan.ilp.exact.stage_counts import StageCountEnumeration, balanced_allocations
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.noncontiguous import joint
 from pipeplan.ilp.search import contiguous
@@ -35,7 +35,7 @@ def test_even_has_each_allocation_once() -> None:
     costs = costs_of()
     some = 0
     for period, runs in product(PERIODS, range(1, 5)):
-        listed = [home for home in even(costs, period, runs) if home is not None]
+        listed = [home for home in balanced_allocations(costs, period, runs) if home is not None]
         loads = {
             home: [sum(2 * FORWARD[n] for n in range(4) if home[n] == gpu) for gpu in (0, 1)]
             for home in product((0, 1), repeat=4)
@@ -48,7 +48,9 @@ def test_even_has_each_allocation_once() -> None:
 
 def test_even_keeps_pins() -> None:
     """A pinned layer sits on its GPU; a GPU that a pin names is not exchanged for an equal one."""
-    homes = [home for home in even(costs_of(pins=((3, 1),)), 24, 2) if home is not None]
+    homes = [
+        home for home in balanced_allocations(costs_of(pins=((3, 1),)), 24, 2) if home is not None
+    ]
     assert homes
     assert all(home[3] == 1 for home in homes)
 
@@ -58,16 +60,16 @@ def test_cuts_longer_than_the_period_are_left_out() -> None:
     fields = [{"output_bytes": 15}, {"output_bytes": 1}, {"output_bytes": 1}, {}]
     cluster = uniform(2, 10**6, bandwidth_bytes_per_s=10**9)
     costs = CostModel(handmade.chain(UNEVEN, fields), cluster, "2bw", "exact")
-    homes = [home for home in even(costs, 14, 4) if home is not None]
-    homes += [home for home in even(costs, 14, 3) if home is not None]
+    homes = [home for home in balanced_allocations(costs, 14, 4) if home is not None]
+    homes += [home for home in balanced_allocations(costs, 14, 3) if home is not None]
     assert homes == []
-    assert any(home for home in even(costs, 16, 3))
+    assert any(home for home in balanced_allocations(costs, 16, 3))
 
 
 def started(memory: int) -> Incumbent:
     """The best contiguous plan."""
     state = Incumbent(costs_of(memory), limits(time_limit_s=200))
-    state.raise_bound("any", any_bound(state.costs))
+    state.raise_bound("any", closed_form_bound(state.costs))
     contiguous(state)
     return state
 
@@ -79,7 +81,7 @@ def test_between_the_contiguous_plan_and_the_optimum() -> None:
         by_counts, exact = started(memory), started(memory)
         assert by_counts.best is not None
         before = by_counts.best.per_microbatch
-        Few(by_counts).run(100)
+        StageCountEnumeration(by_counts).run(100)
         assert joint(exact, 1, 60)
         assert exact.best is not None
         assert by_counts.is_feasible(by_counts.best)
@@ -95,6 +97,6 @@ def test_every_beginning_that_ends_is_told() -> None:
     cluster = uniform(4, 10**6, bandwidth_bytes_per_s=10**12)
     costs = CostModel(handmade.chain([(7, 7)] * 17, fields), cluster, "2bw", "exact")
     with mock.patch.object(stage_counts, "nlargest", side_effect=nlargest) as asked:
-        told = list(islice(even(costs, 69, 8), 2000))
+        told = list(islice(balanced_allocations(costs, 69, 8), 2000))
     assert told == [None] * 2000
     assert asked.call_count <= 18 * len(told)

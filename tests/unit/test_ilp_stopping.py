@@ -9,13 +9,13 @@ from unittest import mock
 import pytest
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.cpsat.solve import Solver, configured, run_all
+from pipeplan.ilp.cpsat.solve import CpSolver, configured, run_all
 from tests.searches import limits
 
 LIMIT_S = 30.0
 
 
-def hard() -> tuple[Solver, cp_model.CpModel]:
+def hard() -> tuple[CpSolver, cp_model.CpModel]:
     """Pigeons that no search without symmetries places within the limit."""
     model = cp_model.CpModel()
     on = [[model.new_bool_var("") for _ in range(12)] for _ in range(13)]
@@ -50,10 +50,10 @@ def test_while_threads_start() -> None:
 
 def test_before_the_search_begins() -> None:
     """A solver that has not begun when it is stopped first is stopped as soon as it begins."""
-    begun, solve, join = time.monotonic(), Solver.solve, threading.Thread.join
+    begun, solve, join = time.monotonic(), CpSolver.solve, threading.Thread.join
     others = threading.active_count()
 
-    def late(solver: Solver, model: cp_model.CpModel) -> object:
+    def late(solver: CpSolver, model: cp_model.CpModel) -> object:
         time.sleep(0.3)
         return solve(solver, model)
 
@@ -63,7 +63,7 @@ def test_before_the_search_begins() -> None:
         join(thread, timeout)
 
     with (
-        mock.patch.object(Solver, "solve", late),
+        mock.patch.object(CpSolver, "solve", late),
         mock.patch.object(threading.Thread, "join", joined),
         pytest.raises(KeyboardInterrupt),
     ):

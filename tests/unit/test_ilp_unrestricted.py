@@ -7,9 +7,9 @@ from itertools import pairwise
 from unittest import mock
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.cpsat.period_search import attempt
+from pipeplan.ilp.cpsat.period_search import solve_and_repair
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search import unrestricted as asking
 from pipeplan.ilp.local_search.lns import MAX_TASKS
@@ -36,7 +36,7 @@ def started(layers: int, memory: int) -> Incumbent:
     state = Incumbent(
         CostModel(handmade.chain(times, fields), cluster, "2bw", "exact"), limits(time_limit_s=200)
     )
-    state.raise_bound("any", any_bound(state.costs))
+    state.raise_bound("any", closed_form_bound(state.costs))
     contiguous(state)
     return state
 
@@ -83,9 +83,9 @@ def test_nothing_is_asked_twice() -> None:
         cluster = uniform(2, 34, bandwidth_bytes_per_s=10**9, duplex="half")
         costs = CostModel(handmade.chain(times, fields), cluster, semantics, "exact")
         state = Incumbent(costs, limits(microbatches=4, ks=ks, time_limit_s=200))
-        state.raise_bound("any", any_bound(costs) / 2)
+        state.raise_bound("any", closed_form_bound(costs) / 2)
         contiguous(state)
-        with mock.patch.object(asking, "attempt", wraps=attempt) as calls:
+        with mock.patch.object(asking, "attempt", wraps=solve_and_repair) as calls:
             Whole(state).run(30)
         asked = [(call.args[1].k, call.args[2]) for call in calls.call_args_list]
         assert len(asked) == len(set(asked)) > 0

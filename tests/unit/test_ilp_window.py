@@ -13,10 +13,10 @@ from ortools.sat.python import cp_model
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.eager import Order, eager_cycle
-from pipeplan.ilp.bounds.load import any_bound
-from pipeplan.ilp.bounds.window import Pipeline, Window, raise_bound, suited
-from pipeplan.ilp.contiguous.in_flight_limits import most_kept
-from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
+from pipeplan.ilp.bounds.load import closed_form_bound
+from pipeplan.ilp.bounds.window import FiniteWindow, LimitedPartition, raise_bound, suited
+from pipeplan.ilp.contiguous.in_flight_limits import max_in_flight
+from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
@@ -53,9 +53,9 @@ def _state(costs: CostModel) -> Incumbent:
         ks=(1, 2, 3), contiguous_only=True, time_limit_s=30.0, deterministic=True, workers=2
     )
     state = Incumbent(costs, options)
-    state.raise_bound("any", any_bound(costs))
+    state.raise_bound("any", closed_form_bound(costs))
     contiguous(state)
-    EagerSearch(state).run(5.0)
+    KFkBSearch(state).run(5.0)
     return state
 
 
@@ -86,12 +86,12 @@ def test_no_schedule_that_fits_is_refuted(model: MemoryModel) -> None:
     for _ in range(12):
         costs = _random_costs(random, model)
         for stages in _partitions(costs.layers, costs.gpus):
-            caps = tuple(most_kept(costs, stage, None) for stage in stages)
+            caps = tuple(max_in_flight(costs, stage, None) for stage in stages)
             period = _shortest(costs, stages)
             if period is None:
                 continue
             assert 0 not in caps, "a schedule fits"
-            for window in Window.of(costs, Pipeline(stages, caps)):
+            for window in FiniteWindow.of(costs, LimitedPartition(stages, caps)):
                 met += 1
                 assert not _refuted(window, period)
     assert met > 25
@@ -114,7 +114,7 @@ def test_partitions_that_matter_are_all_there() -> None:
     assert met > 15
 
 
-def _refuted(window: Window, period: Fraction) -> bool:
+def _refuted(window: FiniteWindow, period: Fraction) -> bool:
     solver = configured(limits(), 1.0)
     deadline = ceil(period * window.count) // window.tick
     return run(solver, window.model(deadline)) == cp_model.INFEASIBLE

@@ -17,7 +17,7 @@ from ortools.util.python.solve_interrupter import SolveInterrupter
 from pipeplan import planner, simulator, verifier
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.clock import Clock, DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.paper import method as paper_ilp
@@ -142,7 +142,7 @@ def test_long_fractions_fit_into_a_plan() -> None:
     cluster = Cluster(
         gpus=tuple(Gpu(name=str(memory), memory_bytes=memory) for memory in memories)
     )
-    true = any_bound(CostModel(chain, cluster, "2bw", "exact"))
+    true = closed_form_bound(CostModel(chain, cluster, "2bw", "exact"))
     assert true.numerator > 2**62
     config = planner.Config(method="contiguous", workers=1, time_limit_s=5)
     bound = planner.solve(chain, cluster, config).solver.bounds.any

@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.load import any_bound, contiguous_bound
+from pipeplan.ilp.bounds.load import closed_form_bound, contiguous_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
@@ -40,7 +40,7 @@ def test_micro_batches_share_a_nanosecond(k: Any, recompute: str) -> None:
 def test_what_is_known_is_never_rounded_up() -> None:
     """A relaxation that has an answer at 1 ns proves no more than was known; of 2 ns it does."""
     free = CostModel(of([(0, 0)]), uniform(1, 30), "2bw", "exact")
-    assert contiguous_bound(free, any_bound(free)) == any_bound(free) < 1
+    assert contiguous_bound(free, closed_form_bound(free)) == closed_form_bound(free) < 1
     work = CostModel(of([(0, 1), (1, 1)]), uniform(2, 30), "2bw", "exact")
     assert contiguous_bound(work, Fraction(1, 2)) == 2
     assert contiguous_bound(work, Fraction(9, 4)) == Fraction(9, 4)

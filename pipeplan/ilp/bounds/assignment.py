@@ -19,18 +19,20 @@ from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import Stage
 
-Home = tuple[int, ...]
+Assignment = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class AssignmentResult:
     """GPU of each layer if they fit; else the bytes that every GPU surely lacks (0: unknown)."""
 
-    home: Home | None
+    home: Assignment | None
     missing: int = 0
 
 
-def spread(costs: CostModel, options: SearchOptions, seconds: float) -> Spread:
+def find_feasible_assignment(
+    costs: CostModel, options: SearchOptions, seconds: float
+) -> AssignmentResult:
     """Spread single layers over the GPUs, with as little memory beyond theirs as possible."""
     items = tuple((layer, layer) for layer in range(costs.layers))
     v = Variables(Instance(costs, items), 1)
@@ -43,10 +45,10 @@ def spread(costs: CostModel, options: SearchOptions, seconds: float) -> Spread:
     solver = configured(options, seconds)
     status = run(solver, v.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Spread(None)
+        return AssignmentResult(None)
     if solver.value(extra) > 0:
-        return Spread(None, max(0, round(solver.best_objective_bound)))
-    return Spread(
+        return AssignmentResult(None, max(0, round(solver.best_objective_bound)))
+    return AssignmentResult(
         tuple(next(p for p in v.instance.gpus if solver.boolean_value(row[p])) for row in v.on)
     )
 
@@ -86,7 +88,7 @@ def _limit(v: Variables, gpu: int, extra: cp_model.IntVar) -> None:
         kept += [size.saved * here, (alone.saved - size.saved) * uncovered]
 
 
-def serial(costs: CostModel, home: Home) -> Schedule:
+def serial_schedule(costs: CostModel, home: Assignment) -> Schedule:
     """One micro-batch at a time, every layer a stage of its own, nothing waits."""
     stages = tuple(
         Stage(id=layer, layers=(layer, layer), gpu=gpu) for layer, gpu in enumerate(home)

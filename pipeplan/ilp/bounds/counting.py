@@ -29,7 +29,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.bounds.load import cheapest_cuts
+from pipeplan.ilp.bounds.load import min_link_occupancy
 from pipeplan.ilp.costs import SegmentBytes
 from pipeplan.ilp.cpsat.period_search import scaled
 from pipeplan.ilp.cpsat.precedence import B, F, add_tied
@@ -76,11 +76,11 @@ def _impossible(state: Incumbent, period: int, tick: int, seconds: float) -> boo
     layers = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = replace(scaled(Instance(state.costs, layers)), tick=tick)
     solver = configured(state.options, seconds / 4)
-    return run(solver, Master(instance, period).model) == cp_model.INFEASIBLE
+    return run(solver, CountingRelaxation(instance, period).model) == cp_model.INFEASIBLE
 
 
 @dataclass
-class Master:
+class CountingRelaxation:
     """The relaxation at one period, layer by layer: a split stage has different counts."""
 
     instance: Instance
@@ -92,7 +92,7 @@ class Master:
         self.model = self.v.model
         self._known: dict[tuple[int, int], Literal] = {}
         add_tied(self.v)
-        for layer, busy in enumerate(cheapest_cuts(self.instance.costs)):
+        for layer, busy in enumerate(min_link_occupancy(self.instance.costs)):
             if busy > self.period * self.instance.tick:
                 self.model.add(self.v.same(layer, layer + 1) == 1)
         self._loads()

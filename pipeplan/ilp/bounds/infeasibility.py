@@ -47,12 +47,12 @@ def layer_need(costs: CostModel, layer: int) -> int:
     return size.states + max(size.forward, size.saved + size.backward, size.update)
 
 
-def simple_reason(costs: CostModel) -> str | None:
+def infeasibility_reason(costs: CostModel) -> str | None:
     """Why no plan exists that keeps all it saves on its GPUs, if sums show it; else None."""
-    return least_reason(costs) or _kept_reason(costs)
+    return reason_for_any_remat(costs) or _kept_reason(costs)
 
 
-def least_reason(costs: CostModel) -> str | None:
+def reason_for_any_remat(costs: CostModel) -> str | None:
     """A layer that fits no GPU, pins, or states beyond all memory; None if none of them is so.
 
     Each of them also holds for plans that compute layers again or send what they keep to the host.
@@ -77,12 +77,12 @@ def layer_reason(costs: CostModel) -> str | None:
                 f"chain {costs.chain.name!r}: no plan exists: layer {layer} ({name!r}) needs"
                 f" {need} bytes ({format_bytes(need)}) for its states and one micro-batch, the"
                 f" largest GPU has {largest}: {need - largest} bytes over."
-                f" {_layer_would_help(costs, layer)}"
+                f" {_suggestion_for_layer(costs, layer)}"
             )
     return None
 
 
-def _layer_would_help(costs: CostModel, layer: int) -> str:
+def _suggestion_for_layer(costs: CostModel, layer: int) -> str:
     """What to try where a layer fits no GPU: other micro-batches leave its states as they are."""
     largest, data = max(costs.budgets), costs.chain.layers[layer]
     ways = ["a GPU with more memory"]
@@ -135,7 +135,7 @@ def _states_reason(costs: CostModel) -> str | None:
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {states}"
         f" bytes ({format_bytes(states)}), {_all_have(costs)} {total}:"
-        f" {states - total} bytes over. {would_help(costs, only_states=True)}"
+        f" {states - total} bytes over. {suggestions(costs, only_states=True)}"
     )
 
 
@@ -149,7 +149,7 @@ def _kept_reason(costs: CostModel) -> str | None:
     return (
         f"chain {costs.chain.name!r}: no plan exists: the states of all layers ({states} bytes)"
         f" and what one micro-batch keeps ({saved} bytes) sum to {need} bytes,"
-        f" {_all_have(costs)} {total}: {need - total} bytes over. {would_help(costs)}"
+        f" {_all_have(costs)} {total}: {need - total} bytes over. {suggestions(costs)}"
     )
 
 
@@ -161,7 +161,7 @@ def _states(costs: CostModel) -> int:
     return sum(costs.segment(layer, layer, True).states for layer in range(costs.layers))
 
 
-def would_help(
+def suggestions(
     costs: CostModel, *, only_states: bool = False, again: bool = False, time: bool = False
 ) -> str:
     """What to try, as a sentence.
@@ -197,13 +197,13 @@ def _may_help(ways: list[str]) -> str:
     return f"{text[0].upper()}{text[1:]} may help."
 
 
-def spread_reason(costs: CostModel, missing: int) -> str:
+def assignment_reason(costs: CostModel, missing: int) -> str:
     """No spread of the layers leaves room for one micro-batch on every GPU."""
     return (
         f"chain {costs.chain.name!r}: no plan exists: however its {costs.layers} layers are spread"
         f" over the {costs.gpus} GPUs{_kept_pins(costs)}, on some GPU the states and one"
         f" micro-batch exceed its memory by at least {missing} bytes ({format_bytes(missing)})."
-        f" {would_help(costs)}"
+        f" {suggestions(costs)}"
     )
 
 

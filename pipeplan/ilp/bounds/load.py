@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.symmetry import gpu_classes
 
 
-def any_bound(costs: CostModel) -> Fraction:
+def closed_form_bound(costs: CostModel) -> Fraction:
     """The largest of the load bound with forced merging and the average-memory bound."""
     return max(load_bound(costs), residency_bound(costs), Fraction(1, 1024))
 
@@ -25,7 +25,7 @@ def load_bound(costs: CostModel) -> Fraction:
     once per micro-batch; if that exceeds T on the fastest link, the two layers share a GPU. v(T)
     only falls with T and changes at these thresholds only.
     """
-    cuts = cheapest_cuts(costs)
+    cuts = min_link_occupancy(costs)
     thresholds = sorted(set(cuts))
     low, high = 0, len(thresholds)
     # after the search: merging every cut above thresholds[high - 1] is not contradicted
@@ -40,7 +40,7 @@ def load_bound(costs: CostModel) -> Fraction:
     return max(Fraction(floor), _merged_bound(costs, cuts, floor))
 
 
-def cheapest_cuts(costs: CostModel) -> list[int]:
+def min_link_occupancy(costs: CostModel) -> list[int]:
     """Ns that a cut behind each layer keeps a link busy at least, on the fastest pair of GPUs."""
     half = costs.cluster.links.duplex == "half"
     classes = gpu_classes(costs)
@@ -90,15 +90,15 @@ def item_loads(costs: CostModel, cuts: list[int], period: int) -> list[int]:
         forward[layer + 1] - forward[layer] + backward[layer + 1] - backward[layer]
         for layer in range(costs.layers)
     ]
-    return [sum(own[layer] for layer in unit) for unit in forced(costs, cuts, period)]
+    return [sum(own[layer] for layer in unit) for unit in must_share_groups(costs, cuts, period)]
 
 
-def forced(costs: CostModel, cuts: list[int], period: int) -> list[tuple[int, ...]]:
+def must_share_groups(costs: CostModel, cuts: list[int], period: int) -> list[tuple[int, ...]]:
     """Sets of layers that must share a GPU at `period`: tied, or a cut would outlast it.
 
     Args:
         costs: Durations and bytes.
-        cuts: Ns that a cut behind each layer keeps the fastest link busy (`cheapest_cuts`).
+        cuts: Ns that a cut behind each layer keeps the fastest link busy (`min_link_occupancy`).
         period: Nanoseconds per micro-batch.
     """
     parent = list(range(costs.layers))
@@ -125,11 +125,11 @@ def contiguous_bound(
     costs: CostModel, known: Fraction | int, over: Callable[[], bool] = lambda: False
 ) -> Fraction | None:
     """What every plan with one stage per GPU needs, whatever its k; None if none can exist."""
-    return relaxed_bound(ContiguousSolver(costs, any_k=True), known, over)
+    return relaxed_bound(ContiguousDP(costs, any_k=True), known, over)
 
 
 def relaxed_bound(
-    relaxed: ContiguousSolver, known: Fraction | int, over: Callable[[], bool] = lambda: False
+    relaxed: ContiguousDP, known: Fraction | int, over: Callable[[], bool] = lambda: False
 ) -> Fraction | None:
     """The period, at least `known`, below which a relaxation has no answer; None if at none.
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.bounds.load import cheapest_cuts, item_loads
+from pipeplan.ilp.bounds.load import item_loads, min_link_occupancy
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 
@@ -36,7 +36,7 @@ def raise_bound(state: Incumbent, seconds: float) -> None:
     state.set_phase("packing bound")
     end = state.elapsed + min(seconds, state.remaining)
     low, high = int(state.bounds["any"]), int(-(-state.best.per_microbatch // 1))
-    cuts = cheapest_cuts(state.costs)
+    cuts = min_link_occupancy(state.costs)
     while low < high and not state.done and state.elapsed < end:
         middle = (low + high) // 2
         items = Counter(item_loads(state.costs, cuts, middle))

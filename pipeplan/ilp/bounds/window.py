@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from ortools.sat.python import cp_model
 
 from pipeplan.eager import Step
-from pipeplan.ilp.contiguous.in_flight_limits import most_kept
+from pipeplan.ilp.contiguous.in_flight_limits import max_in_flight
 from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
@@ -52,7 +52,7 @@ Cap = int | None
 """The most micro-batches of a stage; None for any number."""
 
 
-class Pipeline(NamedTuple):
+class LimitedPartition(NamedTuple):
     """Stages on GPUs 0, 1, .. and what each of their GPUs has room for."""
 
     stages: tuple[Stage, ...]
@@ -77,7 +77,7 @@ class _Queue:
     """Partitions by what is proven of each; the smallest is what is proven of all."""
 
     state: Incumbent
-    found: list[tuple[Fraction, Pipeline]]
+    found: list[tuple[Fraction, LimitedPartition]]
     best: Fraction
     """Period of the best contiguous plan."""
     end: float
@@ -105,9 +105,9 @@ class _Queue:
                 self.ceiling = raised
         self.state.raise_bound("contiguous", self.ceiling)
 
-    def _raised(self, low: Fraction, pipeline: Pipeline) -> Fraction:
+    def _raised(self, low: Fraction, pipeline: LimitedPartition) -> Fraction:
         """What is proven of one partition, by bisection; a lowered ceiling is asked for first."""
-        windows = Window.of(self.state.costs, pipeline)
+        windows = FiniteWindow.of(self.state.costs, pipeline)
         high = self.ceiling
         target = high if high < self.best else (low + high) / 2
         while windows and target > low and self.state.elapsed < self.end:
@@ -122,7 +122,7 @@ class _Queue:
             target = (low + high) / 2
         return low
 
-    def _proven(self, window: Window, period: Fraction) -> Fraction | None:
+    def _proven(self, window: FiniteWindow, period: Fraction) -> Fraction | None:
         """A bound of at least `period`, but for a tick, or None where it is not proven."""
         deadline = (ceil(period * window.count) - 1) // window.tick
         limit = min(STEP_S, max(0.1, self.end - self.state.elapsed))
@@ -133,7 +133,7 @@ class _Queue:
 
 
 @dataclass(frozen=True)
-class Window:
+class FiniteWindow:
     """Micro-batches 0..count of one partition; durations in ticks, rounded down."""
 
     steps: tuple[Step, ...]
@@ -142,7 +142,7 @@ class Window:
     tick: int
 
     @classmethod
-    def of(cls, costs: CostModel, pipeline: Pipeline) -> list[Window]:
+    def of(cls, costs: CostModel, pipeline: LimitedPartition) -> list[FiniteWindow]:
         """Windows whose lengths suit the tightest stage, if there is a tight one."""
         steps = tuple(steps_of(costs, pipeline.stages))
         needed = {
@@ -210,7 +210,7 @@ class Window:
 
 def suited(
     costs: CostModel, below: Fraction, most: int | None = None
-) -> list[tuple[Fraction, Pipeline]] | None:
+) -> list[tuple[Fraction, LimitedPartition]] | None:
     """Partitions whose floor is less than `below`, with it; None if they are too many.
 
     Args:
@@ -234,7 +234,7 @@ class _Partitions:
 
     def extended(
         self, end: int, span: int, behind: Sequence[tuple[int, int, Cap]], floor: Fraction
-    ) -> Iterator[tuple[Fraction, Pipeline]]:
+    ) -> Iterator[tuple[Fraction, LimitedPartition]]:
         """Partitions of layers 0..`end` - 1 before given stages.
 
         Args:
@@ -254,7 +254,7 @@ class _Partitions:
             if load >= self.below or self.looked_at > LOOKED_AT:
                 return
             stage = Stage(id=0, layers=(first, end - 1), gpu=0)
-            cap = most_kept(self.costs, stage, self.most)
+            cap = max_in_flight(self.costs, stage, self.most)
             if cap == 0:
                 continue
             held = Fraction(span + load, cap) if cap is not None else Fraction(0)
@@ -272,12 +272,12 @@ class _Partitions:
         return forward + backward, forward + backward if half else max(forward, backward)
 
 
-def _pipeline(runs: Sequence[tuple[int, int, Cap]]) -> Pipeline:
+def _pipeline(runs: Sequence[tuple[int, int, Cap]]) -> LimitedPartition:
     stages = tuple(
         Stage(id=index, layers=(first, last), gpu=index)
         for index, (first, last, _) in enumerate(runs)
     )
-    return Pipeline(stages, tuple(cap for *_, cap in runs))
+    return LimitedPartition(stages, tuple(cap for *_, cap in runs))
 
 
 def _spans(steps: Sequence[Step]) -> list[int]:

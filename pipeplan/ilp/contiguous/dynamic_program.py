@@ -59,19 +59,19 @@ State = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class Frontier:
     """For every first layer: the smallest V, the last layer of its stage, the state behind."""
 
-    reach: Array
-    choice: NDArray[np.intp]
+    min_span: Array
+    stage_end: NDArray[np.intp]
     before: list[State | None]
 
-    def merge(self, other: Front) -> Front:
+    def merge(self, other: Frontier) -> Frontier:
         """The better of two for every first layer."""
-        mine = self.reach <= other.reach
-        return Front(
-            np.where(mine, self.reach, other.reach),
-            np.where(mine, self.choice, other.choice),
+        mine = self.min_span <= other.min_span
+        return Frontier(
+            np.where(mine, self.min_span, other.min_span),
+            np.where(mine, self.stage_end, other.stage_end),
             [
                 one if keep else two
                 for keep, one, two in zip(mine, self.before, other.before, strict=True)
@@ -80,7 +80,7 @@ class Front:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PeriodQuery:
     """The period in question: an integer, or a real number just below it.
 
     `longest` is the largest load asked for where that is less than fits into the period.
@@ -102,7 +102,7 @@ class Asked:
 
 
 @dataclass
-class ContiguousSolver:
+class ContiguousDP:
     """Answers, for any period, whether a contiguous 1F1B plan fits.
 
     Attributes:
@@ -177,23 +177,23 @@ class ContiguousSolver:
                 loads must then stay under it, and V = n * period needs n + 1 micro-batches.
             longest: The largest load of a GPU or link where that is less than fits.
         """
-        fronts = self._fronts(Asked(period, just_below, longest))
-        best = min(fronts, key=lambda state: fronts[state].reach[0], default=None)
-        if best is None or fronts[best].reach[0] >= INFINITE:
+        fronts = self._fronts(PeriodQuery(period, just_below, longest))
+        best = min(fronts, key=lambda state: fronts[state].min_span[0], default=None)
+        if best is None or fronts[best].min_span[0] >= INFINITE:
             return None
         return self._trace(period, fronts, best)
 
     def each(self, period: int, longest: int) -> Iterator[Partition]:
         """As `solve`, for every number of GPUs in turn that a partition fits on."""
-        fronts = self._fronts(Asked(period, longest=longest))
-        ends = [state for state in fronts if fronts[state].reach[0] < INFINITE]
+        fronts = self._fronts(PeriodQuery(period, longest=longest))
+        ends = [state for state in fronts if fronts[state].min_span[0] < INFINITE]
         for _, states in groupby(ends, key=lambda state: sum(state[0])):
-            best = min(states, key=lambda state: fronts[state].reach[0])
+            best = min(states, key=lambda state: fronts[state].min_span[0])
             yield self._trace(period, fronts, best)
 
-    def _fronts(self, asked: Asked) -> dict[State, Front]:
+    def _fronts(self, asked: PeriodQuery) -> dict[State, Frontier]:
         """By what is used: the smallest V of all that comes behind each layer."""
-        fronts: dict[State, Front] = {}
+        fronts: dict[State, Frontier] = {}
         for state in self._states:
             options = [before for before in self._predecessors(state) if before in fronts]
             front = self._extend(asked, state, {before: fronts[before] for before in options})
@@ -233,7 +233,9 @@ class ContiguousSolver:
         fewer = tuple(count - (other == kind) for other, count in enumerate(used))
         return ((fewer, other) for other in self._ids() if fewer[other])
 
-    def _extend(self, asked: Asked, state: State, behind: dict[State, Front]) -> Front | None:
+    def _extend(
+        self, asked: PeriodQuery, state: State, behind: dict[State, Frontier]
+    ) -> Frontier | None:
         """One more stage, on a GPU of the state's class, in front of each way to go on behind."""
         count, (used, kind) = self.costs.layers, state
         load = self._loads[kind]
@@ -242,24 +244,28 @@ class ContiguousSolver:
             start = np.full(count, INFINITE)
             start[-1] = 0
             return self._stage(asked, kind, start, allowed, None)
-        merged: Front | None = None
+        merged: Frontier | None = None
         for before, front in behind.items():
-            start = self._send(asked, kind, before[1], front.reach)
+            start = self._send(asked, kind, before[1], front.min_span)
             step = self._stage(asked, kind, start, allowed, before)
             merged = step if merged is None else merged.merge(step)
         return merged
 
     def _stage(
         self,
-        asked: Asked,
+        asked: PeriodQuery,
         kind: int,
         start: Array,
         allowed: NDArray[np.bool_],
         before: State | None,
-    ) -> Front:
+    ) -> Frontier:
         """V of a stage i..j on class `kind` for all i, j at once, and the best j for each i."""
         load = self._loads[kind]
-        spans = start[None, :] + load if self.any_k else push(start[None, :], load, asked.period)
+        spans = (
+            start[None, :] + load
+            if self.any_k
+            else extend_span(start[None, :], load, asked.period)
+        )
         copies = asked.copies(spans)
         good = allowed & (start < INFINITE)[None, :]
         if self.most is not None:
@@ -278,7 +284,7 @@ class ContiguousSolver:
             spans = np.where(good, spans, INFINITE)
         choice = np.argmin(spans, axis=1)
         reach = spans[np.arange(len(choice)), choice]
-        return Front(reach, choice, [before] * len(choice))
+        return Frontier(reach, choice, [before] * len(choice))
 
     def _free(self, kind: int) -> Array:
         """Memory of a class beside the states, and beside messages where they are counted."""
@@ -292,7 +298,7 @@ class ContiguousSolver:
         assert self.costs.cluster.host is not None
         return self.costs.cluster.host
 
-    def _send(self, asked: Asked, kind: int, other: int, reach: Array) -> Array:
+    def _send(self, asked: PeriodQuery, kind: int, other: int, reach: Array) -> Array:
         """V of the cut behind each layer, the stage behind it on class `other`."""
         behind = np.concatenate([reach[1:], [INFINITE]])
         forward, backward = self._cut_ns(kind, other)
@@ -303,7 +309,7 @@ class ContiguousSolver:
             good &= np.maximum(forward, backward) <= asked.limit
         value = np.where(good, behind, 0)
         if self.costs.cluster.links.duplex == "half" and not self.any_k:
-            value = push(value, forward + backward, asked.period)
+            value = extend_span(value, forward + backward, asked.period)
         else:
             value = value + forward + backward
         return np.where(good, value, INFINITE)
@@ -318,7 +324,7 @@ class ContiguousSolver:
             self._sends[kind, other] = (np.array(forward), np.array(backward))
         return self._sends[kind, other]
 
-    def _trace(self, period: int, fronts: dict[State, Front], state: State) -> Partition:
+    def _trace(self, period: int, fronts: dict[State, Frontier], state: State) -> Partition:
         """Follow the choices from the first layer on; GPUs of a class in the cluster's order."""
         stages: list[Stage] = []
         spans: list[int] = []
@@ -326,24 +332,24 @@ class ContiguousSolver:
         first, at = 0, state
         while True:
             front = fronts[at]
-            last = int(front.choice[first])
+            last = int(front.stage_end[first])
             gpu = free[at[1]].pop(0)
             stages.append(Stage(id=len(stages), layers=(first, last), gpu=gpu))
-            spans.append(int(front.reach[first]))
+            spans.append(int(front.min_span[first]))
             before = front.before[first]
             if before is None:
                 return Partition(period, tuple(stages), tuple(spans))
             first, at = last + 1, before
 
 
-def push(span: Array, load: Array, period: int) -> Array:
+def extend_span(span: Array, load: Array, period: int) -> Array:
     """The smallest V' >= V + U with V' mod T in [U, T]: one exclusive pair in front of V."""
     edge = -(-span // period) * period
     return np.where(span + load <= edge, span + load, edge + load)
 
 
-def push_one(span: int, load: int, period: int) -> int:
-    """`push` of one number."""
+def extend_one_span(span: int, load: int, period: int) -> int:
+    """`extend_span` of one number."""
     edge = -(-span // period) * period
     return span + load if span + load <= edge else edge + load
 

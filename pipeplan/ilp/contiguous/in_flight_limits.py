@@ -6,7 +6,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.plan import Stage
 
 
-def caps_of(
+def in_flight_limits(
     costs: CostModel, stages: tuple[Stage, ...], most: int | None
 ) -> tuple[int, ...] | None:
     """Per stage, how many micro-batches its GPU can hold; None if not one.
@@ -16,14 +16,14 @@ def caps_of(
     caps: list[int] = []
     for stage in stages:
         useful = min([2 * len(stages), *caps[-1:]])
-        kept = most_kept(costs, stage, most)
+        kept = max_in_flight(costs, stage, most)
         if kept == 0:
             return None
         caps.append(useful if kept is None else min(useful, kept))
     return tuple(caps)
 
 
-def most_kept(costs: CostModel, stage: Stage, most: int | None) -> int | None:
+def max_in_flight(costs: CostModel, stage: Stage, most: int | None) -> int | None:
     """How many micro-batches a stage alone on its GPU can hold, whatever the order of its ops.
 
     When it holds most it has begun the last of them, and its next op is a backward: there was

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.segment_tables import loads
 from pipeplan.plan import Stage
@@ -30,14 +30,14 @@ FINE = 64
 """The smallest T' is found up to this part of it."""
 
 
-def starts(state: Incumbent) -> Iterator[tuple[Stage, ...] | None]:
+def initial_partitions(state: Incumbent) -> Iterator[tuple[Stage, ...] | None]:
     """Partitions that suit periods from the contiguous bound up to the best plan's.
 
     None says that a while has passed: with many kinds of GPUs each dynamic program may take a
     second.
     """
     costs, most = state.costs, state.most_in_flight
-    relaxed, exact = (ContiguousSolver(costs, most, any_k=any_k) for any_k in (True, False))
+    relaxed, exact = (ContiguousDP(costs, most, any_k=any_k) for any_k in (True, False))
     low = max(1, int(state.bounds.get("contiguous", Fraction(1))))
     best = state.best
     high = max(low, int(best.per_microbatch) if best else relaxed.serial_ns)
@@ -52,15 +52,13 @@ def starts(state: Incumbent) -> Iterator[tuple[Stage, ...] | None]:
         yield from _roomy(relaxed, longest, high)
 
 
-def _passed(solver: ContiguousSolver) -> Iterator[None]:
+def _passed(solver: ContiguousDP) -> Iterator[None]:
     """The sign that a while has passed, if one question is enough for that."""
     if solver.is_slow:
         yield None
 
 
-def _roomy(
-    solver: ContiguousSolver, longest: int, high: int
-) -> Iterator[tuple[Stage, ...] | None]:
+def _roomy(solver: ContiguousDP, longest: int, high: int) -> Iterator[tuple[Stage, ...] | None]:
     """Partitions of loads up to `longest` whose bytes would do at less than the period `high`."""
     low, fits = 0, high + 1
     while fits - low > max(1, fits // FINE):
@@ -79,7 +77,7 @@ def _roomy(
     yield None
 
 
-def _longest_loads(solver: ContiguousSolver, least: int, high: int) -> Iterator[int]:
+def _longest_loads(solver: ContiguousDP, least: int, high: int) -> Iterator[int]:
     """Loads that a stage can have, from `least` to `high` ns: few, spread evenly among them."""
     costs = solver.costs
     every = np.unique([loads(costs, gpus[0]) for gpus in solver.classes])

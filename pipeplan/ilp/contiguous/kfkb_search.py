@@ -25,9 +25,9 @@ from heapq import heappop, heappush
 from itertools import chain, combinations, count, pairwise
 from math import comb
 
-from pipeplan.ilp.contiguous.in_flight_limits import caps_of
-from pipeplan.ilp.contiguous.initial_partitions import starts
-from pipeplan.ilp.contiguous.steady_states import Cycles
+from pipeplan.ilp.contiguous.in_flight_limits import in_flight_limits
+from pipeplan.ilp.contiguous.initial_partitions import initial_partitions
+from pipeplan.ilp.contiguous.steady_states import SteadyStates
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.symmetry import gpu_classes
@@ -42,24 +42,24 @@ Stages = tuple[Stage, ...]
 
 
 @dataclass(order=True, frozen=True, slots=True)
-class _Found:
+class _Candidate:
     """A partition in a queue; `key` is in ns per micro-batch."""
 
     key: float
     number: int
-    cycles: Cycles = field(compare=False)
-    turns: Iterator[None] = field(compare=False)
-    turned: bool = field(default=False, compare=False)
+    cycles: SteadyStates = field(compare=False)
+    expansions: Iterator[None] = field(compare=False)
+    expanded: bool = field(default=False, compare=False)
 
 
 @dataclass
-class EagerSearch:
+class KFkBSearch:
     """Best-first search over contiguous partitions; offers the eager cycles of each."""
 
     state: Incumbent
-    _new: list[_Found] = field(default_factory=list)
+    _new: list[_Candidate] = field(default_factory=list)
     """By what they need at least."""
-    _glanced: list[_Found] = field(default_factory=list)
+    _glanced: list[_Candidate] = field(default_factory=list)
     """By their pace, a little more for each turn they had."""
     _seen: set[Stages] = field(default_factory=set)
     _number: Iterator[int] = field(default_factory=count)
@@ -71,7 +71,7 @@ class EagerSearch:
         """Search until no partition left can beat the best plan, or `seconds` have passed."""
         self._end = self.state.elapsed + min(seconds, self.state.remaining)
         self.state.set_phase("kfkb")
-        for stages in chain(starts(self.state), self._all()):
+        for stages in chain(initial_partitions(self.state), self._all()):
             if stages is not None:
                 self._add(stages)
             elif self.state.elapsed >= self._end:
@@ -79,10 +79,10 @@ class EagerSearch:
         while (self._new or self._glanced) and not self._over:
             begun = self.state.elapsed
             if self._new and (not self._glanced or self._glances_s <= self._turns_s):
-                self._glance(heappop(self._new))
+                self._probe(heappop(self._new))
                 self._glances_s += self.state.elapsed - begun
             else:
-                self._turn(heappop(self._glanced))
+                self._expand(heappop(self._glanced))
                 self._turns_s += self.state.elapsed - begun
 
     @cached_property
@@ -95,7 +95,7 @@ class EagerSearch:
     def _over(self) -> bool:
         return self.state.elapsed >= self._end or self.state.done
 
-    def _promises(self, cycles: Cycles) -> bool:
+    def _promises(self, cycles: SteadyStates) -> bool:
         """Whether a partition could be better than the best plan."""
         return self.state.best is None or cycles.floor < self.state.best.per_microbatch
 
@@ -107,29 +107,30 @@ class EagerSearch:
         if stages in self._seen or not self.state.costs.keeps_pins(stages):
             return
         self._seen.add(stages)
-        caps = caps_of(self.state.costs, stages, self.state.most_in_flight)
+        caps = in_flight_limits(self.state.costs, stages, self.state.most_in_flight)
         if caps is None:
             return
-        cycles = Cycles(self.state, stages, caps)
+        cycles = SteadyStates(self.state, stages, caps)
         if self._promises(cycles):
             heappush(
-                self._new, _Found(float(cycles.floor), next(self._number), cycles, cycles.turns())
+                self._new,
+                _Candidate(float(cycles.floor), next(self._number), cycles, cycles.expansions()),
             )
 
-    def _glance(self, found: _Found) -> None:
+    def _probe(self, found: _Candidate) -> None:
         """Its pace decides when a partition has its turns."""
         if self._promises(found.cycles):
-            heappush(self._glanced, replace(found, key=float(found.cycles.pace())))
+            heappush(self._glanced, replace(found, key=float(found.cycles.throughput())))
 
-    def _turn(self, found: _Found) -> None:
+    def _expand(self, found: _Candidate) -> None:
         """A few executions, and the first time its neighbours: they are of interest, too."""
         if not self._promises(found.cycles):
             return
-        if not found.turned:
+        if not found.expanded:
             for neighbour in _neighbours(found.cycles.stages, self._gpus):
                 self._add(neighbour)
-        for _ in found.turns:
-            fastest = None if found.turned else found.cycles.fastest()
+        for _ in found.expansions:
+            fastest = None if found.expanded else found.cycles.fastest()
             key = found.key * LATER if fastest is None else float(fastest)
             heappush(self._glanced, replace(found, key=key, turned=True))
             return

@@ -7,13 +7,15 @@ wait and forwards do; both keep the same counts and differ in where tensors lie 
 
 from __future__ import annotations
 
-from pipeplan.ilp.contiguous.dynamic_program import Partition, push_one
+from pipeplan.ilp.contiguous.dynamic_program import Partition, extend_one_span
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import OpKind
 
 
-def place(costs: CostModel, partition: Partition, *, gradients_wait: bool = True) -> Schedule:
+def schedule_partition(
+    costs: CostModel, partition: Partition, *, gradients_wait: bool = True
+) -> Schedule:
     """A schedule of the partition at its period; it keeps (R2)-(R5), memory is to be counted."""
     stages, period = partition.stages, partition.period
     length = {op: duration(costs, stages, op) for op in chain_ops(stages)}
@@ -50,4 +52,4 @@ def _trip(costs: CostModel, partition: Partition, stage: int, transfers: int) ->
     behind = partition.spans[stage + 1]
     if costs.cluster.links.duplex == "full":
         return behind + transfers
-    return push_one(behind, transfers, partition.period)
+    return extend_one_span(behind, transfers, partition.period)

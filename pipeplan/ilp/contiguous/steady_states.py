@@ -46,7 +46,7 @@ class _Known:
 
 
 @dataclass
-class Cycles:
+class SteadyStates:
     """Eager executions of one partition, each different one once; cycles are offered as plans."""
 
     state: Incumbent
@@ -59,13 +59,13 @@ class Cycles:
         """No cycle is shorter."""
         return floor(self.state.costs, self.stages, self.caps)
 
-    def pace(self) -> Fraction:
-        """About what the first of `turns` will give."""
+    def throughput(self) -> Fraction:
+        """About what the first of `expansions` will give."""
         steps = steps_of(self.state.costs, self.stages)
         found = eager_pace(steps, self.caps, ORDERS[0], PACE * len(self.stages))
         return 2 * self.floor if found is None else found
 
-    def turns(self) -> Iterator[None]:
+    def expansions(self) -> Iterator[None]:
         """Offers cycles, the most promising first; yields after a few executions each."""
         for order in ORDERS:
             yield from self._least(order)

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousSolver
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.plan import Stage
 
-AMPLE = 2**60
+UNCONSTRAINED_BYTES = 2**60
 """Bytes of a GPU whose memory is no limit."""
 
 
-def ample_stages(state: Incumbent) -> tuple[Stage, ...]:
+def unconstrained_stages(state: Incumbent) -> tuple[Stage, ...]:
     """Stages of the shortest contiguous 1F1B plan without a limit; none if (R6) forbids all."""
-    found = _ample(state).shortest(1)
+    found = _unconstrained(state).shortest(1)
     return () if found is None else found.stages
 
 
-def is_scarce(state: Incumbent) -> bool:
+def is_memory_bound(state: Incumbent) -> bool:
     """Whether the best contiguous plan would be shorter if memory were no limit.
 
     Taken for granted where the answer takes long.
     """
-    known, solver = state.contiguous, _ample(state)
+    known, solver = state.contiguous, _unconstrained(state)
     if known is None or solver.is_slow:
         return True
     found = solver.shortest(1)
     return found is None or found.period < known
 
 
-def _ample(state: Incumbent) -> ContiguousSolver:
+def _unconstrained(state: Incumbent) -> ContiguousDP:
     costs = state.costs
-    gpus = tuple(gpu.with_budget(AMPLE) for gpu in costs.cluster.gpus)
+    gpus = tuple(gpu.with_budget(UNCONSTRAINED_BYTES) for gpu in costs.cluster.gpus)
     cluster = costs.cluster.model_copy(update={"gpus": gpus})
-    return ContiguousSolver(replace(costs, cluster=cluster), state.most_in_flight)
+    return ContiguousDP(replace(costs, cluster=cluster), state.most_in_flight)

@@ -21,7 +21,7 @@ from pipeplan.plan import OpKind
 
 
 @dataclass
-class Residency:
+class MemoryConstraints:
     """Adds the memory constraints of all compute ops to a model."""
 
     v: Variables
@@ -131,7 +131,7 @@ class Residency:
         value: Linear = 0
         for copy in v.instance.copies:
             first, last = (*begin, copy), (*end, copy)
-            value += v.turn[last] - v.turn[first] + self._precedes(first, task, 0)
+            value += v.shift[last] - v.shift[first] + self._precedes(first, task, 0)
             value -= self._precedes(last, task, int(consumed))
         return self._where(value, where)
 
@@ -142,7 +142,7 @@ class Residency:
         """A variable that is at least `value` where the condition holds."""
         if isinstance(where, int):
             return value
-        most = (self.v.turns + 2) * self.v.instance.k
+        most = (self.v.max_shift + 2) * self.v.instance.k
         variable = self.v.model.new_int_var(0, most, "count")
         self.v.model.add(variable >= value).only_enforce_if(where)
         return variable
@@ -204,12 +204,12 @@ class Residency:
             return self._reserved(send, boundary, (producer, item), where, sender=True)
         value: Linear = 0
         for copy in v.instance.copies:
-            left = v.model.new_int_var(0, v.turns + 2, "left")
-            end = v.position[(*send, copy)] + v.period * v.turn[(*send, copy)]
+            left = v.model.new_int_var(0, v.max_shift + 2, "left")
+            end = v.position[(*send, copy)] + v.period * v.shift[(*send, copy)]
             end += send_length(v, (*send, copy), boundary)
             v.require(end <= v.position[task] + v.period * left, where)
             made = (producer, item, copy)
-            value += left - 1 + self._precedes(made, task, 0) - v.turn[made]
+            value += left - 1 + self._precedes(made, task, 0) - v.shift[made]
         return self._where(value, where)
 
     def _received(
@@ -225,11 +225,11 @@ class Residency:
         value: Linear = 0
         end = v.position[task] + v.length(task)
         for copy in v.instance.copies:
-            turn = v.model.new_int_var(-2, v.turns + 2, "posted")
+            turn = v.model.new_int_var(-2, v.max_shift + 2, "posted")
             start = v.time((*send, copy))
             v.require(start >= end + v.period * (turn - 1), where)
             used = (consumer, item, copy)
-            value += v.turn[used] + 1 - self._precedes(used, task, 1) - turn
+            value += v.shift[used] + 1 - self._precedes(used, task, 1) - turn
         return self._where(value, where)
 
     def _reserved(
@@ -245,7 +245,7 @@ class Residency:
         v = self.v
         key = (*send, "sender" if sender else "receiver")
         if key not in self._slots:
-            slots = v.model.new_int_var(1, v.turns + 2, f"slots_{key}")
+            slots = v.model.new_int_var(1, v.max_shift + 2, f"slots_{key}")
             for copy in v.instance.copies:
                 moving, other = v.time((*send, copy)), v.time((*end, copy))
                 if sender:

@@ -11,7 +11,7 @@ from pipeplan.ilp.cpsat.precedence import (
     add_tied,
     compute_tasks,
 )
-from pipeplan.ilp.cpsat.shifts import add_turns
+from pipeplan.ilp.cpsat.shifts import add_shifts
 from pipeplan.ilp.cpsat.variables import Variables
 
 
@@ -20,11 +20,11 @@ def add_times(v: Variables) -> None:
     for task in compute_tasks(v.instance):
         v.add_task(task)
     v.model.add(v.position[F, 0, 0] == v.period)
-    v.model.add(v.turn[F, 0, 0] == 0)
+    v.model.add(v.shift[F, 0, 0] == 0)
     add_chain(v)
     add_gpus(v)
     add_links(v)
-    add_turns(v)
+    add_shifts(v)
     add_fifo(v)
     add_loads(v)
     add_tied(v)

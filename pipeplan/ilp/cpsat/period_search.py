@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.cpsat.solve import Answer, Result, solve_at
+from pipeplan.ilp.cpsat.solve import PeriodResult, Status, solve_at
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
@@ -38,7 +38,7 @@ def scaled(instance: Instance) -> Instance:
     return replace(instance, tick=tick, unit=unit)
 
 
-def finest(instance: Instance) -> Instance:
+def exact_scaling(instance: Instance) -> Instance:
     """In exact ns and bytes where items are few, else scaled."""
     costs, count = instance.costs, len(instance.items)
     times = 16 * count * instance.k * whole_way_ns(costs)
@@ -68,7 +68,7 @@ def whole_way_ns(costs: CostModel) -> int:
     return slowest + overhead + transfers
 
 
-def shorten(
+def minimize_period(
     state: Incumbent, instance: Instance, seconds: float, *, proof: bool, lowest: int = 1
 ) -> bool:
     """Look for better schedules: at the bound itself, then by bisection, until the time limit.
@@ -88,25 +88,25 @@ def shorten(
     Returns:
         Whether every period that matters was decided within the time.
     """
-    instance = finest(instance)
+    instance = exact_scaling(instance)
     tick, k = instance.tick, instance.k
     end = state.elapsed + seconds
-    low, high = max(lowest, _lowest(state, instance)), highest(state, instance)
+    low, high = max(lowest, _lowest(state, instance)), upper_bound(state, instance)
     period, decided, found, hard = low, True, False, False
     while low <= high and not state.done and state.elapsed < end:
         limit = min(max(0.5, (end - state.elapsed) / 3), state.remaining)
-        answer = attempt(state, instance, period, limit).answer
-        if answer is Answer.FOUND:
-            high = min(period - 1, highest(state, instance))
+        answer = solve_and_repair(state, instance, period, limit).status
+        if answer is Status.FEASIBLE:
+            high = min(period - 1, upper_bound(state, instance))
             found, hard = True, False
-        elif answer is Answer.UNKNOWN and low < period == high:
+        elif answer is Status.UNKNOWN and low < period == high:
             hard = True
         else:
-            decided &= answer is not Answer.UNKNOWN
-            if answer is Answer.IMPOSSIBLE and proof and k == 1:
+            decided &= answer is not Status.UNKNOWN
+            if answer is Status.INFEASIBLE and proof and k == 1:
                 state.raise_bound("k1", Fraction(period * tick + 1))
             low = period + 1
-        last = found and not hard and answer is Answer.IMPOSSIBLE
+        last = found and not hard and answer is Status.INFEASIBLE
         period = high if last else (low + high) // 2
     return decided and low > high
 
@@ -117,7 +117,7 @@ def _lowest(state: Incumbent, instance: Instance) -> int:
     return max(1, ceil_div(int(-(-bound // 1)), instance.tick))
 
 
-def highest(state: Incumbent, instance: Instance, tick: int | None = None) -> int:
+def upper_bound(state: Incumbent, instance: Instance, tick: int | None = None) -> int:
     """The period of a plan one ns better than the best; without one, of a serial plan.
 
     Args:
@@ -132,20 +132,22 @@ def highest(state: Incumbent, instance: Instance, tick: int | None = None) -> in
     return int(ceil_div(target, tick))
 
 
-def attempt(state: Incumbent, instance: Instance, period: int, seconds: float) -> Result:
+def solve_and_repair(
+    state: Incumbent, instance: Instance, period: int, seconds: float
+) -> PeriodResult:
     """Solve at one period and offer what is found, making room where exact bytes do not fit."""
     budgets = instance.costs.budgets
     lowest = max(1, int(-(-state.bounds["any"] * instance.k // 1)))
     for repair in range(1 + REPAIRS):
         result = solve_at(instance, period, budgets, state.options, seconds, lowest)
-        if result.answer is not Answer.FOUND:
-            return result if repair == 0 else Result(Answer.UNFIT)
+        if result.status is not Status.FEASIBLE:
+            return result if repair == 0 else PeriodResult(Status.MEMORY_OVERFLOW)
         if any([state.offer(schedule) for schedule in result.schedules]):
             return result
         budgets = _less(instance.costs, budgets, result.schedules[0])
         if min(budgets) < 0:
             break
-    return Result(Answer.UNFIT)
+    return PeriodResult(Status.MEMORY_OVERFLOW)
 
 
 def _less(costs: CostModel, budgets: tuple[int, ...], schedule: Schedule) -> tuple[int, ...]:

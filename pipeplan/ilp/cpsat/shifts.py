@@ -13,7 +13,7 @@ from pipeplan.ilp.cpsat.precedence import SEND_B, SEND_F, B, F, send_length
 from pipeplan.ilp.cpsat.variables import Instance, Linear, Literal, Task, Variables
 
 
-def add_turns(v: Variables) -> None:
+def add_shifts(v: Variables) -> None:
     """Turns on one GPU from orders, turns across a cut from whether an op starts too early."""
     for copy in v.instance.copies:
         _on_one_gpu(v, copy)
@@ -32,7 +32,7 @@ def _on_one_gpu(v: Variables, copy: int) -> None:
     for (place, one), (following, other) in combinations(enumerate(chain), 2):
         if (one, other) not in v.before or not (takes_time(v, one) or takes_time(v, other)):
             continue
-        behind = v.turn[other] - v.turn[one]
+        behind = v.shift[other] - v.shift[one]
         reversed_order = v.before[other, one]
         if following == place + 1:
             v.require(behind == reversed_order, v.same(one[1], other[1]))
@@ -66,7 +66,7 @@ def _early(v: Variables, one: Task, length: Linear, other: Task, cut: Literal) -
     for literal, periods in ((once, 0), (twice, 1)):
         v.require(gap >= -periods * v.period, literal.negated(), cut)
         v.require(gap <= -periods * v.period - 1 + rounding, literal, cut)
-    v.require(v.turn[other] - v.turn[one] == once + twice, cut)
+    v.require(v.shift[other] - v.shift[one] == once + twice, cut)
 
 
 def _rounding(instance: Instance) -> int:

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.cpsat import extract
-from pipeplan.ilp.cpsat.memory import Residency
+from pipeplan.ilp.cpsat.memory import MemoryConstraints
 from pipeplan.ilp.cpsat.model import add_times
 from pipeplan.ilp.cpsat.variables import Instance, Variables
 from pipeplan.ilp.incumbent import SearchOptions
@@ -27,11 +27,11 @@ STOP_S: Final = 0.1
 """Time between two requests to stop, in seconds."""
 
 
-DECIDERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_costs")
+SUBSOLVERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_costs")
 """CP-SAT's searches for one period, the first as many as there are workers."""
 
 
-SEARCHES: Final = (
+SEARCH_SUBSOLVERS: Final = (
     (1, cp_model.AUTOMATIC_SEARCH),
     (0, cp_model.PORTFOLIO_WITH_QUICK_RESTART_SEARCH),
     (0, cp_model.AUTOMATIC_SEARCH),
@@ -40,21 +40,21 @@ SEARCHES: Final = (
 """How much of a small model is also a linear program, and how it branches, turn by turn."""
 
 
-class Answer(Enum):
+class Status(Enum):
     """What a solve proved."""
 
-    FOUND = "found"
-    IMPOSSIBLE = "impossible"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
     UNKNOWN = "unknown"
-    UNFIT = "unfit"
+    MEMORY_OVERFLOW = "memory overflow"
     """Schedules were found, but their exact bytes exceed a memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PeriodResult:
     """The answer at one period, with schedules in exact ns where one was found."""
 
-    answer: Answer
+    status: Status
     schedules: tuple[Schedule, ...] = ()
 
 
@@ -65,7 +65,7 @@ def solve_at(
     options: SearchOptions,
     seconds: float,
     lowest: int = 1,
-) -> Result:
+) -> PeriodResult:
     """Whether the instance has a schedule of `period` ticks.
 
     Args:
@@ -91,11 +91,11 @@ def solve_each(
     seconds: float,
     lowest: int = 1,
     turn: int = 0,
-) -> list[Result]:
+) -> list[PeriodResult]:
     """`solve_at` of several small models side by side, one worker each.
 
     What one search does not decide in many times as long another often does at once, so each
-    `turn` is another search: use of linear programs and seed change.
+    `turn` chooses another search: use of linear programs and seed change.
 
     Args:
         asked: Instances and periods in ticks, as many as there are workers.
@@ -108,7 +108,7 @@ def solve_each(
     models = [_variables(instance, period, instance.costs.budgets) for instance, period in asked]
     solvers = [configured(alone, seconds) for _ in models]
     for solver in solvers:
-        level, branching = SEARCHES[turn % len(SEARCHES)]
+        level, branching = SEARCH_SUBSOLVERS[turn % len(SEARCH_SUBSOLVERS)]
         solver.parameters.linearization_level = level
         solver.parameters.search_branching = branching
     statuses = run_all([(solver, v.model) for solver, v in zip(solvers, models, strict=True)])
@@ -121,22 +121,22 @@ def solve_each(
 def _variables(instance: Instance, period: int, budgets: tuple[int, ...]) -> Variables:
     v = Variables(instance, period)
     add_times(v)
-    Residency(v, budgets).add()
+    MemoryConstraints(v, budgets).add()
     return v
 
 
-def _result(status: int, solver: Solver, v: Variables, lowest: int) -> Result:
+def _result(status: int, solver: CpSolver, v: Variables, lowest: int) -> PeriodResult:
     """What a status means, with schedules where there is a solution."""
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Result(Answer.FOUND, tuple(extract.schedules(solver, v, lowest)))
+        return PeriodResult(Status.FEASIBLE, tuple(extract.schedules(solver, v, lowest)))
     if status == cp_model.INFEASIBLE:
-        return Result(Answer.IMPOSSIBLE)
+        return PeriodResult(Status.INFEASIBLE)
     if status == cp_model.MODEL_INVALID:
         raise AssertionError(v.model.validate())
-    return Result(Answer.UNKNOWN)
+    return PeriodResult(Status.UNKNOWN)
 
 
-def _decide(solver: Solver, workers: int) -> None:
+def _decide(solver: CpSolver, workers: int) -> None:
     """Search without linear programs first: orders imply turns and counts by propagation alone.
 
     A worker with all of them is beside it where there are two; CP-SAT's own second worker was
@@ -145,10 +145,10 @@ def _decide(solver: Solver, workers: int) -> None:
     if workers == 1:
         solver.parameters.linearization_level = 0
     else:
-        solver.parameters.subsolvers.extend(DECIDERS)
+        solver.parameters.subsolvers.extend(SUBSOLVERS)
 
 
-class Solver(cp_model.CpSolver):
+class CpSolver(cp_model.CpSolver):
     """CP-SAT that tells the search's clock how much it worked."""
 
     def __init__(self, clock: Clock) -> None:
@@ -156,9 +156,9 @@ class Solver(cp_model.CpSolver):
         self.clock = clock
 
 
-def configured(options: SearchOptions, seconds: float) -> Solver:
+def configured(options: SearchOptions, seconds: float) -> CpSolver:
     """A solver with the run's seed, workers and limits."""
-    solver = Solver(options.clock)
+    solver = CpSolver(options.clock)
     parameters = solver.parameters
     parameters.num_workers = options.workers
     parameters.random_seed = options.seed
@@ -171,12 +171,12 @@ def configured(options: SearchOptions, seconds: float) -> Solver:
     return solver
 
 
-def run(solver: Solver, model: cp_model.CpModel) -> int:
+def run(solver: CpSolver, model: cp_model.CpModel) -> int:
     """Solve; Ctrl-C stops the search at once and is raised again."""
     return run_all([(solver, model)])[0]
 
 
-def run_all(pairs: Sequence[tuple[Solver, cp_model.CpModel]]) -> list[int]:
+def run_all(pairs: Sequence[tuple[CpSolver, cp_model.CpModel]]) -> list[int]:
     """Solve models side by side; Ctrl-C stops all at once and is raised again."""
     solves = [_Solve(*pair) for pair in pairs]
     try:
@@ -200,7 +200,7 @@ def run_all(pairs: Sequence[tuple[Solver, cp_model.CpModel]]) -> list[int]:
 class _Solve:
     """One model's solve in a thread of its own."""
 
-    def __init__(self, solver: Solver, model: cp_model.CpModel) -> None:
+    def __init__(self, solver: CpSolver, model: cp_model.CpModel) -> None:
         self.solver, self._model = solver, model
         self.status = int(cp_model.UNKNOWN)
         self._error: BaseException | None = None

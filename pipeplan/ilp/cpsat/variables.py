@@ -107,12 +107,12 @@ class Variables:
         self._both: dict[tuple[int, ...], Literal] = {}
         self.on = self._allocation()
         self.position: dict[Task, cp_model.IntVar] = {}
-        self.turn: dict[Task, cp_model.IntVar] = {}
+        self.shift: dict[Task, cp_model.IntVar] = {}
         self.before: dict[tuple[Task, Task], Literal] = {}
         self._lengths: dict[Task, Linear] = {}
         self.trips: dict[tuple[OpKind, int], Linear] = {}
         """Lengths of sends, by kind and item, that are known."""
-        self.turns = 8 * len(self.instance.items)
+        self.max_shift = 8 * len(self.instance.items)
         """Twice as many turns as ops: each lasts at most a period and waits less than another."""
 
     def _allocation(self) -> list[list[Literal]]:
@@ -183,11 +183,11 @@ class Variables:
         """Position and turn of one op."""
         name = f"{task[1]}{task[0]}{task[2]}"
         self.position[task] = self.model.new_int_var(0, 2 * self.period, f"s_{name}")
-        self.turn[task] = self.model.new_int_var(0, self.turns, f"k_{name}")
+        self.shift[task] = self.model.new_int_var(0, self.max_shift, f"k_{name}")
 
     def time(self, task: Task) -> Linear:
         """Absolute start of micro-batch `copy`."""
-        return self.position[task] + self.period * self.turn[task]
+        return self.position[task] + self.period * self.shift[task]
 
     def length(self, task: Task) -> Linear:
         """Ticks of a compute op on the GPU it sits on."""

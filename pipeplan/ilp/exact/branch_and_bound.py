@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.exact.op_table import Ops
-from pipeplan.ilp.exact.transfer_branching import Ring, Sending, placed
+from pipeplan.ilp.cpsat.solve import Status
+from pipeplan.ilp.exact.op_table import OpTable
+from pipeplan.ilp.exact.transfer_branching import CyclicOrder, TransferBranching, positions
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import OpKind, Stage
@@ -50,28 +50,19 @@ LARGEST: Final = 1 << 58
 """Ns that times stay below, so that their sums are exact."""
 
 
-class Told(Enum):
-    """What orders say of a period."""
-
-    RULED_OUT = "ruled out"
-    TAKEN = "taken"
-    """A schedule was found and did."""
-    OPEN = "open"
-
-
-def affordable(seconds: float) -> int:
-    """The places without transfers that `decided` may try in so many seconds."""
+def node_budget(seconds: float) -> int:
+    """The places without transfers that `decide` may try in so many seconds."""
     return max(1, min(NODES, int(seconds / NODE_S / (1 + SENDING))))
 
 
-def decided(
+def decide(
     costs: CostModel,
     home: tuple[int, ...],
     period: int,
     taken: Callable[[Schedule], bool],
     clock: Clock,
     nodes: int = NODES,
-) -> Told:
+) -> Status:
     """Whether a schedule of one micro-batch per period has this period or a shorter one.
 
     Args:
@@ -80,18 +71,18 @@ def decided(
         period: In ns.
         taken: Whether a schedule will do. It keeps (R2)-(R5) but for (T2)'s overhead of joined
             layers; its bytes are to be counted again. If it will not, other orders are tried.
-        clock: Told of the work done.
+        clock: Status of the work done.
         nodes: Places to try at most; `SENDING` times as many with transfers.
 
     Returns:
-        OPEN where none did, where there was more to try, or where an op has no length.
+        UNKNOWN where none did, where there was more to try, or where an op has no length.
     """
-    ops = Ops(costs, home)
+    ops = OpTable(costs, home)
     computes = ops.length[: 2 * ops.layers]
     if not costs.exact or min(computes) <= 0 or 4 * len(ops.length) * period > LARGEST:
-        return Told.OPEN
+        return Status.UNKNOWN
     if max(ops.length) > period or min(ops.room) < 0:
-        return Told.RULED_OUT
+        return Status.INFEASIBLE
     offered: list[Schedule] = []
 
     def tried(paths: Array) -> bool:
@@ -103,13 +94,13 @@ def decided(
         found = search.place(0, ops.paths(period, transfers=transfers))
         clock.charge((most - max(0, search.left)) * NODE_S)
         if search.left >= 0 and found is None and not offered:
-            return Told.RULED_OUT
+            return Status.INFEASIBLE
         if transfers and found is not None:
-            return Told.TAKEN
-    return Told.OPEN
+            return Status.FEASIBLE
+    return Status.UNKNOWN
 
 
-def _schedule(ops: Ops, home: tuple[int, ...], period: int, paths: Array) -> Schedule:
+def _schedule(ops: OpTable, home: tuple[int, ...], period: int, paths: Array) -> Schedule:
     """Every op as early as D says; each layer a stage."""
     stages = tuple(Stage(id=n, layers=(n, n), gpu=gpu) for n, gpu in enumerate(home))
     times = {}
@@ -125,7 +116,7 @@ def _schedule(ops: Ops, home: tuple[int, ...], period: int, paths: Array) -> Sch
 class _Search:
     """Depth-first over places."""
 
-    ops: Ops
+    ops: OpTable
     period: int
     left: int
     """Places that may still be tried."""
@@ -134,7 +125,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         ops = self.ops
-        self.rings: list[Ring] = [() for _ in ops.room]
+        self.rings: list[CyclicOrder] = [() for _ in ops.room]
         self.spare = [room * self.period for room in ops.room]
         for layer in range(ops.layers):
             forward, back, kept = ops.length[layer], ops.length[ops.back(layer)], ops.kept[layer]
@@ -149,7 +140,7 @@ class _Search:
         gpu = ops.gpu[op]
         ring = self.rings[gpu]
         after, before = ops.length, -ops.length[op]
-        for longer, new in placed(op, ring, paths, self.period, after, [before] * len(after)):
+        for longer, new in positions(op, ring, paths, self.period, after, [before] * len(after)):
             self.left -= 1
             if self.left < 0:
                 return None
@@ -163,7 +154,7 @@ class _Search:
     def _send(self, paths: Array, taken: Callable[[Array], bool]) -> Array | None:
         """The same with places for transfers."""
         levels = [self._closed(ring) if ring else [] for ring in self.rings]
-        sending = Sending(self.ops, self.period, self.rings, self.left, taken)
+        sending = TransferBranching(self.ops, self.period, self.rings, self.left, taken)
         found = sending.place(0, paths, levels)
         self.left = sending.left
         return found
@@ -182,7 +173,7 @@ class _Search:
                 self._open(layer, ring, paths, levels)
         return max(levels) <= ops.room[gpu]
 
-    def _closed(self, ring: Ring) -> list[int]:
+    def _closed(self, ring: CyclicOrder) -> list[int]:
         """Bytes at each op of a GPU, of tensors whose two ops have a place, and its own."""
         ops, turn = self.ops, {op: -turn for op, turn in ring}
         level, levels = 0, []
@@ -202,7 +193,7 @@ class _Search:
                 level += ops.waits[op]
         return levels
 
-    def _open(self, layer: int, ring: Ring, paths: Array, levels: list[int]) -> None:
+    def _open(self, layer: int, ring: CyclicOrder, paths: Array, levels: list[int]) -> None:
         """Add what a layer keeps whose backward, or both of whose ops, have no place yet."""
         ops, period = self.ops, self.period
         back, kept = ops.back(layer), ops.kept[layer]

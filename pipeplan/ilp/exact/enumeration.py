@@ -28,17 +28,22 @@ from typing import Final
 
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.extract import fuse
-from pipeplan.ilp.cpsat.period_search import attempt, finest, highest, shorten
-from pipeplan.ilp.cpsat.solve import SEARCHES, Answer, Result, solve_each
+from pipeplan.ilp.cpsat.period_search import (
+    exact_scaling,
+    minimize_period,
+    solve_and_repair,
+    upper_bound,
+)
+from pipeplan.ilp.cpsat.solve import SEARCH_SUBSOLVERS, PeriodResult, Status, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.exact.branch_and_bound import Told, affordable, decided
+from pipeplan.ilp.exact.branch_and_bound import decide, node_budget
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.units import ceil_div
 
-Home = tuple[int, ...]
+Assignment = tuple[int, ...]
 
 MOST: Final = 3000
 """Allocations up to which each is looked at."""
@@ -50,13 +55,15 @@ SHORTEN_S: Final = 1.5
 """Seconds to shorten the period of an allocation that gave a plan."""
 
 
-def allocations(costs: CostModel) -> list[Home] | None:
+def allocations(costs: CostModel) -> list[Assignment] | None:
     """Every allocation of single layers, of equal GPUs in order; None if they are too many."""
     found = list(islice(_extended(costs, gpu_classes(costs), ()), MOST + 1))
     return found if len(found) <= MOST else None
 
 
-def _extended(costs: CostModel, classes: list[list[int]], start: Home) -> Iterator[Home]:
+def _extended(
+    costs: CostModel, classes: list[list[int]], start: Assignment
+) -> Iterator[Assignment]:
     if len(start) == costs.layers:
         yield start
         return
@@ -64,7 +71,7 @@ def _extended(costs: CostModel, classes: list[list[int]], start: Home) -> Iterat
         yield from _extended(costs, classes, (*start, gpu))
 
 
-def next_places(costs: CostModel, classes: list[list[int]], start: Home) -> Iterator[int]:
+def next_places(costs: CostModel, classes: list[list[int]], start: Assignment) -> Iterator[int]:
     """GPUs that may take the layer behind `start`: by ties and pins, of equal unused ones one."""
     layer = len(start)
     tied = next((group[0] for group in costs.tied_groups if layer in group[1:]), None)
@@ -77,7 +84,7 @@ def next_places(costs: CostModel, classes: list[list[int]], start: Home) -> Iter
                 break  # its equals behind it are as good
 
 
-def floor_of(costs: CostModel, home: Home, most: int | None) -> Fraction | None:
+def lower_bound(costs: CostModel, home: Assignment, most: int | None) -> Fraction | None:
     """The period per micro-batch that an allocation needs at least; None if it does not fit.
 
     Args:
@@ -113,7 +120,7 @@ def floor_of(costs: CostModel, home: Home, most: int | None) -> Fraction | None:
 
 
 def _averages(
-    costs: CostModel, home: Home, spans: Sequence[int], room: Sequence[int]
+    costs: CostModel, home: Assignment, spans: Sequence[int], room: Sequence[int]
 ) -> Iterator[Fraction]:
     """H / room of each GPU with room."""
     held = [0] * costs.gpus
@@ -133,7 +140,9 @@ def _averages(
     return (Fraction(size, left) for size, left in zip(held, room, strict=True) if left > 0)
 
 
-def _behind(costs: CostModel, home: Home, layer: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _behind(
+    costs: CostModel, home: Assignment, layer: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
     """(ns, link) of both transfers of the cut behind a layer, if there is one."""
     here, there = home[layer], home[min(layer + 1, costs.layers - 1)]
     if here != there:
@@ -142,7 +151,7 @@ def _behind(costs: CostModel, home: Home, layer: int) -> Iterator[tuple[int, tup
         yield costs.send_backward_ns(layer, there, here), links.resource(there, here)
 
 
-def _room(costs: CostModel, home: Home) -> list[int]:
+def _room(costs: CostModel, home: Assignment) -> list[int]:
     """Memory of each GPU beside its states and the paper's permanent buffers."""
     room = list(costs.budgets)
     for layer, gpu in enumerate(home):
@@ -154,7 +163,7 @@ def _room(costs: CostModel, home: Home) -> list[int]:
     return room
 
 
-def _kept(costs: CostModel, home: Home) -> list[int]:
+def _kept(costs: CostModel, home: Assignment) -> list[int]:
     """Bytes that a micro-batch in flight at each layer keeps on its GPU, up to that layer."""
     sums = [0] * costs.gpus
     kept = []
@@ -165,11 +174,11 @@ def _kept(costs: CostModel, home: Home) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One allocation of a chain: it needs a period per micro-batch of at least `floor`."""
+class Node:
+    """One allocation of a chain: it needs a period per micro-batch of at least `lower_bound`."""
 
-    floor: Fraction
-    home: Home
+    lower_bound: Fraction
+    home: Assignment
     """GPU of each layer."""
     state: Incumbent
     """Of the chain; takes the schedules that are found."""
@@ -179,21 +188,23 @@ class Case:
         items = tuple((layer, layer) for layer in range(len(self.home)))
         places = tuple((gpu,) for gpu in self.home)
         costs, most = self.state.costs, self.state.most_in_flight
-        return finest(Instance(costs, items, places, k=k, most=most))
+        return exact_scaling(Instance(costs, items, places, k=k, most=most))
 
 
-_Waiting = tuple[Fraction, Home, int, Case]
+_QueuedNode = tuple[Fraction, Assignment, int, Node]
 """A case behind what says whose turn is next: its floor, then its GPUs, then where it was."""
 
 
-def cases(state: Incumbent, homes: Sequence[Home], lowest: Fraction = Fraction(0)) -> list[Case]:
+def nodes(
+    state: Incumbent, homes: Sequence[Assignment], lowest: Fraction = Fraction(0)
+) -> list[Node]:
     """Allocations in which a micro-batch fits; none is shorter than `lowest`, as is known."""
-    floors = [(floor_of(state.costs, home, state.most_in_flight), home) for home in homes]
-    return [Case(max(floor, lowest), home, state) for floor, home in floors if floor is not None]
+    floors = [(lower_bound(state.costs, home, state.most_in_flight), home) for home in homes]
+    return [Node(max(floor, lowest), home, state) for floor, home in floors if floor is not None]
 
 
 @dataclass
-class Each:
+class BestFirstEnumeration:
     """All allocations at one number of micro-batches per period.
 
     They may be of several chains that stand for the same one, each with a state of its own:
@@ -202,7 +213,7 @@ class Each:
 
     state: Incumbent
     k: int
-    unfit: Fraction | None = field(default=None, init=False)
+    unresolved: Fraction | None = field(default=None, init=False)
     """Least floor of those found whose exact bytes or times do not fit; None if all do."""
     _high: int = field(default=0, init=False)
     """The longest period (ns of k micro-batches) that is still asked for."""
@@ -211,7 +222,7 @@ class Each:
     _reached: bool = False
     """Whether the gap asked for is."""
 
-    def run(self, asked: Sequence[Case], seconds: float, high: int) -> bool:
+    def run(self, asked: Sequence[Node], seconds: float, high: int) -> bool:
         """Look for shorter plans until every allocation is decided or the time is over.
 
         Args:
@@ -230,7 +241,9 @@ class Each:
             left = self._ask_all(left, end)
             self._turn += 1
         if self.k == 1:
-            floors = [case.floor for case in left] + ([] if self.unfit is None else [self.unfit])
+            floors = [case.lower_bound for case in left] + (
+                [] if self.unresolved is None else [self.unresolved]
+            )
             lowest = min(floors, default=Fraction(self._high + 1))
             state.raise_bound("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
         return not left
@@ -238,27 +251,27 @@ class Each:
     def _over(self, end: float) -> bool:
         return self._reached or self.state.done or self.state.elapsed >= end
 
-    def _ask_all(self, asked: list[Case], end: float) -> list[Case]:
+    def _ask_all(self, asked: list[Node], end: float) -> list[Node]:
         """Ask each once more after its last success, by floors; those that stay open."""
-        queue = [(case.floor, case.home, number, case) for number, case in enumerate(asked)]
+        queue = [(case.lower_bound, case.home, number, case) for number, case in enumerate(asked)]
         heapify(queue)
-        left: list[Case] = []
+        left: list[Node] = []
         while queue and not self._over(end):
             batch = self._batch(queue, end)
             answers = self._answers([each[-1] for each in batch], end)
             for each, answer in zip(batch, answers, strict=True):
-                if answer is Answer.FOUND:
+                if answer is Status.FEASIBLE:
                     heappush(queue, each)
-                elif answer is Answer.UNKNOWN:
+                elif answer is Status.UNKNOWN:
                     left.append(each[-1])
         return [*left, *(case for *_, case in queue)]
 
-    def _batch(self, queue: list[_Waiting], end: float) -> list[_Waiting]:
+    def _batch(self, queue: list[_QueuedNode], end: float) -> list[_QueuedNode]:
         """Take the least floors, one for each worker; if only higher ones are left, none is.
 
         What orders settle is gone.
         """
-        batch: list[_Waiting] = []
+        batch: list[_QueuedNode] = []
         while queue and len(batch) < self.state.options.workers and not self._over(end):
             if queue[0][0] * self.k > self._high:
                 queue.clear()
@@ -268,19 +281,19 @@ class Each:
                 batch.append(heappop(queue))
         return batch
 
-    def _settled(self, case: Case, end: float) -> bool:
+    def _settled(self, case: Node, end: float) -> bool:
         """Whether orders show that a case has no period shorter than the best, as it is then."""
         costs, clock = case.state.costs, self.state.options.clock
         shorter = partial(self._shorter, case)
-        told = Told.TAKEN if self.k == 1 else Told.OPEN
-        while told is Told.TAKEN and not self._reached:
+        told = Status.FEASIBLE if self.k == 1 else Status.UNKNOWN
+        while told is Status.FEASIBLE and not self._reached:
             seconds = end - self.state.elapsed
             if seconds <= 0:
                 return False
-            told = decided(costs, case.home, self._high, shorter, clock, affordable(seconds))
-        return told is Told.RULED_OUT
+            told = decide(costs, case.home, self._high, shorter, clock, node_budget(seconds))
+        return told is Status.INFEASIBLE
 
-    def _shorter(self, case: Case, schedule: Schedule) -> bool:
+    def _shorter(self, case: Node, schedule: Schedule) -> bool:
         """Whether a schedule of orders, made as short as they allow, is the best now."""
         state, high = case.state, self._high
         lowest = max(1, ceil(self.state.bounds["any"]))
@@ -294,12 +307,12 @@ class Each:
         self._reached |= state.done
         return self._high < high
 
-    def _answers(self, batch: list[Case], end: float) -> list[Answer]:
+    def _answers(self, batch: list[Node], end: float) -> list[Status]:
         """Whether each allocation has a schedule of at most the longest period asked for."""
         instances = [case.instance(self.k) for case in batch]
         asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
         lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
-        limit = FIRST_S * LONGER ** (self._turn // len(SEARCHES))
+        limit = FIRST_S * LONGER ** (self._turn // len(SEARCH_SUBSOLVERS))
         limit = min(limit, max(0.1, end - self.state.elapsed))
         high = self._high
         results = solve_each(asked, self.state.options, limit, lowest, self._turn)
@@ -308,34 +321,36 @@ class Each:
             for case, instance, result in zip(batch, instances, results, strict=True)
         ]
 
-    def _take(self, case: Case, instance: Instance, result: Result, high: int) -> Answer:
+    def _take(self, case: Node, instance: Instance, result: PeriodResult, high: int) -> Status:
         """Offer what was found, making room where exact bytes do not fit; then shorten it.
 
         Durations round down to ticks, so what was found may last longer than `high`, the period
         asked for. At once it would come again: it waits for the next turn, unless every shorter
         period was decided.
         """
-        if result.answer is not Answer.FOUND:
-            return result.answer
+        if result.status is not Status.FEASIBLE:
+            return result.status
         state = case.state
         taken = [each.period for each in result.schedules if state.offer(each)]
         if not taken:
             period = ceil_div(self._high, instance.tick)
-            result = attempt(state, instance, period, FIRST_S)
-            if result.answer is not Answer.FOUND:
-                return self._told_unfit(case)
+            result = solve_and_repair(state, instance, period, FIRST_S)
+            if result.status is not Status.FEASIBLE:
+                return self._unresolved(case)
             taken = [each.period for each in result.schedules if state.is_feasible(each)]
         self._high = min([self._high, *(period - 1 for period in taken)])
-        self._high = min(self._high, highest(state, instance, tick=1))
-        lowest = ceil_div(int(-(-case.floor * self.k // 1)), instance.tick)
-        decided = shorten(state, instance, SHORTEN_S, proof=False, lowest=lowest)
-        self._high = min(self._high, highest(state, instance, tick=1))
+        self._high = min(self._high, upper_bound(state, instance, tick=1))
+        lowest = ceil_div(int(-(-case.lower_bound * self.k // 1)), instance.tick)
+        decided = minimize_period(state, instance, SHORTEN_S, proof=False, lowest=lowest)
+        self._high = min(self._high, upper_bound(state, instance, tick=1))
         self._reached |= state.done
         if self._high < high:
-            return Answer.FOUND
-        return self._told_unfit(case) if decided else Answer.UNKNOWN
+            return Status.FEASIBLE
+        return self._unresolved(case) if decided else Status.UNKNOWN
 
-    def _told_unfit(self, case: Case) -> Answer:
+    def _unresolved(self, case: Node) -> Status:
         """It may be shorter than what is known: nothing above its floor is proven."""
-        self.unfit = case.floor if self.unfit is None else min(self.unfit, case.floor)
-        return Answer.UNFIT
+        self.unresolved = (
+            case.lower_bound if self.unresolved is None else min(self.unresolved, case.lower_bound)
+        )
+        return Status.MEMORY_OVERFLOW

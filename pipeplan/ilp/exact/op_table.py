@@ -14,7 +14,7 @@ from pipeplan.ilp.segment_tables import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferOp:
     """What crosses a cut behind a compute op."""
 
     op: int
@@ -28,7 +28,7 @@ class Transfer:
     received: int
 
 
-class Ops:
+class OpTable:
     """What the ops of one micro-batch need, each layer for itself.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ops:
             - (0 if cut[layer] else overhead)
             for op, layer in enumerate(self.layer)
         ]
-        self.waits, self.transfers = [0] * (2 * count), list[Transfer]()
+        self.waits, self.transfers = [0] * (2 * count), list[TransferOp]()
         for op in range(2 * count - 1):
             if op != count - 1:
                 self._hand_over(costs, op)
@@ -80,7 +80,7 @@ class Ops:
             return
         time = costs.send_backward_ns if back else costs.send_forward_ns
         self.transfers.append(
-            Transfer(
+            TransferOp(
                 op=len(self.length),
                 behind=op,
                 link=costs.cluster.links.resource(here, there),

@@ -3,7 +3,7 @@
 Where memory is ample, what keeps plans of a few dozen layers above the bound is that loads do not
 come out even. Just below the best plan's period hardly any allocation of few runs has loads that
 allow it: of ResNet-18 on 4 GPUs none with up to 7 runs, 3 with 8, some hundred with 10. Fewest
-runs first, then by `floor_of`, each is a chain whose layers are its runs; `orders` decides in
+runs first, then by `lower_bound`, each is a chain whose layers are its runs; `orders` decides in
 milliseconds to seconds what CP-SAT leaves open for minutes. Plans only, no bound: a run that is
 split into several stages may do better. Source: ours.
 """
@@ -17,12 +17,13 @@ from heapq import nlargest, nsmallest
 from itertools import accumulate, islice
 from typing import Final
 
-from pipeplan.ilp.bounds.load import cheapest_cuts
+from pipeplan.ilp.bounds.load import min_link_occupancy
 from pipeplan.ilp.coarsening import grouped
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.exact.branch_and_bound import Told, decided
-from pipeplan.ilp.exact.enumeration import Home, floor_of, next_places
+from pipeplan.ilp.exact.branch_and_bound import decide
+from pipeplan.ilp.exact.enumeration import Assignment, lower_bound, next_places
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Layout
 from pipeplan.ilp.schedule import Schedule
@@ -42,15 +43,15 @@ STEP: Final = Fraction(1, 1000)
 
 
 @dataclass
-class Few:
+class StageCountEnumeration:
     """Allocations with few runs, one number of runs after the other, turn by turn."""
 
     state: Incumbent
     _runs: int = field(default=FEWEST - 1, init=False)
     """How many runs what is looked at has."""
-    _tree: Iterator[Home | None] = field(default_factory=lambda: iter(()), init=False)
+    _tree: Iterator[Assignment | None] = field(default_factory=lambda: iter(()), init=False)
     """Those with so many that are still to be looked at."""
-    _known: list[tuple[Fraction, Home]] = field(default_factory=list, init=False)
+    _known: list[tuple[Fraction, Assignment]] = field(default_factory=list, init=False)
     """Those looked at that may be shorter than the best plan."""
     _end: float = field(default=0.0, init=False)
 
@@ -86,7 +87,7 @@ class Few:
             if not some:
                 return False
             for home in some:
-                floor = None if home is None else floor_of(costs, home, most)
+                floor = None if home is None else lower_bound(costs, home, most)
                 if home is not None and floor is not None and floor < self._highest:
                     self._known.append((floor, home))
             if len(self._known) > 2 * KEPT:
@@ -102,9 +103,9 @@ class Few:
                 self._improve(floor, home)
         if not self._known:
             self._runs += 1
-            self._tree = even(self.state.costs, int(self._highest), self._runs)
+            self._tree = balanced_allocations(self.state.costs, int(self._highest), self._runs)
 
-    def _improve(self, floor: Fraction, home: Home) -> None:
+    def _improve(self, floor: Fraction, home: Assignment) -> None:
         """Ask for shorter periods, halfway down to what was not found, while each is found."""
         runs, costs = Layout(home, frozenset()).runs(), self.state.costs
         groups = [(first, last) for first, last, _ in runs]
@@ -133,8 +134,8 @@ class Few:
             return self._taken(replace(found, stages=stages))
 
         gpus = tuple(stage.gpu for stage in stages)
-        told = decided(short, gpus, period, taken, self.state.options.clock)
-        return told is Told.TAKEN
+        told = decide(short, gpus, period, taken, self.state.options.clock)
+        return told is Status.FEASIBLE
 
     def _taken(self, schedule: Schedule) -> bool:
         """Whether a schedule, or it as short as its orders allow, is the best now."""
@@ -147,22 +148,22 @@ class Few:
         return self._best < best
 
 
-def even(costs: CostModel, period: int, runs: int) -> Iterator[Home | None]:
+def balanced_allocations(costs: CostModel, period: int, runs: int) -> Iterator[Assignment | None]:
     """Allocations of so many runs whose loads and cuts allow a period, of equal GPUs in order.
 
     None stands for a beginning that was given up, so that who asks can look at the clock.
     """
-    return _Even(costs, period).behind((), runs)
+    return _BalancedAllocations(costs, period).behind((), runs)
 
 
-class _Even:
+class _BalancedAllocations:
     """Depth-first, layer by layer, with the time that each GPU has left."""
 
     def __init__(self, costs: CostModel, period: int) -> None:
         self._costs = costs
         self._classes = gpu_classes(costs)
         self._spare = [period] * costs.gpus
-        self._whole = [busy <= period for busy in cheapest_cuts(costs)]
+        self._whole = [busy <= period for busy in min_link_occupancy(costs)]
         overhead = 2 * costs.cluster.action_overhead_ns
         self._work = [
             [costs.load_ns(layer, layer, gpu) - overhead for gpu in range(costs.gpus)]
@@ -171,7 +172,7 @@ class _Even:
         least = (min(work) for work in reversed(self._work))
         self._left = [*accumulate(least, initial=0)][::-1]
 
-    def behind(self, start: Home, runs: int) -> Iterator[Home | None]:
+    def behind(self, start: Assignment, runs: int) -> Iterator[Assignment | None]:
         """What begins like `start` and has so many more runs."""
         layer = len(start)
         if layer == self._costs.layers:
@@ -192,14 +193,14 @@ class _Even:
         if ended:
             yield None
 
-    def _room(self, start: Home, runs: int) -> int:
+    def _room(self, start: Assignment, runs: int) -> int:
         """Time that is left on the GPU of the last run and on those that `runs` more may reach."""
         if not start:
             return sum(nlargest(runs, self._spare))
         others = (spare for gpu, spare in enumerate(self._spare) if gpu != start[-1])
         return self._spare[start[-1]] + sum(nlargest(runs, others))
 
-    def _choices(self, start: Home, runs: int) -> Iterator[int]:
+    def _choices(self, start: Assignment, runs: int) -> Iterator[int]:
         """GPUs that the next layer may sit on."""
         may_cut = runs > 0 and (not start or self._whole[len(start) - 1])
         for gpu in next_places(self._costs, self._classes, start):

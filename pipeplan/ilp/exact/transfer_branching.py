@@ -17,25 +17,25 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.exact.op_table import Ops, Transfer
+from pipeplan.ilp.exact.op_table import OpTable, TransferOp
 from pipeplan.ilp.segment_tables import Array
 
 TRIAL: Final = 100
 """Places that one question whether a schedule will do counts as: its times are made anew."""
 
-Ring = tuple[tuple[int, int], ...]
+CyclicOrder = tuple[tuple[int, int], ...]
 """(op, turn) of what shares a GPU or link, by places in a period that begins with the first: at
 the time t + turn * T the op lies in the period after the first one's time."""
 
 
-def placed(
+def positions(
     op: int,
-    ring: Ring,
+    ring: CyclicOrder,
     paths: Array,
     period: int,
     after: Sequence[int],
     before: Sequence[int],
-) -> Iterator[tuple[Ring, Array]]:
+) -> Iterator[tuple[CyclicOrder, Array]]:
     """Each place of an op in a ring, earliest first, with the longest paths then.
 
     Args:
@@ -77,18 +77,18 @@ def _with(paths: Array, one: int, other: int, least: int) -> Array | None:
 
 
 @dataclass
-class Sending:
+class TransferBranching:
     """Depth-first over places of transfers, in chain order."""
 
-    ops: Ops
+    ops: OpTable
     period: int
-    rings: list[Ring]
+    rings: list[CyclicOrder]
     """Of the GPUs."""
     left: int
     """Places that may still be tried."""
     taken: Callable[[Array], bool]
     """Whether a schedule of these longest paths will do; else others are sought."""
-    links: dict[tuple[int, ...], Ring] = field(default_factory=dict)
+    links: dict[tuple[int, ...], CyclicOrder] = field(default_factory=dict)
 
     def place(self, number: int, paths: Array, levels: list[list[int]]) -> Array | None:
         """Longest paths with places for this transfer and all behind it; None if there are none.
@@ -120,13 +120,15 @@ class Sending:
     def _filled(self, levels: list[list[int]]) -> Iterator[tuple[list[int], int]]:
         return zip(levels, self.ops.room, strict=True)
 
-    def _linked(self, each: Transfer, ring: Ring, paths: Array) -> Iterator[tuple[Ring, Array]]:
+    def _linked(
+        self, each: TransferOp, ring: CyclicOrder, paths: Array
+    ) -> Iterator[tuple[CyclicOrder, Array]]:
         """Places on the link; one without length lies between others as well (R4)."""
         length = self.ops.length
-        return placed(each.op, ring, paths, self.period, length, [-each.ns] * len(length))
+        return positions(each.op, ring, paths, self.period, length, [-each.ns] * len(length))
 
     def _held(
-        self, each: Transfer, paths: Array, levels: list[list[int]]
+        self, each: TransferOp, paths: Array, levels: list[list[int]]
     ) -> Iterator[tuple[Array, list[list[int]]]]:
         """Places among the ops of sender and receiver, with the bytes that they find then."""
         ops, count = self.ops, len(self.ops.length)
@@ -146,12 +148,12 @@ class Sending:
 
     def _places(
         self, op: int, gpu: int, paths: Array, bounds: tuple[list[int], list[int]], size: int
-    ) -> Iterator[tuple[Ring, Array]]:
+    ) -> Iterator[tuple[CyclicOrder, Array]]:
         if not size:
             return iter([((), paths)])
-        return placed(op, self.rings[gpu], paths, self.period, *bounds)
+        return positions(op, self.rings[gpu], paths, self.period, *bounds)
 
-    def _copies(self, ring: Ring, begin: int, end: int, size: int) -> list[int]:
+    def _copies(self, ring: CyclicOrder, begin: int, end: int, size: int) -> list[int]:
         """Bytes at each op of a GPU of a tensor from one event of its ring to another.
 
         An op does not find what it makes, nor what it uses up.

@@ -13,7 +13,7 @@ from math import exp
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.bounds.load import cheapest_cuts, forced
+from pipeplan.ilp.bounds.load import min_link_occupancy, must_share_groups
 from pipeplan.ilp.costs import CostModel
 
 TRIP: Final = 10
@@ -58,8 +58,8 @@ class Balance:
             price: Of a cut, in periods of load beyond the period.
         """
         self._costs, self._period, self._counts = costs, period, counts
-        cuts = cheapest_cuts(costs)
-        self.units = forced(costs, cuts, period)
+        cuts = min_link_occupancy(costs)
+        self.units = must_share_groups(costs, cuts, period)
         gpus = range(costs.gpus)
         self._work = [[self._load_of(unit, gpu) for gpu in gpus] for unit in self.units]
         self._size = [[self._size_of(unit, gpu) for gpu in gpus] for unit in self.units]

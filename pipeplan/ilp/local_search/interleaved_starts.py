@@ -17,7 +17,7 @@ from math import exp
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.contiguous.unconstrained import is_scarce
+from pipeplan.ilp.contiguous.unconstrained import is_memory_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Layout, Walk
@@ -157,7 +157,7 @@ class Folds:
 
     @cached_property
     def _is_scarce(self) -> bool:
-        return is_scarce(self.state)
+        return is_memory_bound(self.state)
 
     def _try(self, end: float) -> None:
         """One order of GPUs, its borders, the walk from there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pipeplan.ilp.bounds.load import cheapest_cuts
+from pipeplan.ilp.bounds.load import min_link_occupancy
 from pipeplan.ilp.costs import CostModel
 
 Item = tuple[int, int]
@@ -16,7 +16,7 @@ def coarsen(costs: CostModel, count: int, period: int) -> tuple[Item, ...]:
     Forced runs come first; then neighbours with the smallest joint load are merged, where a
     transfer that the merge saves counts for it. Layers whose given GPUs differ never merge.
     """
-    cuts = cheapest_cuts(costs)
+    cuts = min_link_occupancy(costs)
     items: list[Item] = [(0, 0)]
     for layer in range(1, costs.layers):
         if cuts[layer - 1] > period and _may_join(costs, items[-1], (layer, layer)):

@@ -13,8 +13,8 @@ from fractions import Fraction
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.cpsat.period_search import attempt, scaled
-from pipeplan.ilp.cpsat.solve import Answer
+from pipeplan.ilp.cpsat.period_search import scaled, solve_and_repair
+from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
@@ -108,8 +108,8 @@ class Neighbourhoods:
         if period < -(-state.bound * k // 1):
             return False
         limit = min(self._step_s, max(0.1, end - state.elapsed))
-        result = attempt(state, instance, ceil_div(int(period), instance.tick), limit)
-        return result.answer is Answer.FOUND and state.best is not best
+        result = solve_and_repair(state, instance, ceil_div(int(period), instance.tick), limit)
+        return result.status is Status.FEASIBLE and state.best is not best
 
     def _whole(self) -> Blocks:
         best = self.state.best

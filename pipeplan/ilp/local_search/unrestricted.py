@@ -12,8 +12,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from pipeplan.ilp.cpsat.period_search import attempt, highest, scaled
-from pipeplan.ilp.cpsat.solve import Answer
+from pipeplan.ilp.cpsat.period_search import scaled, solve_and_repair, upper_bound
+from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.lns import MAX_TASKS
@@ -84,7 +84,7 @@ class Whole:
         bound = state.bounds["k1" if k == 1 else "any"]
         low, high = max(bound, self._refuted.get(k, bound)), state.best.per_microbatch
         target = ceil((low + (high - low) * Fraction(share)) * k)
-        period = min(ceil_div(target, tick), highest(state, instance))
+        period = min(ceil_div(target, tick), upper_bound(state, instance))
         return period if period * tick >= low * k else None
 
     def _ask(self, instance: Instance, period: int, end: float) -> bool:
@@ -92,9 +92,9 @@ class Whole:
         state, k = self.state, instance.k
         before = state.best
         limit = min(self._step_s, max(0.1, end - state.elapsed))
-        answer = attempt(state, instance, period, limit).answer
-        if answer is Answer.IMPOSSIBLE:
+        answer = solve_and_repair(state, instance, period, limit).status
+        if answer is Status.INFEASIBLE:
             self._refuted[k] = Fraction(period * instance.tick + 1, k)
             if k == 1:
                 state.raise_bound("k1", self._refuted[k])
-        return answer is Answer.IMPOSSIBLE or state.best is not before
+        return answer is Status.INFEASIBLE or state.best is not before

@@ -1,5 +1,6 @@
-"""Planning with offloading: what waits in the host's memory between forward and backward.
+"""Offloading: which saved bytes reside on the host between forward and backward, and when.
 
-`levels` lists what a stage can send; `ways` finds times on a GPU's way to the host; `fit` makes a
-schedule that needs too much memory fit; `host_events` says what a contiguous stage can expect of it.
+`byte_options` lists how many bytes a stage can offload; `copy_placement` finds times on a GPU's
+host link; `repair` makes a schedule fit that needs too much memory; `min_span` is the shortest
+stay of a micro-batch in a contiguous stage that offloads.
 """

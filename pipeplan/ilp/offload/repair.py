@@ -22,7 +22,7 @@ from pipeplan.plan import OpKind
 
 
 def fitted(costs: CostModel, schedule: Schedule) -> Schedule | None:
-    """The schedule with what must be offloaded, if every GPU then fits and the host does; else None.
+    """The schedule with what must be offloaded, if then every GPU and the host fit; else None.
 
     Args:
         costs: of the exact memory model, with a host.

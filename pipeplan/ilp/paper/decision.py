@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeplan.ilp.paper.instance import Instance
-from pipeplan.ilp.paper.variables import Pair, Term, Variables
+from pipeplan.ilp.paper.instance import PaperInstance
+from pipeplan.ilp.paper.variables import Pair, PaperVariables, Term
 
 
 @dataclass(frozen=True)
-class Decision:
+class PaperDecision:
     """Integers of a solution; layers, tasks and messages are numbered from 1.
 
     Attributes:
@@ -33,7 +33,9 @@ class Decision:
     slots: Mapping[int, Pair]
 
 
-def read(instance: Instance[float], x: Variables, values: Mapping[Term, float]) -> Decision:
+def read(
+    instance: PaperInstance[float], x: PaperVariables, values: Mapping[Term, float]
+) -> PaperDecision:
     """Round the integer variables of a solution."""
 
     def whole(variable: Term) -> int:
@@ -53,7 +55,7 @@ def read(instance: Instance[float], x: Variables, values: Mapping[Term, float]) 
     for q, (v, v2, vc, vc2) in x.late.items():
         message_shift[q] = task_shift[q] + whole(v) + whole(v2)
         task_shift[q + 1] = message_shift[q] + whole(vc) + whole(vc2)
-    return Decision(
+    return PaperDecision(
         gpu=gpu,
         task_pairs=tuple(
             pair for (q, r), pair in ordered(x.task_order).items() if here[q] == here[r]

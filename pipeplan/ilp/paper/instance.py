@@ -25,7 +25,7 @@ Number_co = TypeVar("Number_co", bound=float, covariant=True)
 
 
 @dataclass(frozen=True)
-class Instance(Generic[Number_co]):
+class PaperInstance(Generic[Number_co]):
     """One chain on equal GPUs as the paper sees it; index 0 of a task or layer table is unused.
 
     Attributes:
@@ -81,13 +81,13 @@ class Instance(Generic[Number_co]):
         """Forward plus backward of a layer, in ns."""
         return cast("Number_co", self.duration[layer] + self.duration[self.backward(layer)])
 
-    def scaled(self, time_unit: float, byte_unit: float) -> Instance[float]:
+    def scaled(self, time_unit: float, byte_unit: float) -> PaperInstance[float]:
         """The same instance with times and bytes counted in these units."""
 
         def per(unit: float, values: Sequence[float]) -> tuple[float, ...]:
             return tuple(value / unit for value in values)
 
-        return Instance(
+        return PaperInstance(
             layers=self.layers,
             gpus=self.gpus,
             memory=self.memory / byte_unit,
@@ -102,7 +102,7 @@ class Instance(Generic[Number_co]):
         )
 
 
-def from_costs(costs: CostModel, in_flight_limit: int | None) -> Instance[int]:
+def from_costs(costs: CostModel, in_flight_limit: int | None) -> PaperInstance[int]:
     """The paper's numbers for the chain and the cluster of `costs`.
 
     Raises:
@@ -134,7 +134,7 @@ def from_costs(costs: CostModel, in_flight_limit: int | None) -> Instance[int]:
         + max(working)
         + 6 * sum(forward_sizes)  # waiting inside and two slots, each way
     )
-    instance = Instance(
+    instance = PaperInstance(
         layers=count,
         gpus=len(cluster.gpus),
         memory=min(budget, most),

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ortools.util.python.solve_interrupter import SolveInterrupter
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.bounds.load import any_bound
+from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.paper import method as paper_ilp
 from pipeplan.ilp.paper.method import PaperResult
@@ -32,7 +32,7 @@ def search(state: Incumbent) -> None:
             " is missing; more memory, more GPUs or a smaller micro-batch would help."
         )
         return
-    state.raise_bound("any", any_bound(state.costs))
+    state.raise_bound("any", closed_form_bound(state.costs))
     if result.bound is not None:
         state.raise_bound("k1", result.bound)
     if result.schedule is not None:

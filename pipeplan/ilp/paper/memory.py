@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from ortools.math_opt.python import mathopt
 
-from pipeplan.ilp.paper.instance import Instance
+from pipeplan.ilp.paper.instance import PaperInstance
 from pipeplan.ilp.paper.scheduling import cut, message_length
-from pipeplan.ilp.paper.variables import Term, Variables
+from pipeplan.ilp.paper.variables import PaperVariables, Term
 
 
-def add(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def add(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """Add (22)-(36), the second slots that `x` has variables for, and the in-flight limit."""
     _shifts(model, instance, x)
     _direct(model, instance, x)
@@ -25,7 +25,7 @@ def add(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
         model.add_linear_constraint(_bytes_during(instance, x, task) <= instance.memory)
 
 
-def _shifts(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _shifts(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(23)-(30): v = 1 if an op starts before its input is there, v' = 1 if a period before.
 
     Inside a GPU tau~ is free and could split a wait into one period too many, which (22) does not
@@ -49,7 +49,7 @@ def _shifts(model: mathopt.Model, instance: Instance[float], x: Variables) -> No
         model.add_linear_constraint(x.lateness(q) <= wraps + 4 * cut(instance, x, q))
 
 
-def _direct(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _direct(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(22): the output of T_r waits for T_{r+1} on the GPU while T_q runs there."""
     for (q, r), waits in x.direct.items():
         model.add_linear_constraint(
@@ -61,13 +61,13 @@ def _direct(model: mathopt.Model, instance: Instance[float], x: Variables) -> No
         )
 
 
-def _delay(instance: Instance[float], x: Variables, layer: int) -> Term:
+def _delay(instance: PaperInstance[float], x: PaperVariables, layer: int) -> Term:
     """Periods between F_layer and B_layer: copies stored when the window of their GPU opens."""
     back = instance.backward(layer)
     return mathopt.fast_sum(x.lateness(q) for q in range(layer, back))
 
 
-def _stored(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _stored(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(31), (32), with 8L replaced by four periods a message; (R6) from the same counts."""
     delays = {layer: _delay(instance, x, layer) for layer in x.first_of_gpu}
     for (here, layer), count in x.stored.items():
@@ -82,7 +82,7 @@ def _stored(model: mathopt.Model, instance: Instance[float], x: Variables) -> No
         model.add_linear_constraint(delay + inside <= instance.in_flight_limit)
 
 
-def _buffers(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _buffers(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(34), (35); one variable serves a boundary's activation and gradient."""
     for (here, boundary), needed in x.buffer.items():
         before = x.together(instance, here, boundary)
@@ -92,7 +92,7 @@ def _buffers(model: mathopt.Model, instance: Instance[float], x: Variables) -> N
 
 
 def _second_slots(
-    model: mathopt.Model, instance: Instance[float], x: Variables, message: int
+    model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables, message: int
 ) -> None:
     """(P5), ours: without a second slot a message may occupy its buffer for at most T.
 
@@ -121,7 +121,7 @@ def _second_slots(
         model.add_linear_constraint(receives >= receiver + at_receiver - 1)
 
 
-def _bytes_during(instance: Instance[float], x: Variables, task: int) -> Term:
+def _bytes_during(instance: PaperInstance[float], x: PaperVariables, task: int) -> Term:
     """Left side of (36): (33) + Lemma 10 + Lemma 8 + Lemma 11, with st_l for a_{l-1}."""
     here = instance.layer(task)
     terms = [instance.working[task]]

@@ -21,8 +21,8 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import WORK_PER_SECOND
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.paper import memory, scheduling
-from pipeplan.ilp.paper.decision import Decision, read
-from pipeplan.ilp.paper.instance import Instance, from_costs
+from pipeplan.ilp.paper.decision import PaperDecision, read
+from pipeplan.ilp.paper.instance import PaperInstance, from_costs
 from pipeplan.ilp.paper.stages import merged
 from pipeplan.ilp.paper.times import shortest
 from pipeplan.ilp.paper.variables import create
@@ -140,7 +140,7 @@ def _run(
         ) from error
 
 
-def _in_units(exact: Instance[int], *, integer: bool) -> tuple[float, Instance[float]]:
+def _in_units(exact: PaperInstance[int], *, integer: bool) -> tuple[float, PaperInstance[float]]:
     """(ns per unit of time of the model, the instance in the model's units)."""
     if integer:
         return 1.0, exact
@@ -163,13 +163,13 @@ def _parameters(
     return parameters
 
 
-def _least(exact: Instance[int]) -> int:
+def _least(exact: PaperInstance[int]) -> int:
     """The average load of the GPUs and the longest layer, in ns."""
     loads = [exact.load(layer) for layer in range(1, exact.layers + 1)]
     return max(ceil_div(sum(loads), exact.gpus), *loads)
 
 
-def _bound(exact: Instance[int], claimed: float, *, integer: bool) -> int:
+def _bound(exact: PaperInstance[int], claimed: float, *, integer: bool) -> int:
     """A solver's bound in ns as the integer it proves for integer periods."""
     if not math.isfinite(claimed):
         return _least(exact)
@@ -188,7 +188,9 @@ def _status(schedule: Schedule | None, bound: int) -> Literal["optimal", "feasib
     return "optimal" if schedule.period == bound else "feasible"
 
 
-def _schedule(costs: CostModel, exact: Instance[int], decision: Decision) -> Schedule | None:
+def _schedule(
+    costs: CostModel, exact: PaperInstance[int], decision: PaperDecision
+) -> Schedule | None:
     """The decision at its shortest period; None if it breaks memory by a rounding error."""
     found = shortest(exact, decision, _least(exact))
     if found is None:

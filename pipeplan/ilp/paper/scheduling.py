@@ -10,11 +10,11 @@ from itertools import combinations, permutations
 
 from ortools.math_opt.python import mathopt
 
-from pipeplan.ilp.paper.instance import Instance
-from pipeplan.ilp.paper.variables import Term, Variables
+from pipeplan.ilp.paper.instance import PaperInstance
+from pipeplan.ilp.paper.variables import PaperVariables, Term
 
 
-def add(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def add(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """Add (1)-(21), tied layers, and the trivial bound on T."""
     _allocation(model, instance, x)
     _tasks(model, instance, x)
@@ -23,17 +23,17 @@ def add(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
     _period(model, instance, x)
 
 
-def cut(instance: Instance[float], x: Variables, message: int) -> Term:
+def cut(instance: PaperInstance[float], x: PaperVariables, message: int) -> Term:
     """1 if T_message and T_{message+1} are on two GPUs."""
     return 1 - x.together(instance, message, message + 1)
 
 
-def message_length(instance: Instance[float], x: Variables, message: int) -> Term:
+def message_length(instance: PaperInstance[float], x: PaperVariables, message: int) -> Term:
     """d~ of a message, 0 where it stays on one GPU (missing in the paper)."""
     return instance.transfer[message] * cut(instance, x, message)
 
 
-def _allocation(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _allocation(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(1) in all three directions, (2), (3), layers that share a parameter."""
     z = x.same_gpu
     for i, j, k in combinations(range(1, instance.layers + 1), 3):
@@ -49,7 +49,7 @@ def _allocation(model: mathopt.Model, instance: Instance[float], x: Variables) -
             model.add_linear_constraint(z[i, j] == 1)
 
 
-def _tasks(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _tasks(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(5)-(7) for unordered pairs: both orders give the same rows."""
     d = instance.duration
     for (q, r), w in x.task_order.items():
@@ -60,7 +60,7 @@ def _tasks(model: mathopt.Model, instance: Instance[float], x: Variables) -> Non
         model.add_linear_constraint(w <= z)
 
 
-def _same_link(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _same_link(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(8)-(13), for both orders of each pair of messages."""
 
     def z(task: int, other: int) -> Term:
@@ -76,7 +76,7 @@ def _same_link(model: mathopt.Model, instance: Instance[float], x: Variables) ->
             model.add_linear_constraint(shared <= z(q, r + 1) + z(q + 1, r + 1))
 
 
-def _messages(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _messages(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(14)-(16)."""
     d = instance.transfer
     for (q, r), w in x.message_order.items():
@@ -88,7 +88,7 @@ def _messages(model: mathopt.Model, instance: Instance[float], x: Variables) -> 
         model.add_linear_constraint(w <= z)
 
 
-def _period(model: mathopt.Model, instance: Instance[float], x: Variables) -> None:
+def _period(model: mathopt.Model, instance: PaperInstance[float], x: PaperVariables) -> None:
     """(17)-(21); T is at least the average load and the longest layer (ours, implied)."""
     loads = [instance.load(layer) for layer in range(1, instance.layers + 1)]
     model.add_linear_constraint(instance.gpus * x.period >= sum(loads))

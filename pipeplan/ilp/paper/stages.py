@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeplan.ilp.paper.decision import Decision
-from pipeplan.ilp.paper.instance import Instance
+from pipeplan.ilp.paper.decision import PaperDecision
+from pipeplan.ilp.paper.instance import PaperInstance
 from pipeplan.ilp.paper.times import Node
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
 
 
 def merged(
-    instance: Instance[int], decision: Decision, period: int, times: Mapping[Node, int]
+    instance: PaperInstance[int], decision: PaperDecision, period: int, times: Mapping[Node, int]
 ) -> Schedule:
     """The schedule at `times`, layers joined to one stage where both their passes touch.
 
@@ -41,7 +41,7 @@ def merged(
 
 
 def _touch(
-    instance: Instance[int], decision: Decision, times: Mapping[Node, int], layer: int
+    instance: PaperInstance[int], decision: PaperDecision, times: Mapping[Node, int], layer: int
 ) -> bool:
     """Whether F and B of `layer` and of the next one run back to back on one GPU."""
     back = instance.backward(layer + 1)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from pipeplan.ilp.paper.decision import Decision
-from pipeplan.ilp.paper.instance import Instance
+from pipeplan.ilp.paper.decision import PaperDecision
+from pipeplan.ilp.paper.instance import PaperInstance
 from pipeplan.units import ceil_div
 
 Node: TypeAlias = tuple[bool, int]
 """(is a message, its number)."""
 
 
-class Rule(NamedTuple):
+class DifferenceConstraint(NamedTuple):
     """x_later >= x_earlier + length + periods * T."""
 
     earlier: Node
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 
 def shortest(
-    instance: Instance[int], decision: Decision, lowest: int
+    instance: PaperInstance[int], decision: PaperDecision, lowest: int
 ) -> tuple[int, dict[Node, int]] | None:
     """The smallest period >= `lowest` and the absolute start of every op of micro-batch 0, in ns.
 
@@ -49,7 +49,7 @@ def shortest(
         period = ceil_div(length, -periods)
 
 
-def _rules(instance: Instance[int], decision: Decision) -> list[Rule]:
+def _rules(instance: PaperInstance[int], decision: PaperDecision) -> list[DifferenceConstraint]:
     """Precedence (R2), exclusive use (R3), (R4) in a window of T, and the slots of (P5)."""
     shift, sent = decision.task_shift, decision.message_shift
     d, transfer = instance.duration, instance.transfer
@@ -57,29 +57,29 @@ def _rules(instance: Instance[int], decision: Decision) -> list[Rule]:
     for q in range(1, 2 * instance.layers):
         task, message, following = (False, q), (True, q), (False, q + 1)
         if q not in sent:
-            rules.append(Rule(task, following, d[q], shift[q] - shift[q + 1]))
+            rules.append(DifferenceConstraint(task, following, d[q], shift[q] - shift[q + 1]))
             continue
         ahead, behind = sent[q] - shift[q], shift[q + 1] - sent[q]
-        rules.append(Rule(task, message, d[q], -ahead))
-        rules.append(Rule(message, following, transfer[q], -behind))
+        rules.append(DifferenceConstraint(task, message, d[q], -ahead))
+        rules.append(DifferenceConstraint(message, following, transfer[q], -behind))
         if q in decision.slots:
             sender, receiver = decision.slots[q]
-            rules.append(Rule(message, task, transfer[q] - d[q], ahead - sender))
-            rules.append(Rule(following, message, 0, behind - receiver))
+            rules.append(DifferenceConstraint(message, task, transfer[q] - d[q], ahead - sender))
+            rules.append(DifferenceConstraint(following, message, 0, behind - receiver))
     pairs = ((False, d, decision.task_pairs), (True, transfer, decision.message_pairs))
     for kind, lengths, ordered in pairs:
         for q, r in ordered:
-            rules.append(Rule((kind, q), (kind, r), lengths[q], 0))
-            rules.append(Rule((kind, r), (kind, q), lengths[r], -1))
+            rules.append(DifferenceConstraint((kind, q), (kind, r), lengths[q], 0))
+            rules.append(DifferenceConstraint((kind, r), (kind, q), lengths[r], -1))
     return rules
 
 
 def _longest_paths(
-    rules: list[Rule], nodes: list[Node], period: int
-) -> dict[Node, int] | list[Rule]:
+    rules: list[DifferenceConstraint], nodes: list[Node], period: int
+) -> dict[Node, int] | list[DifferenceConstraint]:
     """Smallest non-negative starts that keep all rules, or the rules of a positive cycle."""
     start = dict.fromkeys(nodes, 0)
-    reason: dict[Node, Rule] = {}
+    reason: dict[Node, DifferenceConstraint] = {}
     while True:
         moved = False
         for rule in rules:
@@ -94,12 +94,12 @@ def _longest_paths(
             return cycle
 
 
-def _cycle(reason: dict[Node, Rule]) -> list[Rule]:
+def _cycle(reason: dict[Node, DifferenceConstraint]) -> list[DifferenceConstraint]:
     """A cycle of the rules that moved each node last; such a cycle has positive weight."""
     done: set[Node] = set()
     for origin in reason:
         path: dict[Node, int] = {}
-        rules: list[Rule] = []
+        rules: list[DifferenceConstraint] = []
         node = origin
         while node in reason and node not in done and node not in path:
             path[node] = len(rules)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ortools.math_opt.python import mathopt
 
-from pipeplan.ilp.paper.instance import Instance
+from pipeplan.ilp.paper.instance import PaperInstance
 
 Term: TypeAlias = Any
 """A MathOpt variable, linear expression or number (the library exports no common type)."""
@@ -23,7 +23,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Variables:
+class PaperVariables:
     """All variables; tables are keyed by task, message or layer (from 1) or by a pair of them.
 
     Attributes:
@@ -58,12 +58,12 @@ class Variables:
     second_slot: dict[int, tuple[Term, Term]]
     second_slot_here: dict[Pair, tuple[Term, Term]]
 
-    def together(self, instance: Instance[float], task: int, other: int) -> Term:
+    def together(self, instance: PaperInstance[float], task: int, other: int) -> Term:
         """z_{task,other}."""
         low, high = sorted((instance.layer(task), instance.layer(other)))
         return 1 if low == high else self.same_gpu[low, high]
 
-    def before(self, instance: Instance[float], task: int, other: int) -> Term:
+    def before(self, instance: PaperInstance[float], task: int, other: int) -> Term:
         """w_{task,other}: both on one GPU, `task` first in its window; 0 for a task itself."""
         if task == other:
             return 0
@@ -77,8 +77,8 @@ class Variables:
 
 
 def create(
-    model: mathopt.Model, instance: Instance[float], *, integer: bool, count_slots: bool
-) -> Variables:
+    model: mathopt.Model, instance: PaperInstance[float], *, integer: bool, count_slots: bool
+) -> PaperVariables:
     """Add the variables of (1)-(36) to `model`.
 
     Args:
@@ -105,7 +105,7 @@ def create(
     links = [
         (q, r) for q, r in combinations(cuts, 2) if instance.transfer[q] or instance.transfer[r]
     ]
-    return Variables(
+    return PaperVariables(
         period=number(0, horizon),
         task_start={q: number(-instance.duration[q], horizon) for q in instance.tasks},
         message_start={q: number(-instance.transfer[q], horizon) for q in senders},

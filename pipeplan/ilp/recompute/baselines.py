@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp import search
-from pipeplan.ilp.contiguous.dynamic_program import Asked, ContiguousSolver, Front, State
-from pipeplan.ilp.contiguous.unconstrained import ample_stages
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Frontier, PeriodQuery, State
+from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import Run, merged
 from pipeplan.ilp.recompute.dynamic_program import RunSolver
@@ -26,19 +26,19 @@ from pipeplan.plan import Stage
 
 
 @dataclass
-class FixedSolver(ContiguousSolver):
-    """As `ContiguousSolver`, for stages that are given: which GPU each takes, and its times."""
+class FixedSolver(ContiguousDP):
+    """As `ContiguousDP`, for stages that are given: which GPU each takes, and its times."""
 
     stages: Sequence[Run] = field(kw_only=True)
 
     def _stage(
         self,
-        asked: Asked,
+        asked: PeriodQuery,
         kind: int,
         start: Array,
         allowed: NDArray[np.bool_],
         before: State | None,
-    ) -> Front:
+    ) -> Frontier:
         given = np.zeros_like(allowed)
         for first, last in self.stages:
             given[first, last] = True
@@ -52,7 +52,7 @@ def full(state: Incumbent, stages: Sequence[Stage]) -> Solved | None:
 
 def two_phase(state: Incumbent) -> Solved | None:
     """The stages that are best without a limit, with the best of their options; None if none."""
-    costs, first = state.costs, ample_stages(state)
+    costs, first = state.costs, unconstrained_stages(state)
     if not first:
         return None
     offered = options(costs.chain, first=[stage.first for stage in first], go_on=lambda: False)

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp.contiguous.dynamic_program import (
-    Asked,
-    ContiguousSolver,
-    Front,
+    ContiguousDP,
+    Frontier,
     Partition,
+    PeriodQuery,
     State,
-    push,
+    extend_span,
 )
 from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
 from pipeplan.ilp.recompute.contracted_chain import Run
@@ -33,8 +33,8 @@ Places = tuple[NDArray[np.intp], ...]
 
 
 @dataclass
-class RunSolver(ContiguousSolver):
-    """As `ContiguousSolver`, with runs that may be computed again.
+class RunSolver(ContiguousDP):
+    """As `ContiguousDP`, with runs that may be computed again.
 
     GPUs of other speeds than 1 take a little longer or shorter for a run than is counted here (the
     sum over its layers is rounded once, not layer by layer).
@@ -70,12 +70,12 @@ class RunSolver(ContiguousSolver):
 
     def _stage(
         self,
-        asked: Asked,
+        asked: PeriodQuery,
         kind: int,
         start: Array,
         allowed: NDArray[np.bool_],
         before: State | None,
-    ) -> Front:
+    ) -> Frontier:
         """V of a stage i..j at its best option that fits, for all i, j, and the best j.
 
         Options come cheapest first, so the first that fits is the best, unless a dearer one waits
@@ -92,15 +92,17 @@ class RunSolver(ContiguousSolver):
             spans = self._fitting(asked, kind, start, number, here)
             reach[here] = np.minimum(reach[here], spans)
         choice = np.argmin(reach, axis=1)
-        return Front(reach[np.arange(len(choice)), choice], choice, [before] * len(choice))
+        return Frontier(reach[np.arange(len(choice)), choice], choice, [before] * len(choice))
 
-    def _fitting(self, asked: Asked, kind: int, start: Array, number: int, here: Places) -> Array:
+    def _fitting(
+        self, asked: PeriodQuery, kind: int, start: Array, number: int, here: Places
+    ) -> Array:
         """V of an option of the segments `here`; `INFINITE` where it does not fit."""
         speed = self.costs.cluster.gpus[self.classes[kind][0]].speed
         more, begin = self._more[number][here], start[here[1]]
         load = self._loads[kind][here]
         load = load + (more if speed == 1 else np.ceil(more / speed).astype(np.int64))
-        spans = begin + load if self.any_k else push(begin, load, asked.period)
+        spans = begin + load if self.any_k else extend_span(begin, load, asked.period)
         copies = asked.copies(spans)
         room = self.costs.budgets[self.classes[kind][0]] - self._need[number][here]
         good = (load <= asked.limit) & (room >= 0)
@@ -118,7 +120,7 @@ class RunSolver(ContiguousSolver):
     def runs(self, partition: Partition) -> tuple[Run, ...]:
         """The runs of all stages of a partition that `solve` found."""
         found: list[Run] = []
-        asked = Asked(partition.period, just_below=False)
+        asked = PeriodQuery(partition.period, just_below=False)
         kinds = {gpu: kind for kind, gpus in enumerate(self.classes) for gpu in gpus}
         start = 0
         for stage in reversed(partition.stages):
@@ -135,7 +137,7 @@ class RunSolver(ContiguousSolver):
                 start = int(self._send(asked, ahead, kind, behind)[stage.first - 1])
         return tuple(found)
 
-    def _chosen(self, asked: Asked, kind: int, start: Array, stage: Stage, span: int) -> int:
+    def _chosen(self, asked: PeriodQuery, kind: int, start: Array, stage: Stage, span: int) -> int:
         """The first option of a stage that fits with this V."""
         here = np.array([stage.first]), np.array([stage.last])
         for number in range(self._count):

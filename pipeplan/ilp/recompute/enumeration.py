@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.bounds.load import load_bound
-from pipeplan.ilp.cpsat.period_search import highest
+from pipeplan.ilp.cpsat.period_search import upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.exact.enumeration import Case, Each, allocations, cases
+from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, allocations, nodes
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.recompute.contracted_chain import Merged, Run, merged
@@ -70,25 +70,31 @@ def decide(
         return None
     chains, asked = listed
     if high is None:
-        serial = [highest(inner, Instance(inner.costs, (), k=k)) for inner, _ in chains]
+        serial = [upper_bound(inner, Instance(inner.costs, (), k=k)) for inner, _ in chains]
         high = max(serial, default=0)
-    each = Each(state, k)
+    each = BestFirstEnumeration(state, k)
     decided = each.run(asked, end - state.elapsed, high)
     found = [(inner, chain) for inner, chain in chains if inner.best is not None]
-    if decided and best is None and not found and each.unfit is None and not state.options.offload:
+    if (
+        decided
+        and best is None
+        and not found
+        and each.unresolved is None
+        and not state.options.offload
+    ):
         state.infeasible = _nothing_fits(state)
     return min(found, key=lambda pair: _cost(pair[0]), default=None)
 
 
 def _listed(
     state: Incumbent, high: int | None, k: int, kept: Fraction, end: float
-) -> tuple[list[Found], list[Case]] | None:
+) -> tuple[list[Found], list[Node]] | None:
     """The merged chain of every set of runs whose load allows `high` ns, and its allocations.
 
     None if they are too many, or time is over.
     """
     chains: list[Found] = []
-    asked: list[Case] = []
+    asked: list[Node] = []
     for runs in choices(state.costs.layers):
         if state.elapsed >= end:
             return None
@@ -103,7 +109,7 @@ def _listed(
         if homes is None or len(asked) + len(homes) > MOST:
             return None
         chains.append((inner, chain))
-        asked += cases(inner, homes, Fraction(0) if chain.runs else kept)
+        asked += nodes(inner, homes, Fraction(0) if chain.runs else kept)
     return chains, asked
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pipeplan.ilp.contiguous.unconstrained import ample_stages
+from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import Merged, Run, merged, without_runs
 from pipeplan.ilp.recompute.dynamic_program import RunSolver
@@ -107,7 +107,7 @@ def _listed(state: Incumbent) -> Options:
     if state.options.deterministic:
         return options(state.costs.chain, offload=offload)
     until = state.elapsed + LISTING_SHARE * state.remaining
-    first = [stage.first for stage in ample_stages(state)]
+    first = [stage.first for stage in unconstrained_stages(state)]
     return options(
         state.costs.chain, offload=offload, first=first, go_on=lambda: state.elapsed < until
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from pipeplan.ilp.contiguous.dynamic_program import Partition
-from pipeplan.ilp.contiguous.partition_schedule import place
+from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import Merged, merged
 from pipeplan.ilp.recompute.dynamic_program import RunSolver
@@ -80,7 +80,7 @@ def _judged(state: Incumbent, solver: RunSolver, partition: Partition) -> Found 
     costs = chain.of(state.costs)
     inner = Incumbent(costs, state.options)
     for gradients_wait in (True, False):
-        schedule = place(costs, mine, gradients_wait=gradients_wait)
+        schedule = schedule_partition(costs, mine, gradients_wait=gradients_wait)
         if inner.offer(schedule):
             assert inner.best is not None
             return chain, inner.best

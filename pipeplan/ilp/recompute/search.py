@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from pipeplan.ilp import search
-from pipeplan.ilp.bounds.infeasibility import least_reason
+from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.bound import again_bound
@@ -58,7 +58,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     joint = Joint(whole, Solved(state), state.report)
     state.report = joint.heard
     whole.raise_bound("any", load_bound(state.costs), from_bytes=False)
-    whole.infeasible = least_reason(state.costs)
+    whole.infeasible = reason_for_any_remat(state.costs)
     try:
         if whole.infeasible is None:
             _search(joint, state, starts)

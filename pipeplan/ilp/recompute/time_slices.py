@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp import search
-from pipeplan.ilp.contiguous.kfkb_search import EagerSearch
+from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.annealing import RunWalk
 from pipeplan.ilp.recompute.balancing import RunEvening
@@ -66,7 +66,7 @@ class Turns:
         self.joint, self.kept = joint, kept
         self._offered = offered
         self._seed = joint.state.options.seed
-        self._cycles: EagerSearch | None = None
+        self._cycles: KFkBSearch | None = None
         """On the best plan's chain, as far as it is."""
 
     def run(self) -> None:
@@ -117,7 +117,7 @@ class Turns:
             return
         self._limit(inner, seconds)
         if self._cycles is None or self._cycles.state is not inner:
-            self._cycles = EagerSearch(inner)
+            self._cycles = KFkBSearch(inner)
         self._cycles.run(seconds)
 
     def _around(self, seconds: float) -> None:
