@@ -24,7 +24,7 @@ from typing import Any
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.beginnings import Beginnings, Home, Ruled
+from pipeplan.ilp.bounds.beginnings import Assignment, Beginnings, Ruled
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent, SearchOptions
 
@@ -85,7 +85,7 @@ def _row(ended: Ruled, seconds: float) -> dict[str, Any]:
     }
 
 
-def _runs(home: Home) -> str:
+def _runs(home: Assignment) -> str:
     """0-2@0 3-5@1: runs of layers and their GPUs."""
     text, first = [], 0
     for gpu, layers in groupby(home):

@@ -13,10 +13,10 @@ from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact import stage_counts
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Walk
-from pipeplan.ilp.local_search.balancing import Evening
-from pipeplan.ilp.local_search.interleaved_starts import Folds
-from pipeplan.ilp.local_search.restarts import Afresh
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.local_search.balancing import BalanceAndSchedule
+from pipeplan.ilp.local_search.interleaved_starts import InterleavedStarts
+from pipeplan.ilp.local_search.restarts import EqualSplitRestarts
 
 FOLDS_SHARE = 0.25
 """Share of the time left that folds and loops have where memory is scarce."""
@@ -64,9 +64,9 @@ def search(state: Incumbent) -> None:
 
 def _shorten(state: Incumbent) -> None:
     """Evening out, then the walk: from folds first where the plan stays far from the bound."""
-    walk = Walk(state)
-    folds = Folds(state, walk)
-    evening = Evening(state)
+    walk = SimulatedAnnealing(state)
+    folds = InterleavedStarts(state, walk)
+    evening = BalanceAndSchedule(state)
     for name, run in (("balancing", evening.run), ("annealing", walk.run)):
         if not state.done:
             state.give(name, run, BRIEF_SHARE * state.remaining)
@@ -74,7 +74,7 @@ def _shorten(state: Incumbent) -> None:
         state.give("balancing", evening.run, EVENING_SHARE * state.remaining)
         many = state.costs.layers > stage_counts.MOST_LAYERS
         share = AFRESH_SHARE if many else EARLY_SHARE
-        state.give("restarts", Afresh(state, walk).run, share * state.remaining)
+        state.give("restarts", EqualSplitRestarts(state, walk).run, share * state.remaining)
     state.give("interleaved starts", folds.run, FOLDS_SHARE * state.remaining)
     if not state.done:
         share = FAR_SHARE if folds.far else EARLY_SHARE

@@ -12,7 +12,7 @@ from pipeplan.ilp.clock import Clock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.offload.repair import fitted
+from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.schedule import Schedule, unrolled
 from pipeplan.units import MAX_INT
 
@@ -203,7 +203,7 @@ class Incumbent:
             return None
         if best is not None and self._cost(schedule) >= self._cost(best):
             return None
-        made = fitted(self.costs, schedule)
+        made = repair_by_offloading(self.costs, schedule)
         return made if made is not None and self.is_feasible(made) else None
 
     def _cost(self, schedule: Schedule) -> tuple[Fraction, Fraction]:

@@ -12,14 +12,14 @@ from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, allocations, nodes
 from pipeplan.ilp.exact.stage_counts import StageCountEnumeration
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
-from pipeplan.ilp.local_search.annealing import Walk
-from pipeplan.ilp.local_search.assignment_model import Guide, Home
-from pipeplan.ilp.local_search.balancing import Evening
-from pipeplan.ilp.local_search.interleaved_starts import Folds
-from pipeplan.ilp.local_search.layer_merging import coarsen
-from pipeplan.ilp.local_search.lns import Neighbourhoods
-from pipeplan.ilp.local_search.restarts import Afresh
-from pipeplan.ilp.local_search.unrestricted import Whole
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.local_search.assignment_model import Assignment, AssignmentModel
+from pipeplan.ilp.local_search.balancing import BalanceAndSchedule
+from pipeplan.ilp.local_search.interleaved_starts import InterleavedStarts
+from pipeplan.ilp.local_search.layer_merging import merge_layers
+from pipeplan.ilp.local_search.lns import LargeNeighbourhoodSearch
+from pipeplan.ilp.local_search.restarts import EqualSplitRestarts
+from pipeplan.ilp.local_search.unrestricted import UnrestrictedModel
 from pipeplan.units import ceil_div
 
 JOINT_ITEMS: Final = 14
@@ -45,7 +45,7 @@ TURN_SHARE: Final = 0.2
 TRIES: Final = 3
 """Allocations tried at each period and size."""
 
-Item = tuple[int, int]
+Segment = tuple[int, int]
 
 
 def search(state: Incumbent) -> None:
@@ -54,17 +54,21 @@ def search(state: Incumbent) -> None:
     Where the joint model decided all, what follows is short; else it goes on while there is time.
     """
     few = state.costs.layers <= JOINT_ITEMS
-    walk, around, evening = Walk(state), Neighbourhoods(state), Evening(state)
+    walk, around, evening = (
+        SimulatedAnnealing(state),
+        LargeNeighbourhoodSearch(state),
+        BalanceAndSchedule(state),
+    )
     decided = few and state.uses("joint") and _decide(state, walk)
     if decided:
         state.give("annealing", walk.run, GLANCE_S)
-    folds, afresh = Folds(state, walk), Afresh(state, walk)
+    folds, afresh = InterleavedStarts(state, walk), EqualSplitRestarts(state, walk)
     far = folds.far and not decided
     if not state.done:
         share = FAR_SHARE if far else GUIDE_SHARE
         state.give("guide", partial(guided, state), share * state.remaining)
     turn = min(TURN_S, TURN_SHARE * state.remaining) if far else TURN_S
-    whole, runs = Whole(state), StageCountEnumeration(state)
+    whole, runs = UnrestrictedModel(state), StageCountEnumeration(state)
     while state.best is not None and not state.done:
         far = folds.far and not decided
         if far:
@@ -82,7 +86,7 @@ def search(state: Incumbent) -> None:
         turn *= 1.5
 
 
-def _decide(state: Incumbent, walk: Walk) -> bool:
+def _decide(state: Incumbent, walk: SimulatedAnnealing) -> bool:
     """The joint model for each k; where it stays open and they are few, each allocation.
 
     The walk goes between the two: a contiguous plan may be several times as long as need be, as
@@ -133,7 +137,7 @@ def guided(state: Incumbent, seconds: float) -> None:
     end = state.elapsed + seconds
     for factor in STEPS:
         for count in _sizes(state):
-            tabu: list[Home] = []
+            tabu: list[Assignment] = []
             for _ in range(TRIES):
                 target = state.bound * Fraction(factor)
                 if state.done or state.elapsed > end or not _worth(state, target):
@@ -158,20 +162,22 @@ def _worth(state: Incumbent, target: Fraction) -> bool:
 
 
 def _propose(
-    state: Incumbent, count: int, target: Fraction, tabu: list[Home], end: float
-) -> tuple[Home, tuple[Item, ...]] | None:
+    state: Incumbent, count: int, target: Fraction, tabu: list[Assignment], end: float
+) -> tuple[Assignment, tuple[Segment, ...]] | None:
     """An allocation of coarse units that may reach `target` ns, or None."""
-    items = coarsen(state.costs, count, int(target))
+    items = merge_layers(state.costs, count, int(target))
     instance = scaled(Instance(state.costs, items, most=state.most_in_flight))
     period = ceil_div(int(target), instance.tick)
-    guide = Guide(instance, period, 2 * state.costs.gpus + 4, tabu)
+    guide = AssignmentModel(instance, period, 2 * state.costs.gpus + 4, tabu)
     home = guide.solve(state.options, min(4.0, max(0.1, end - state.elapsed)))
     return None if home is None else (home, items)
 
 
-def schedule_home(state: Incumbent, home: Home, items: tuple[Item, ...], end: float) -> None:
+def schedule_home(
+    state: Incumbent, home: Assignment, items: tuple[Segment, ...], end: float
+) -> None:
     """The shortest period of one allocation, its runs of units as items."""
-    runs: list[Item] = []
+    runs: list[Segment] = []
     places: list[int] = []
     for (first, last), gpu in zip(items, home, strict=True):
         if places and places[-1] == gpu:

@@ -17,7 +17,7 @@ from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Walk
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 
 CONTIGUOUS_SHARE = 0.2
 """Share of the time left that the contiguous optimum may take, and its bound, where many kinds of
@@ -94,7 +94,7 @@ def _beyond_contiguous(state: Incumbent) -> None:
     """Allocations with several stages on a GPU, where the solver for them is installed."""
     if find_spec("ortools") is None:
         state.notes.append(NO_SOLVER)
-        state.give("annealing", Walk(state).run, state.remaining)
+        state.give("annealing", SimulatedAnnealing(state).run, state.remaining)
         return
     from pipeplan.ilp import general  # only here: contiguous plans need no CP-SAT
 

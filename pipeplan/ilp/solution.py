@@ -10,7 +10,7 @@ from pipeplan.ilp.history import Improvement
 from pipeplan.ilp.incumbent import BoundName
 from pipeplan.ilp.memory import in_flight, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import step_ns
-from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.schedule import to_ops
 from pipeplan.plan import MemoryRow, Op, Stage
 
@@ -62,7 +62,7 @@ class Solution:
         return Fraction(self.period_ns, self.k)
 
 
-def solution(solved: Solved, history: tuple[Improvement, ...]) -> Solution:
+def solution(solved: SearchResult, history: tuple[Improvement, ...]) -> Solution:
     """The answer of a search that found a plan."""
     state = solved.state
     costs, best, microbatches = state.costs, state.best, state.options.microbatches

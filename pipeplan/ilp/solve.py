@@ -16,7 +16,7 @@ from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.problem import Limits, Problem, options_of
 from pipeplan.ilp.recompute import baselines
 from pipeplan.ilp.recompute import search as again
-from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.solution import Solution, solution
 from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
@@ -85,7 +85,7 @@ def _recording(history: History, progress: Report | None) -> Report:
 
 def _search(
     problem: Problem, limits: Limits, state: Incumbent, warm_starts: Sequence[Plan]
-) -> Solved:
+) -> SearchResult:
     """What the method says."""
     if problem.method == "paper-ilp":
         return _paper_ilp(state)
@@ -99,24 +99,24 @@ def _search(
         return again.run(state, warm_starts)
     if groups is not None:
         multilevel.run(state, groups)
-        return Solved(state)
+        return SearchResult(state)
     search.run(state)
     if not problem.offload:
         search.prove_contiguous(state)
-    return Solved(state)
+    return SearchResult(state)
 
 
-def _with_fixed_cuts(problem: Problem, state: Incumbent) -> Solved:
+def _with_fixed_cuts(problem: Problem, state: Incumbent) -> SearchResult:
     """What others do about recomputation: cuts first, then what is recomputed."""
     full = problem.method == "full-recompute"
-    found = baselines.full(state, problem.stages) if full else baselines.two_phase(state)
+    found = baselines.full_recompute(state, problem.stages) if full else baselines.two_phase(state)
     if found is None:
         state.infeasible = (
             f"chain {state.costs.chain.name!r}: method {problem.method} has no plan: its stages"
             " exceed some GPU's memory or a link's time at every period. --recompute auto decides"
             " cuts and recomputation together."
         )
-    return found or Solved(state)
+    return found or SearchResult(state)
 
 
 def _groups(costs: CostModel, limits: Limits) -> int | None:
@@ -137,7 +137,7 @@ def _no_groups(problem: Problem) -> str:
     )
 
 
-def _paper_ilp(state: Incumbent) -> Solved:
+def _paper_ilp(state: Incumbent) -> SearchResult:
     """The paper's literal ILP.
 
     Raises:
@@ -151,7 +151,7 @@ def _paper_ilp(state: Incumbent) -> Solved:
     from pipeplan.ilp.paper import literal  # only here: contiguous plans need no solver
 
     literal.search(state)
-    return Solved(state)
+    return SearchResult(state)
 
 
 def _failure(problem: Problem, state: Incumbent) -> Exception:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pipeplan.cluster import Cluster
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import BoundName, Incumbent
-from pipeplan.ilp.offload.byte_options import run_bytes
+from pipeplan.ilp.offload.byte_options import offloadable_bytes
 from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
 from pipeplan.plan import OpKind, Plan
 
@@ -80,7 +80,7 @@ def _offloads(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[StageOf
             yield StageOffload(
                 stage.id,
                 stage.remat.offload,
-                sum(run_bytes(plan.chain, run) for run in stage.remat.offload),
+                sum(offloadable_bytes(plan.chain, run) for run in stage.remat.offload),
                 lengths[stage.id],
                 {copy: (out[copy], back[copy]) for copy in sorted(out)},
             )

@@ -18,7 +18,7 @@ from pipeplan.ilp.bounds.counting import CountingRelaxation
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.local_search.list_scheduler import Outward, Run
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import MemoryModel
@@ -52,13 +52,13 @@ def random_schedule(random: Random, costs: CostModel) -> Schedule | None:
     """Stages on random GPUs, one to three micro-batches, as short as the orders allow."""
     cuts = sorted(random.sample(range(1, costs.layers), random.randint(0, costs.layers - 1)))
     edges = [0, *cuts, costs.layers]
-    runs: list[Run] = [
+    runs: list[PlacedStage] = [
         (first, behind - 1, random.randrange(costs.gpus)) for first, behind in pairwise(edges)
     ]
     k = random.choice((1, 1, 2, 3))
     loads = [sum(costs.load_ns(a, b, g) for a, b, g in runs if g == p) for p in range(costs.gpus)]
     period = int(k * max(loads) * random.uniform(1.0, 1.6)) + 1
-    placed = Outward(costs, runs, period, [copy * period // k for copy in range(k)])
+    placed = ModuloListScheduler(costs, runs, period, [copy * period // k for copy in range(k)])
     return minimize_period_for_order(costs, placed.schedule(), 1) if placed.place() else None
 
 

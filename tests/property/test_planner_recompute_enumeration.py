@@ -17,7 +17,7 @@ from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import enumeration
-from pipeplan.ilp.recompute.enumeration import choices
+from pipeplan.ilp.recompute.enumeration import recompute_sets
 from pipeplan.plan import Plan
 from tests import handmade, oracle, wheels
 from tests.property.test_planner_oracle import STRETCH, stretched
@@ -87,7 +87,7 @@ def any_of(plan: Plan) -> Fraction:
 def test_every_set_of_runs_is_tried() -> None:
     """Planner and oracle list the same sets, each once: 5 for two layers, 233 for six."""
     for layers, count in ((1, 2), (2, 5), (3, 13), (6, 233)):
-        mine, theirs = list(choices(layers)), list(oracle.every_run_set(0, layers - 1))
+        mine, theirs = list(recompute_sets(layers)), list(oracle.every_run_set(0, layers - 1))
         assert len(mine) == len(set(mine)) == count
         assert set(mine) == set(theirs)
 
@@ -101,7 +101,7 @@ def test_listing_what_there_is_to_try_takes_time() -> None:
     state.raise_bound("any", load_bound(costs))
     with mock.patch.object(enumeration, "allocations", wraps=enumeration.allocations) as listed:
         assert enumeration.decide(state, None, Fraction(0), 0.5) is None
-    assert 1 <= listed.call_count < len(list(choices(5)))
+    assert 1 <= listed.call_count < len(list(recompute_sets(5)))
     assert state.elapsed < 0.6
 
 

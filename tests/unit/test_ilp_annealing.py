@@ -14,9 +14,9 @@ from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Layout, Walk
-from pipeplan.ilp.local_search.list_scheduler import Outward, Run
-from pipeplan.ilp.local_search.peak_estimate import glance
+from pipeplan.ilp.local_search.annealing import Allocation, SimulatedAnnealing
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
+from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.search import contiguous
@@ -77,7 +77,7 @@ def random_costs(random: Random, model: MemoryModel, gpus: int) -> CostModel:
     return CostModel(handmade.chain(times, fields), cluster, "2bw", model)
 
 
-def random_runs(random: Random, costs: CostModel) -> list[Run]:
+def random_runs(random: Random, costs: CostModel) -> list[PlacedStage]:
     """Stages on random GPUs, several on some."""
     cuts = sorted(random.sample(range(1, costs.layers), random.randint(0, costs.layers - 1)))
     edges = [0, *cuts, costs.layers]
@@ -91,7 +91,9 @@ def test_placements_keep_rules() -> None:
         costs = random_costs(random, "exact", 3)
         runs, k = random_runs(random, costs), random.choice((1, 1, 2, 3))
         period = k * costs.load_ns(0, costs.layers - 1, 0)
-        placed = Outward(costs, runs, period, [copy * period // k for copy in range(k)])
+        placed = ModuloListScheduler(
+            costs, runs, period, [copy * period // k for copy in range(k)]
+        )
         if placed.place():
             done += 1
             early = asap_times(costs, placed.schedule(), period)
@@ -109,7 +111,7 @@ def test_one_stage_a_gpu_equals_the_dynamic_program() -> None:
         if partition is None:
             continue
         runs = [(stage.first, stage.last, stage.gpu) for stage in partition.stages]
-        placed = Outward(costs, runs, period)
+        placed = ModuloListScheduler(costs, runs, period)
         assert placed.place()
         schedule = placed.schedule()
         counts = [-(-span // period) for span in partition.spans]
@@ -129,11 +131,11 @@ def test_glance_is_near_the_exact_bytes() -> None:
     for turn in range(300):
         costs = random_costs(random, models[turn % 2], 3)
         runs = random_runs(random, costs)
-        placed = Outward(costs, runs, costs.load_ns(0, costs.layers - 1, 0))
+        placed = ModuloListScheduler(costs, runs, costs.load_ns(0, costs.layers - 1, 0))
         if not placed.place():
             continue
         rows = memory_rows(costs, placed.schedule())
-        near = glance(costs, placed)
+        near = estimate_peaks(costs, placed)
         for row, peak in zip(rows, near, strict=True):
             assert peak <= row.peak_bytes
             total += 1
@@ -150,7 +152,7 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
     state.raise_bound("any", Fraction(4))
     contiguous(state)
     assert state.contiguous == 6
-    Walk(state).run(10)
+    SimulatedAnnealing(state).run(10)
     assert state.best is not None
     assert state.best.per_microbatch == 4
     assert {stage.gpu for stage in state.best.stages} == {0, 1}
@@ -159,7 +161,7 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
 def test_one_layer_has_nothing_to_split() -> None:
     """The walk's changes of an allocation of a single layer move it or leave it."""
     costs = CostModel(handmade.chain([(1, 1)]), uniform(2, 100), "2bw", "exact")
-    walk, layout = Walk(Incumbent(costs, limits())), Layout((0,), frozenset())
+    walk, layout = SimulatedAnnealing(Incumbent(costs, limits())), Allocation((0,), frozenset())
     for _ in range(60):
         layout = walk._step(layout)
         assert layout.homes in ((0,), (1,))

@@ -12,12 +12,12 @@ from pipeplan.ilp.bounds.load import closed_form_bound, must_share_groups
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Layout
-from pipeplan.ilp.local_search.assignment_annealing import Balance
-from pipeplan.ilp.local_search.balancing import Evening, measured
-from pipeplan.ilp.local_search.layer_merging import coarsen
-from pipeplan.ilp.local_search.list_scheduler import Outward
-from pipeplan.ilp.local_search.packing_lookahead import packs, pair
+from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
+from pipeplan.ilp.local_search.balancing import BalanceAndSchedule, measured_estimate
+from pipeplan.ilp.local_search.layer_merging import merge_layers
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
+from pipeplan.ilp.local_search.packing_lookahead import fits_rest, place_pair
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.search import contiguous
@@ -37,9 +37,9 @@ def test_holes_are_what_is_free() -> None:
 def test_a_pair_leaves_room_for_the_rest() -> None:
     """In 10 free with 4 and 4 to come, 1 and 1 go to the ends, not where they would be first."""
     holes = [(0, 10)]
-    assert packs(holes, [4, 4])
-    assert not packs([(0, 3), (5, 5)], [4, 4])
-    found = pair(holes, 30, (1, 1), (3, 3), [4, 4])
+    assert fits_rest(holes, [4, 4])
+    assert not fits_rest([(0, 3), (5, 5)], [4, 4])
+    found = place_pair(holes, 30, (1, 1), (3, 3), [4, 4])
     assert found is not None
     free = sorted(set(range(10)) - {time % 30 for time in found})
     runs = [one for one, other in pairwise([*free, 99]) if other - one > 1]
@@ -62,7 +62,7 @@ def test_full_gpus_are_scheduled() -> None:
         )
         runs = [(layer, layer, homes[n]) for layer, n in enumerate(order)]
         period = sum(map(sum, times))
-        placing = Outward(costs, runs, period)
+        placing = ModuloListScheduler(costs, runs, period)
         if placing.place():
             placed += 1
             assert asap_times(costs, placing.schedule(), period).period == period
@@ -85,9 +85,9 @@ def test_sums_stay_right_after_many_steps() -> None:
         period = max(max(map(sum, times)), sum(map(sum, times)) // gpus + 1)
         counts, beside = [1.0 + layer / 3 for layer in range(layers)], [0.1] * gpus
         homes = [random.randrange(gpus) for _ in range(layers)]
-        one = Balance(costs, period, homes, counts, beside, 0.02)
+        one = AssignmentAnnealing(costs, period, homes, counts, beside, 0.02)
         one.anneal(random, 500)
-        other = Balance(costs, period, one.homes, counts, beside, 0.02)
+        other = AssignmentAnnealing(costs, period, one.homes, counts, beside, 0.02)
         assert abs(one.total - other.total) < 1e-6
         assert abs(one.overload - other.overload) < 1e-6
 
@@ -108,17 +108,19 @@ def tied(pins: tuple[tuple[int, int], ...]) -> CostModel:
 def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
     """Whichever layer that is; pins to two GPUs tear it, and no plan has such a period."""
     for layer in range(4):
-        balance = Balance(tied(((layer, 1),)), 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02)
+        balance = AssignmentAnnealing(
+            tied(((layer, 1),)), 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02
+        )
         assert balance.units == [(0, 1, 2, 3)]
         assert balance.homes == (1, 1, 1, 1)
-        assert not balance.torn
+        assert not balance.conflicting_pins
     costs = tied(((0, 0), (2, 1)))
-    assert Balance(costs, 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02).torn
+    assert AssignmentAnnealing(costs, 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02).conflicting_pins
     state = Incumbent(costs, limits())
     state.raise_bound("any", Fraction(8))
     contiguous(state)
     assert state.best is not None
-    Evening(state).run(5)
+    BalanceAndSchedule(state).run(5)
     assert state.elapsed < 5
     assert 8 < state.bounds["any"] <= state.best.per_microbatch
 
@@ -126,9 +128,9 @@ def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
 def test_layers_pinned_apart_are_no_unit() -> None:
     """Runs of layers for the guide keep pins to different GPUs apart, forced or merged."""
     pins = ((0, 0), (2, 1), (3, 1))
-    assert coarsen(tied(pins), 1, 10**6) == ((0, 1), (2, 3))
-    assert coarsen(tied(pins), 1, 20) == ((0, 1), (2, 3))
-    assert coarsen(tied(()), 1, 20) == ((0, 3),)
+    assert merge_layers(tied(pins), 1, 10**6) == ((0, 1), (2, 3))
+    assert merge_layers(tied(pins), 1, 20) == ((0, 1), (2, 3))
+    assert merge_layers(tied(()), 1, 20) == ((0, 3),)
 
 
 def test_measured_bytes_add_up_to_the_peak() -> None:
@@ -136,12 +138,12 @@ def test_measured_bytes_add_up_to_the_peak() -> None:
     fields = [{"saved_bytes": 5, "output_bytes": 2, "weight_bytes": 3} for _ in range(6)]
     cluster = uniform(2, 1000, bandwidth_bytes_per_s=10**9)
     costs = CostModel(handmade.chain([(2, 4)] * 6, fields), cluster, "2bw", "exact")
-    placing = Outward(costs, [(0, 1, 0), (2, 3, 1), (4, 5, 0)], 40)
+    placing = ModuloListScheduler(costs, [(0, 1, 0), (2, 3, 1), (4, 5, 0)], 40)
     assert placing.place()
     schedule = placing.schedule()
-    counts, beside = measured(costs, schedule, 40)
-    homes = Layout.of(schedule, 1).homes
-    shares = Balance(costs, 40, homes, counts, beside, 0.02).bytes
+    counts, beside = measured_estimate(costs, schedule, 40)
+    homes = Allocation.of(schedule, 1).homes
+    shares = AssignmentAnnealing(costs, 40, homes, counts, beside, 0.02).bytes
     for row, share in zip(memory_rows(costs, schedule), shares, strict=True):
         assert abs(share * row.budget_bytes - row.peak_bytes) < 1e-6
 
@@ -156,6 +158,6 @@ def test_alternating_sizes_are_mixed() -> None:
     assert state.contiguous is not None
     assert state.contiguous > 370
     state.raise_bound("any", Fraction(370))
-    Evening(state).run(10)
+    BalanceAndSchedule(state).run(10)
     assert state.best is not None
     assert state.best.per_microbatch == 370

@@ -11,8 +11,13 @@ from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Walk
-from pipeplan.ilp.local_search.interleaved_starts import STEPS, Borders, Folds, drawn
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.local_search.interleaved_starts import (
+    STEPS,
+    InterleavedStarts,
+    VisitCuts,
+    random_visits,
+)
 from pipeplan.ilp.search import contiguous
 from tests import handmade
 from tests.searches import limits
@@ -35,14 +40,14 @@ def searched(costs: CostModel, seconds: float) -> tuple[Incumbent, Incumbent]:
     for each in (known, state):
         each.raise_bound("any", closed_form_bound(costs))
         contiguous(each)
-    Folds(state, Walk(state)).run(seconds)
+    InterleavedStarts(state, SimulatedAnnealing(state)).run(seconds)
     return known, state
 
 
 def test_orders_visit_every_gpu_first() -> None:
     """All GPUs once in order, then the same again or backwards, and nothing else."""
     random, gpus = Random(1), [2, 0, 1, 3]
-    found = [drawn(gpus, random) for _ in range(300)]
+    found = [random_visits(gpus, random) for _ in range(300)]
     loops, folds = gpus * 4, (gpus + gpus[::-1]) * 2
     for order in found:
         assert len(order) > len(gpus)
@@ -57,8 +62,8 @@ def test_borders_rise_and_cover_the_chain() -> None:
     random, worst = Random(2), list[float]()
     for _ in range(40):
         costs = blocks(uniform(GPUS, random.randint(60, 400)))
-        order = drawn(range(GPUS), random)
-        borders = Borders(costs, order, random.randint(60, 150), random.choice((1.0, 1.2)))
+        order = random_visits(range(GPUS), random)
+        borders = VisitCuts(costs, order, random.randint(60, 150), random.choice((1.0, 1.2)))
         before = borders.excess
         borders.anneal(random, 60)
         starts = borders.starts
@@ -77,10 +82,10 @@ def test_borders_rise_and_cover_the_chain() -> None:
 def test_excess_is_what_is_beyond() -> None:
     """By hand: six blocks, 180 ns, 60 bytes on each of two GPUs, on the first for two periods."""
     costs = blocks(uniform(2, 10**6))
-    borders = Borders(costs, [0, 1], 150, 1.0)
+    borders = VisitCuts(costs, [0, 1], 150, 1.0)
     assert borders.starts == [0, 6]
     assert abs(borders.excess - 3 * 2 * (180 / 150 - 1)) < 1e-9
-    tight = Borders(blocks(uniform(2, 100)), [0, 1], 180, 1.0)
+    tight = VisitCuts(blocks(uniform(2, 100)), [0, 1], 180, 1.0)
     kept = [60 * (2 + 0.3), 60 * (1 + 0.3)]
     assert abs(tight.excess - (kept[0] / 100 - 1)) < 1e-9
 
@@ -88,7 +93,7 @@ def test_excess_is_what_is_beyond() -> None:
 def test_annealing_finds_borders_that_fit() -> None:
     """Two blocks on each of six visits are four on two GPUs, too many: all end with three."""
     costs = blocks(uniform(GPUS, 95))
-    borders = Borders(costs, [0, 1, 2, 3, 0, 1], 110, 1.0)
+    borders = VisitCuts(costs, [0, 1, 2, 3, 0, 1], 110, 1.0)
     assert borders.excess > 0
     borders.anneal(Random(3), STEPS)
     assert borders.excess == 0
@@ -121,7 +126,7 @@ def test_pinned_layers_stay_on_unequal_gpus() -> None:
     state.raise_bound("any", closed_form_bound(costs))
     serially = serial_schedule(costs, (3, 0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 3))
     assert state.offer(serially)
-    Folds(state, Walk(state)).run(2)
+    InterleavedStarts(state, SimulatedAnnealing(state)).run(2)
     assert state.best is not None
     assert state.best.period < serially.period / 2
     assert {stage.gpu for stage in (state.best.stages[0], state.best.stages[-1])} == {3}
@@ -136,14 +141,14 @@ def test_folds_end_where_nothing_is_to_be_found() -> None:
         if planned:
             contiguous(state)
         phase = state.phase
-        Folds(state, Walk(state)).run(5)
+        InterleavedStarts(state, SimulatedAnnealing(state)).run(5)
         assert state.phase == phase
     known, state = searched(blocks(uniform(GPUS, 110)), 1)
-    walk = Walk(state)
+    walk = SimulatedAnnealing(state)
     draws = walk.random.getstate()
     state.best, found = known.best, state.best
     assert found is not None
     assert state.offer(found)
     assert state.done
-    Folds(state, walk).run(5)
+    InterleavedStarts(state, walk).run(5)
     assert walk.random.getstate() == draws

@@ -16,14 +16,14 @@ from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.offload import byte_options_table
-from pipeplan.ilp.offload.byte_options import levels, run_bytes
-from pipeplan.ilp.offload.byte_options_table import segment_levels
-from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, transfer_ns, waited
-from pipeplan.ilp.offload.repair import fitted
-from pipeplan.ilp.recompute.bound import again_bound
-from pipeplan.ilp.recompute.contracted_chain import merged, without_runs
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.options import options
+from pipeplan.ilp.offload.byte_options import byte_options, offloadable_bytes
+from pipeplan.ilp.offload.byte_options_table import segment_byte_options
+from pipeplan.ilp.offload.min_span import INFINITE, StageBytes, StageTiming, min_span, transfer_ns
+from pipeplan.ilp.offload.repair import repair_by_offloading
+from pipeplan.ilp.recompute.bound import recompute_bound
+from pipeplan.ilp.recompute.contracted_chain import contract, contracted_plan
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.units import ceil_div
@@ -44,7 +44,7 @@ def costs_of(seed: int, layers: int, gpus: int, memory: int, host: Host = SLOW) 
 def test_bytes_and_ops_are_those_of_valid_plans(seed: int) -> None:
     """The solver's own count of random plans that offload is theirs, and so are its ops."""
     plan = random_plan(seed, memory_model="exact", offload=True)
-    known, mine = without_runs(plan)
+    known, mine = contracted_plan(plan)
     costs = known.of(CostModel(plan.chain, plan.cluster, plan.semantics, "exact"))
     schedule = schedule_of(mine)
     assert memory_rows(costs, schedule) == plan.memory
@@ -59,17 +59,17 @@ def test_bytes_and_ops_are_those_of_valid_plans(seed: int) -> None:
 def test_levels_are_all_that_runs_can_send(seed: int) -> None:
     """Up to 5 layers: exactly the bytes of every set of runs, each with runs that have them."""
     costs = replace(costs_of(seed, 5, 1, 100), recomputed=frozenset({seed % 7}))
-    found = levels(costs, 0, 4)
+    found = byte_options(costs, 0, 4)
     all_ = {
-        sum(run_bytes(costs.chain, run) for run in runs)
+        sum(offloadable_bytes(costs.chain, run) for run in runs)
         for runs in every_choice(0, 4)
         if not any(seed % 7 in range(a, b + 1) for a, b in runs)
     }
     assert [size for size, _ in found] == sorted(all_ - {0})
     for size, runs in found:
-        assert sum(run_bytes(costs.chain, run) for run in runs) == size
+        assert sum(offloadable_bytes(costs.chain, run) for run in runs) == size
         assert all(one[1] < other[0] for one, other in pairwise(runs))
-    table = segment_levels(costs)[:, 0, 4]
+    table = segment_byte_options(costs)[:, 0, 4]
     assert {*table} <= all_
     assert table[0] == 0
     assert table[-1] == max(all_)
@@ -144,10 +144,10 @@ def test_waiting_is_the_least_that_fits(seed: int) -> None:
     # More in flight never helps: up to the end of this period.
     good = [at for at in range(span, copies * period + 1) if fits_at(at)]
     one = np.ones((1, 1), dtype=np.int64)
-    found = waited(
+    found = min_span(
         SLOW,
-        Stay(period, span * one, forward * one, (forward + backward) * one),
-        Bytes(
+        StageTiming(period, span * one, forward * one, (forward + backward) * one),
+        StageBytes(
             memory * one,
             (memory - lone.peak) * one,
             kept * one,
@@ -161,7 +161,7 @@ def test_waiting_is_the_least_that_fits(seed: int) -> None:
 def shortest(costs: CostModel) -> int | None:
     """The period of the best contiguous 1F1B plan, by trying all: partitions, what leaves, waits.
 
-    As without room for messages; periods are bisected, which the test of `waited` lets us do.
+    As without room for messages; periods are bisected, which the test of `min_span` lets us do.
     """
     low, high = 0, ContiguousDP(costs).serial_ns
     if not possible(costs, high):
@@ -213,7 +213,7 @@ def flows(costs: CostModel, pieces: list[tuple[int, int]], period: int) -> bool:
 def waiting(costs: CostModel, layers: tuple[int, int], lone: Lone, room: int) -> int | None:
     """The least V at which a stage fits, by trying every set of runs and every wait."""
     sizes = {
-        sum(run_bytes(costs.chain, run) for run in runs)
+        sum(offloadable_bytes(costs.chain, run) for run in runs)
         for runs in every_choice(*layers)
         if not any(n in costs.recomputed for a, b in runs for n in range(a, b + 1))
     }
@@ -234,12 +234,14 @@ def test_cuts_and_runs_of_both_kinds_equal_brute_force(seed: int) -> None:
     for memory in (25, 40):
         costs = costs_of(seed, 2 + seed % 3, 3, memory)
         chain = costs.chain
-        found = RunSolver(costs, options=options(chain, offload=True), offload=True).shortest(1)
-        every = (merged(chain, runs).of(costs) for runs in every_choice(0, costs.layers - 1))
+        found = RecomputeDP(
+            costs, options=list_options(chain, offload=True), offload=True
+        ).shortest(1)
+        every = (contract(chain, runs).of(costs) for runs in every_choice(0, costs.layers - 1))
         periods = [period for period in map(shortest, every) if period is not None]
         assert (None if found is None else found.period) == min(periods, default=None)
         lowest = max(1, int(load_bound(costs)))
-        claimed = again_bound(costs, lowest, offload=True)
+        claimed = recompute_bound(costs, lowest, offload=True)
         assert found is None or (claimed is not None and claimed <= found.period)
 
 
@@ -249,7 +251,7 @@ def test_the_bound_knows_both_what_leaves_and_what_runs_again() -> None:
     for seed in range(14):
         costs = costs_of(seed, 6, 3, 45)
         lowest = max(1, int(load_bound(costs)))
-        kept, away = (again_bound(costs, lowest, offload=offload) for offload in (False, True))
+        kept, away = (recompute_bound(costs, lowest, offload=offload) for offload in (False, True))
         if kept is not None:
             assert away is not None
             assert away <= kept
@@ -284,14 +286,14 @@ def test_what_is_fitted_fits(seed: int, duplex: str) -> None:
     if partition is None:
         return
     schedule = schedule_partition(costs, partition)
-    made = fitted(costs, schedule)
+    made = repair_by_offloading(costs, schedule)
     if made is None or not made.offloads:
         return
     assert replace(made, offloads=()) == schedule
     assert not fits(memory_rows(costs, schedule))
     assert fits(memory_rows(costs, made))
     for index, each in enumerate(made.offloads):
-        least = [size for size, _ in levels(costs, *schedule.stages[each.stage].layers)]
+        least = [size for size, _ in byte_options(costs, *schedule.stages[each.stage].layers)]
         assert each.size in least
         without = (*made.offloads[:index], *made.offloads[index + 1 :])
         assert not fits(memory_rows(costs, replace(made, offloads=without)))
@@ -305,14 +307,17 @@ def test_the_hosts_memory_is_a_limit() -> None:
         partition = ContiguousDP(costs, offload=True).shortest(1)
         if partition is None:
             continue
-        made = fitted(costs, schedule_partition(costs, partition))
+        made = repair_by_offloading(costs, schedule_partition(costs, partition))
         if made is None or not made.offloads:
             continue
         used = sum(row.host_bytes for row in memory_rows(costs, made))
         small = SLOW.model_copy(update={"memory_bytes": used - 1})
         cluster = costs.cluster.model_copy(update={"host": small})
         assert (
-            fitted(replace(costs, cluster=cluster), schedule_partition(costs, partition)) is None
+            repair_by_offloading(
+                replace(costs, cluster=cluster), schedule_partition(costs, partition)
+            )
+            is None
         )
         tight += 1
     assert tight > 3

@@ -13,17 +13,17 @@ from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as again
-from pipeplan.ilp.recompute.bound import again_bound
-from pipeplan.ilp.recompute.contracted_chain import Run, merged
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.options import NONE, options
+from pipeplan.ilp.recompute.bound import recompute_bound
+from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import NONE, list_options
 from pipeplan.simulator.recompute import condensed
 from pipeplan.verifier.recompute import without_runs
 from tests.plans import random_plan
 from tests.searches import limits
 
 
-def every_choice(first: int, last: int) -> Iterator[tuple[Run, ...]]:
+def every_choice(first: int, last: int) -> Iterator[tuple[Segment, ...]]:
     """All sets of disjoint runs of layers first..last."""
     if first > last:
         yield ()
@@ -52,7 +52,7 @@ def test_three_counts_of_a_run_agree(seed: int) -> None:
     """Solver, verifier and replay see the same layer in a run, by three computations."""
     plan = random_plan(seed, memory_model="exact", offload=False)
     runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
-    mine = merged(plan.chain, runs)
+    mine = contract(plan.chain, runs)
     for one, two, three in zip(
         mine.chain.layers,
         without_runs(plan).chain.layers,
@@ -68,13 +68,13 @@ def test_three_counts_of_a_run_agree(seed: int) -> None:
 def test_options_are_what_their_runs_cost(seed: int) -> None:
     """Time, kept bytes and peak of an option are those of the merged chain with its runs."""
     chain = some_chain(seed, 6)
-    offered, seen = options(chain), 0
+    offered, seen = list_options(chain), 0
     for last in range(6):
         for number in range(offered.more.shape[2]):
             if offered.more[0, last, number] == NONE:
                 continue
             runs = offered.runs(0, last, number)
-            mine = merged(chain, runs)
+            mine = contract(chain, runs)
             end = next(n for n, piece in enumerate(mine.pieces) if piece[1] == last)
             # Flush: nothing but forwards and backwards is in a segment's peaks.
             size = CostModel(mine.chain, uniform(1, 0), "flush", "exact").segment(0, end)
@@ -93,8 +93,8 @@ def test_cuts_and_options_equal_brute_force(seed: int) -> None:
     chain = some_chain(seed, 3 + seed % 4)
     for memory in (25, 35, 50, 80):
         costs = costs_of(chain, 3, memory)
-        found = RunSolver(costs, options=options(chain)).shortest(1)
-        choices = (merged(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        found = RecomputeDP(costs, options=list_options(chain)).shortest(1)
+        choices = (contract(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
         partitions = (ContiguousDP(costs_of(one, 3, memory)).shortest(1) for one in choices)
         periods = [partition.period for partition in partitions if partition is not None]
         assert (None if found is None else found.period) == min(periods, default=None)
@@ -106,10 +106,10 @@ def test_the_runs_of_a_partition_give_its_period(seed: int) -> None:
     chain = some_chain(seed, 7)
     for memory in (30, 45, 70):
         costs = costs_of(chain, 3, memory)
-        solver = RunSolver(costs, options=options(chain))
+        solver = RecomputeDP(costs, options=list_options(chain))
         found = solver.shortest(1)
         if found is not None:
-            again_costs = costs_of(merged(chain, solver.runs(found)).chain, 3, memory)
+            again_costs = costs_of(contract(chain, solver.runs(found)).chain, 3, memory)
             partition = ContiguousDP(again_costs).solve(found.period)
             assert partition is not None
             assert partition.spans[0] <= found.spans[0]
@@ -145,8 +145,8 @@ def test_the_bound_exceeds_no_plan(seed: int) -> None:
     for memory in (30, 50):
         costs = costs_of(chain, 3, memory)
         lowest = max(1, int(load_bound(costs)))
-        claimed = again_bound(costs, lowest)
-        choices = (merged(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        claimed = recompute_bound(costs, lowest)
+        choices = (contract(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
         bounds = [contiguous_bound(costs_of(one, 3, memory), lowest) for one in choices]
         least = min((bound for bound in bounds if bound is not None), default=None)
         if claimed is None:
@@ -161,7 +161,7 @@ def test_the_bound_says_more_than_the_load() -> None:
     for seed in range(14):
         costs = costs_of(some_chain(seed, 6), 3, 35)
         lowest = max(1, int(load_bound(costs)))
-        claimed = again_bound(costs, lowest)
+        claimed = recompute_bound(costs, lowest)
         stronger += claimed is None or claimed > lowest
     assert stronger >= 7
 
@@ -170,8 +170,8 @@ def test_the_bound_says_more_than_the_load() -> None:
 def test_dropped_options_lower_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few options a segment keeps, the bound stays one: it only falls."""
     costs = costs_of(some_chain(seed, 8), 3, 40)
-    many = again_bound(costs, 1)
+    many = recompute_bound(costs, 1)
     monkeypatch.setattr("pipeplan.ilp.recompute.options.MOST", 2)
-    few = again_bound(costs, 1)
+    few = recompute_bound(costs, 1)
     assert few is not None or many is None
     assert many is None or (few is not None and few <= many)

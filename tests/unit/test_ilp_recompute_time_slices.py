@@ -18,26 +18,26 @@ from pipeplan.ilp.contiguous.dynamic_program import Partition
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.balancing import Guess
-from pipeplan.ilp.local_search.list_scheduler import Outward
+from pipeplan.ilp.local_search.balancing import Estimate
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.offload.relief_estimate import leaving, relief
-from pipeplan.ilp.offload.repair import fitted
+from pipeplan.ilp.offload.relief_estimate import estimate_relief, offloadable_segments
+from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute import search as again
 from pipeplan.ilp.recompute import time_slices
-from pipeplan.ilp.recompute.annealing import RunLayout, RunWalk
-from pipeplan.ilp.recompute.assignment_annealing import RunBalance
+from pipeplan.ilp.recompute.annealing import RecomputeAllocation, RecomputeAnnealing
+from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
 from pipeplan.ilp.recompute.balancing import joined
-from pipeplan.ilp.recompute.contracted_chain import merged
-from pipeplan.ilp.recompute.contraction_cache import Pieces, within
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.initial_sets import Candidates
-from pipeplan.ilp.recompute.joint_incumbent import Joint
-from pipeplan.ilp.recompute.moves import changed
-from pipeplan.ilp.recompute.options import options
-from pipeplan.ilp.recompute.search_result import Solved
-from pipeplan.ilp.recompute.time_slices import LEAST, Turns
+from pipeplan.ilp.recompute.contracted_chain import contract
+from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.initial_sets import InitialSets
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.moves import mutate
+from pipeplan.ilp.recompute.options import list_options
+from pipeplan.ilp.recompute.search_result import SearchResult
+from pipeplan.ilp.recompute.time_slices import LEAST, TimeSlices
 from pipeplan.ilp.recompute.trim import trim
 from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
@@ -67,9 +67,9 @@ def random_costs(seed: int, layers: int, **cluster: Any) -> CostModel:
 def test_runs_end_at_borders() -> None:
     """A run across borders becomes one run in each stage; what is kept stays kept."""
     stages = [(0, 2), (3, 3), (4, 9)]
-    assert within([(1, 5), (7, 8)], stages) == ((1, 2), (3, 3), (4, 5), (7, 8))
-    assert within([(0, 9)], stages) == ((0, 2), (3, 3), (4, 9))
-    assert within([], stages) == ()
+    assert clip_to_stages([(1, 5), (7, 8)], stages) == ((1, 2), (3, 3), (4, 5), (7, 8))
+    assert clip_to_stages([(0, 9)], stages) == ((0, 2), (3, 3), (4, 9))
+    assert clip_to_stages([], stages) == ()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -80,8 +80,8 @@ def test_a_step_changes_one_stage_alone(seed: int) -> None:
     counts = set()
     for _ in range(600):
         stage = random.choice(stages)
-        new = changed(random, runs, stage, [((6, 7), (9, 11))] if stage == (6, 11) else [])
-        assert within(new, stages) == new
+        new = mutate(random, runs, stage, [((6, 7), (9, 11))] if stage == (6, 11) else [])
+        assert clip_to_stages(new, stages) == new
         assert all(first <= last for first, last in new)
         assert all(one[1] < other[0] for one, other in pairwise(new))
         outside = [run for run in runs if not stage[0] <= run[0] <= stage[1]]
@@ -104,11 +104,11 @@ def test_joined_runs_cover_the_same_layers() -> None:
 def test_pieces_are_merged_chains() -> None:
     """A merged chain made of known layers is the one that is made from scratch."""
     costs = random_costs(5, 9)
-    pieces, random = Pieces(costs), Random(0)
+    pieces, random = ContractionCache(costs), Random(0)
     for _ in range(40):
-        runs = changed(random, (), (0, 8), [])
+        runs = mutate(random, (), (0, 8), [])
         chain, mine = pieces.of(runs)
-        assert chain == merged(costs.chain, runs)
+        assert chain == contract(costs.chain, runs)
         assert mine.chain == chain.chain
         assert mine.recomputed == chain.recomputed
         assert pieces.of(runs)[1] is mine
@@ -118,23 +118,23 @@ def test_pieces_are_merged_chains() -> None:
 def test_sums_of_a_balance_stay_right(seed: int) -> None:
     """After thousands of steps the total is that of the same allocation and runs from scratch."""
     costs, random = random_costs(seed, 10), Random(seed)
-    single = Pieces(costs).of(tuple((layer, layer) for layer in range(10)))[1]
+    single = ContractionCache(costs).of(tuple((layer, layer) for layer in range(10)))[1]
     load = costs.load_ns(0, 9, 0)
-    guess = Guess(RunLayout((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
-    balance = RunBalance(costs, single, load // 2, guess, [False] * 10, 0.01)
+    guess = Estimate(RecomputeAllocation((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
+    balance = RecomputeAssignmentAnnealing(costs, single, load // 2, guess, [False] * 10, 0.01)
     balance.anneal(random, 3000)
-    known = replace(guess, layout=RunLayout(balance.homes, frozenset()))
-    fresh = RunBalance(costs, single, load // 2, known, balance.again, 0.01)
+    known = replace(guess, layout=RecomputeAllocation(balance.homes, frozenset()))
+    fresh = RecomputeAssignmentAnnealing(costs, single, load // 2, known, balance.again, 0.01)
     assert fresh.total == pytest.approx(balance.total, abs=1e-6)
     assert any(balance.again)
 
 
-def placed(costs: CostModel, random: Random) -> Outward | None:
+def placed(costs: CostModel, random: Random) -> ModuloListScheduler | None:
     """A random allocation at a roomy period."""
     cuts = sorted(random.sample(range(1, costs.layers), 3))
     bounds = list(zip([0, *cuts], [*cuts, costs.layers], strict=True))
     runs = [(first, end - 1, number % 3) for number, (first, end) in enumerate(bounds)]
-    placing = Outward(costs, runs, costs.load_ns(0, costs.layers - 1, 0) // 2)
+    placing = ModuloListScheduler(costs, runs, costs.load_ns(0, costs.layers - 1, 0) // 2)
     return placing if placing.place() else None
 
 
@@ -151,12 +151,12 @@ def test_relief_is_nearly_what_fits() -> None:
         memory = int(max(peaks) * 0.8)
         scarce = replace(costs, cluster=costs.cluster.model_copy(update={"gpus": gpus(memory)}))
         over = [peak - memory for peak in peaks]
-        away = relief(scarce, placing.runs, placing.times, placing.period, over)
+        away = estimate_relief(scarce, placing.runs, placing.times, placing.period, over)
         asked += 1
         assert all(0 <= size <= max(0, lack) + 99 for size, lack in zip(away, over, strict=True))
         if all(size >= lack for size, lack in zip(away, over, strict=True)):
             covered += 1
-            mended += fitted(scarce, placing.schedule()) is not None
+            mended += repair_by_offloading(scarce, placing.schedule()) is not None
     assert covered >= 5
     assert mended >= 0.7 * covered
     assert covered < asked, "what no micro-batch keeps cannot leave"
@@ -172,12 +172,16 @@ def test_relief_knows_the_way() -> None:
     costs = random_costs(1, 8, host=Host(memory_bytes=10**9, bandwidth_bytes_per_s=1))
     times = {(OpKind.F, 0): (0,), (OpKind.B, 0): (100_000 + costs.forward_ns(0, 7, 0),)}
     asked = [(0, 7, 0)], times, 30_000, [10**6, 0, 0]
-    assert relief(costs, *asked) == [0, 0, 0]
+    assert estimate_relief(costs, *asked) == [0, 0, 0]
     fast = costs.cluster.model_copy(
         update={"host": Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**12)}
     )
-    assert relief(replace(costs, cluster=fast), *asked) == [3 * leaving(costs, 0, 7), 0, 0]
-    assert leaving(costs, 0, 7) > 0
+    assert estimate_relief(replace(costs, cluster=fast), *asked) == [
+        3 * offloadable_segments(costs, 0, 7),
+        0,
+        0,
+    ]
+    assert offloadable_segments(costs, 0, 7) > 0
 
 
 def test_shorter_than_every_contiguous_plan() -> None:
@@ -192,14 +196,16 @@ def test_shorter_than_every_contiguous_plan() -> None:
     assert free.period_per_microbatch < Fraction(98, 100) * one.period_per_microbatch
 
 
-def in_vain(**asked: Any) -> Joint:
+def in_vain(**asked: Any) -> JointIncumbent:
     """A plan with two runs where memory is ample."""
     costs = random_costs(4, 6, memory=10**6)
     state = Incumbent(costs, limits(**asked))
     state.raise_bound("any", Fraction(1))
-    joint = Joint(state, Solved(state))
-    chain, mine = Pieces(costs).of(((0, 1), (4, 4)))
-    placing = Outward(mine, [(0, 1, 0), (2, 3, 1), (4, 4, 2)], 2 * mine.load_ns(0, 4, 0))
+    joint = JointIncumbent(state, SearchResult(state))
+    chain, mine = ContractionCache(costs).of(((0, 1), (4, 4)))
+    placing = ModuloListScheduler(
+        mine, [(0, 1, 0), (2, 3, 1), (4, 4, 2)], 2 * mine.load_ns(0, 4, 0)
+    )
     assert placing.place()
     assert joint.offer(chain, mine, placing.schedule())
     return joint
@@ -233,7 +239,7 @@ def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -
     seen: list[KFkBSearch] = []
     monkeypatch.setattr(KFkBSearch, "run", lambda self, seconds: seen.append(self))
     joint = in_vain(ks=(1, 2))
-    taking = Turns(joint, joint.state, None)
+    taking = TimeSlices(joint, joint.state, None)
     for _ in range(2):
         taking._cycle(1)
     trim(joint)
@@ -253,13 +259,13 @@ def test_the_walk_finds_runs_by_itself() -> None:
         costs = random_costs(seed, 7, memory=70)
         state = Incumbent(costs, replace(limits(), clock=DeterministicClock(), time_limit_s=20))
         state.raise_bound("any", Fraction(1))
-        joint = Joint(state, Solved(state))
-        chain, mine = Pieces(costs).of(((0, 2), (3, 6)))
-        placing = Outward(mine, [(0, 0, 0), (1, 1, 1)], mine.load_ns(0, 1, 0))
+        joint = JointIncumbent(state, SearchResult(state))
+        chain, mine = ContractionCache(costs).of(((0, 2), (3, 6)))
+        placing = ModuloListScheduler(mine, [(0, 0, 0), (1, 1, 1)], mine.load_ns(0, 1, 0))
         if not placing.place() or not joint.offer(chain, mine, placing.schedule()):
             continue
         before = joint.period
-        RunWalk(joint, options(costs.chain)).run(8)
+        RecomputeAnnealing(joint, list_options(costs.chain)).run(8)
         best, known = joint.best.state, joint.period
         assert best.best is not None
         assert before is not None
@@ -275,7 +281,7 @@ def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> No
     costs = random_costs(2, 5, memory=10**6)
     state = Incumbent(costs, replace(limits(), clock=DeterministicClock(), time_limit_s=100))
     state.raise_bound("any", Fraction(1))
-    joint = Joint(state, Solved(state))
+    joint = JointIncumbent(state, SearchResult(state))
     given: list[tuple[str, float]] = []
 
     def idle(seconds: float) -> None:
@@ -284,14 +290,14 @@ def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> No
 
     def lucky(seconds: float) -> None:
         given.append(("lucky", seconds))
-        placing = Outward(costs, [(0, 4, 0)], costs.load_ns(0, 4, 0) + 99 - len(given))
+        placing = ModuloListScheduler(costs, [(0, 4, 0)], costs.load_ns(0, 4, 0) + 99 - len(given))
         assert placing.place()
-        assert joint.offer(merged(costs.chain, ()), costs, placing.schedule())
+        assert joint.offer(contract(costs.chain, ()), costs, placing.schedule())
         state.options.clock.charge(seconds)
 
-    parts = [time_slices._Part(idle), time_slices._Part(lucky)]
-    monkeypatch.setattr(Turns, "_parts", lambda self: parts)
-    Turns(joint, state, None).run()
+    parts = [time_slices._Arm(idle), time_slices._Arm(lucky)]
+    monkeypatch.setattr(TimeSlices, "_parts", lambda self: parts)
+    TimeSlices(joint, state, None).run()
     ratios = [one[1] / other[1] for one, other in zip(given[::2], given[1::2], strict=False)]
     assert ratios[:4] == pytest.approx([1, 0.5, LEAST, LEAST])
     assert state.remaining <= 0
@@ -303,8 +309,10 @@ def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None
         random_costs(2, 5), replace(limits(), clock=DeterministicClock(), time_limit_s=100)
     )
     state.raise_bound("any", Fraction(1))
-    monkeypatch.setattr(Turns, "_parts", lambda self: [time_slices._Part(lambda seconds: None)])
-    Turns(Joint(state, Solved(state)), state, None).run()
+    monkeypatch.setattr(
+        TimeSlices, "_parts", lambda self: [time_slices._Arm(lambda seconds: None)]
+    )
+    TimeSlices(JointIncumbent(state, SearchResult(state)), state, None).run()
     assert state.remaining > 90
 
 
@@ -359,22 +367,22 @@ def test_room_for_messages_is_sought_from_the_period_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No shorter period is asked for again, and the answer is that of a search from below."""
-    asked: list[tuple[RunSolver, int, Partition | None]] = []
-    shortest = RunSolver.shortest
+    asked: list[tuple[RecomputeDP, int, Partition | None]] = []
+    shortest = RecomputeDP.shortest
 
-    def watched(solver: RunSolver, lowest: int) -> Partition | None:
+    def watched(solver: RecomputeDP, lowest: int) -> Partition | None:
         found = shortest(solver, lowest)
         asked.append((solver, lowest, found))
         return found
 
-    monkeypatch.setattr(RunSolver, "shortest", watched)
+    monkeypatch.setattr(RecomputeDP, "shortest", watched)
     longer = 0
     for seed in range(12):
         costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
         state = Incumbent(costs, replace(limits(), clock=DeterministicClock()))
         state.raise_bound("any", Fraction(1))
         asked.clear()
-        list(Candidates(Joint(state, Solved(state))))
+        list(InitialSets(JointIncumbent(state, SearchResult(state))))
         (_, low, first), *others = asked
         if first is None:
             continue
@@ -393,10 +401,10 @@ def test_candidates_come_once() -> None:
         costs = random_costs(seed, 6, memory=(45, 60, 80)[seed % 3])
         state = Incumbent(costs, replace(limits(), clock=DeterministicClock()))
         state.raise_bound("any", Fraction(1))
-        found = list(Candidates(Joint(state, Solved(state))))
+        found = list(InitialSets(JointIncumbent(state, SearchResult(state))))
         assert len({candidate.merged.runs for candidate in found}) == len(found)
         assert all(candidate.merged.runs for candidate in found)
-        flags = [candidate.sure for candidate in found]
+        flags = [candidate.required for candidate in found]
         assert flags == sorted(flags, reverse=True)
         seen += sum(flags)
     assert seen >= 5

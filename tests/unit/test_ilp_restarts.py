@@ -12,8 +12,8 @@ from pipeplan.ilp.bounds.load import closed_form_bound, load_bound
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Layout
-from pipeplan.ilp.local_search.restarts import WITHIN, Afresh
+from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.restarts import WITHIN, EqualSplitRestarts
 from pipeplan.ilp.search import contiguous
 from pipeplan.testing.instances import Case, chain_of
 from tests import handmade
@@ -35,7 +35,7 @@ def test_loads_come_out_even_where_steps_from_the_best_plan_do_not_lead() -> Non
     state = started(costs)
     assert state.gap is not None
     assert state.gap > 0.07
-    Afresh(state).run(20)
+    EqualSplitRestarts(state).run(20)
     assert state.gap < 0.02
     assert state.best is not None
     assert state.is_feasible(state.best)
@@ -51,8 +51,8 @@ def test_pinned_layers_stay() -> None:
     assert state.best is not None
     before = state.best.per_microbatch
     state.raise_bound("any", before * Fraction(99, 100))
-    Afresh(state).run(4)
-    homes = Layout.of(state.best, 1).homes
+    EqualSplitRestarts(state).run(4)
+    homes = Allocation.of(state.best, 1).homes
     assert [homes[layer] for layer, _ in pins] == [gpu for _, gpu in pins]
     assert state.best.per_microbatch <= before
 
@@ -65,7 +65,7 @@ def test_torn_units_end_it_with_a_bound() -> None:
     assert state.best is not None
     best = state.best.per_microbatch
     state.bounds["any"] = best * Fraction(9, 10)  # between a cut's 50 ns and this nothing fits
-    Afresh(state).run(30)
+    EqualSplitRestarts(state).run(30)
     assert best * Fraction(9, 10) <= state.bounds["any"] <= best
     assert state.elapsed < 30
 
@@ -78,7 +78,7 @@ def test_far_plans_and_single_gpus_are_left_alone(gpus: int) -> None:
     assert state.best is not None
     state.bounds["any"] = state.best.per_microbatch / (1 + WITHIN) - 1
     before, spent = state.best, state.elapsed
-    Afresh(state).run(30)
+    EqualSplitRestarts(state).run(30)
     assert state.best is before
     assert state.elapsed < spent + 0.1
 
@@ -89,5 +89,5 @@ def test_a_round_is_as_short_as_the_time_left() -> None:
     costs = CostModel(chain_of("densenet121"), case.cluster, "2bw", "exact")
     state = started(costs)
     spent = state.elapsed
-    Afresh(state).run(0.1)
+    EqualSplitRestarts(state).run(0.1)
     assert ceil(state.elapsed - spent) <= 1

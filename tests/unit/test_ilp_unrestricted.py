@@ -13,7 +13,7 @@ from pipeplan.ilp.cpsat.period_search import solve_and_repair
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search import unrestricted as asking
 from pipeplan.ilp.local_search.lns import MAX_TASKS
-from pipeplan.ilp.local_search.unrestricted import MOST_LAYERS, Whole
+from pipeplan.ilp.local_search.unrestricted import MOST_LAYERS, UnrestrictedModel
 from pipeplan.ilp.noncontiguous import joint
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import Semantics
@@ -50,7 +50,7 @@ def test_finds_and_refutes_as_the_exact_search_does() -> None:
         assert exact.best is not None
         first = exact.best.per_microbatch
         assert joint(exact, 1, 60)
-        Whole(whole).run(60)
+        UnrestrictedModel(whole).run(60)
         assert whole.best is not None
         optimum, found = exact.best.per_microbatch, whole.best.per_microbatch
         assert whole.bounds["k1"] <= optimum <= found <= first
@@ -70,7 +70,7 @@ def test_idle_where_the_gap_is_small_or_layers_are_many() -> None:
             state.raise_bound("any", state.best.per_microbatch * Fraction(99, 100))
         phases: list[str] = []
         state.report = lambda *args, heard=phases: heard.append(str(args[-1]))
-        Whole(state).run(5)
+        UnrestrictedModel(state).run(5)
         assert not phases
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_asked_twice() -> None:
         state.raise_bound("any", closed_form_bound(costs) / 2)
         contiguous(state)
         with mock.patch.object(asking, "attempt", wraps=solve_and_repair) as calls:
-            Whole(state).run(30)
+            UnrestrictedModel(state).run(30)
         asked = [(call.args[1].k, call.args[2]) for call in calls.call_args_list]
         assert len(asked) == len(set(asked)) > 0
         assert all(layers * k <= MAX_TASKS and k <= MODEL_K for k, _ in asked)

@@ -39,7 +39,7 @@ ASK_S: Final = 10.0
 FINE: Final = Fraction(1, 400)
 """Share of the best period to which the bound is raised."""
 
-Home = tuple[int, ...]
+Assignment = tuple[int, ...]
 Reason = Literal["sums", "rounds", "open"]
 
 
@@ -47,7 +47,7 @@ Reason = Literal["sums", "rounds", "open"]
 class Ruled:
     """What became of all allocations that begin with `home`."""
 
-    home: Home
+    home: Assignment
     reason: Reason
     rounds: int = 0
     """How many in a row do not fit; 0 where sums say so, or where it is open."""
@@ -62,10 +62,10 @@ class Beginnings:
     end: float
     """When to stop, in seconds of the state's clock: what is left then is open."""
     _gates: dict[int, Entrance | None] = field(default_factory=dict)
-    _late: set[Home] = field(default_factory=set)
+    _late: set[Assignment] = field(default_factory=set)
     """Beginnings ruled out only after an allocation that begins so was left."""
 
-    def ruled(self, home: Home = (0,)) -> Iterator[Ruled]:
+    def ruled(self, home: Assignment = (0,)) -> Iterator[Ruled]:
         """Each beginning at which the tree ends: none is open if no plan keeps the period."""
         if not self._sums_allow(home):
             yield Ruled(home, "sums")
@@ -80,7 +80,7 @@ class Beginnings:
                 if not any(home[: len(late)] == late for late in self._late):
                     yield from self.ruled((*home, gpu))
 
-    def _whole(self, home: Home) -> Ruled:
+    def _whole(self, home: Assignment) -> Ruled:
         """What more rounds say of an allocation, or of all that share a beginning with it."""
         if self._refuted(home, MORE, ASK_S):
             return Ruled(home, "rounds", MORE)
@@ -92,7 +92,7 @@ class Beginnings:
                 return Ruled(begun, "rounds", MANY)
         return Ruled(home, "open")
 
-    def _refuted(self, home: Home, rounds: int, seconds: float) -> bool:
+    def _refuted(self, home: Assignment, rounds: int, seconds: float) -> bool:
         """Whether `rounds` of c micro-batches in a row are proven to be too many."""
         if max(home) == 0:
             return False
@@ -111,7 +111,7 @@ class Beginnings:
             self._gates[last] = entrance(self.state.costs, last)
         return self._gates[last]
 
-    def _sums_allow(self, home: Home) -> bool:
+    def _sums_allow(self, home: Assignment) -> bool:
         """Whether loads, links, work left and counts leave the period possible."""
         costs = self.state.costs
         loads = [0] * costs.gpus
@@ -127,7 +127,7 @@ class Beginnings:
             return False
         return self._counts_allow(home, left)
 
-    def _counts_allow(self, home: Home, left: int) -> bool:
+    def _counts_allow(self, home: Assignment, left: int) -> bool:
         """R(l) <= c(l) T for each layer that is there."""
         costs = self.state.costs
         room = list(costs.budgets)

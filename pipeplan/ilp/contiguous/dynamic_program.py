@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from pipeplan.cluster import Host
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.offload.byte_options_table import segment_levels
-from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
+from pipeplan.ilp.offload.byte_options_table import segment_byte_options
+from pipeplan.ilp.offload.min_span import INFINITE, StageBytes, StageTiming, min_span
 from pipeplan.ilp.segment_tables import (
     Array,
     SegmentTables,
@@ -147,7 +147,7 @@ class ContiguousDP:
             self._fixed = self._fixed + tables.messages
         if self.offload:
             self._forwards = [forwards(self.costs, gpus[0]) for gpus in self.classes]
-            self._levels = segment_levels(self.costs)
+            self._levels = segment_byte_options(self.costs)
 
     @property
     def is_slow(self) -> bool:
@@ -276,9 +276,9 @@ class ContiguousDP:
         others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
         if self.offload:
             spans = np.where(good, spans, INFINITE)
-            size = Bytes(self._free(kind), room, self.tables.saved, self._levels)
-            stay = Stay(asked.period, spans, self._forwards[kind], load)
-            spans = waited(self._host, stay, size, good)
+            size = StageBytes(self._free(kind), room, self.tables.saved, self._levels)
+            stay = StageTiming(asked.period, spans, self._forwards[kind], load)
+            spans = min_span(self._host, stay, size, good)
         else:
             good &= others * self.tables.saved <= room
             spans = np.where(good, spans, INFINITE)

@@ -25,7 +25,7 @@ from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact.branch_and_bound import decide
 from pipeplan.ilp.exact.enumeration import Assignment, lower_bound, next_places
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Layout
+from pipeplan.ilp.local_search.annealing import Allocation
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
@@ -107,7 +107,7 @@ class StageCountEnumeration:
 
     def _improve(self, floor: Fraction, home: Assignment) -> None:
         """Ask for shorter periods, halfway down to what was not found, while each is found."""
-        runs, costs = Layout(home, frozenset()).runs(), self.state.costs
+        runs, costs = Allocation(home, frozenset()).runs(), self.state.costs
         groups = [(first, last) for first, last, _ in runs]
         chain = grouped(costs.chain, groups, [gpu.speed for gpu in costs.cluster.gpus])
         short = replace(costs, chain=chain, recomputed=frozenset(), pins=())

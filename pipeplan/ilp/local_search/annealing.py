@@ -19,25 +19,25 @@ from typing import Final
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.list_scheduler import Outward, Run
-from pipeplan.ilp.local_search.peak_estimate import glance
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
+from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
 
 ROUND: Final = 1500
 """Steps from hot to cold."""
-SHRINKS: Final = (0.02, 0.01, 0.005, 0.002, 0.0005)
+TARGET_REDUCTIONS: Final = (0.02, 0.01, 0.005, 0.002, 0.0005)
 """By how much a round tries to shorten the period."""
-FAR: Final = (0.2, 0.1, 0.05)
+LARGE_TARGET_REDUCTIONS: Final = (0.2, 0.1, 0.05)
 """The same while the bound allows it: where memory is scarce, plans lie far from each other."""
-HOT: Final = 0.03
+INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
 LOOK: Final = 8
 """Steps between two looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Allocation:
     """Where layers sit, where stages of one GPU are split, when copies turn around.
 
     homes: GPU of each layer.
@@ -51,7 +51,7 @@ class Layout:
     turns: tuple[float, ...] = (0.0,)
 
     @classmethod
-    def of(cls, schedule: Schedule, k: int) -> Layout:
+    def of(cls, schedule: Schedule, k: int) -> Allocation:
         """The stages of a schedule, k copies evenly spread."""
         homes = [
             stage.gpu for stage in schedule.stages for _ in range(stage.first, stage.last + 1)
@@ -59,7 +59,7 @@ class Layout:
         splits = {two.first for one, two in pairwise(schedule.stages) if one.gpu == two.gpu}
         return cls(tuple(homes), frozenset(splits), tuple(copy / k for copy in range(k)))
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PlacedStage]:
         """Runs of layers on one GPU, cut at splits."""
         runs, first, home = [], 0, self.homes[0]
         for layer, gpu in enumerate(self.homes):
@@ -70,7 +70,7 @@ class Layout:
 
 
 @dataclass
-class Walk:
+class SimulatedAnnealing:
     """Annealing rounds from the best plan, until the time is over."""
 
     state: Incumbent
@@ -90,19 +90,19 @@ class Walk:
         self._best = state.best
         end = state.elapsed + min(seconds, state.remaining)
         state.set_phase("annealing")
-        while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
+        while not self._over(end) and self._target(TARGET_REDUCTIONS[-1]) >= state.bound:
             self._round(end)
 
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
 
-    def settle(
+    def anneal_from(
         self,
-        layout: Layout,
+        layout: Allocation,
         target: Fraction,
         steps: int,
         end: float,
-        shrink: float = SHRINKS[-1],
+        shrink: float = TARGET_REDUCTIONS[-1],
     ) -> None:
         """Walk from a layout that may not fit yet, at a period below the best plan's.
 
@@ -115,15 +115,17 @@ class Walk:
         """
         if self.state.best is not None:
             self._best = self.state.best
-            self._cool(self._kept(layout), target, steps, shrink, end)
+            self._anneal(self._kept(layout), target, steps, shrink, end)
 
     def _round(self, end: float) -> None:
         """One round from hot to cold around the best plan."""
-        shrink = self.random.choice((*FAR, *SHRINKS))
-        at = Layout.of(self._best, self._choose_k())
-        self._cool(at, self._target(shrink), ROUND, shrink, end)
+        shrink = self.random.choice((*LARGE_TARGET_REDUCTIONS, *TARGET_REDUCTIONS))
+        at = Allocation.of(self._best, self._choose_k())
+        self._anneal(at, self._target(shrink), ROUND, shrink, end)
 
-    def _cool(self, at: Layout, target: Fraction, steps: int, shrink: float, end: float) -> None:
+    def _anneal(
+        self, at: Allocation, target: Fraction, steps: int, shrink: float, end: float
+    ) -> None:
         """From hot to cold; a plan found makes the target shorter on the way, by `shrink`."""
         excess = self._excess(at, target)
         for step in range(steps):
@@ -131,7 +133,7 @@ class Walk:
                 return
             new = self._step(at)
             found = self._excess(new, target)
-            heat = HOT * (1 - step / steps) + 1e-9
+            heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
             if found <= excess or self.random.random() < exp((excess - found) / heat):
                 at, excess = new, found
             if excess <= 0:
@@ -152,7 +154,7 @@ class Walk:
     def _target(self, shrink: float) -> Fraction:
         return self._best.per_microbatch * (1 - Fraction(shrink))
 
-    def _excess(self, layout: Layout, target: Fraction) -> float:
+    def _excess(self, layout: Allocation, target: Fraction) -> float:
         """How far from a plan at this period: bytes beyond memory; without a schedule, above 1.
 
         A schedule that fits is offered, as early and as short as its orders allow.
@@ -163,19 +165,19 @@ class Walk:
         if over > 0:
             return 2 + over
         centres = [int(turn * period) for turn in layout.turns]
-        placing = Outward(costs, runs, period, centres)
+        placing = ModuloListScheduler(costs, runs, period, centres)
         if not placing.place():
             return 2 - placing.placed / (len(runs) + 1)
         excess = self._beside(costs, placing)
         return excess or self._take(costs, placing.schedule())
 
-    def _seen(self, layout: Layout) -> tuple[CostModel, list[Run]]:
+    def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
         """The chain whose layers are placed, and the stages in layers of it."""
         return self.state.costs, layout.runs()
 
-    def _beside(self, costs: CostModel, placing: Outward) -> float:
+    def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
         """Bytes beyond memory at a glance, as shares of each GPU's, summed."""
-        return beyond(glance(costs, placing), costs.budgets)
+        return memory_overflow(estimate_peaks(costs, placing), costs.budgets)
 
     def _take(self, costs: CostModel, schedule: Schedule) -> float:
         """Offer a schedule, also as short as its orders allow; the share of exact bytes beyond.
@@ -192,20 +194,20 @@ class Walk:
         if fits:
             return 0.0
         peaks = [row.peak_bytes for row in memory_rows(costs, schedule)]
-        return beyond(peaks, costs.budgets)
+        return memory_overflow(peaks, costs.budgets)
 
     def _offer(self, costs: CostModel, schedule: Schedule) -> bool:
         """Whether a schedule of the layers of `costs` fits; the best one is kept."""
         assert costs is self.state.costs
         return self.state.offer(schedule)
 
-    def _step(self, layout: Layout) -> Layout:
+    def _step(self, layout: Allocation) -> Allocation:
         """One or two random changes."""
         for _ in range(2 if self.random.random() < 0.3 else 1):
             layout = self._change(layout)
         return self._kept(layout)
 
-    def _kept(self, layout: Layout) -> Layout:
+    def _kept(self, layout: Allocation) -> Allocation:
         """The layout with tied layers where one of theirs is, pinned ones on their GPUs."""
         costs = self.state.costs
         if not costs.tied_groups and not costs.pins:
@@ -220,7 +222,7 @@ class Walk:
         )
         return replace(layout, homes=tuple(given))
 
-    def _change(self, layout: Layout) -> Layout:
+    def _change(self, layout: Allocation) -> Allocation:
         """Move a border, a run of layers or a whole stage; swap two stages; split, join; shift."""
         draw, runs = self.random.random(), layout.runs()
         if len(layout.turns) > 1 and draw < 0.1:
@@ -244,7 +246,7 @@ class Walk:
             return replace(layout, splits=self._resplit(layout))
         return replace(layout, homes=tuple(homes))
 
-    def _move_border(self, runs: list[Run], homes: list[int]) -> None:
+    def _move_border(self, runs: list[PlacedStage], homes: list[int]) -> None:
         index = self.random.randrange(1, len(runs))
         (begin, _, before), (first, end, behind) = runs[index - 1 : index + 1]
         count = self.random.choice((1, 1, 1, 2, 3))
@@ -253,7 +255,7 @@ class Walk:
         else:
             _assign(homes, max(begin, first - count), first - 1, behind)
 
-    def _resplit(self, layout: Layout) -> frozenset[int]:
+    def _resplit(self, layout: Allocation) -> frozenset[int]:
         """Forget splits that do nothing or one of the others, or add one."""
         homes = layout.homes
         real = {layer for layer in layout.splits if homes[layer] == homes[layer - 1]}
@@ -269,7 +271,7 @@ class Walk:
         return (0.0, *sorted([*turns[1:copy], min(max(moved, 0.0), 0.999), *turns[copy + 1 :]]))
 
 
-def _overload(costs: CostModel, runs: list[Run], period: int, k: int) -> float:
+def _overload(costs: CostModel, runs: list[PlacedStage], period: int, k: int) -> float:
     """Load beyond the period, as a share of it."""
     loads = [0] * costs.gpus
     for first, last, gpu in runs:
@@ -277,7 +279,7 @@ def _overload(costs: CostModel, runs: list[Run], period: int, k: int) -> float:
     return sum(max(0, load - period) for load in loads) / max(1, period)
 
 
-def beyond(peaks: Sequence[int], budgets: Sequence[int]) -> float:
+def memory_overflow(peaks: Sequence[int], budgets: Sequence[int]) -> float:
     """Bytes beyond memory, as shares of each GPU's, summed."""
     pairs = zip(peaks, budgets, strict=True)
     return sum(peak / max(1, budget) - 1 for peak, budget in pairs if peak > budget)

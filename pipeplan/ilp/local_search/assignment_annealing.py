@@ -18,7 +18,7 @@ from pipeplan.ilp.costs import CostModel
 
 TRIP: Final = 10
 """What the transfers of a cut add to its price, for each period they take."""
-HOT: Final = 0.02
+INITIAL_TEMPERATURE: Final = 0.02
 """Excess that a hot step accepts with probability 1/e."""
 BUSY_CUTS: Final = 6
 """Links are looked at where so many of the longest cuts fill a period."""
@@ -28,7 +28,7 @@ NEAR: Final = 0.6
 """Share of the steps that move a unit to the GPU of a neighbour."""
 
 
-class Balance:
+class AssignmentAnnealing:
     """An allocation of units, layers that must share a GPU at this period, under improvement.
 
     Attributes:
@@ -73,7 +73,7 @@ class Balance:
         self._watched = costs.gpus > 1 and sum(longest) > period
         self._loads, self._bytes = [0.0] * costs.gpus, list(beside)
         given = [{costs.pinned_gpus[layer] for layer in unit} - {None} for unit in self.units]
-        self.torn = any(len(gpus) > 1 for gpus in given)
+        self.conflicting_pins = any(len(gpus) > 1 for gpus in given)
         self._pinned = [bool(gpus) for gpus in given]
         self._homes = [
             next((gpu for gpu in gpus if gpu is not None), homes[unit[0]])
@@ -107,7 +107,7 @@ class Balance:
             before = self.total
             undo = self._change(random)
             worse = self.total - before
-            heat = HOT * (1 - step / steps) + 1e-9
+            heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
             if undo and worse > 0 and random.random() >= exp(-worse / heat):
                 undo()
                 self.total = before

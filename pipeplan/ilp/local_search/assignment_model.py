@@ -18,17 +18,17 @@ from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.cpsat.variables import Instance, Linear, Variables
 from pipeplan.ilp.incumbent import SearchOptions
 
-Home = tuple[int, ...]
+Assignment = tuple[int, ...]
 
 
 @dataclass
-class Guide:
+class AssignmentModel:
     """One assignment model at one period (ticks)."""
 
     instance: Instance
     period: int
     most_cuts: int
-    tabu: list[Home] = field(default_factory=list)
+    tabu: list[Assignment] = field(default_factory=list)
     """Allocations that must not come again."""
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Guide:
         self._count()
         self._memory()
 
-    def solve(self, options: SearchOptions, seconds: float) -> Home | None:
+    def solve(self, options: SearchOptions, seconds: float) -> Assignment | None:
         """An allocation that keeps all estimates, or None if there is none or time ran out."""
         solver = configured(options, seconds)
         if run(solver, self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -18,9 +18,9 @@ from typing import Final
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Layout, Walk, beyond
-from pipeplan.ilp.local_search.assignment_annealing import Balance
-from pipeplan.ilp.local_search.list_scheduler import Outward
+from pipeplan.ilp.local_search.annealing import Allocation, SimulatedAnnealing, memory_overflow
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import OpKind
@@ -50,33 +50,33 @@ BLEND: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class Estimate:
     """Where layers sit; micro-batches each keeps on average; shares of memory beside them."""
 
-    layout: Layout
+    layout: Allocation
     counts: list[float]
     beside: list[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ScheduledAllocation:
     """A layout's schedule; `costs` are of the layers that its stages name."""
 
-    layout: Layout
+    layout: Allocation
     costs: CostModel
     schedule: Schedule
 
 
-class Evening:
+class BalanceAndSchedule:
     """Periods between the bound and the best plan, tried until the time is over."""
 
     name = "balancing"
 
-    def __init__(self, state: Incumbent, walk: Walk | None = None) -> None:
+    def __init__(self, state: Incumbent, walk: SimulatedAnnealing | None = None) -> None:
         """Repeatable for a seed; `walk` goes on from what fits nearly."""
         self.state = state
         self.random = Random(state.options.seed)
-        self._walk = walk or Walk(state)
+        self._walk = walk or SimulatedAnnealing(state)
         self._steps = STEPS
 
     def run(self, seconds: float) -> None:
@@ -109,12 +109,12 @@ class Evening:
         """Whether a better plan of about this period was found."""
         best, begun = self._best(), self.state.elapsed
         guess, price = self._begin(period), PRICE
-        near: list[tuple[float, int, Layout]] = []
+        near: list[tuple[float, int, Allocation]] = []
         for _ in range(ROUNDS):
             if self._over(end):
                 return False
             balance = self._balance(period, guess, price)
-            if balance.torn:
+            if balance.conflicting_pins:
                 self.state.raise_bound("any", Fraction(period + 1), from_bytes=False)
                 return False
             steps = self._steps * len(balance.units)
@@ -132,62 +132,66 @@ class Evening:
         self._settle(near, min(end, 2 * self.state.elapsed - begun))
         return self._best() is not best
 
-    def _begin(self, period: int) -> Guess:
+    def _begin(self, period: int) -> Estimate:
         """What the best plan does."""
         best = self.state.best
         assert best is not None
-        return Guess(Layout.of(best, 1), *measured(self.state.costs, best, period))
+        return Estimate(Allocation.of(best, 1), *measured_estimate(self.state.costs, best, period))
 
-    def _balance(self, period: int, guess: Guess, price: float) -> Balance:
+    def _balance(self, period: int, guess: Estimate, price: float) -> AssignmentAnnealing:
         costs, homes = self.state.costs, guess.layout.homes
-        return Balance(costs, period, homes, guess.counts, guess.beside, price)
+        return AssignmentAnnealing(costs, period, homes, guess.counts, guess.beside, price)
 
-    def _layout(self, balance: Balance) -> Layout:
-        return Layout(balance.homes, frozenset())
+    def _layout(self, balance: AssignmentAnnealing) -> Allocation:
+        return Allocation(balance.homes, frozenset())
 
-    def _corrected(self, guess: Guess, placed: Placed, period: int) -> Guess:
+    def _corrected(self, guess: Estimate, placed: ScheduledAllocation, period: int) -> Estimate:
         """The guess moved towards what a schedule really does."""
         new, beside = self._measured(placed, period)
         pairs = zip(new, guess.counts, strict=True)
         counts = [BLEND * one + (1 - BLEND) * other for one, other in pairs]
-        return Guess(guess.layout, counts, beside)
+        return Estimate(guess.layout, counts, beside)
 
-    def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
-        return measured(placed.costs, placed.schedule, period)
+    def _measured(
+        self, placed: ScheduledAllocation, period: int
+    ) -> tuple[list[float], list[float]]:
+        return measured_estimate(placed.costs, placed.schedule, period)
 
-    def _excess(self, placed: Placed) -> float:
+    def _excess(self, placed: ScheduledAllocation) -> float:
         """Bytes beyond memory, as shares of each GPU's, summed."""
         peaks = [row.peak_bytes for row in memory_rows(placed.costs, placed.schedule)]
-        return beyond(peaks, placed.costs.budgets)
+        return memory_overflow(peaks, placed.costs.budgets)
 
-    def _settle(self, near: list[tuple[float, int, Layout]], end: float) -> None:
+    def _settle(self, near: list[tuple[float, int, Allocation]], end: float) -> None:
         """Walk from the allocations that fit nearly, those that lack least first."""
         for _, period, layout in sorted(near, key=lambda row: row[:2])[:SETTLED]:
             if not self._over(end):
-                self._walk.settle(layout, Fraction(period), SETTLING, end)
+                self._walk.anneal_from(layout, Fraction(period), SETTLING, end)
 
-    def _scheduled(self, layout: Layout, period: int) -> Placed | None:
+    def _scheduled(self, layout: Allocation, period: int) -> ScheduledAllocation | None:
         """A schedule of an allocation at this period, if that is worth it and one is found."""
         best = self._best()
         assert best is not None
         costs = self.state.costs
-        placing = Outward(costs, layout.runs(), period)
+        placing = ModuloListScheduler(costs, layout.runs(), period)
         if period >= best.per_microbatch or not placing.place():
             return None
-        return Placed(layout, costs, placing.schedule())
+        return ScheduledAllocation(layout, costs, placing.schedule())
 
-    def _offer(self, placed: Placed) -> bool:
+    def _offer(self, placed: ScheduledAllocation) -> bool:
         """Whether the schedule fits; also as short as its orders allow."""
         lowest = max(1, int(-(-self.state.bounds["any"] // 1)))
         early = minimize_period_for_order(placed.costs, placed.schedule, lowest)
         return any([self._take(placed, each) for each in (placed.schedule, early)])
 
-    def _take(self, placed: Placed, schedule: Schedule) -> bool:
+    def _take(self, placed: ScheduledAllocation, schedule: Schedule) -> bool:
         """Whether a schedule of the same stages fits; the best one is kept."""
         return self.state.offer(schedule)
 
 
-def measured(costs: CostModel, schedule: Schedule, period: int) -> tuple[list[float], list[float]]:
+def measured_estimate(
+    costs: CostModel, schedule: Schedule, period: int
+) -> tuple[list[float], list[float]]:
     """What a schedule keeps of each layer on average at `period`, and each GPU's other bytes.
 
     Returns:

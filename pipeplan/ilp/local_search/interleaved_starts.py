@@ -20,11 +20,11 @@ from typing import Final
 from pipeplan.ilp.contiguous.unconstrained import is_memory_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Layout, Walk
+from pipeplan.ilp.local_search.annealing import Allocation, SimulatedAnnealing
 
 FAR: Final = Fraction(103, 100)
 """Starts are tried where the best plan is so many times longer than the bound."""
-SHRINKS: Final = (0.02, 0.05, 0.1, 0.2)
+TARGET_REDUCTIONS: Final = (0.02, 0.05, 0.1, 0.2)
 """By how much a start tries to shorten the best plan's period."""
 ONCE: Final = 0.8
 """Share of the starts whose chain comes to each GPU at most twice."""
@@ -40,7 +40,7 @@ STEPS: Final = 500
 """Changes of borders before the walk begins."""
 STEP_S: Final = 5e-5
 """What such a change counts for where work is counted instead of time."""
-HOT: Final = 0.05
+INITIAL_TEMPERATURE: Final = 0.05
 """Excess that a hot change accepts with probability 1/e."""
 MOVES: Final = (-3, -2, -1, -1, -1, 1, 1, 1, 2, 3)
 """Layers by which borders move."""
@@ -50,7 +50,7 @@ SETTLING: Final = 1000
 """Steps of the walk from each start."""
 
 
-class Borders:
+class VisitCuts:
     """Where the chain changes GPUs, if it comes to them in a given order.
 
     Attributes:
@@ -88,7 +88,7 @@ class Borders:
                 return
             changed = self._changed(random)
             excess = self._excess(changed)
-            heat = HOT * (1 - step / steps) + 1e-9
+            heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
             if excess <= self.excess or random.random() < exp((self.excess - excess) / heat):
                 self.starts, self.excess = changed, excess
 
@@ -132,10 +132,10 @@ class Borders:
         return total
 
 
-class Folds:
+class InterleavedStarts:
     """Starts at periods below the best plan's, drawn until the time is over."""
 
-    def __init__(self, state: Incumbent, walk: Walk) -> None:
+    def __init__(self, state: Incumbent, walk: SimulatedAnnealing) -> None:
         """`walk` goes on from each start, and draws for both, so that none is repeated."""
         self.state, self._walk, self._random = state, walk, walk.random
 
@@ -163,19 +163,19 @@ class Folds:
         """One order of GPUs, its borders, the walk from there."""
         state, best = self.state, self.state.best
         assert best is not None
-        shrink = Fraction(self._random.choice(SHRINKS))
+        shrink = Fraction(self._random.choice(TARGET_REDUCTIONS))
         period = max(1, int(max(state.bound, best.per_microbatch * (1 - shrink))))
         gpus = list(dict.fromkeys(stage.gpu for stage in best.stages))
         gpus += [gpu for gpu in range(state.costs.gpus) if gpu not in gpus]
-        order = drawn(gpus, self._random)
-        borders = Borders(state.costs, order, period, self._random.choice(STRETCHES))
+        order = random_visits(gpus, self._random)
+        borders = VisitCuts(state.costs, order, period, self._random.choice(STRETCHES))
         borders.anneal(self._random, STEPS)
         state.options.clock.charge(STEPS * STEP_S)
-        layout = Layout(borders.homes, frozenset())
-        self._walk.settle(layout, Fraction(period), SETTLING, end, SHRINKS[0])
+        layout = Allocation(borders.homes, frozenset())
+        self._walk.anneal_from(layout, Fraction(period), SETTLING, end, TARGET_REDUCTIONS[0])
 
 
-def drawn(gpus: Sequence[int], random: Random) -> list[int]:
+def random_visits(gpus: Sequence[int], random: Random) -> list[int]:
     """All GPUs in turn, then some again: in the same order or there and back."""
     count = len(gpus)
     passes = 2 if random.random() < ONCE else MOST_PASSES

@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.packing_lookahead import packs, pair
+from pipeplan.ilp.local_search.packing_lookahead import fits_rest, place_pair
 from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
 
 F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
 
-Run = tuple[int, int, int]
+PlacedStage = tuple[int, int, int]
 """(first layer, last layer, GPU)."""
 
 
 @dataclass
-class Outward:
+class ModuloListScheduler:
     """One placement of `runs` at `period` for k = len(centres) micro-batches.
 
     `centres` say around which instants the copies' turns from F to B lie, in increasing order.
     """
 
     costs: CostModel
-    runs: Sequence[Run]
+    runs: Sequence[PlacedStage]
     period: int
     centres: Sequence[int] = (0,)
     placed: int = 0
@@ -182,7 +182,7 @@ def _roomy(
     for length in lengths:
         rest.remove(length)
     if found is not None:
-        if packs(ring.free_intervals(), rest):
+        if fits_rest(ring.free_intervals(), rest):
             return found
         for start, length in zip(found, lengths, strict=True):
             ring.remove(start, length)
@@ -193,7 +193,7 @@ def _anywhere(
     ring: ReservationTable, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
 ) -> tuple[int, int] | None:
     """Occupy the nearest places that leave room for all that is to come."""
-    found = pair(ring.free_intervals(), ring.period, lengths, window, rest)
+    found = place_pair(ring.free_intervals(), ring.period, lengths, window, rest)
     if found is not None:
         for start, length in zip(found, lengths, strict=True):
             ring.add(start, length)

@@ -32,7 +32,7 @@ Blocks = list[tuple[int, int, tuple[int, ...]]]
 
 
 @dataclass
-class Neighbourhoods:
+class LargeNeighbourhoodSearch:
     """Improves `state.best` step by step."""
 
     state: Incumbent

@@ -18,7 +18,7 @@ MOST_PAIRS: Final = 400
 """Pairs of places looked at, nearest first."""
 
 
-def packs(holes: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
+def fits_rest(holes: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
     """Whether ops of these lengths fit into the holes, longest first into the tightest."""
     room = sorted(length for _, length in holes)
     if not rest or (room and room[-1] >= sum(rest)):
@@ -32,7 +32,7 @@ def packs(holes: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
     return True
 
 
-def pair(
+def place_pair(
     holes: list[FreeInterval],
     period: int,
     lengths: tuple[int, int],
@@ -59,7 +59,7 @@ def pair(
     for one, other in _nearest([latest - x for x in ins], [x - earliest for x in outs]):
         left = _carve(holes, outs[other], long_out, period)
         left = None if left is None else _carve(left, ins[one], long_in, period)
-        if left is not None and packs(left, rest):
+        if left is not None and fits_rest(left, rest):
             return ins[one], outs[other]
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.list_scheduler import SEND_B, SEND_F, B, F, Outward
+from pipeplan.ilp.local_search.list_scheduler import SEND_B, SEND_F, B, F, ModuloListScheduler
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Gpu:
         return self.fixed + best
 
 
-def glance(costs: CostModel, placed: Outward) -> list[int]:
+def estimate_peaks(costs: CostModel, placed: ModuloListScheduler) -> list[int]:
     """Bytes of every GPU at its peak, nearly."""
     gpus = [_Gpu() for _ in range(costs.gpus)]
     runs, times = placed.runs, placed.times
@@ -62,7 +62,9 @@ def glance(costs: CostModel, placed: Outward) -> list[int]:
     return [gpu.peak(placed.period) for gpu in gpus]
 
 
-def _boundary(costs: CostModel, placed: Outward, stage: int, gpus: Sequence[_Gpu]) -> None:
+def _boundary(
+    costs: CostModel, placed: ModuloListScheduler, stage: int, gpus: Sequence[_Gpu]
+) -> None:
     """The tensors between a stage and the one before it."""
     (first, boundary, source), (_, last, target) = placed.runs[stage - 1 : stage + 1]
     times = placed.times

@@ -15,9 +15,14 @@ from fractions import Fraction
 from math import ceil, exp, log
 from typing import Final
 
-from pipeplan.ilp.local_search.annealing import Layout
-from pipeplan.ilp.local_search.assignment_annealing import Balance
-from pipeplan.ilp.local_search.balancing import STEP_S, Evening, Guess, Placed
+from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
+from pipeplan.ilp.local_search.balancing import (
+    STEP_S,
+    BalanceAndSchedule,
+    Estimate,
+    ScheduledAllocation,
+)
 
 WITHIN: Final = Fraction(3, 20)
 """It is for plans that lie so far above the bound at most."""
@@ -41,7 +46,7 @@ SETTLING: Final = 600
 """Its steps."""
 
 
-class Afresh(Evening):
+class EqualSplitRestarts(BalanceAndSchedule):
     """Periods and prices drawn until the time is over."""
 
     def run(self, seconds: float) -> None:
@@ -67,7 +72,7 @@ class Afresh(Evening):
             if self._over(end):
                 return
             balance = self._balance(period, guess, price)
-            if balance.torn:
+            if balance.conflicting_pins:
                 self.state.raise_bound("any", Fraction(period + 1), from_bytes=False)
                 return
             self._anneal(balance, end)
@@ -81,21 +86,21 @@ class Afresh(Evening):
                 return
             guess = self._corrected(replace(guess, layout=layout), placed, period)
 
-    def _equal_shares(self) -> Guess:
+    def _equal_shares(self) -> Estimate:
         """As many layers on each GPU, in order, and what each then keeps in flight."""
         layers, gpus = self.state.costs.layers, self.state.costs.gpus
         homes = tuple(layer * gpus // layers for layer in range(layers))
         counts = [2.0 * (gpus - home) - 1 for home in homes]
-        return Guess(Layout(homes, frozenset()), counts, [BESIDE] * gpus)
+        return Estimate(Allocation(homes, frozenset()), counts, [BESIDE] * gpus)
 
-    def _anneal(self, balance: Balance, end: float) -> None:
+    def _anneal(self, balance: AssignmentAnnealing, end: float) -> None:
         left = max(0.0, end - self.state.elapsed)
         steps = min(STEPS * len(balance.units), int(left / STEP_WALL_S))
         balance.anneal(self.random, steps)
         self.state.options.clock.charge(steps * STEP_S)
 
-    def _improve(self, placed: Placed, end: float) -> None:
+    def _improve(self, placed: ScheduledAllocation, end: float) -> None:
         """Offer a schedule; where it lacks a little, walk from its layout."""
         if not self._offer(placed) and self._excess(placed) < NEAR:
             target = Fraction(placed.schedule.period)
-            self._walk.settle(placed.layout, target, SETTLING, end)
+            self._walk.anneal_from(placed.layout, target, SETTLING, end)

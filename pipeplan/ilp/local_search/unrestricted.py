@@ -21,7 +21,7 @@ from pipeplan.units import ceil_div
 
 MOST_LAYERS: Final = 24
 """Layers up to which the model is asked."""
-SCARCE: Final = Fraction(103, 100)
+MIN_GAP: Final = Fraction(103, 100)
 """It is asked where the best plan is so many times longer than the bound."""
 STEP_S: Final = 8.0
 """Time limit of one question at first."""
@@ -30,7 +30,7 @@ NEAREST: Final = 0.95
 
 
 @dataclass
-class Whole:
+class UnrestrictedModel:
     """Periods between those refuted and the best plan's, halfway at first."""
 
     state: Incumbent
@@ -74,7 +74,7 @@ class Whole:
         return (
             not state.done
             and state.best is not None
-            and state.best.per_microbatch > SCARCE * state.bound
+            and state.best.per_microbatch > MIN_GAP * state.bound
         )
 
     def _period(self, instance: Instance, share: float) -> int | None:

@@ -12,11 +12,11 @@ from functools import lru_cache
 from pipeplan.chain import Chain
 from pipeplan.ilp.costs import CostModel
 
-Run = tuple[int, int]
+Segment = tuple[int, int]
 MOST = 32
 """Numbers of bytes that are told apart."""
 
-_Runs = tuple["_Runs", Run] | None
+_Runs = tuple["_Runs", Segment] | None
 """The runs before and the last one."""
 
 
@@ -26,7 +26,9 @@ def inner_bytes(chain: Chain, layer: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def levels(costs: CostModel, first: int, last: int) -> tuple[tuple[int, tuple[Run, ...]], ...]:
+def byte_options(
+    costs: CostModel, first: int, last: int
+) -> tuple[tuple[int, tuple[Segment, ...]], ...]:
     """(bytes, runs) of layers first..last, fewest bytes first, all above zero.
 
     Layers that are computed again never leave: they keep nothing but their input.
@@ -50,7 +52,7 @@ def levels(costs: CostModel, first: int, last: int) -> tuple[tuple[int, tuple[Ru
     return tuple(listed)
 
 
-def run_bytes(chain: Chain, run: Run) -> int:
+def offloadable_bytes(chain: Chain, run: Segment) -> int:
     """(H1) of one run."""
     first, last = run
     rests = sum(layer.saved_bytes for layer in chain.layers[first : last + 1])
@@ -66,11 +68,11 @@ def _spread(found: dict[int, _Runs]) -> dict[int, _Runs]:
     return {size: found[size] for size in (sizes[round(n * step)] for n in range(MOST))}
 
 
-def _listed(costs: CostModel, runs: _Runs) -> tuple[Run, ...]:
+def _listed(costs: CostModel, runs: _Runs) -> tuple[Segment, ...]:
     """In order, without those that keep nothing."""
-    listed: list[Run] = []
+    listed: list[Segment] = []
     while runs is not None:
         runs, run = runs
-        if run_bytes(costs.chain, run):
+        if offloadable_bytes(costs.chain, run):
             listed.append(run)
     return tuple(reversed(listed))

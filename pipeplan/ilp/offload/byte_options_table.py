@@ -22,23 +22,23 @@ NEVER = np.int64(2**60)
 
 
 @dataclass(frozen=True)
-class Lists:
+class ByteOptions:
     """[m, segment] -> byte counts with the last layer staying, and with it leaving."""
 
     stays: Array
     leaves: Array
 
     @classmethod
-    def empty(cls, count: int) -> Lists:
+    def empty(cls, count: int) -> ByteOptions:
         """Of `count` segments without layers."""
         leaves = np.full((MOST, count), NEVER)
         stays = leaves.copy()
         stays[0] = 0
         return cls(stays, leaves)
 
-    def at(self, where: slice | NDArray[np.intp]) -> Lists:
+    def at(self, where: slice | NDArray[np.intp]) -> ByteOptions:
         """Of some of the segments."""
-        return Lists(self.stays[:, where], self.leaves[:, where])
+        return ByteOptions(self.stays[:, where], self.leaves[:, where])
 
     def all(self) -> Array:
         """[m, segment] -> byte counts, fewest first; the most fills what is left."""
@@ -47,28 +47,28 @@ class Lists:
         made: Array = np.minimum(found, most)
         return made
 
-    def kept(self, own: int, inner: int | Array) -> Lists:
+    def kept(self, own: int, inner: int | Array) -> ByteOptions:
         """One more layer behind each, which keeps `own` bytes and `inner` of the boundary."""
         before = self._any()
         alone = np.where(before < NEVER, before + own, NEVER)
         joined = np.where(self.leaves < NEVER, self.leaves + own + inner, NEVER)
-        return Lists(before, _spread(np.concatenate([alone, joined])))
+        return ByteOptions(before, _spread(np.concatenate([alone, joined])))
 
-    def stopped(self) -> Lists:
+    def stopped(self) -> ByteOptions:
         """The same segments with a layer behind that never leaves."""
-        return Lists(self._any(), np.full_like(self.leaves, NEVER))
+        return ByteOptions(self._any(), np.full_like(self.leaves, NEVER))
 
     def _any(self) -> Array:
         return _spread(np.concatenate([self.stays, self.leaves]))
 
 
-def segment_levels(costs: CostModel) -> Array:
+def segment_byte_options(costs: CostModel) -> Array:
     """[m, i, j] -> what layers i..j as a stage can send away, fewest first."""
     count, layers = costs.layers, costs.chain.layers
     made = np.zeros((MOST, count, count), dtype=np.int64)
-    lists = Lists.empty(count)
+    lists = ByteOptions.empty(count)
     for last in range(count):
-        before = Lists.empty(count)
+        before = ByteOptions.empty(count)
         # Segments that begin behind this layer stay empty.
         begun = np.arange(count) <= last
         inner = inner_bytes(costs.chain, last) if last else 0
@@ -76,7 +76,7 @@ def segment_levels(costs: CostModel) -> Array:
             grown = lists.stopped()
         else:
             grown = lists.kept(layers[last].saved_bytes, inner)
-        lists = Lists(
+        lists = ByteOptions(
             np.where(begun, grown.stays, before.stays),
             np.where(begun, grown.leaves, before.leaves),
         )

@@ -29,7 +29,7 @@ def transfer_ns(costs: CostModel, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Ways:
+class CopyPlacement:
     """The way between one GPU and the host under a schedule of computes."""
 
     costs: CostModel

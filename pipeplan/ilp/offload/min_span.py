@@ -34,7 +34,7 @@ SECOND = 10**9
 
 
 @dataclass(frozen=True)
-class Bytes:
+class StageBytes:
     """By first and last layer: what is free, kept, and may leave.
 
     Attributes:
@@ -51,7 +51,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class Stay:
+class StageTiming:
     """By first and last layer: ns of V, of a forward, and of both computes; the period."""
 
     period: int
@@ -60,7 +60,7 @@ class Stay:
     load: Array
 
 
-def waited(host: Host, stay: Stay, size: Bytes, open_: NDArray[np.bool_]) -> Array:
+def min_span(host: Host, stay: StageTiming, size: StageBytes, open_: NDArray[np.bool_]) -> Array:
     """The least V >= `stay.spans` at which a stage fits by the lines above; else `INFINITE`.
 
     Args:
@@ -72,14 +72,14 @@ def waited(host: Host, stay: Stay, size: Bytes, open_: NDArray[np.bool_]) -> Arr
     reach = np.full(stay.spans.shape, INFINITE)
     here = open_ & (stay.spans < INFINITE) & (size.room >= 0)
     if here.any():
-        stay = Stay(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
+        stay = StageTiming(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
         levels = size.levels[:, here]
-        size = Bytes(size.free[here], size.room[here], size.kept[here], levels)
+        size = StageBytes(size.free[here], size.room[here], size.kept[here], levels)
         reach[here] = _least(host, stay, size)
     return reach
 
 
-def _least(host: Host, stay: Stay, size: Bytes) -> Array:
+def _least(host: Host, stay: StageTiming, size: StageBytes) -> Array:
     copies = -(-stay.spans // stay.period)
     short = (copies - 1) * size.kept - size.room
     slack = stay.spans - (copies - 1) * stay.period - stay.load
@@ -92,7 +92,7 @@ def _least(host: Host, stay: Stay, size: Bytes) -> Array:
 
 
 def _ways(
-    host: Host, stay: Stay, size: Bytes, copies: Array, short: Array, slack: Array
+    host: Host, stay: StageTiming, size: StageBytes, copies: Array, short: Array, slack: Array
 ) -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
     """(micro-batches away, idle time they need, whether the rest is right) of each line above."""
     half, nothing = host.duplex == "half", np.zeros_like(copies)
@@ -114,7 +114,9 @@ def _ways(
         yield away, ns, fits & ((copies > 2) | (idle <= 0))
 
 
-def _moved(host: Host, size: Bytes, short: Array, away: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _moved(
+    host: Host, size: StageBytes, short: Array, away: Array
+) -> tuple[Array, NDArray[np.bool_]]:
     """How long the bytes take that each of `away` must send for `short` to be gone; if it can."""
     least = -(-np.maximum(short, 1) // np.maximum(away, 1))
     enough = size.levels >= least

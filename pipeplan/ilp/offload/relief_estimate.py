@@ -16,14 +16,14 @@ from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.schedule import OpId
 from pipeplan.plan import OpKind
 
-Placed = tuple[int, int, int]
+PlacedStage = tuple[int, int, int]
 """(first layer, last layer, GPU)."""
 SECOND = 10**9
 
 
-def relief(
+def estimate_relief(
     costs: CostModel,
-    stages: Sequence[Placed],
+    stages: Sequence[PlacedStage],
     times: Mapping[OpId, tuple[int, ...]],
     period: int,
     over: Sequence[int],
@@ -48,7 +48,7 @@ def relief(
         missing = over[gpu] - found[gpu]
         if missing <= 0:
             continue
-        most = min(leaving(costs, first, last), ways[gpu] // copies)
+        most = min(offloadable_segments(costs, first, last), ways[gpu] // copies)
         size, freed = _enough(most, missing, rest, copies, period, host.bandwidth_bytes_per_s)
         found[gpu] += freed
         ways[gpu] -= size * copies
@@ -71,7 +71,7 @@ def _enough(
 
 def _by_rest(
     costs: CostModel,
-    stages: Sequence[Placed],
+    stages: Sequence[PlacedStage],
     times: Mapping[OpId, tuple[int, ...]],
     over: Sequence[int],
 ) -> list[tuple[int, int, int]]:
@@ -86,7 +86,7 @@ def _by_rest(
     return sorted(found, reverse=True)
 
 
-def leaving(costs: CostModel, first: int, last: int) -> int:
+def offloadable_segments(costs: CostModel, first: int, last: int) -> int:
     """The most bytes that layers first..last as a stage can send: (H1)."""
     own, inner = _sums(costs)
     return own[last + 1] - own[first] + inner[last + 1] - inner[first + 1]

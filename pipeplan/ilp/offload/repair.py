@@ -15,13 +15,13 @@ from functools import partial
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
 from pipeplan.ilp.memory_events import ExactMemoryEvents, MemoryEvent
-from pipeplan.ilp.offload.byte_options import levels
-from pipeplan.ilp.offload.copy_placement import Choice, Ways
+from pipeplan.ilp.offload.byte_options import byte_options
+from pipeplan.ilp.offload.copy_placement import Choice, CopyPlacement
 from pipeplan.ilp.schedule import Schedule, StageOffload
 from pipeplan.plan import OpKind
 
 
-def fitted(costs: CostModel, schedule: Schedule) -> Schedule | None:
+def repair_by_offloading(costs: CostModel, schedule: Schedule) -> Schedule | None:
     """The schedule with what must be offloaded, if then every GPU and the host fit; else None.
 
     Args:
@@ -40,7 +40,7 @@ def fitted(costs: CostModel, schedule: Schedule) -> Schedule | None:
     offloads: list[StageOffload] = []
     for gpu, missing in over.items():
         own = [change for change in changes if change.gpu == gpu]
-        mended = _Mender(costs, schedule, sweep, gpu, own).mended(missing)
+        mended = _Repair(costs, schedule, sweep, gpu, own).repaired(missing)
         if mended is None:
             return None
         offloads += mended
@@ -50,7 +50,7 @@ def fitted(costs: CostModel, schedule: Schedule) -> Schedule | None:
 
 
 @dataclass
-class _Mender:
+class _Repair:
     """One GPU of a schedule, with its changes of bytes."""
 
     costs: CostModel
@@ -59,7 +59,7 @@ class _Mender:
     gpu: int
     events: Sequence[MemoryEvent]
 
-    def mended(self, missing: int) -> tuple[StageOffload, ...] | None:
+    def repaired(self, missing: int) -> tuple[StageOffload, ...] | None:
         """What must be offloaded for the GPU to fit; None if nothing is enough."""
         if self._states() + self._update() > self._budget:
             return None
@@ -115,13 +115,13 @@ class _Mender:
         rest = sum(due - begin for begin, due in pairs)
         others = -(-rest // self.schedule.period)
         alone = len(self._hosted()) == 1
-        for size, runs in levels(self.costs, this.first, this.last):
+        for size, runs in byte_options(self.costs, this.first, this.last):
             if not alone or size * others >= missing:
                 yield size, runs
 
     def _placed(self, chosen: Sequence[Choice]) -> tuple[StageOffload, ...]:
         """The better of two ways to place the transfers."""
-        ways = Ways(self.costs, self.schedule, self.sweep)
+        ways = CopyPlacement(self.costs, self.schedule, self.sweep)
         host = self.costs.cluster.host
         assert host is not None
         orders = (True, False) if host.duplex == "half" else (True,)

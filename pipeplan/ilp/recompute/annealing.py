@@ -14,16 +14,22 @@ from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.annealing import ROUND, SHRINKS, Layout, Walk, beyond
-from pipeplan.ilp.local_search.list_scheduler import Outward
-from pipeplan.ilp.local_search.list_scheduler import Run as Placed
-from pipeplan.ilp.local_search.peak_estimate import glance
-from pipeplan.ilp.offload.relief_estimate import relief
-from pipeplan.ilp.recompute.contracted_chain import Merged, Run
-from pipeplan.ilp.recompute.contraction_cache import Pieces, within
-from pipeplan.ilp.recompute.joint_incumbent import Joint
-from pipeplan.ilp.recompute.moves import Runs, changed
-from pipeplan.ilp.recompute.options import NONE, Options
+from pipeplan.ilp.local_search.annealing import (
+    ROUND,
+    TARGET_REDUCTIONS,
+    Allocation,
+    SimulatedAnnealing,
+    memory_overflow,
+)
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
+from pipeplan.ilp.local_search.list_scheduler import PlacedStage
+from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
+from pipeplan.ilp.offload.relief_estimate import estimate_relief
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment
+from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.moves import Runs, mutate
+from pipeplan.ilp.recompute.options import NONE, StageOptions
 from pipeplan.ilp.schedule import Schedule
 
 AGAIN: Final = 0.5
@@ -31,26 +37,26 @@ AGAIN: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class RunLayout(Layout):
+class RecomputeAllocation(Allocation):
     """An allocation of the chain's own layers, and the runs that are computed again."""
 
     again: Runs = ()
 
-    def segments(self) -> list[Run]:
+    def segments(self) -> list[Segment]:
         """First and last layer of each stage."""
         return [(first, last) for first, last, _ in self.runs()]
 
 
-class RunWalk(Walk):
+class RecomputeAnnealing(SimulatedAnnealing):
     """Annealing rounds from the best plan of all, over allocations and runs."""
 
-    def __init__(self, joint: Joint, offered: Options) -> None:
+    def __init__(self, joint: JointIncumbent, offered: StageOptions) -> None:
         """Repeatable for a seed."""
         super().__init__(joint.state)
         self.joint, self.offered = joint, offered
-        self.pieces = Pieces(joint.state.costs)
-        self._merged: Merged | None = None
-        self._sets: dict[Run, list[Runs]] = {}
+        self.pieces = ContractionCache(joint.state.costs)
+        self._merged: ContractedChain | None = None
+        self._sets: dict[Segment, list[Runs]] = {}
 
     def run(self, seconds: float) -> None:
         """Walk for `seconds` from the best plan so far, if there is one."""
@@ -60,60 +66,60 @@ class RunWalk(Walk):
         self._best = joint.best.state.best
         end = state.elapsed + min(seconds, state.remaining)
         state.set_phase("recompute annealing")
-        while not self._over(end) and self._target(SHRINKS[-1]) >= state.bound:
+        while not self._over(end) and self._target(TARGET_REDUCTIONS[-1]) >= state.bound:
             self._round(end)
 
-    def settle(
+    def anneal_from(
         self,
-        layout: Layout,
+        layout: Allocation,
         target: Fraction,
         steps: int,
         end: float,
-        shrink: float = SHRINKS[-1],
+        shrink: float = TARGET_REDUCTIONS[-1],
     ) -> None:
-        """As `Walk` does, from a layout with runs."""
+        """As `SimulatedAnnealing` does, from a layout with runs."""
         best = self.joint.best.state.best
         if best is not None:
             self._best = best
-            self._cool(layout, target, steps, shrink, end)
+            self._anneal(layout, target, steps, shrink, end)
 
     def _over(self, end: float) -> bool:
         return self.joint.done or self.state.elapsed >= end
 
     def _round(self, end: float) -> None:
-        shrink = self.random.choice(SHRINKS)
-        at = layout_of(self.joint, self._choose_k())
-        self._cool(at, self._target(shrink), ROUND, shrink, end)
+        shrink = self.random.choice(TARGET_REDUCTIONS)
+        at = allocation_of(self.joint, self._choose_k())
+        self._anneal(at, self._target(shrink), ROUND, shrink, end)
 
-    def _seen(self, layout: Layout) -> tuple[CostModel, list[Placed]]:
+    def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
         """The merged chain, and the stages in its layers."""
-        assert isinstance(layout, RunLayout)
-        merged, costs = self.pieces.of(within(layout.again, layout.segments()))
+        assert isinstance(layout, RecomputeAllocation)
+        merged, costs = self.pieces.of(clip_to_stages(layout.again, layout.segments()))
         self._merged = merged
         return costs, merged.renumbered(layout.runs())
 
-    def _beside(self, costs: CostModel, placing: Outward) -> float:
-        """As `Walk` counts, less what may be away."""
-        peaks = glance(costs, placing)
+    def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
+        """As `SimulatedAnnealing` counts, less what may be away."""
+        peaks = estimate_peaks(costs, placing)
         if self.state.options.offload:
-            peaks = relieved(costs, placing, peaks)
-        return beyond(peaks, costs.budgets)
+            peaks = offloaded_overflow(costs, placing, peaks)
+        return memory_overflow(peaks, costs.budgets)
 
     def _offer(self, costs: CostModel, schedule: Schedule) -> bool:
         assert self._merged is not None
         return self.joint.offer(self._merged, costs, schedule)
 
-    def _change(self, layout: Layout) -> Layout:
-        assert isinstance(layout, RunLayout)
+    def _change(self, layout: Allocation) -> Allocation:
+        assert isinstance(layout, RecomputeAllocation)
         if self.random.random() > AGAIN:
             return super()._change(layout)
         stages = layout.segments()
         stage = self.random.choice(stages)
-        runs = within(layout.again, stages)
-        again = changed(self.random, runs, stage, self._offered(stage))
+        runs = clip_to_stages(layout.again, stages)
+        again = mutate(self.random, runs, stage, self._offered(stage))
         return replace(layout, again=again)
 
-    def _offered(self, stage: Run) -> Sequence[Runs]:
+    def _offered(self, stage: Segment) -> Sequence[Runs]:
         """The sets of runs that the options of a segment stand for."""
         if stage not in self._sets:
             used = int((self.offered.more[stage] < NONE).sum())
@@ -121,18 +127,20 @@ class RunWalk(Walk):
         return self._sets[stage]
 
 
-def relieved(costs: CostModel, placed: Outward, peaks: Sequence[int]) -> list[int]:
+def offloaded_overflow(
+    costs: CostModel, placed: ModuloListScheduler, peaks: Sequence[int]
+) -> list[int]:
     """Peaks of a placement, less what its stages may send to the host, at a glance."""
     over = [peak - budget for peak, budget in zip(peaks, costs.budgets, strict=True)]
-    away = relief(costs, placed.runs, placed.times, placed.period, over)
+    away = estimate_relief(costs, placed.runs, placed.times, placed.period, over)
     return [peak - size for peak, size in zip(peaks, away, strict=True)]
 
 
-def layout_of(joint: Joint, k: int) -> RunLayout:
+def allocation_of(joint: JointIncumbent, k: int) -> RecomputeAllocation:
     """The best plan's allocation and runs, k copies evenly spread."""
     best = joint.best.state.best
     assert best is not None
-    layout = RunLayout.of(replace(best, stages=joint.best.stages), k)
-    assert isinstance(layout, RunLayout)
+    layout = RecomputeAllocation.of(replace(best, stages=joint.best.stages), k)
+    assert isinstance(layout, RecomputeAllocation)
     merged = joint.best.merged
     return replace(layout, again=tuple(sorted(merged.runs)) if merged else ())

@@ -11,8 +11,8 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.assignment_annealing import Balance, over
-from pipeplan.ilp.local_search.balancing import Guess
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing, over
+from pipeplan.ilp.local_search.balancing import Estimate
 
 FLIPS: Final = 0.4
 """Share of the steps that decide anew whether a unit is computed again."""
@@ -20,7 +20,7 @@ AGAIN: Final = 0.02
 """Price of a period of forwards that are computed again, in periods of load beyond the period."""
 
 
-class RunBalance(Balance):
+class RecomputeAssignmentAnnealing(AssignmentAnnealing):
     """An allocation and which units are computed again, under improvement."""
 
     def __init__(
@@ -28,7 +28,7 @@ class RunBalance(Balance):
         costs: CostModel,
         single: CostModel,
         period: int,
-        guess: Guess,
+        guess: Estimate,
         again: Sequence[bool],
         price: float,
     ) -> None:

@@ -13,17 +13,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pipeplan.ilp.local_search.annealing import Layout, beyond
-from pipeplan.ilp.local_search.assignment_annealing import Balance
-from pipeplan.ilp.local_search.balancing import Evening, Guess, Placed, measured
-from pipeplan.ilp.local_search.list_scheduler import Outward
+from pipeplan.ilp.local_search.annealing import Allocation, memory_overflow
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
+from pipeplan.ilp.local_search.balancing import (
+    BalanceAndSchedule,
+    Estimate,
+    ScheduledAllocation,
+    measured_estimate,
+)
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.offload.relief_estimate import relief
-from pipeplan.ilp.recompute.annealing import RunLayout, RunWalk, layout_of
-from pipeplan.ilp.recompute.assignment_annealing import RunBalance
-from pipeplan.ilp.recompute.contracted_chain import Merged, Run
-from pipeplan.ilp.recompute.contraction_cache import within
-from pipeplan.ilp.recompute.joint_incumbent import Joint
+from pipeplan.ilp.offload.relief_estimate import estimate_relief
+from pipeplan.ilp.recompute.annealing import RecomputeAllocation, RecomputeAnnealing, allocation_of
+from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment
+from pipeplan.ilp.recompute.contraction_cache import clip_to_stages
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import Runs
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import MemoryRow
@@ -34,12 +39,12 @@ LENGTHS: Final = (1, 2, 3, 2**30)
 """Most layers of a run that are tried."""
 
 
-class RunEvening(Evening):
-    """As `Evening`, from the best plan of all merged chains."""
+class RecomputeBalancing(BalanceAndSchedule):
+    """As `BalanceAndSchedule`, from the best plan of all merged chains."""
 
     name = "recompute balancing"
 
-    def __init__(self, joint: Joint, walk: RunWalk) -> None:
+    def __init__(self, joint: JointIncumbent, walk: RecomputeAnnealing) -> None:
         """Repeatable for a seed."""
         super().__init__(joint.state, walk)
         self.joint, self._pieces, self._steps = joint, walk.pieces, STEPS
@@ -52,87 +57,93 @@ class RunEvening(Evening):
     def _over(self, end: float) -> bool:
         return self.joint.done or self.state.elapsed >= end
 
-    def _begin(self, period: int) -> Guess:
-        layout, best = layout_of(self.joint, 1), self._best()
+    def _begin(self, period: int) -> Estimate:
+        layout, best = allocation_of(self.joint, 1), self._best()
         assert best is not None
         merged, costs = self._pieces.of(layout.again)
-        counts, beside = measured(costs, best, period)
-        return Guess(layout, spread(merged, counts), beside)
+        counts, beside = measured_estimate(costs, best, period)
+        return Estimate(layout, spread(merged, counts), beside)
 
-    def _balance(self, period: int, guess: Guess, price: float) -> Balance:
-        assert isinstance(guess.layout, RunLayout)
+    def _balance(self, period: int, guess: Estimate, price: float) -> AssignmentAnnealing:
+        assert isinstance(guess.layout, RecomputeAllocation)
         again = [False] * self.state.costs.layers
         for first, last in guess.layout.again:
             again[first : last + 1] = [True] * (last + 1 - first)
-        return RunBalance(self.state.costs, self._single, period, guess, again, price)
+        return RecomputeAssignmentAnnealing(
+            self.state.costs, self._single, period, guess, again, price
+        )
 
-    def _layout(self, balance: Balance) -> Layout:
-        assert isinstance(balance, RunBalance)
+    def _layout(self, balance: AssignmentAnnealing) -> Allocation:
+        assert isinstance(balance, RecomputeAssignmentAnnealing)
         again = tuple((layer, layer) for layer, flag in enumerate(balance.again) if flag)
-        return RunLayout(balance.homes, frozenset(), again=again)
+        return RecomputeAllocation(balance.homes, frozenset(), again=again)
 
-    def _scheduled(self, layout: Layout, period: int) -> Placed | None:
-        assert isinstance(layout, RunLayout)
-        best, found = self._best(), list[Placed]()
+    def _scheduled(self, layout: Allocation, period: int) -> ScheduledAllocation | None:
+        assert isinstance(layout, RecomputeAllocation)
+        best, found = self._best(), list[ScheduledAllocation]()
         assert best is not None
         if period >= best.per_microbatch:
             return None
         for runs in joined(layout.again, layout.segments()):
             merged, costs = self._pieces.of(runs)
-            placing = Outward(costs, merged.renumbered(layout.runs()), period)
+            placing = ModuloListScheduler(costs, merged.renumbered(layout.runs()), period)
             if placing.place():
-                found.append(Placed(replace(layout, again=runs), costs, placing.schedule()))
+                found.append(
+                    ScheduledAllocation(replace(layout, again=runs), costs, placing.schedule())
+                )
         return min(found, key=self._excess, default=None)
 
-    def _excess(self, placed: Placed) -> float:
-        """As `Evening` counts, less what may be away."""
+    def _excess(self, placed: ScheduledAllocation) -> float:
+        """As `BalanceAndSchedule` counts, less what may be away."""
         if not self.state.options.offload:
             return super()._excess(placed)
         rows = memory_rows(placed.costs, placed.schedule)
         away = self._away(placed, rows)
         peaks = [row.peak_bytes - size for row, size in zip(rows, away, strict=True)]
-        return beyond(peaks, placed.costs.budgets)
+        return memory_overflow(peaks, placed.costs.budgets)
 
-    def _away(self, placed: Placed, rows: Sequence[MemoryRow]) -> list[int]:
+    def _away(self, placed: ScheduledAllocation, rows: Sequence[MemoryRow]) -> list[int]:
         """What each GPU's stages may send to the host, as far as it needs that by its row."""
         costs, schedule = placed.costs, placed.schedule
         over = [row.peak_bytes - row.budget_bytes for row in rows]
         stages = [(stage.first, stage.last, stage.gpu) for stage in schedule.stages]
-        return relief(costs, stages, schedule.times, schedule.period, over)
+        return estimate_relief(costs, stages, schedule.times, schedule.period, over)
 
-    def _measured(self, placed: Placed, period: int) -> tuple[list[float], list[float]]:
-        assert isinstance(placed.layout, RunLayout)
+    def _measured(
+        self, placed: ScheduledAllocation, period: int
+    ) -> tuple[list[float], list[float]]:
+        assert isinstance(placed.layout, RecomputeAllocation)
         merged, _ = self._pieces.of(placed.layout.again)
-        counts, beside = measured(placed.costs, placed.schedule, period)
+        counts, beside = measured_estimate(placed.costs, placed.schedule, period)
         if self.state.options.offload:
             rows = memory_rows(placed.costs, placed.schedule)
             away = zip(beside, self._away(placed, rows), placed.costs.budgets, strict=True)
             beside = [share - size / max(1, budget) for share, size, budget in away]
         return spread(merged, counts), beside
 
-    def _take(self, placed: Placed, schedule: Schedule) -> bool:
-        assert isinstance(placed.layout, RunLayout)
+    def _take(self, placed: ScheduledAllocation, schedule: Schedule) -> bool:
+        assert isinstance(placed.layout, RecomputeAllocation)
         merged, costs = self._pieces.of(placed.layout.again)
         return self.joint.offer(merged, costs, schedule)
 
 
-def spread(merged: Merged, counts: Sequence[float]) -> list[float]:
+def spread(merged: ContractedChain, counts: Sequence[float]) -> list[float]:
     """By layer of the chain as it is: what is known by layer of the merged one."""
     pieces = zip(merged.pieces, counts, strict=True)
     return [count for (first, last), count in pieces for _ in range(first, last + 1)]
 
 
-def joined(single: Sequence[Run], stages: Sequence[Run]) -> Iterator[Runs]:
+def joined(single: Sequence[Segment], stages: Sequence[Segment]) -> Iterator[Runs]:
     """Runs of the same layers, of at most so many layers each, within stages; each set once."""
     seen: set[Runs] = set()
     for most in LENGTHS:
-        runs: list[Run] = []
+        runs: list[Segment] = []
         for layer, _ in single:
             if runs and runs[-1][1] == layer - 1 and layer - runs[-1][0] < most:
                 runs[-1] = (runs[-1][0], layer)
             else:
                 runs.append((layer, layer))
-        found = within(runs, stages)
+        found = clip_to_stages(runs, stages)
         if found not in seen:
             seen.add(found)
             yield found

@@ -17,19 +17,19 @@ from pipeplan.ilp import search
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Frontier, PeriodQuery, State
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import Run, merged
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.options import options
-from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import list_options
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
 
 @dataclass
-class FixedSolver(ContiguousDP):
+class FixedStagesDP(ContiguousDP):
     """As `ContiguousDP`, for stages that are given: which GPU each takes, and its times."""
 
-    stages: Sequence[Run] = field(kw_only=True)
+    stages: Sequence[Segment] = field(kw_only=True)
 
     def _stage(
         self,
@@ -45,38 +45,42 @@ class FixedSolver(ContiguousDP):
         return super()._stage(asked, kind, start, allowed & given, before)
 
 
-def full(state: Incumbent, stages: Sequence[Stage]) -> Solved | None:
+def full_recompute(state: Incumbent, stages: Sequence[Stage]) -> SearchResult | None:
     """These stages, each of them one run; None if that does not fit."""
     return _planned(state, [stage.layers for stage in stages], [stage.layers for stage in stages])
 
 
-def two_phase(state: Incumbent) -> Solved | None:
+def two_phase(state: Incumbent) -> SearchResult | None:
     """The stages that are best without a limit, with the best of their options; None if none."""
     costs, first = state.costs, unconstrained_stages(state)
     if not first:
         return None
-    offered = options(costs.chain, first=[stage.first for stage in first], go_on=lambda: False)
+    offered = list_options(
+        costs.chain, first=[stage.first for stage in first], go_on=lambda: False
+    )
     offered = offered.only(first)
     stages = [stage.layers for stage in first]
-    found: list[Solved | None] = []
+    found: list[SearchResult | None] = []
     for messages in (False, True):
-        solver = RunSolver(costs, state.most_in_flight, messages=messages, options=offered)
+        solver = RecomputeDP(costs, state.most_in_flight, messages=messages, options=offered)
         second = solver.shortest(1)
         if second is not None:
             found.append(_planned(state, solver.runs(second), stages))
     return min((each for each in found if each), key=lambda each: each.cost, default=None)
 
 
-def _planned(state: Incumbent, runs: Sequence[Run], stages: Sequence[Run]) -> Solved | None:
+def _planned(
+    state: Incumbent, runs: Sequence[Segment], stages: Sequence[Segment]
+) -> SearchResult | None:
     """The shortest 1F1B plan of given stages and runs that fits."""
-    chain = merged(state.costs.chain, runs)
+    chain = contract(state.costs.chain, runs)
     costs = replace(state.costs, chain=chain.chain)
     inner = Incumbent(costs, replace(state.options))
     number = {layer: n for n, piece in enumerate(chain.pieces) for layer in piece}
     given = [(number[first], number[last]) for first, last in stages]
     optimistic, careful = (
-        FixedSolver(costs, state.most_in_flight, messages=messages, stages=given)
+        FixedStagesDP(costs, state.most_in_flight, messages=messages, stages=given)
         for messages in (False, True)
     )
     search.offer_shortest(inner, optimistic, careful, 1)
-    return Solved(inner, chain) if inner.best else None
+    return SearchResult(inner, chain) if inner.best else None

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 from pipeplan.ilp.bounds.load import relaxed_bound
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.options import options
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import list_options
 
 
-def again_bound(
+def recompute_bound(
     costs: CostModel, known: Fraction | int, *, offload: bool = False
 ) -> Fraction | None:
     """The least period per micro-batch of contiguous plans of any k; None if none can exist.
@@ -30,7 +30,7 @@ def again_bound(
     """
     if any(gpu.speed != 1 for gpu in costs.cluster.gpus):
         return Fraction(known)
-    relaxed = RunSolver(
-        costs, any_k=True, options=options(costs.chain, relaxed=True, offload=offload)
+    relaxed = RecomputeDP(
+        costs, any_k=True, options=list_options(costs.chain, relaxed=True, offload=offload)
     )
     return relaxed_bound(relaxed, known)

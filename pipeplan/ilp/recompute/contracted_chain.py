@@ -12,14 +12,14 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.segment_peaks import peaks_from
 from pipeplan.plan import Plan, Remat, Stage
 
-Run = tuple[int, int]
+Segment = tuple[int, int]
 """First and last layer, 0-based, inclusive."""
-LayerOf = Callable[[Run, int], Layer]
+LayerOf = Callable[[Segment, int], Layer]
 """A run as one layer, given what the layer before saves of its input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class ContractedChain:
     """A chain in which each of `runs` is one layer; `pieces[l]` is what merged layer l stands for.
 
     Attributes:
@@ -31,8 +31,8 @@ class Merged:
 
     source: Chain
     chain: Chain
-    pieces: tuple[Run, ...]
-    runs: frozenset[Run]
+    pieces: tuple[Segment, ...]
+    runs: frozenset[Segment]
 
     @property
     def recomputed(self) -> frozenset[int]:
@@ -48,7 +48,7 @@ class Merged:
         """The same machines with the merged chain."""
         return replace(costs, chain=self.chain, recomputed=self.recomputed)
 
-    def original(self, stage: Stage, away: Sequence[Run] = ()) -> Stage:
+    def original(self, stage: Stage, away: Sequence[Segment] = ()) -> Stage:
         """A stage of the merged chain as a stage of the original one.
 
         Args:
@@ -66,13 +66,13 @@ class Merged:
         )
 
 
-def without_runs(plan: Plan) -> tuple[Merged, Plan]:
+def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
     """The merged chain of a valid plan's runs, and the plan as one for that chain.
 
     What it sends to the host it still does, in runs of merged layers.
     """
     runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
-    result = merged(plan.chain, runs)
+    result = contract(plan.chain, runs)
     first = {piece[0]: number for number, piece in enumerate(result.pieces)}
     last = {piece[1]: number for number, piece in enumerate(result.pieces)}
     stages = tuple(
@@ -94,7 +94,9 @@ def _renumbered(remat: Remat | None, first: dict[int, int], last: dict[int, int]
     return Remat(offload=tuple((first[a], last[b]) for a, b in remat.offload))
 
 
-def merged(chain: Chain, runs: Sequence[Run], layer_of: LayerOf | None = None) -> Merged:
+def contract(
+    chain: Chain, runs: Sequence[Segment], layer_of: LayerOf | None = None
+) -> ContractedChain:
     """`chain` with `runs`, which are disjoint and in order, as single layers.
 
     Args:
@@ -103,7 +105,7 @@ def merged(chain: Chain, runs: Sequence[Run], layer_of: LayerOf | None = None) -
         layer_of: `as_layer` of this chain, for who has it at hand.
     """
     made = layer_of or partial(as_layer, chain)
-    pieces: list[Run] = []
+    pieces: list[Segment] = []
     for run in runs:
         begin = pieces[-1][1] + 1 if pieces else 0
         pieces += [(layer, layer) for layer in range(begin, run[0])]
@@ -116,10 +118,10 @@ def merged(chain: Chain, runs: Sequence[Run], layer_of: LayerOf | None = None) -
         held = layers[-1].saved_output_bytes if layers else 0
         layers.append(made(piece, held) if piece in chosen else chain.layers[piece[0]])
     update = {"layers": tuple(layers)}
-    return Merged(chain, chain.model_copy(update=update), tuple(pieces), chosen)
+    return ContractedChain(chain, chain.model_copy(update=update), tuple(pieces), chosen)
 
 
-def as_layer(chain: Chain, run: Run, held: int) -> Layer:
+def as_layer(chain: Chain, run: Segment, held: int) -> Layer:
     """The run as one layer; `held` is what the layer before saves of the run's input."""
     first, last = run
     layers = chain.layers[first : last + 1]

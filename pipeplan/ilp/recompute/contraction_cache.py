@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache, partial
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.recompute.contracted_chain import Merged, Run, as_layer, merged
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment, as_layer, contract
 
 LATEST = 256
 """Merged chains that are remembered, with all that was counted of their segments."""
 
 
-class Pieces:
+class ContractionCache:
     """Sets of runs of one chain on one cluster."""
 
     def __init__(self, costs: CostModel) -> None:
@@ -22,14 +22,14 @@ class Pieces:
         self.of = lru_cache(maxsize=LATEST)(self._of)
         """The merged chain of disjoint runs in order, and the same machines with it."""
 
-    def _of(self, runs: tuple[Run, ...]) -> tuple[Merged, CostModel]:
-        chain = merged(self._costs.chain, runs, self._layer)
+    def _of(self, runs: tuple[Segment, ...]) -> tuple[ContractedChain, CostModel]:
+        chain = contract(self._costs.chain, runs, self._layer)
         return chain, chain.of(self._costs)
 
 
-def within(runs: Sequence[Run], stages: Iterable[Run]) -> tuple[Run, ...]:
+def clip_to_stages(runs: Sequence[Segment], stages: Iterable[Segment]) -> tuple[Segment, ...]:
     """The parts of `runs` that lie in one stage each; both are in order, stages without gaps."""
-    found: list[Run] = []
+    found: list[Segment] = []
     at = 0
     for first, last in stages:
         while at < len(runs) and runs[at][0] <= last:

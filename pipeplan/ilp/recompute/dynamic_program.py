@@ -22,9 +22,9 @@ from pipeplan.ilp.contiguous.dynamic_program import (
     State,
     extend_span,
 )
-from pipeplan.ilp.offload.min_span import INFINITE, Bytes, Stay, waited
-from pipeplan.ilp.recompute.contracted_chain import Run
-from pipeplan.ilp.recompute.options import NONE, Options
+from pipeplan.ilp.offload.min_span import INFINITE, StageBytes, StageTiming, min_span
+from pipeplan.ilp.recompute.contracted_chain import Segment
+from pipeplan.ilp.recompute.options import NONE, StageOptions
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
@@ -33,14 +33,14 @@ Places = tuple[NDArray[np.intp], ...]
 
 
 @dataclass
-class RunSolver(ContiguousDP):
+class RecomputeDP(ContiguousDP):
     """As `ContiguousDP`, with runs that may be computed again.
 
     GPUs of other speeds than 1 take a little longer or shorter for a run than is counted here (the
     sum over its layers is rounded once, not layer by layer).
     """
 
-    options: Options = field(kw_only=True)
+    options: StageOptions = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Order the options such that the first that fits is the best."""
@@ -110,16 +110,16 @@ class RunSolver(ContiguousDP):
             good &= copies <= self.most
         saved = self._saved[number][here]
         if self.offload:
-            stay = Stay(asked.period, spans, self._forwards[kind][here], load)
+            stay = StageTiming(asked.period, spans, self._forwards[kind][here], load)
             levels = self._levels[number][:, here[0], here[1]]
-            size = Bytes(self._free(kind)[here], room, saved, levels)
-            return waited(self._host, stay, size, good)
+            size = StageBytes(self._free(kind)[here], room, saved, levels)
+            return min_span(self._host, stay, size, good)
         others = np.minimum(copies - 1, room // np.maximum(saved, 1) + 1)
         return np.where(good & (others * saved <= room), spans, INFINITE)
 
-    def runs(self, partition: Partition) -> tuple[Run, ...]:
+    def runs(self, partition: Partition) -> tuple[Segment, ...]:
         """The runs of all stages of a partition that `solve` found."""
-        found: list[Run] = []
+        found: list[Segment] = []
         asked = PeriodQuery(partition.period, just_below=False)
         kinds = {gpu: kind for kind, gpus in enumerate(self.classes) for gpu in gpus}
         start = 0

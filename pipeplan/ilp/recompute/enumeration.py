@@ -18,21 +18,21 @@ from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, allocations, nodes
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.recompute.contracted_chain import Merged, Run, merged
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment, contract
 from pipeplan.ilp.schedule import Schedule
 
 MOST: Final = 80_000
 """Allocations of all merged chains together up to which each is looked at."""
 
-Found = tuple[Incumbent, Merged]
+Found = tuple[Incumbent, ContractedChain]
 
 
-def choices(layers: int) -> Iterator[tuple[Run, ...]]:
+def recompute_sets(layers: int) -> Iterator[tuple[Segment, ...]]:
     """Every set of disjoint runs of that many layers, each in order; that of none first."""
     yield from _behind(0, layers)
 
 
-def _behind(first: int, end: int) -> Iterator[tuple[Run, ...]]:
+def _behind(first: int, end: int) -> Iterator[tuple[Segment, ...]]:
     """Every set of runs of layers first..end - 1."""
     if first == end:
         yield ()
@@ -95,10 +95,10 @@ def _listed(
     """
     chains: list[Found] = []
     asked: list[Node] = []
-    for runs in choices(state.costs.layers):
+    for runs in recompute_sets(state.costs.layers):
         if state.elapsed >= end:
             return None
-        chain = merged(state.costs.chain, runs)
+        chain = contract(state.costs.chain, runs)
         costs = chain.of(state.costs)
         if high is not None and load_bound(costs) * k > high:
             continue

@@ -13,11 +13,16 @@ from typing import Final
 
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import Merged, Run, merged, without_runs
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.joint_incumbent import Joint
-from pipeplan.ilp.recompute.offload_program import shortest_away
-from pipeplan.ilp.recompute.options import Options, options
+from pipeplan.ilp.recompute.contracted_chain import (
+    ContractedChain,
+    Segment,
+    contract,
+    contracted_plan,
+)
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.offload_program import shortest_with_offload
+from pipeplan.ilp.recompute.options import StageOptions, list_options
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Plan
 
@@ -28,16 +33,16 @@ LISTING_SHARE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class InitialSet:
     """A merged chain to search on, what is known to start from, whether it must be tried."""
 
-    merged: Merged
+    merged: ContractedChain
     plan: Plan | None = None
     schedule: Schedule | None = None
-    sure: bool = False
+    required: bool = False
 
 
-class Candidates:
+class InitialSets:
     """Merged chains, each once: that of a plan, those of the best 1F1B partitions, and others.
 
     Attributes:
@@ -46,28 +51,28 @@ class Candidates:
         bound_s: seconds that a bound is expected to take, as much as listing and cutting did.
     """
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: JointIncumbent) -> None:
         """Begin with nothing."""
         self.joint = joint
-        self.offered: Options | None = None
+        self.offered: StageOptions | None = None
         self.bound_s = 0.0
-        self._seen: set[frozenset[Run]] = {frozenset()}
+        self._seen: set[frozenset[Segment]] = {frozenset()}
 
-    def of(self, start: Plan) -> Iterator[Candidate]:
+    def of(self, start: Plan) -> Iterator[InitialSet]:
         """The merged chain of a valid plan with that plan, if it computes anything again."""
-        known, plan = without_runs(start)
+        known, plan = contracted_plan(start)
         if known.runs:
             self._seen.add(known.runs)
-            yield Candidate(known, plan)
+            yield InitialSet(known, plan)
 
-    def __iter__(self) -> Iterator[Candidate]:
+    def __iter__(self) -> Iterator[InitialSet]:
         """The best ones without room for messages and with it are sure; others while time is."""
         state = self.joint.state
         begun = state.elapsed
         state.set_phase("recompute options")
         self.offered = _listed(state)
         solvers = [
-            RunSolver(state.costs, state.most_in_flight, messages=messages, options=self.offered)
+            RecomputeDP(state.costs, state.most_in_flight, messages=messages, options=self.offered)
             for messages in (False, True)
         ]
         high: int | None = None
@@ -78,7 +83,7 @@ class Candidates:
             if partition is None:
                 break
             high = partition.period
-            yield from self._once(solver.runs(partition), sure=True)
+            yield from self._once(solver.runs(partition), required=True)
         if state.options.offload and (state.remaining > 0 or self.joint.period is None):
             yield from self._away(state, high)
         for runs in _relaxed(state, solvers[0], high):
@@ -86,29 +91,29 @@ class Candidates:
                 return
             yield from self._once(runs)
 
-    def _once(self, runs: tuple[Run, ...], *, sure: bool = False) -> Iterator[Candidate]:
+    def _once(self, runs: tuple[Segment, ...], *, sure: bool = False) -> Iterator[InitialSet]:
         """The chain of these runs unless it was seen."""
         if frozenset(runs) not in self._seen:
             self._seen.add(frozenset(runs))
-            yield Candidate(merged(self.joint.state.costs.chain, runs), sure=sure)
+            yield InitialSet(contract(self.joint.state.costs.chain, runs), required=sure)
 
-    def _away(self, state: Incumbent, high: int | None) -> Iterator[Candidate]:
+    def _away(self, state: Incumbent, high: int | None) -> Iterator[InitialSet]:
         """The best 1F1B partition that offloads; it was judged as a whole."""
         assert self.offered is not None
         state.set_phase("offload options")
-        found = shortest_away(state, self.offered, high, needed=self.joint.period is None)
+        found = shortest_with_offload(state, self.offered, high, needed=self.joint.period is None)
         if found is not None:
-            yield Candidate(found[0], schedule=found[1], sure=True)
+            yield InitialSet(found[0], schedule=found[1], required=True)
 
 
-def _listed(state: Incumbent) -> Options:
+def _listed(state: Incumbent) -> StageOptions:
     """All options, or those there is time for; where work is counted, all."""
     offload = state.options.offload
     if state.options.deterministic:
-        return options(state.costs.chain, offload=offload)
+        return list_options(state.costs.chain, offload=offload)
     until = state.elapsed + LISTING_SHARE * state.remaining
     first = [stage.first for stage in unconstrained_stages(state)]
-    return options(
+    return list_options(
         state.costs.chain, offload=offload, first=first, go_on=lambda: state.elapsed < until
     )
 
@@ -117,11 +122,13 @@ def _lowest(state: Incumbent) -> int:
     return max(1, int(state.bounds["any"]))
 
 
-def _relaxed(state: Incumbent, roomy: RunSolver, high: int | None) -> Iterator[tuple[Run, ...]]:
+def _relaxed(
+    state: Incumbent, roomy: RecomputeDP, high: int | None
+) -> Iterator[tuple[Segment, ...]]:
     """Runs of relaxed partitions, and of 1F1B ones, at periods between bound and plan."""
     if state.remaining <= 0:
         return
-    relaxed = RunSolver(state.costs, state.most_in_flight, any_k=True, options=roomy.options)
+    relaxed = RecomputeDP(state.costs, state.most_in_flight, any_k=True, options=roomy.options)
     first = relaxed.shortest(_lowest(state))
     if first is None:
         return

@@ -8,13 +8,13 @@ from fractions import Fraction
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.recompute.contracted_chain import Merged
-from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.schedule import Schedule
 
 
 @dataclass
-class Joint:
+class JointIncumbent:
     """What all parts of a search with recomputation share.
 
     Attributes:
@@ -25,13 +25,13 @@ class Joint:
     """
 
     state: Incumbent
-    best: Solved
+    best: SearchResult
     report: Report | None = None
     interrupted: bool = False
 
     def __post_init__(self) -> None:
         """Whatever is told of the whole is told with the best plan."""
-        self.state.report = self.heard
+        self.state.report = self.on_report
 
     @property
     def period(self) -> Fraction | None:
@@ -53,13 +53,13 @@ class Joint:
             return True
         return inner.bound * (1 + Fraction(self.state.options.gap)) < self.period
 
-    def take(self, solved: Solved) -> None:
+    def take(self, solved: SearchResult) -> None:
         """Keep the better one."""
         self.interrupted |= solved.state.phase == "interrupted"
         if solved.cost < self.best.cost:
             self.best = solved
 
-    def offer(self, merged: Merged, costs: CostModel, schedule: Schedule) -> bool:
+    def offer(self, merged: ContractedChain, costs: CostModel, schedule: Schedule) -> bool:
         """Whether a schedule of a merged chain fits; it is kept if it is the best.
 
         Args:
@@ -73,12 +73,12 @@ class Joint:
             return inner.is_feasible(schedule)
         if not inner.offer(schedule):
             return False
-        inner.phase, inner.report = self.state.phase, self.heard
-        self.take(Solved(inner, merged))
+        inner.phase, inner.report = self.state.phase, self.on_report
+        self.take(SearchResult(inner, merged))
         inner.notify()
         return True
 
-    def heard(
+    def on_report(
         self,
         seconds: float,
         period: Fraction | None,

@@ -1,7 +1,7 @@
-"""Cuts, what is computed again, and what is sent to the host, decided at once: contiguous 1F1B.
+"""Cuts, recomputation and offloading decided at once: contiguous 1F1B plans.
 
-`RunSolver` with offloading counts no messages, or all of them. Between the two periods each one in
-question is judged by an exact count: the partition is placed, and sends away what does not fit.
+`RecomputeDP` with offloading counts no messages, or all of them. Between the two answers each
+period is judged by an exact count: the partition is scheduled, and offloads what does not fit.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from math import ceil
 from pipeplan.ilp.contiguous.dynamic_program import Partition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import Merged, merged
-from pipeplan.ilp.recompute.dynamic_program import RunSolver
-from pipeplan.ilp.recompute.options import Options
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Stage
 
 PARTS = 4096
 """The period is found to this part of it."""
 
-Found = tuple[Merged, Schedule]
+Found = tuple[ContractedChain, Schedule]
 
 
-def shortest_away(
-    state: Incumbent, offered: Options, high: int | None, *, needed: bool
+def shortest_with_offload(
+    state: Incumbent, offered: StageOptions, high: int | None, *, needed: bool
 ) -> Found | None:
     """The shortest 1F1B schedule found that fits, with the chain of its runs; None if none does.
 
@@ -36,7 +36,7 @@ def shortest_away(
         needed: whether no plan is known, so that one is sought beyond the end of the time.
     """
     solvers = [
-        RunSolver(
+        RecomputeDP(
             state.costs, state.most_in_flight, messages=messages, offload=True, options=offered
         )
         for messages in (False, True)
@@ -54,7 +54,7 @@ def shortest_away(
     return best
 
 
-def _found(state: Incumbent, solvers: Sequence[RunSolver], period: int) -> Found | None:
+def _found(state: Incumbent, solvers: Sequence[RecomputeDP], period: int) -> Found | None:
     """A schedule of this period that fits."""
     for solver in solvers:
         partition = solver.solve(period)
@@ -67,9 +67,9 @@ def _found(state: Incumbent, solvers: Sequence[RunSolver], period: int) -> Found
     return None
 
 
-def _judged(state: Incumbent, solver: RunSolver, partition: Partition) -> Found | None:
+def _judged(state: Incumbent, solver: RecomputeDP, partition: Partition) -> Found | None:
     """The partition as a schedule of the merged chain, if it fits."""
-    chain = merged(state.costs.chain, solver.runs(partition))
+    chain = contract(state.costs.chain, solver.runs(partition))
     first = {piece[0]: number for number, piece in enumerate(chain.pieces)}
     last = {piece[1]: number for number, piece in enumerate(chain.pieces)}
     stages = tuple(

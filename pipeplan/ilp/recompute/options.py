@@ -6,7 +6,7 @@ before a piece (what the last layer saves of its output, s, not counted)
 
     kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,
                    peak = max(P + x_l + r_l + fw_l + y_l,  P' + so_l + bw_l + gy_l + gx_l)   (M3)
-    run a..b:      P' = P + x_a,  s' = 0,  peak = P + `run_peaks`[a, b],  more = its forward.
+    run a..b:      P' = P + x_a,  s' = 0,  peak = P + `segment_peaks`[a, b],  more = its forward.
 
 R is what is left of P if all leaves that can (H1): max(s, si_l) where a kept layer begins a row of
 such, nothing of those behind it, and x_a of a run.
@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from pipeplan.chain import Chain
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import inner_bytes
-from pipeplan.ilp.offload.byte_options_table import Lists
-from pipeplan.ilp.recompute.contracted_chain import Run
-from pipeplan.ilp.recompute.segment_peaks import run_peaks
+from pipeplan.ilp.offload.byte_options_table import ByteOptions
+from pipeplan.ilp.recompute.contracted_chain import Segment
+from pipeplan.ilp.recompute.segment_peaks import segment_peaks
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
@@ -62,7 +62,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Options:
+class StageOptions:
     """Options of all segments; `[i, j, n]`, unused ones have `more` = `NONE`."""
 
     more: Array
@@ -75,18 +75,18 @@ class Options:
     labels: list[Labels] = field(repr=False)
     """Of the segments that begin at each layer."""
 
-    def only(self, stages: Sequence[Stage]) -> Options:
+    def only(self, stages: Sequence[Stage]) -> StageOptions:
         """The options of these stages' segments alone."""
         more = np.full_like(self.more, NONE)
         for stage in stages:
             more[stage.first, stage.last] = self.more[stage.first, stage.last]
         return replace(self, more=more)
 
-    def runs(self, first: int, last: int, option: int) -> tuple[Run, ...]:
+    def runs(self, first: int, last: int, option: int) -> tuple[Segment, ...]:
         """The runs that an option of layers first..last computes again."""
         labels = self.labels[first]
         label, end = int(self.ids[first, last, option]), last
-        found: list[Run] = []
+        found: list[Segment] = []
         while label:
             begin = int(labels.rows[_BEGIN, label])
             if labels.is_run[label]:
@@ -95,14 +95,14 @@ class Options:
         return tuple(reversed(found))
 
 
-def options(
+def list_options(
     chain: Chain,
     *,
     relaxed: bool = False,
     offload: bool = False,
     first: Sequence[int] = (),
     go_on: Callable[[], bool] = lambda: True,
-) -> Options:
+) -> StageOptions:
     """The options of every segment of `chain`.
 
     Args:
@@ -133,7 +133,7 @@ def options(
             peak[start, last, :used] = here[_PEAK]
             levels[:, start, last, :used] = labels.levels[:, slice(*numbers)]
             ids[start, last, :used] = np.arange(*numbers)
-    return Options(more, saved, peak, levels, ids, found)
+    return StageOptions(more, saved, peak, levels, ids, found)
 
 
 class _Maker:
@@ -143,7 +143,7 @@ class _Maker:
         self.chain = chain
         self.relaxed, self.offload = relaxed, offload
         self.thin = partial(_lowered if relaxed else _best, offload=offload)
-        self.peaks = [run_peaks(chain, held=held) for held in (False, True)]
+        self.peaks = [segment_peaks(chain, held=held) for held in (False, True)]
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
         self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
@@ -179,7 +179,7 @@ class _Maker:
         self, parent: Array, is_run: NDArray[np.bool_], first: int, ends: list[tuple[int, int]]
     ) -> Array:
         """What labels of segments from layer `first` on can send to the host."""
-        lists = Lists.empty(len(parent))
+        lists = ByteOptions.empty(len(parent))
         for last, numbers in enumerate(ends, start=first):
             new = slice(*numbers)
             before = lists.at(parent[new])

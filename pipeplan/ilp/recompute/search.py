@@ -17,18 +17,18 @@ from pipeplan.ilp import search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.bound import again_bound
-from pipeplan.ilp.recompute.initial_sets import POINTS, Candidate, Candidates
-from pipeplan.ilp.recompute.joint_incumbent import Joint
-from pipeplan.ilp.recompute.search_result import Solved
-from pipeplan.ilp.recompute.time_slices import Turns
+from pipeplan.ilp.recompute.bound import recompute_bound
+from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.search_result import SearchResult
+from pipeplan.ilp.recompute.time_slices import TimeSlices
 from pipeplan.ilp.recompute.trim import trim
 from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
 
-SURE: Final = 2
+REQUIRED: Final = 2
 """Candidates that are tried even if listing options took all time; they share half of it."""
-KEEPING_SHARE: Final = 0.35
+NO_RECOMPUTE_SHARE: Final = 0.35
 """Share of the time, at most, for plans that keep everything before any others are looked at."""
 CANDIDATES_SHARE: Final = 0.4
 """Share of what is left then for trying candidates."""
@@ -42,7 +42,7 @@ MOST_LAYERS: Final = 200
 """Longest chain whose options are listed: they grow with its square."""
 
 
-def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
+def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
     """The best plan found, whether or not it computes anything again.
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
@@ -55,8 +55,8 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     """
     limits, notes = state.options, state.notes
     whole = Incumbent(state.costs, limits, notes=notes)
-    joint = Joint(whole, Solved(state), state.report)
-    state.report = joint.heard
+    joint = JointIncumbent(whole, SearchResult(state), state.report)
+    state.report = joint.on_report
     whole.raise_bound("any", load_bound(state.costs), from_bytes=False)
     whole.infeasible = reason_for_any_remat(state.costs)
     try:
@@ -75,7 +75,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> Solved:
     return joint.best
 
 
-def _search(joint: Joint, state: Incumbent, starts: Sequence[Plan]) -> None:
+def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> None:
     """The plans to start from, those that keep everything, candidates, bounds, then turns.
 
     Args:
@@ -83,7 +83,7 @@ def _search(joint: Joint, state: Incumbent, starts: Sequence[Plan]) -> None:
         state: of plans that keep everything.
         starts: valid plans to start from.
     """
-    whole, found = joint.state, Candidates(joint)
+    whole, found = joint.state, InitialSets(joint)
     for start in starts:
         for candidate in found.of(start):
             joint.take(_tried(joint, candidate, whole.elapsed))
@@ -93,14 +93,14 @@ def _search(joint: Joint, state: Incumbent, starts: Sequence[Plan]) -> None:
         whole.notes.append(
             f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
         )
-        Turns(joint, state, None).run()
+        TimeSlices(joint, state, None).run()
         return
     if joint.interrupted or _reached(joint):
         return
     share = CANDIDATES_SHARE * whole.remaining / 2
-    sure = SURE + whole.options.offload
+    sure = REQUIRED + whole.options.offload
     for candidate in found:
-        limit = share / sure if candidate.sure else share / (2 * POINTS)
+        limit = share / sure if candidate.required else share / (2 * POINTS)
         joint.take(_tried(joint, candidate, whole.elapsed + limit))
         if joint.interrupted:
             return
@@ -108,13 +108,13 @@ def _search(joint: Joint, state: Incumbent, starts: Sequence[Plan]) -> None:
         _prove_contiguous(whole)
     _every(joint, kept)
     if whole.infeasible is None:
-        Turns(joint, state, found.offered).run()
+        TimeSlices(joint, state, found.offered).run()
 
 
-def _keep(joint: Joint, state: Incumbent) -> None:
+def _keep(joint: JointIncumbent, state: Incumbent) -> None:
     """Contiguous plans that keep everything, and all others where layers are few."""
     limits = state.options
-    seconds = KEEPING_SHARE * state.remaining
+    seconds = NO_RECOMPUTE_SHARE * state.remaining
     few = state.costs.layers <= FEW_LAYERS
     state.options = replace(
         limits,
@@ -123,10 +123,10 @@ def _keep(joint: Joint, state: Incumbent) -> None:
     )
     search.run(state)
     state.options, state.infeasible = limits, None
-    joint.take(Solved(state))
+    joint.take(SearchResult(state))
 
 
-def _reached(joint: Joint) -> bool:
+def _reached(joint: JointIncumbent) -> bool:
     """Whether the gap asked for is, whatever the time says."""
     bound, period = joint.state.bound, joint.period
     return period is not None and period <= bound * (1 + Fraction(joint.state.options.gap))
@@ -136,7 +136,7 @@ def _prove_contiguous(state: Incumbent) -> None:
     if not state.uses("recompute bound"):
         return
     state.set_phase("recompute bound")
-    bound = again_bound(state.costs, state.bounds["any"], offload=state.options.offload)
+    bound = recompute_bound(state.costs, state.bounds["any"], offload=state.options.offload)
     if bound is not None:
         state.raise_bound("contiguous", bound, from_bytes=False)
     elif state.options.contiguous_only:
@@ -148,7 +148,7 @@ def _prove_contiguous(state: Incumbent) -> None:
         )
 
 
-def _every(joint: Joint, kept: Fraction) -> None:
+def _every(joint: JointIncumbent, kept: Fraction) -> None:
     """Where layers are few, the best of all choices.
 
     Args:
@@ -165,14 +165,14 @@ def _every(joint: Joint, kept: Fraction) -> None:
     share = EVERY_SHARE if rest else 1.0
     found = enumeration.decide(state, joint.best.state.best, kept, share * state.remaining)
     if found is not None:
-        joint.take(Solved(*found))
+        joint.take(SearchResult(*found))
 
 
-def _tried(joint: Joint, candidate: Candidate, limit: float) -> Solved:
+def _tried(joint: JointIncumbent, candidate: InitialSet, limit: float) -> SearchResult:
     """The quick part of the search on one merged chain."""
     costs = candidate.merged.of(joint.state.costs)
     limits = replace(joint.state.options, time_limit_s=limit)
-    inner = Incumbent(costs, limits, joint.heard, notes=joint.state.notes)
+    inner = Incumbent(costs, limits, joint.on_report, notes=joint.state.notes)
     if candidate.plan is not None:  # a GPU may host several of its stages
         offer_warm_start(inner, candidate.plan)
         inner.bounds = {}
@@ -180,4 +180,4 @@ def _tried(joint: Joint, candidate: Candidate, limit: float) -> Solved:
     if candidate.schedule is not None:
         inner.offer(candidate.schedule)
     search.run(inner)
-    return Solved(inner, candidate.merged)
+    return SearchResult(inner, candidate.merged)

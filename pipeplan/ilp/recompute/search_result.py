@@ -8,19 +8,19 @@ from fractions import Fraction
 from pipeplan.chain import Chain
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.recompute.contracted_chain import Merged
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.plan import Remat, Stage
 
-NEVER = Fraction(2**62)
+NO_PLAN = Fraction(2**62)
 """The cost of no plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class SearchResult:
     """A search that is over; with recomputation it was one on a merged chain."""
 
     state: Incumbent
-    merged: Merged | None = None
+    merged: ContractedChain | None = None
 
     @property
     def chain(self) -> Chain:
@@ -47,5 +47,5 @@ class Solved:
         """What the semantics minimize; infinite without a plan."""
         best, options_ = self.state.best, self.state.options
         if best is None:
-            return NEVER, Fraction(0)
+            return NO_PLAN, Fraction(0)
         return cost(self.state.costs, best, options_.microbatches)

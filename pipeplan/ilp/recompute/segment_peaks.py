@@ -10,7 +10,7 @@ from pipeplan.chain import Chain
 from pipeplan.ilp.segment_tables import Array
 
 
-def run_peaks(chain: Chain, *, held: bool) -> Array:
+def segment_peaks(chain: Chain, *, held: bool) -> Array:
     """[a, b] -> bytes at once of the run a..b beside what lies before its input.
 
     The most of its first forward (V3), its second forward and its backward (V4), the input

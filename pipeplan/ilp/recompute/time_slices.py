@@ -16,11 +16,11 @@ from typing import Final
 from pipeplan.ilp import search
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.annealing import RunWalk
-from pipeplan.ilp.recompute.balancing import RunEvening
-from pipeplan.ilp.recompute.joint_incumbent import Joint
-from pipeplan.ilp.recompute.options import Options
-from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
+from pipeplan.ilp.recompute.balancing import RecomputeBalancing
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.options import StageOptions
+from pipeplan.ilp.recompute.search_result import SearchResult
 
 TURN_SHARE: Final = 0.2
 """Share of the time left that a part's first turn takes."""
@@ -39,7 +39,7 @@ IDLE: Final = 0.25
 
 
 @dataclass
-class _Part:
+class _Arm:
     """A strategy; `run` takes seconds, `share` is how much of a turn it has."""
 
     name: str
@@ -52,10 +52,12 @@ class _Part:
         self.share = self.most
 
 
-class Turns:
+class TimeSlices:
     """What takes turns on one search."""
 
-    def __init__(self, joint: Joint, kept: Incumbent, offered: Options | None) -> None:
+    def __init__(
+        self, joint: JointIncumbent, kept: Incumbent, offered: StageOptions | None
+    ) -> None:
         """Begin from the best plan.
 
         Args:
@@ -83,7 +85,7 @@ class Turns:
                 return
             turn *= LONGER
 
-    def _take(self, part: _Part, turn: float) -> float:
+    def _take(self, part: _Arm, turn: float) -> float:
         """One turn of one part; how many seconds it may have taken."""
         before = self.joint.best.cost
         seconds = min(turn * part.share, self.joint.state.remaining)
@@ -92,18 +94,18 @@ class Turns:
         part.share = part.most if found else max(LEAST, part.share / 2)
         return seconds
 
-    def _parts(self) -> list[_Part]:
+    def _parts(self) -> list[_Arm]:
         """Plans that keep everything come first where they are nearly as short as the best."""
         joint, best = self.joint, self.kept.best
-        parts = [_Part("best chain", self._around), _Part("plain chain", self._plain)]
+        parts = [_Arm("best chain", self._around), _Arm("plain chain", self._plain)]
         if self._offered is not None and not joint.state.options.contiguous_only:
-            walk = RunWalk(joint, self._offered)
-            runs = RunEvening(joint, walk)
+            walk = RecomputeAnnealing(joint, self._offered)
+            runs = RecomputeBalancing(joint, walk)
             parts = [
-                _Part("recompute balancing", runs.run, EVENING),
-                _Part("recompute kfkb", self._cycle),
+                _Arm("recompute balancing", runs.run, EVENING),
+                _Arm("recompute kfkb", self._cycle),
                 *parts,
-                _Part("recompute annealing", walk.run),
+                _Arm("recompute annealing", walk.run),
             ]
         if best is not None and joint.period is not None:
             near = best.per_microbatch <= NEAR * joint.period
@@ -127,9 +129,9 @@ class Turns:
     def _plain(self, seconds: float) -> None:
         """All that is kept, unless that is the best plan's chain."""
         if self.joint.best.state is not self.kept:
-            self._further(Solved(self.kept), seconds)
+            self._further(SearchResult(self.kept), seconds)
 
-    def _further(self, solved: Solved, seconds: float) -> None:
+    def _further(self, solved: SearchResult, seconds: float) -> None:
         """The search on one chain goes on, with other random numbers, unless it cannot gain."""
         inner = solved.state
         if not self.joint.may_gain(inner):

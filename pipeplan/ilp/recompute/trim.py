@@ -7,16 +7,16 @@ from typing import Final
 
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import Run, merged
-from pipeplan.ilp.recompute.joint_incumbent import Joint
-from pipeplan.ilp.recompute.search_result import Solved
+from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.plan import Stage
 
 BEYOND_S: Final = 1.0
 """Seconds that this may take when time is over."""
 
 
-def trim(joint: Joint) -> None:
+def trim(joint: JointIncumbent) -> None:
     """Keep each run of the best plan, the longest first, where the plan then fits as well.
 
     Orders stay, times are made anew: without a run's second forward nothing comes later. Where
@@ -28,7 +28,7 @@ def trim(joint: Joint) -> None:
         return
     layers = chain.source.layers
 
-    def forward(run: Run) -> tuple[int, Run]:
+    def forward(run: Segment) -> tuple[int, Segment]:
         return -sum(layer.forward_ns for layer in layers[run[0] : run[1] + 1]), run
 
     limits = joint.state.options
@@ -41,12 +41,12 @@ def trim(joint: Joint) -> None:
             joint.best = tried
 
 
-def _without(joint: Joint, run: Run) -> Solved:
+def _without(joint: JointIncumbent, run: Segment) -> SearchResult:
     """The best plan with a run kept; without a plan where that does not fit."""
     best, whole = joint.best, joint.state
     assert best.merged is not None
     assert best.state.best is not None
-    chain = merged(best.merged.source, sorted(best.merged.runs - {run}))
+    chain = contract(best.merged.source, sorted(best.merged.runs - {run}))
     costs, schedule = chain.of(whole.costs), best.state.best
     placed = chain.renumbered((stage.first, stage.last, stage.gpu) for stage in best.stages)
     stages = tuple(
@@ -54,9 +54,9 @@ def _without(joint: Joint, run: Run) -> Solved:
         for number, (first, last, gpu) in enumerate(placed)
     )
     lowest = max(1, int(whole.bounds["any"] * schedule.k))
-    inner = Incumbent(costs, whole.options, joint.heard)
+    inner = Incumbent(costs, whole.options, joint.on_report)
     inner.phase = best.state.phase
     inner.offer(
         minimize_period_for_order(costs, replace(schedule, stages=stages, offloads=()), lowest)
     )
-    return Solved(inner, chain)
+    return SearchResult(inner, chain)
