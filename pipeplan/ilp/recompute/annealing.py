@@ -21,8 +21,7 @@ from pipeplan.ilp.local_search.annealing import (
     SimulatedAnnealing,
     memory_overflow,
 )
-from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
-from pipeplan.ilp.local_search.list_scheduler import PlacedStage
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.offload.relief_estimate import estimate_relief
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment
