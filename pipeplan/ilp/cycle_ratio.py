@@ -1,8 +1,8 @@
-"""The shortest period and the earliest times for given orders and shifts.
+"""The shortest period and the earliest times for given orders and shifts: a maximum cycle ratio.
 
 With the cyclic order on every resource fixed, each rule is a difference constraint
-`t_v >= t_u + d_u - n * T`; the smallest feasible T is the largest cycle ratio
-`sum(d) / sum(n)` of that graph, found by bisection on integers with Bellman-Ford (numpy).
+`t_v >= t_u + d_u - n * T`; the smallest feasible T is the maximum cycle ratio `sum(d) / sum(n)` of
+that graph (Dasdan and Gupta 1998), found by bisection on integers with Bellman-Ford (numpy).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of the search that needs CP-SAT: any plan at all, then free allocations."""
+"""The part of the search that needs CP-SAT: any feasible plan, then several stages per GPU."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from pipeplan.ilp.local_search.restarts import EqualSplitRestarts
 FOLDS_SHARE = 0.25
 """Share of the time left that folds and loops have where memory is scarce."""
 FAR_SHARE = 0.25
-"""Share of the time left that the walk has then."""
+"""Share of the time left that annealing has then."""
 EARLY_SHARE = 0.08
 """The same elsewhere; it comes before the bound, which is sought below the best plan."""
 PACKING_SHARE = 0.1
 """Share of the time left that the bound from packing equal layers may take."""
 BRIEF_SHARE = 0.01
-"""Share of the time left that evening out and the walk have at first: what is easy is found."""
+"""Share of the time left that load balancing and annealing have at first: what is easy is
+found."""
 EVENING_SHARE = 0.25
-"""Share of the time left that evening out loads has before that."""
+"""Share of the time left that load balancing loads has before that."""
 AFRESH_SHARE = 0.35
 """Share of the time left that it has then from equal shares, where layers are too many for the
 guide and few runs to find more; the early share elsewhere."""
@@ -63,7 +64,7 @@ def search(state: Incumbent) -> None:
 
 
 def _shorten(state: Incumbent) -> None:
-    """Evening out, then the walk: from folds first where the plan stays far from the bound."""
+    """Load balancing, then annealing: from folds first where the plan stays far from the bound."""
     walk = SimulatedAnnealing(state)
     folds = InterleavedStarts(state, walk)
     evening = BalanceAndSchedule(state)

@@ -43,7 +43,7 @@ class SearchOptions:
     workers: int
     deterministic: bool
     offload: bool = False
-    """Whether what a stage keeps may wait in the host's memory; then bytes prove nothing."""
+    """Whether what a stage keeps may reside on the host; then bytes prove nothing."""
     without: frozenset[str] = frozenset()
     """Strategies and provers that are left out, for ablations."""
     clock: Clock = field(default_factory=Clock, compare=False)
@@ -74,7 +74,7 @@ class Incumbent:
     def model_ks(self) -> tuple[int, ...]:
         """Micro-batches per period that CP-SAT's models try: they grow with k.
 
-        Longer cycles come from eager execution and the walk.
+        Longer cycles come from eager execution and annealing.
         """
         ks = self.options.ks
         return tuple(k for k in ks if k <= MODEL_K) or ks

@@ -50,7 +50,7 @@ def fits(rows: Iterable[MemoryRow]) -> bool:
 
 
 def host_bytes(costs: CostModel, schedule: Schedule) -> list[int]:
-    """(H7) of each GPU: the most of it that waits in the host's memory at once."""
+    """(H7) of each GPU: the most of it that resides on the host at once."""
     sweep = ExactMemoryEvents(costs, schedule)
     changes: list[list[MemoryEvent]] = [[] for _ in range(costs.gpus)]
     for offload in schedule.offloads:

@@ -1,4 +1,7 @@
-"""Searching chains of very many layers on coarser ones, then again finely around the borders."""
+"""Multilevel search of very long chains: coarsen, solve, refine around the cuts.
+
+Compare multilevel graph partitioning: Karypis and Kumar (1998).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free allocations, several runs of layers a GPU: exact for few layers, else many ways in turn."""
+"""Plans with several stages per GPU: exact for few layers, else strategies in time slices."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from pipeplan.units import ceil_div
 JOINT_ITEMS: Final = 14
 """Layers up to which allocation and schedule are one model."""
 STEPS: Final = (1.0, 1.01, 1.03, 1.06, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0)
-"""Periods that the guide tries, as multiples of the bound."""
+"""Periods that the assignment model tries, as multiples of the bound."""
 JOINT_SHARE: Final = 0.4
 """Share of the time left for each k of the joint model."""
 FIRST_SHARE: Final = 0.05
 """Share of it that the joint model has where each allocation can be looked at by itself."""
 GUIDE_SHARE: Final = 0.3
-"""Share of the time left for the guide."""
+"""Share of the time left for the assignment model."""
 FAR_SHARE: Final = 0.1
-"""The same where there is a plan far from the bound: the walk's steps find more there."""
+"""The same where there is a plan far from the bound: annealing finds more there."""
 AHEAD_SHARE: Final = 0.05
-"""Share of it that the walk has then, so that allocations are asked for more than they can do."""
+"""Share of it that annealing has then, so that allocations are asked for more than they can do."""
 GLANCE_S: Final = 0.1
-"""Seconds that the walk has where the joint model decided all that it sees."""
+"""Seconds that annealing has where the joint model decided all that it sees."""
 TURN_S: Final = 8.0
 """Seconds that each of the ways has in its first turn; the next is longer by half."""
 TURN_SHARE: Final = 0.2
@@ -89,7 +89,7 @@ def search(state: Incumbent) -> None:
 def _decide(state: Incumbent, walk: SimulatedAnnealing) -> bool:
     """The joint model for each k; where it stays open and they are few, each allocation.
 
-    The walk goes between the two: a contiguous plan may be several times as long as need be, as
+    Annealing goes between the two: a contiguous plan may be several times as long as need be, as
     with a weight that the first and the last layer share. Then no allocation would be left out.
     """
     each = state.uses("enumeration") and not state.options.offload
@@ -133,7 +133,7 @@ def joint(state: Incumbent, k: int, seconds: float) -> bool:
 
 
 def guided(state: Incumbent, seconds: float) -> None:
-    """Allocations proposed by the guide at growing periods, coarse units first, then scheduled."""
+    """Schedule what the assignment model proposes at growing periods, with large units first."""
     end = state.elapsed + seconds
     for factor in STEPS:
         for count in _sizes(state):

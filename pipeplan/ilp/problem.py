@@ -31,8 +31,8 @@ class Problem:
             the given `stages` as a whole; "two-phase" takes the cuts that are best without a
             memory limit, then the recomputation that gives these the shortest period.
         stages: For "full-recompute" alone: the stages.
-        recompute: Whether stages may compute layers again, (V1)-(V4).
-        offload: Whether what stages save may wait in the host's memory, (H1)-(H7).
+        recompute: Whether stages may recompute layers, (V1)-(V4).
+        offload: Whether what stages save may reside on the host, (H1)-(H7).
         pins: (layer, GPU) of layers whose GPU is given, sorted.
     """
 

@@ -1,6 +1,7 @@
-"""What one resource does modulo the period: arcs in order, and the free places next to an instant.
+"""The modulo reservation table of one resource: its busy intervals, and the nearest free ones.
 
-An arc without length still keeps others from lying across it, as (R3) and (R4) ask.
+The term is Rau's (1994) for modulo scheduling. An interval without length still keeps others from
+lying across it, as (R3) and (R4) ask.
 """
 
 from __future__ import annotations

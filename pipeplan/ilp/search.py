@@ -1,4 +1,4 @@
-"""The search: bounds, the contiguous optimum, then free allocations; anytime."""
+"""The search: bounds, the contiguous optimum, then several stages per GPU; anytime."""
 
 from __future__ import annotations
 

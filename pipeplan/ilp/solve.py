@@ -15,7 +15,7 @@ from pipeplan.ilp.history import History
 from pipeplan.ilp.incumbent import Incumbent, Report
 from pipeplan.ilp.problem import Limits, Problem, options_of
 from pipeplan.ilp.recompute import baselines
-from pipeplan.ilp.recompute import search as again
+from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.solution import Solution, solution
 from pipeplan.ilp.warm_start import offer_warm_start
@@ -96,7 +96,7 @@ def _search(
         state.notes.append(_no_groups(problem))
         groups = None
     if problem.recompute:
-        return again.run(state, warm_starts)
+        return recompute_search.run(state, warm_starts)
     if groups is not None:
         multilevel.run(state, groups)
         return SearchResult(state)
@@ -168,7 +168,7 @@ def _failure(problem: Problem, state: Incumbent) -> Exception:
             f"no plan found, and none is ruled out: the search ended by itself after {used:.1f} s"
             f" of {limit:g} s."
         )
-    ways = infeasibility.suggestions(costs, again=problem.recompute, time=over)
+    ways = infeasibility.suggestions(costs, recompute=problem.recompute, time=over)
     notes = "".join(f" ({note}.)" for note in state.notes)
     return TimeLimitError(
         f"planner: chain {costs.chain.name!r} on {costs.gpus} GPUs: {what} {ways}{notes}"

@@ -20,7 +20,7 @@ def offer_warm_start(state: Incumbent, plan: Plan) -> None:
 
     Args:
         state: not begun.
-        plan: of the same chain, on GPUs that are there, whose stages compute nothing again.
+        plan: of the same chain, on GPUs that are there, whose stages recompute nothing.
     """
     state.set_phase("warm start")
     for name, value in _proven(state, plan):

@@ -83,7 +83,7 @@ class Config:
         return (self.resume,) if isinstance(self.resume, Plan) else tuple(self.resume)
 
     def _check_pins(self) -> None:
-        """What is computed again is searched on merged layers; the paper's ILP has no pins."""
+        """Recomputed segments are searched as contracted layers; the paper's ILP has no pins."""
         if not self.pins:
             return
         for name, value, refused in (

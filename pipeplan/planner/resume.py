@@ -28,7 +28,7 @@ def check(plan: Plan, chain: Chain, cluster: Cluster, config: Config) -> None:
         )
     if config.recompute != "auto" and plan.recomputes:
         raise InputError(
-            "config.resume: got a plan whose stages compute layers again, need one without: the"
+            "config.resume: got a plan whose stages recompute layers, need one without: the"
             " search keeps all that is saved. Plan without config.resume."
         )
     if config.offload != "auto" and any(op.kind.is_host for op in plan.ops):

@@ -15,7 +15,7 @@ from pipeplan.verifier import offloaded
 
 
 class Share(Record):
-    """A stage, its GPU, and what of it is computed again or waits in the host's memory."""
+    """A stage, its GPU, and what of it is recomputed or offloaded to the host."""
 
     model_config = ConfigDict(extra="ignore")
     gpu: Count
@@ -31,7 +31,7 @@ class Share(Record):
 
     @property
     def again(self) -> str:
-        """The layers that are computed again and how long that takes; empty if there are none."""
+        """The recomputed layers and how long that takes; empty if there are none."""
         if not self.recompute:
             return ""
         return f"{spans(self.recompute)}: {format_ns(self.again_ns)}"
@@ -90,7 +90,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     for what in ("again", "away"):
         for share in every:
             if text := getattr(share, what):
-                name = "computed again" if what == "again" else "offloaded"
+                name = "recomputed" if what == "again" else "offloaded"
                 yield name, f"{plan.cluster.gpus[share.gpu].name}, layers {text}"
     held = sum(row.host_bytes for row in plan.memory)
     if held and plan.cluster.host:

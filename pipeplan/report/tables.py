@@ -249,7 +249,7 @@ def stage_table(
         title: names the run.
     """
     table = Table(title=title, title_justify="left", collapse_padding=True)
-    for name in ("stage", "rank", "layers", "computed again", "offloaded"):
+    for name in ("stage", "rank", "layers", "recomputed", "offloaded"):
         table.add_column(name)
     for name in ("peak predicted", "measured", *(["on host"] if any(away) else [])):
         table.add_column(name, justify="right")

@@ -12,7 +12,7 @@ from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute import search as again
+from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import Segment, contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
@@ -129,13 +129,13 @@ def test_where_nothing_fits_recomputation_does() -> None:
     allowed = limits(contiguous_only=True)
     tight, ample = costs_of(fat, 2, 130), costs_of(fat, 2, 10**6)
     assert ContiguousDP(tight).shortest(1) is None
-    found = again.run(Incumbent(tight, allowed))
+    found = recompute_search.run(Incumbent(tight, allowed))
     assert found.state.best is not None
-    assert found.merged is not None
-    assert found.merged.runs
-    unhindered = again.run(Incumbent(ample, allowed))
+    assert found.contracted is not None
+    assert found.contracted.runs
+    unhindered = recompute_search.run(Incumbent(ample, allowed))
     assert unhindered.state.best is not None
-    assert unhindered.merged is None
+    assert unhindered.contracted is None
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -24,7 +24,7 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.relief_estimate import estimate_relief, offloadable_segments
 from pipeplan.ilp.offload.repair import repair_by_offloading
-from pipeplan.ilp.recompute import search as again
+from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute import time_slices
 from pipeplan.ilp.recompute.annealing import RecomputeAllocation, RecomputeAnnealing
 from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
@@ -124,9 +124,9 @@ def test_sums_of_a_balance_stay_right(seed: int) -> None:
     balance = RecomputeAssignmentAnnealing(costs, single, load // 2, guess, [False] * 10, 0.01)
     balance.anneal(random, 3000)
     known = replace(guess, layout=RecomputeAllocation(balance.homes, frozenset()))
-    fresh = RecomputeAssignmentAnnealing(costs, single, load // 2, known, balance.again, 0.01)
+    fresh = RecomputeAssignmentAnnealing(costs, single, load // 2, known, balance.recomputed, 0.01)
     assert fresh.total == pytest.approx(balance.total, abs=1e-6)
-    assert any(balance.again)
+    assert any(balance.recomputed)
 
 
 def placed(costs: CostModel, random: Random) -> ModuloListScheduler | None:
@@ -216,8 +216,8 @@ def test_nothing_is_computed_again_in_vain() -> None:
     joint = in_vain()
     before, cuts = joint.period, [stage.layers for stage in joint.best.stages]
     trim(joint)
-    assert joint.best.merged is not None
-    assert not joint.best.merged.runs
+    assert joint.best.contracted is not None
+    assert not joint.best.contracted.runs
     assert [stage.layers for stage in joint.best.stages] == cuts
     assert joint.period is not None
     assert before is not None
@@ -230,8 +230,8 @@ def test_trimming_ends_well_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
     hurried, counted = in_vain(time_limit_s=1e-6), in_vain(time_limit_s=1e-6, deterministic=True)
     for joint, left in ((hurried, 2), (counted, 0)):
         trim(joint)
-        assert joint.best.merged is not None
-        assert len(joint.best.merged.runs) == left
+        assert joint.best.contracted is not None
+        assert len(joint.best.contracted.runs) == left
 
 
 def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_what_cannot_be_is_said_at_once() -> None:
     """Where no contiguous plan exists, however much is computed again, no time is spent on it."""
     costs = random_costs(3, 6, memory=30)
     state = Incumbent(costs, limits(contiguous_only=True, time_limit_s=60))
-    assert again.run(state).state.best is None
+    assert recompute_search.run(state).state.best is None
     assert state.infeasible is not None
     assert state.remaining > 30
 
@@ -402,8 +402,8 @@ def test_candidates_come_once() -> None:
         state = Incumbent(costs, replace(limits(), clock=DeterministicClock()))
         state.raise_bound("any", Fraction(1))
         found = list(InitialSets(JointIncumbent(state, SearchResult(state))))
-        assert len({candidate.merged.runs for candidate in found}) == len(found)
-        assert all(candidate.merged.runs for candidate in found)
+        assert len({candidate.contracted.runs for candidate in found}) == len(found)
+        assert all(candidate.contracted.runs for candidate in found)
         flags = [candidate.required for candidate in found]
         assert flags == sorted(flags, reverse=True)
         seen += sum(flags)

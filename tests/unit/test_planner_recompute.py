@@ -96,7 +96,7 @@ def test_resumes_from_a_plan_that_recomputes() -> None:
     first = planned(LITTLE, recompute="auto")
     second = planned(LITTLE, recompute="auto", resume=first, time_limit_s=0.5)
     assert per_microbatch(second) <= per_microbatch(first)
-    with pytest.raises(InputError, match="compute layers again"):
+    with pytest.raises(InputError, match="recompute layers"):
         planned(16 * GIB, resume=first)
 
 

@@ -144,7 +144,7 @@ def test_stages_that_keep_less_stand_beside_the_bytes_of_their_rank(
         assert rows(capsys.readouterr().out) == need
     plain = str(write_run(tmp_path / "plain", instrumented=True))
     assert main(["report", plain]) == 0
-    assert "computed again" not in capsys.readouterr().out
+    assert "recomputed" not in capsys.readouterr().out
 
 
 def test_peaks_come_with_their_stages_as_json(

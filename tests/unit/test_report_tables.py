@@ -58,14 +58,14 @@ def test_headline_names_the_bound_and_what_it_holds_for() -> None:
     assert "10 ns per micro-batch (+25.0%)" in shown
 
 
-def test_headline_says_what_is_computed_again() -> None:
+def test_headline_says_what_is_recomputed() -> None:
     """Runs, their GPU and what they take stand in one line per stage; without runs, no line."""
     plan = two_stages()
-    assert "again" not in text(tables.headline(plan))
+    assert "recomputed" not in text(tables.headline(plan))
     second = plan.stages[1].model_copy(update={"remat": Remat(recompute=((1, 1),))})
     shown = text(tables.headline(plan.model_copy(update={"stages": (plan.stages[0], second)})))
     took = format_ns(plan.chain.layers[1].forward_ns)
-    lines = [line for line in shown.splitlines() if "computed again" in line]
+    lines = [line for line in shown.splitlines() if "recomputed" in line]
     assert [line.split(maxsplit=2)[2].strip() for line in lines] == [f"gpu1, layers 1: {took}"]
 
 

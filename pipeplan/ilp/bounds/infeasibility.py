@@ -3,7 +3,7 @@
 Every op of any plan finds at least its own micro-batch's bytes in memory, and states never leave
 their GPU. So a layer that fits no GPU with one micro-batch, states beyond all memory, or a spread
 that cannot be found (`static`) each prove that there is no plan. What a micro-batch keeps counts
-only where nothing is computed again or waits in the host's memory.
+only where nothing is recomputed or resides on the host.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def reason_for_any_remat(costs: CostModel) -> str | None:
 
 
 def layer_reason(costs: CostModel) -> str | None:
-    """A layer that fits no GPU, even if it is computed again; None if there is none.
+    """A layer that fits no GPU, even if it is recomputed; None if there is none.
 
     Or layers that must share a GPU and are pinned to two.
     """
@@ -162,21 +162,21 @@ def _states(costs: CostModel) -> int:
 
 
 def suggestions(
-    costs: CostModel, *, only_states: bool = False, again: bool = False, time: bool = False
+    costs: CostModel, *, only_states: bool = False, recompute: bool = False, time: bool = False
 ) -> str:
     """What to try, as a sentence.
 
     Args:
         costs: of the chain that has no plan.
         only_states: whether states alone are too much: what a micro-batch keeps matters not.
-        again: whether layers may be computed again already.
+        recompute: whether layers may be recomputed already.
         time: whether more time is worth a try.
     """
     ways = [f"more {way}" for way in (*(["time"] if time else []), "memory", "GPUs")]
     ways += _fewer_versions(costs, range(costs.layers))
     if not only_states:
         ways.append("a smaller micro-batch")
-        if not again and costs.exact and not costs.pins:
+        if not recompute and costs.exact and not costs.pins:
             ways.append("recompute auto")
     return _may_help(ways)
 

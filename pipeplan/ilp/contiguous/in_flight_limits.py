@@ -1,4 +1,4 @@
-"""How many micro-batches a contiguous stage can hold: the caps of eager execution."""
+"""In-flight limits ("caps"): how many micro-batches a contiguous stage can hold."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Contiguous partitions from which the search for eager cycles sets out.
+"""Initial partitions of the kFkB search.
 
 Two things bind: the longest load, and the period T' from which on every stage can hold the
 ceil(V / T') micro-batches that flow through it at least. Where memory is scarce a partition of the
-smallest max(longest load, T') is often a poor one: all its stages are full, and eager execution
-has to wait at each. So for several longest loads L, and several T' from the smallest one that L
-allows up to the best period, the partition of the smallest V in front is taken, for every number
-of stages. Source: ours.
+smallest max(longest load, T') is often a poor one: all its stages are full, and self-timed
+execution has to wait at each. So for several longest loads L, and several T' from the smallest one
+that L allows up to the best period, the partition of the smallest V in front is taken, for every
+number of stages. Source: ours.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Contiguous plans whose period holds several micro-batches, found by eager execution.
+"""Best-first search for contiguous plans whose period holds several micro-batches (kFkB).
 
 A stage's average number of micro-batches in flight need not be an integer, so where memory is
-scarce a cycle of k > 1 can beat every 1F1B plan (Beaumont, Eyraud-Dubois, Shilova 2020, 4.3). A
-candidate is a partition with one cap per stage, the most micro-batches that its GPU can hold.
-Eager execution settles into a cycle, which is offered as a plan.
+scarce a steady state of k > 1 can beat every 1F1B plan (Beaumont, Eyraud-Dubois, Shilova 2020,
+4.3). A node is a partition with one in-flight limit ("cap") per stage, the most micro-batches that
+its GPU can hold. Its self-timed execution settles into a steady state, which is offered as a plan.
 
-Two queues have equal shares of the time. One has the partitions not seen yet (all of them where
-there are few), by what each needs at least, whatever the order of its ops:
+Two queues share the time equally. The first has the partitions not seen yet (all of them where
+there are few), by a lower bound that holds for every order of ops:
 
     floor = max over stages s of ( load(s), load of a link, V(s) / cap(s) ),
 
 V(s) = all work and transfers from F_s to B_s of one micro-batch: at fewer than V / T micro-batches
-on average it cannot flow. A glance at one, a short execution, tells its pace. By that the other
-queue gives it turns, a few executions with other caps each, and its neighbours come into the
-first: they move, remove or add one border. Source: ours.
+on average it cannot flow. A short execution of a partition, a probe, estimates its throughput. The
+second queue is ordered by that estimate. Expanding a partition runs a few executions with other
+in-flight limits and pushes its neighbours (one cut moved, removed or added) to the first queue.
+Source: ours.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class KFkBSearch:
         for _ in found.expansions:
             fastest = None if found.expanded else found.cycles.fastest()
             key = found.key * LATER if fastest is None else float(fastest)
-            heappush(self._glanced, replace(found, key=key, turned=True))
+            heappush(self._glanced, replace(found, key=key, expanded=True))
             return
 
 

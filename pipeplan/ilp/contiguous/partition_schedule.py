@@ -1,4 +1,4 @@
-"""From a contiguous partition to times.
+"""Start times for a contiguous partition.
 
 V of a stage is fixed by the partition; where it exceeds the work inside, something waits. Either
 the forward half runs as early as possible and gradients wait, or the backward half runs without a

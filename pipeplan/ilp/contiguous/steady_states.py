@@ -1,9 +1,10 @@
-"""What eager execution of one contiguous partition settles into, under different caps.
+"""Steady states of the self-timed (eager) execution of one contiguous partition.
 
-Each stage has a cap, the most micro-batches in flight there. With all that its bytes alone allow
-a pipeline is fastest, but stages run ahead of those behind them, and what they send waits there
-and needs room as well. So first the least limit for the input is sought that is as fast, then
-lower ones and lower caps where bytes overflow, then every other variant. Source: ours.
+Each stage has a limit ("cap") on its micro-batches in flight. With the largest limits that its own
+bytes allow a pipeline is fastest, but stages run ahead of later ones, and what they send waits
+there and needs room as well. So first the least limit for the first stage is sought that is as
+fast, then lower ones and lower limits where memory overflows, then every other variant. Self-timed
+execution becomes periodic: Sriram and Bhattacharyya (2000). The search is ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What contiguous plans would be if memory were no limit."""
+"""The best contiguous plans without a memory limit, and whether memory binds."""
 
 from __future__ import annotations
 

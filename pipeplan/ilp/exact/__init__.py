@@ -1,1 +1,1 @@
-"""Which layers share a GPU where several runs may: each allocation, or ways to good ones."""
+"""Exact search over allocations: enumeration, and branch and bound on the op orders of one."""

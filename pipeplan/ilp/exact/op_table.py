@@ -1,4 +1,4 @@
-"""The ops of an allocation by numbers, and how far apart the chain alone keeps them.
+"""The ops of an allocation by number, and the distances that the chain alone imposes on them.
 
 Forwards 0..L-1, backwards in chain order L..2L-1, behind them the transfers in chain order.
 """

@@ -1,1 +1,1 @@
-"""Plans by random steps, each judged by one greedy schedule."""
+"""Local search over allocations, each judged by one list schedule; large neighbourhood search."""

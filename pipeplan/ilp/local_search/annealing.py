@@ -1,9 +1,10 @@
-"""Search among allocations by small random steps, each judged by one greedy schedule.
+"""Simulated annealing over allocations, each judged by one list schedule.
 
-At a period a little below the best plan's, `outward` places any allocation in a fraction of a
-millisecond; by how much its exact bytes exceed the GPUs' memories says how far it is from a plan.
-Simulated annealing drives that excess to zero, then the period is lowered: more than the models
-can do where memory is scarce, because one step costs a thousandth of theirs. Source: ours.
+At a period a little below the best plan's, `list_scheduler` schedules an allocation in a fraction
+of a millisecond; the bytes by which it overflows the GPUs' memories are the energy. Simulated
+annealing (Kirkpatrick, Gelatt, Vecchi 1983) drives that violation to zero, then the period is
+lowered. Where memory is scarce it finds more than CP-SAT's models do, because one step costs a
+thousandth of one of theirs. The moves are ours.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class SimulatedAnnealing:
         self.random = Random(self.state.options.seed)
 
     def run(self, seconds: float) -> None:
-        """Walk for `seconds` from the best plan so far, if there is one."""
+        """Anneal for `seconds` from the best plan so far, if there is one."""
         state = self.state
         if state.best is None or state.costs.gpus == 1:
             return
@@ -104,7 +105,7 @@ class SimulatedAnnealing:
         end: float,
         shrink: float = TARGET_REDUCTIONS[-1],
     ) -> None:
-        """Walk from a layout that may not fit yet, at a period below the best plan's.
+        """Anneal from an allocation that may not fit yet, at a period below the best plan's.
 
         Args:
             layout: Where to begin.

@@ -1,9 +1,9 @@
-"""Allocations that even out loads and bytes at one period, by microseconds-long random steps.
+"""Simulated annealing of an assignment of layers to GPUs at one period, without times.
 
-Without times a step costs a few additions: each GPU's and each link's load, and its bytes if every
-layer kept a given number of micro-batches. Simulated annealing drives what is beyond the period
-and the memories to zero, with few cuts. How many micro-batches a layer keeps is a guess, which
-`evening` corrects by schedules. Source: ours.
+Without times a step costs a few additions: the load of each GPU and link, and the bytes of each
+GPU if every layer kept a given number of micro-batches. Annealing (Kirkpatrick et al. 1983) drives
+what exceeds the period and the memories to zero, with few cuts. How many micro-batches a layer
+keeps is an estimate, which `balancing` corrects by schedules. The surrogate is ours.
 """
 
 from __future__ import annotations

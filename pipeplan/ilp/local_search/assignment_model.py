@@ -1,10 +1,10 @@
-"""The guide: which GPU holds which unit, at a fixed period, counts estimated.
+"""An assignment relaxation in CP-SAT: which GPU holds which unit at a fixed period.
 
-An assignment model without times. V of the contiguous plan (`contiguous`) written as constraints:
-each unit and each cut lies in one of the periods counted from the end of the chain, a run of units
-on one GPU in the same one, and a unit in period g keeps g micro-batches. That is exact for
-contiguous plans; with several runs on a GPU their peaks need not coincide (pessimistic) and their
-orders may conflict (optimistic). It proposes allocations; exact scheduling decides.
+The model has no times. V of the contiguous plan (`contiguous`) is written as constraints: each
+unit and each cut lies in one of the periods counted from the end of the chain, a run of units on
+one GPU in the same one, and a unit in period g keeps g micro-batches. That is exact for contiguous
+plans; with several stages on a GPU their peaks need not coincide (pessimistic) and their orders
+may conflict (optimistic). The model proposes allocations; exact scheduling decides. Source: ours.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AssignmentModel:
             self.model.add(sum(v.on[n][gpu] for n, gpu in enumerate(home)) < len(home))
 
     def _pair(self) -> tuple[int, int]:
-        """GPUs whose link stands for all: the guide only estimates."""
+        """GPUs whose link stands for all: the assignment model only estimates."""
         return 0, self.instance.costs.gpus - 1
 
     def _cut_ticks(self, boundary: int) -> int:

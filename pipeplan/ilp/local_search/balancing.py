@@ -1,10 +1,11 @@
-"""Plans from allocations that are evened out under guessed counts, the guess corrected in turn.
+"""Load balancing under estimated in-flight counts, corrected by schedules.
 
-At a period between the bound and the best plan `balance` finds an allocation whose loads and
-estimated bytes fit; `outward` schedules it; its exact bytes say how many micro-batches each layer
-really keeps and how full each GPU is beside them. With these the allocation is evened out again,
-until a schedule fits. A few rounds suffice where memory leaves some choice, on hundreds of layers
-and dozens of GPUs too, where judging every step by a schedule (`walk`) is slow. Source: ours.
+At a period between the bound and the best plan's, `assignment_annealing` finds an allocation whose
+loads and estimated bytes fit; `list_scheduler` schedules it; the schedule's exact bytes say how
+many micro-batches each layer really keeps and what else each GPU holds. With these figures the
+allocation is balanced again, until a schedule fits. A few rounds suffice where memory leaves some
+choice, also for hundreds of layers on dozens of GPUs, where judging every step by a schedule
+(`annealing`) is slow. Source: ours; compare surrogate-assisted search.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TOLERANCE: Final = 0.002
 CHEAPER: Final = 0.7
 DEARER: Final = 1.2
 SETTLED: Final = 4
-"""Allocations that fit nearly at one period from which the walk goes on."""
+"""Allocations that fit nearly at one period from which annealing goes on."""
 SETTLING: Final = 1000
 """Its steps from each."""
 BLEND: Final = 0.5
@@ -73,7 +74,7 @@ class BalanceAndSchedule:
     name = "balancing"
 
     def __init__(self, state: Incumbent, walk: SimulatedAnnealing | None = None) -> None:
-        """Repeatable for a seed; `walk` goes on from what fits nearly."""
+        """Repeatable for a seed; `walk` anneals from what fits nearly."""
         self.state = state
         self.random = Random(state.options.seed)
         self._walk = walk or SimulatedAnnealing(state)
@@ -163,7 +164,7 @@ class BalanceAndSchedule:
         return memory_overflow(peaks, placed.costs.budgets)
 
     def _settle(self, near: list[tuple[float, int, Allocation]], end: float) -> None:
-        """Walk from the allocations that fit nearly, those that lack least first."""
+        """Anneal from the allocations that fit nearly, those that lack least first."""
         for _, period, layout in sorted(near, key=lambda row: row[:2])[:SETTLED]:
             if not self._over(end):
                 self._walk.anneal_from(layout, Fraction(period), SETTLING, end)

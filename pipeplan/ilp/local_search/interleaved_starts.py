@@ -1,10 +1,11 @@
-"""Starts for the walk where memory is scarce: GPUs of the first layers take late ones as well.
+"""Starts for annealing with looped (interleaved) and V-shaped placement of stages.
 
 In a contiguous plan the first GPU keeps as many micro-batches as there are GPUs, the last one
-keeps one. Where the chain, once through all GPUs, goes on with some of them, in the same order
-(a loop) or backwards (a fold), those hold a few early layers of many micro-batches and late ones
-of few, so that all memories fill alike. Borders are those whose loads and estimated bytes fit a
-period below the best plan's; the walk goes on from there. Source: ours.
+keeps one. If the chain, once through all GPUs, goes on with some of them in the same order
+(looped: Narayanan et al. 2021) or backwards (V-shaped: Qi et al. 2024), those GPUs hold a few
+early layers of many micro-batches and late ones of few, so that all memories fill alike. Cuts are
+annealed until loads and estimated bytes fit a period below the best plan's; `annealing` goes on
+from there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BETWEEN: Final = 0.3
 OVERLOAD: Final = 3.0
 """Weight of load beyond the period against bytes beyond the memory."""
 STEPS: Final = 500
-"""Changes of borders before the walk begins."""
+"""Changes of borders before annealing begins."""
 STEP_S: Final = 5e-5
 """What such a change counts for where work is counted instead of time."""
 INITIAL_TEMPERATURE: Final = 0.05
@@ -47,7 +48,7 @@ MOVES: Final = (-3, -2, -1, -1, -1, 1, 1, 1, 2, 3)
 ALONE: Final = 0.4
 """Share of the changes that move one border; the others move several next to each other."""
 SETTLING: Final = 1000
-"""Steps of the walk from each start."""
+"""Annealing steps from each start."""
 
 
 class VisitCuts:
@@ -136,7 +137,7 @@ class InterleavedStarts:
     """Starts at periods below the best plan's, drawn until the time is over."""
 
     def __init__(self, state: Incumbent, walk: SimulatedAnnealing) -> None:
-        """`walk` goes on from each start, and draws for both, so that none is repeated."""
+        """`walk` anneals from each start, and draws for both, so that none is repeated."""
         self.state, self._walk, self._random = state, walk, walk.random
 
     def run(self, seconds: float) -> None:
@@ -160,7 +161,7 @@ class InterleavedStarts:
         return is_memory_bound(self.state)
 
     def _try(self, end: float) -> None:
-        """One order of GPUs, its borders, the walk from there."""
+        """One order of GPUs, its borders, annealing from there."""
         state, best = self.state, self.state.best
         assert best is not None
         shrink = Fraction(self._random.choice(TARGET_REDUCTIONS))

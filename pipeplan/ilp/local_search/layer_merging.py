@@ -1,4 +1,4 @@
-"""Coarse units: runs of layers that the guided search treats as indivisible."""
+"""Units of the assignment model: runs of layers that it treats as indivisible."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A schedule for any allocation at one period, greedily, from the end of the chain outward.
+"""List scheduling modulo the period, for any allocation, from the last stage to the first.
 
-What a stage keeps is decided by how long its F and B lie apart, and those of the stages behind it
-lie in between. So stages are placed from the last to the first: every B as early and every F as
-late as what lies behind and the free places modulo the period allow. With one stage per GPU this
-is the contiguous optimum's `push`; with several it is a heuristic of microseconds. Source: ours.
+A stage's activation memory grows with the time between its forward and its backward, and all later
+stages run within that time. So stages are scheduled from the last to the first: every B as early
+and every F as late as the later stages and the modulo reservation table allow. With one stage per
+GPU the result is the contiguous optimum (`extend_span`); with several it is a heuristic of
+microseconds. Compare iterative modulo scheduling, Rau (1994), which also backtracks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Improve the best plan: the same allocation scheduled exactly, then allocations around it.
+"""Large neighbourhood search (Shaw 1998) around the best plan: fix some of it, optimize the rest.
 
-Each neighbourhood splits some stages into blocks and lets some blocks choose among few GPUs; the
-periodic model looks for a schedule a little shorter than the best one. Small models answer in
-seconds where the free one does not. The allocation may keep several micro-batches per period.
+First the best plan's own allocation is scheduled exactly. Then each neighbourhood splits some
+stages into blocks and lets some blocks choose among few GPUs; the CP-SAT model looks for a
+schedule a little shorter than the best one. Small models answer in seconds where the unrestricted
+one does not. The allocation may keep several micro-batches per period.
 """
 
 from __future__ import annotations

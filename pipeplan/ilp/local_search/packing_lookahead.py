@@ -1,9 +1,10 @@
-"""What is left free on a ring, and placing a pair of ops such that what is still to come fits too.
+"""Free intervals of a reservation table, and placing a pair of ops so that the rest still fits.
 
-Nearest free places (`ring`) split what is free into pieces; on a GPU with several stages and
-little idle time the last ops then fit nowhere though there is room in all. Here a pair goes to the
-nearest places, inside free pieces or at either of their ends, that leave pieces for all the rest:
-one exists as long as the pieces before did, since ends split nothing off. Source: ours.
+Nearest free places (`reservation_table`) split free time into pieces; on a GPU with several stages
+and little idle time the last ops then fit nowhere although the pieces suffice in sum. Here a pair
+takes the nearest places, inside free intervals or at either end of one, that leave intervals for
+all the rest (best-fit decreasing bin packing, Johnson 1973). Such places exist as long as the
+intervals before sufficed, since places at an end split nothing off. Source: ours.
 """
 
 from __future__ import annotations

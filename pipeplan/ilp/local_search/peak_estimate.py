@@ -1,8 +1,9 @@
-"""Bytes of a schedule at a glance: what annealing compares; exact counts decide (`memory`).
+"""A fast estimate of a schedule's peaks: annealing compares it, the exact count (`memory`)
+decides.
 
 At the start of each compute op: states, what micro-batches keep, the op's working set, tensors
-between two stages of the GPU and messages. Left out are what only the exact count sees: issue and
-posting held back by running ops, updates, second slots of the paper model.
+between two stages of the GPU, and messages. Left out is what only the exact count sees: issue and
+posting deferred by running ops, updates, second slots of the paper model.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Plans near the bound from allocations that owe nothing to the best plan so far.
+"""Random restarts of load balancing, from an equal split of the chain.
 
-Where memory is ample, what keeps a plan above the bound is that loads do not come out even, and
-the best plan's allocation is a trap: a unit or two must change sides on several GPUs at once, past
-allocations that are worse than it. Here loads are evened out from equal shares of the chain, with
-the counts of a contiguous plan, slowly, at a period and a price of cuts that are drawn anew each
-time: cheap cuts make loads even, dear ones keep micro-batches few. Then as in `evening`: a
-schedule says what is really kept, and the walk goes on from what fits nearly. Source: ours.
+With ample memory a plan stays above the bound because its loads are uneven, and the best plan's
+allocation is a local optimum: several units must change GPUs at once, through worse allocations.
+Each restart anneals an assignment slowly from an equal split of the chain, with the in-flight
+counts of a contiguous plan. It draws a target period and a price per cut: a low price balances
+loads better, a high one keeps fewer micro-batches in flight. Then, as in `balancing`, a schedule
+gives the real counts, and annealing goes on from what fits nearly. Source: ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHEAPER: Final = 0.7
 BESIDE: Final = 0.1
 """Share of each memory that is taken by what is not kept, at first."""
 NEAR: Final = 0.4
-"""Bytes beyond memory, in memories of a GPU, from which the walk goes on."""
+"""Bytes beyond memory, in memories of a GPU, from which annealing goes on."""
 SETTLING: Final = 600
 """Its steps."""
 
@@ -66,7 +66,7 @@ class EqualSplitRestarts(BalanceAndSchedule):
             self._once(period, price, end)
 
     def _once(self, period: int, price: float, end: float) -> None:
-        """Even out, schedule, correct; until a better plan is found or nothing comes of it."""
+        """Balance, schedule, correct; until a better plan is found or nothing comes of it."""
         best, guess = self._best(), self._equal_shares()
         for _ in range(ROUNDS):
             if self._over(end):
@@ -100,7 +100,7 @@ class EqualSplitRestarts(BalanceAndSchedule):
         self.state.options.clock.charge(steps * STEP_S)
 
     def _improve(self, placed: ScheduledAllocation, end: float) -> None:
-        """Offer a schedule; where it lacks a little, walk from its layout."""
+        """Offer a schedule; where it lacks a little, anneal from its allocation."""
         if not self._offer(placed) and self._excess(placed) < NEAR:
             target = Fraction(placed.schedule.period)
             self._walk.anneal_from(placed.layout, target, SETTLING, end)

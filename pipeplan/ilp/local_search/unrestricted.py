@@ -1,8 +1,8 @@
-"""All layers in one model, as a finder of plans where memory is scarce.
+"""The unrestricted CP-SAT model, all layers free at once, as a finder where memory is scarce.
 
-Up to a couple of dozen layers the joint model still answers within seconds where memory leaves
-few allocations: it finds plans a tenth shorter than other ways do, and refutes periods for k = 1.
-Where memory is ample it answers nothing, so it is not asked there. Source: ours.
+Up to a couple of dozen layers the model still answers within seconds where memory leaves few
+allocations: it finds plans a tenth shorter than other strategies do, and refutes periods for k =
+1. With ample memory it does not answer in time, so it is not solved there. Source: ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How many bytes a stage can send to the host, and the runs that make each number: (H1).
+"""How many bytes a stage can offload, and the runs of layers that give each number: (H1).
 
-Over the layers from left to right: a layer stays, or leaves with what it keeps, and with the
-boundary before it if it is in one run with the layer before. Every number of bytes that some set
-of runs gives is found where there are few; else `MOST` of them, spread evenly. Source: ours.
+Over the layers from left to right: a layer stays, or is offloaded with what it keeps, and with the
+boundary before it if it is in one run with the layer before. Every subset sum is listed where
+there are few; else `MOST` of them, spread evenly. Source: ours; the subset-sum recursion is
+Bellman's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def byte_options(
 ) -> tuple[tuple[int, tuple[Segment, ...]], ...]:
     """(bytes, runs) of layers first..last, fewest bytes first, all above zero.
 
-    Layers that are computed again never leave: they keep nothing but their input.
+    Layers that are recomputed never leave: they keep nothing but their input.
     """
     chain = costs.chain
     stays: dict[int, _Runs] = {0: None}

@@ -1,7 +1,8 @@
-"""What every segment of the chain can send to the host, all at once: (H1), as `levels` does.
+"""How many bytes every segment of the chain can offload, all segments at once: (H1).
 
-From left to right every set of layers has two lists of byte counts, whether its last layer stays
-or leaves; each list keeps `MOST` of them, spread evenly, the least and the most always.
+The vectorised form of `byte_options`. From left to right every set of layers has two lists of byte
+counts, one if its last layer stays and one if it is offloaded; each list keeps `MOST` of them,
+spread evenly, the least and the most always.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class ByteOptions:
 
 
 def segment_byte_options(costs: CostModel) -> Array:
-    """[m, i, j] -> what layers i..j as a stage can send away, fewest first."""
+    """[m, i, j] -> what layers i..j as a stage can offload, fewest first."""
     count, layers = costs.layers, costs.chain.layers
     made = np.zeros((MOST, count, count), dtype=np.int64)
     lists = ByteOptions.empty(count)

@@ -1,7 +1,7 @@
-"""When bytes go to the host and come back: (H3), (H4).
+"""When bytes are offloaded and prefetched, on each GPU's host link: (H3), (H4).
 
-Each copy leaves as early as its GPU's way is free after the forward, and comes back as late as it
-can before the backward. Copies that rest longest are placed first. Source: ours.
+Each copy is offloaded as early as the host link is free after the forward, and prefetched as late
+as possible before the backward. Copies that rest longest are placed first. Source: ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a schedule could send to the host, at a glance: what annealing compares; `fit` decides.
+"""A fast estimate of what a schedule could offload: annealing compares it, `repair` decides.
 
-A stage whose micro-batches rest for R between forward and backward and send o bytes, d = o /
-bandwidth each way, has at least floor((R - 2 d) / T) of k = 1 away at any time. All that a GPU's
-stages send in a period must pass its way. Stages that rest longest come first. Source: ours.
+A stage whose micro-batches rest for R between forward and backward and offload o bytes, d = o /
+bandwidth each way, has at least floor((R - 2 d) / T) of k = 1 on the host at any time. All that a
+GPU's stages offload in a period must pass its host link. Stages that rest longest come first.
+Source: ours.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Making a schedule fit by offloading as little as possible.
+"""Repair of a schedule that exceeds a memory, by offloading as little as possible.
 
-GPUs do not meet on the way to the host, so each is mended alone. Of a GPU that needs too much, the
-stage that rests longest sends the fewest bytes that are enough, all copies first; then copies stay
-again as long as the GPU fits. Bytes are counted exactly; nothing else of the schedule changes.
-Source: ours.
+GPUs do not share a host link, so each is repaired alone. On a GPU that needs too much, the stage
+whose micro-batches rest longest offloads the fewest bytes that suffice, all copies first; then
+copies stay again as long as the GPU fits. Bytes are counted exactly; the rest of the schedule
+stays as it is. Source: ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Planning with recomputation: which runs of layers each stage computes again, and where to cut.
+"""Planning with recomputation: which segments of layers each stage recomputes, and where to cut.
 
-`merge` turns a run into one layer, so that every other part of the solver plans the merged chain
-without knowing; `options` lists what a stage may choose from; `partition` cuts the chain and
-chooses at once; `search` puts them together.
+`contracted_chain` turns a recomputed segment into one layer, so that every other part of the
+solver plans the contracted chain without knowing; `options` lists what a stage may choose from;
+`dynamic_program` cuts the chain and chooses at once; `search` puts them together. Compare
+activation checkpointing: Chen et al. (2016), Griewank and Walther (2000).
 """

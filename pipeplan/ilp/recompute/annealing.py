@@ -1,9 +1,10 @@
-"""The walk among allocations (`ilp.walk`) that also changes what stages compute again.
+"""Simulated annealing over allocations that also changes what stages recompute.
 
-A layout names layers of the chain as it is and the runs among them; a step moves a border or a
-stage as always, or changes the runs of a stage: those of another option, one added, kept,
-shortened, parted, joined. Runs end at their stage's borders. Each layout is placed and judged on
-its merged chain, so that all that follows is exact as elsewhere. Source: ours.
+It extends `local_search.annealing`. An allocation names layers of the chain as it is and the
+recomputed segments ("runs") among them. A step moves a cut or a stage, or changes the runs of a
+stage: it takes those of another option, or adds, drops, shortens, splits or joins one. Runs end at
+their stage's cuts. Each allocation is scheduled and judged on its contracted chain, so that the
+judgement is exact. Source: ours.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from pipeplan.ilp.recompute.moves import Runs, mutate
 from pipeplan.ilp.recompute.options import NONE, StageOptions
 from pipeplan.ilp.schedule import Schedule
 
-AGAIN: Final = 0.5
+RECOMPUTE_SHARE: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeAllocation(Allocation):
-    """An allocation of the chain's own layers, and the runs that are computed again."""
+    """An allocation of the chain's own layers, and the runs that are recomputed."""
 
-    again: Runs = ()
+    recomputed: Runs = ()
 
     def segments(self) -> list[Segment]:
         """First and last layer of each stage."""
@@ -54,11 +55,11 @@ class RecomputeAnnealing(SimulatedAnnealing):
         super().__init__(joint.state)
         self.joint, self.offered = joint, offered
         self.pieces = ContractionCache(joint.state.costs)
-        self._merged: ContractedChain | None = None
+        self._contracted: ContractedChain | None = None
         self._sets: dict[Segment, list[Runs]] = {}
 
     def run(self, seconds: float) -> None:
-        """Walk for `seconds` from the best plan so far, if there is one."""
+        """Anneal for `seconds` from the best plan so far, if there is one."""
         joint, state = self.joint, self.state
         if joint.best.state.best is None or state.costs.gpus == 1:
             return
@@ -91,32 +92,32 @@ class RecomputeAnnealing(SimulatedAnnealing):
         self._anneal(at, self._target(shrink), ROUND, shrink, end)
 
     def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
-        """The merged chain, and the stages in its layers."""
+        """The contracted chain, and the stages in its layers."""
         assert isinstance(layout, RecomputeAllocation)
-        merged, costs = self.pieces.of(clip_to_stages(layout.again, layout.segments()))
-        self._merged = merged
-        return costs, merged.renumbered(layout.runs())
+        contracted, costs = self.pieces.of(clip_to_stages(layout.recomputed, layout.segments()))
+        self._contracted = contracted
+        return costs, contracted.renumbered(layout.runs())
 
     def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
-        """As `SimulatedAnnealing` counts, less what may be away."""
+        """As `SimulatedAnnealing` counts, less what may be offloaded."""
         peaks = estimate_peaks(costs, placing)
         if self.state.options.offload:
             peaks = offloaded_overflow(costs, placing, peaks)
         return memory_overflow(peaks, costs.budgets)
 
     def _offer(self, costs: CostModel, schedule: Schedule) -> bool:
-        assert self._merged is not None
-        return self.joint.offer(self._merged, costs, schedule)
+        assert self._contracted is not None
+        return self.joint.offer(self._contracted, costs, schedule)
 
     def _change(self, layout: Allocation) -> Allocation:
         assert isinstance(layout, RecomputeAllocation)
-        if self.random.random() > AGAIN:
+        if self.random.random() > RECOMPUTE_SHARE:
             return super()._change(layout)
         stages = layout.segments()
         stage = self.random.choice(stages)
-        runs = clip_to_stages(layout.again, stages)
-        again = mutate(self.random, runs, stage, self._offered(stage))
-        return replace(layout, again=again)
+        runs = clip_to_stages(layout.recomputed, stages)
+        recomputed = mutate(self.random, runs, stage, self._offered(stage))
+        return replace(layout, recomputed=recomputed)
 
     def _offered(self, stage: Segment) -> Sequence[Runs]:
         """The sets of runs that the options of a segment stand for."""
@@ -129,7 +130,7 @@ class RecomputeAnnealing(SimulatedAnnealing):
 def offloaded_overflow(
     costs: CostModel, placed: ModuloListScheduler, peaks: Sequence[int]
 ) -> list[int]:
-    """Peaks of a placement, less what its stages may send to the host, at a glance."""
+    """Peaks of a placement, less what its stages may offload, at a glance."""
     over = [peak - budget for peak, budget in zip(peaks, costs.budgets, strict=True)]
     away = estimate_relief(costs, placed.runs, placed.times, placed.period, over)
     return [peak - size for peak, size in zip(peaks, away, strict=True)]
@@ -141,5 +142,5 @@ def allocation_of(joint: JointIncumbent, k: int) -> RecomputeAllocation:
     assert best is not None
     layout = RecomputeAllocation.of(replace(best, stages=joint.best.stages), k)
     assert isinstance(layout, RecomputeAllocation)
-    merged = joint.best.merged
-    return replace(layout, again=tuple(sorted(merged.runs)) if merged else ())
+    contracted = joint.best.contracted
+    return replace(layout, recomputed=tuple(sorted(contracted.runs)) if contracted else ())

@@ -1,7 +1,7 @@
-"""Allocations that even out loads and bytes (`ilp.balance`), with layers computed again.
+"""Assignment annealing (`local_search.assignment_annealing`) that also decides on recomputation.
 
-A step may also decide that a unit's layers are computed again, each for itself: its forward's load
-is added and it keeps its input alone.
+A step may also decide that a unit's layers are recomputed, each as a segment of its own: the
+unit's load grows by its forward, and the unit keeps only its inputs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing, 
 from pipeplan.ilp.local_search.balancing import Estimate
 
 FLIPS: Final = 0.4
-"""Share of the steps that decide anew whether a unit is computed again."""
-AGAIN: Final = 0.02
-"""Price of a period of forwards that are computed again, in periods of load beyond the period."""
+"""Share of the steps that decide anew whether a unit is recomputed."""
+RECOMPUTE_PRICE: Final = 0.02
+"""Price of a period of forwards that are recomputed, in periods of load beyond the period."""
 
 
 class RecomputeAssignmentAnnealing(AssignmentAnnealing):
-    """An allocation and which units are computed again, under improvement."""
+    """An allocation and which units are recomputed, under improvement."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
         single: CostModel,
         period: int,
         guess: Estimate,
-        again: Sequence[bool],
+        recomputed: Sequence[bool],
         price: float,
     ) -> None:
         """Add up an allocation.
@@ -39,7 +39,7 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
             single: of the chain each of whose layers is a run.
             period: Nanoseconds per micro-batch.
             guess: where layers sit, what they keep, what else GPUs hold.
-            again: whether each layer is computed again; units go by their first layer.
+            recomputed: whether each layer is recomputed; units go by their first layer.
             price: of a cut, in periods of load beyond the period.
         """
         super().__init__(costs, period, guess.layout.homes, guess.counts, guess.beside, price)
@@ -55,18 +55,18 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
             [row[gpu] - self._freed(unit, gpu) for gpu in gpus]
             for unit, row in zip(self.units, self._size, strict=True)
         ]
-        self._again = [False] * len(self.units)
+        self._recomputed = [False] * len(self.units)
         for number, unit in enumerate(self.units):
-            if again[unit[0]]:
+            if recomputed[unit[0]]:
                 self._flip(number)
 
     @property
-    def again(self) -> list[bool]:
-        """Whether each layer is computed again."""
+    def recomputed(self) -> list[bool]:
+        """Whether each layer is recomputed."""
         found = [False] * self._costs.layers
-        for unit, again in zip(self.units, self._again, strict=True):
+        for unit, flag in zip(self.units, self._recomputed, strict=True):
             for layer in unit:
-                found[layer] = again
+                found[layer] = flag
         return found
 
     def _change(self, random: Random) -> Callable[[], None] | None:
@@ -77,9 +77,9 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
         return lambda: self._flip(unit)
 
     def _flip(self, unit: int) -> None:
-        """Compute a unit again, or no longer."""
+        """Recompute a unit, or no longer."""
         gpu = self._homes[unit]
-        self._again[unit] = not self._again[unit]
+        self._recomputed[unit] = not self._recomputed[unit]
         for table, mine, other in (
             (self._loads, self._work, self._other_work),
             (self._bytes, self._size, self._other_size),
@@ -88,7 +88,9 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
             table[gpu] = new = old + other[unit][gpu] - mine[unit][gpu]
             mine[unit], other[unit] = other[unit], mine[unit]
             self.total += over(new) - over(old)
-        self.total += AGAIN * self._longer[unit][0] * (1 if self._again[unit] else -1)
+        self.total += (
+            RECOMPUTE_PRICE * self._longer[unit][0] * (1 if self._recomputed[unit] else -1)
+        )
 
     def _forward_of(self, unit: tuple[int, ...], gpu: int) -> float:
         """Share of a period that the unit's forwards need on a GPU."""

@@ -1,10 +1,10 @@
-"""Plans from evened-out allocations (`ilp.evening`) in which layers may be computed again.
+"""Load balancing (`local_search.balancing`) in which layers may be recomputed.
 
-The allocation, and which layers are computed again, are found together under guessed counts of
-micro-batches (`balance`). Neighbouring layers of a stage that are computed again may be one run:
-it keeps one input and needs room for all when it is computed, so runs of several lengths are tried
-and the one that lacks the fewest bytes is kept. The walk over runs goes on from what fits nearly.
-Source: ours.
+One assignment annealing finds the allocation and the recomputed layers together under estimated
+counts of micro-batches in flight. Neighbouring recomputed layers of a stage may form one run: a
+run keeps one input and needs room for all its layers while it is recomputed. So runs of several
+lengths are tried, and the allocation that overflows by the fewest bytes is kept. Annealing goes on
+from what fits nearly. Source: ours.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import MemoryRow
 
 STEPS: Final = 100
-"""Steps for each unit in a round at first: what fits nearly is walked on from."""
+"""Steps for each unit in a round at first: what fits nearly is where annealing starts."""
 LENGTHS: Final = (1, 2, 3, 2**30)
 """Most layers of a run that are tried."""
 
 
 class RecomputeBalancing(BalanceAndSchedule):
-    """As `BalanceAndSchedule`, from the best plan of all merged chains."""
+    """As `BalanceAndSchedule`, from the best plan of all contracted chains."""
 
     name = "recompute balancing"
 
@@ -60,23 +60,23 @@ class RecomputeBalancing(BalanceAndSchedule):
     def _begin(self, period: int) -> Estimate:
         layout, best = allocation_of(self.joint, 1), self._best()
         assert best is not None
-        merged, costs = self._pieces.of(layout.again)
+        contracted, costs = self._pieces.of(layout.recomputed)
         counts, beside = measured_estimate(costs, best, period)
-        return Estimate(layout, spread(merged, counts), beside)
+        return Estimate(layout, spread(contracted, counts), beside)
 
     def _balance(self, period: int, guess: Estimate, price: float) -> AssignmentAnnealing:
         assert isinstance(guess.layout, RecomputeAllocation)
-        again = [False] * self.state.costs.layers
-        for first, last in guess.layout.again:
-            again[first : last + 1] = [True] * (last + 1 - first)
+        recomputed = [False] * self.state.costs.layers
+        for first, last in guess.layout.recomputed:
+            recomputed[first : last + 1] = [True] * (last + 1 - first)
         return RecomputeAssignmentAnnealing(
-            self.state.costs, self._single, period, guess, again, price
+            self.state.costs, self._single, period, guess, recomputed, price
         )
 
     def _layout(self, balance: AssignmentAnnealing) -> Allocation:
         assert isinstance(balance, RecomputeAssignmentAnnealing)
-        again = tuple((layer, layer) for layer, flag in enumerate(balance.again) if flag)
-        return RecomputeAllocation(balance.homes, frozenset(), again=again)
+        recomputed = tuple((layer, layer) for layer, flag in enumerate(balance.recomputed) if flag)
+        return RecomputeAllocation(balance.homes, frozenset(), recomputed=recomputed)
 
     def _scheduled(self, layout: Allocation, period: int) -> ScheduledAllocation | None:
         assert isinstance(layout, RecomputeAllocation)
@@ -84,17 +84,19 @@ class RecomputeBalancing(BalanceAndSchedule):
         assert best is not None
         if period >= best.per_microbatch:
             return None
-        for runs in joined(layout.again, layout.segments()):
-            merged, costs = self._pieces.of(runs)
-            placing = ModuloListScheduler(costs, merged.renumbered(layout.runs()), period)
+        for runs in joined(layout.recomputed, layout.segments()):
+            contracted, costs = self._pieces.of(runs)
+            placing = ModuloListScheduler(costs, contracted.renumbered(layout.runs()), period)
             if placing.place():
                 found.append(
-                    ScheduledAllocation(replace(layout, again=runs), costs, placing.schedule())
+                    ScheduledAllocation(
+                        replace(layout, recomputed=runs), costs, placing.schedule()
+                    )
                 )
         return min(found, key=self._excess, default=None)
 
     def _excess(self, placed: ScheduledAllocation) -> float:
-        """As `BalanceAndSchedule` counts, less what may be away."""
+        """As `BalanceAndSchedule` counts, less what may be offloaded."""
         if not self.state.options.offload:
             return super()._excess(placed)
         rows = memory_rows(placed.costs, placed.schedule)
@@ -103,7 +105,7 @@ class RecomputeBalancing(BalanceAndSchedule):
         return memory_overflow(peaks, placed.costs.budgets)
 
     def _away(self, placed: ScheduledAllocation, rows: Sequence[MemoryRow]) -> list[int]:
-        """What each GPU's stages may send to the host, as far as it needs that by its row."""
+        """What each GPU's stages may offload, as far as it needs that by its row."""
         costs, schedule = placed.costs, placed.schedule
         over = [row.peak_bytes - row.budget_bytes for row in rows]
         stages = [(stage.first, stage.last, stage.gpu) for stage in schedule.stages]
@@ -113,23 +115,23 @@ class RecomputeBalancing(BalanceAndSchedule):
         self, placed: ScheduledAllocation, period: int
     ) -> tuple[list[float], list[float]]:
         assert isinstance(placed.layout, RecomputeAllocation)
-        merged, _ = self._pieces.of(placed.layout.again)
+        contracted, _ = self._pieces.of(placed.layout.recomputed)
         counts, beside = measured_estimate(placed.costs, placed.schedule, period)
         if self.state.options.offload:
             rows = memory_rows(placed.costs, placed.schedule)
             away = zip(beside, self._away(placed, rows), placed.costs.budgets, strict=True)
             beside = [share - size / max(1, budget) for share, size, budget in away]
-        return spread(merged, counts), beside
+        return spread(contracted, counts), beside
 
     def _take(self, placed: ScheduledAllocation, schedule: Schedule) -> bool:
         assert isinstance(placed.layout, RecomputeAllocation)
-        merged, costs = self._pieces.of(placed.layout.again)
-        return self.joint.offer(merged, costs, schedule)
+        contracted, costs = self._pieces.of(placed.layout.recomputed)
+        return self.joint.offer(contracted, costs, schedule)
 
 
-def spread(merged: ContractedChain, counts: Sequence[float]) -> list[float]:
-    """By layer of the chain as it is: what is known by layer of the merged one."""
-    pieces = zip(merged.pieces, counts, strict=True)
+def spread(contracted: ContractedChain, counts: Sequence[float]) -> list[float]:
+    """By layer of the chain as it is: what is known by layer of the contracted one."""
+    pieces = zip(contracted.pieces, counts, strict=True)
     return [count for (first, last), count in pieces for _ in range(first, last + 1)]
 
 

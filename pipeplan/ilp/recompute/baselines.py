@@ -1,8 +1,8 @@
-"""What others do about recomputation, to compare with: cuts first, runs afterwards.
+"""Baselines of recomputation, to compare with: cuts first, recomputed segments afterwards.
 
-Full: every stage is one run and keeps its input alone (GPipe, Huang et al., section 2.3).
-Two-phase: the cuts that are best where memory is no limit, then those options of these stages that
-give the shortest period and fit. Both are 1F1B plans with one stage per GPU.
+Full: every stage is one recomputed segment and keeps its input alone (GPipe, Huang et al. 2019,
+section 2.3). Two-phase: the cuts that are best without a memory limit, then those options of these
+stages that give the shortest period and fit. Both are 1F1B plans with one stage per GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every contiguous plan needs, whatever it computes again."""
+"""A lower bound on every contiguous plan, whatever it recomputes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recompute_bound(
     Args:
         costs: chain and machines.
         known: a bound on the period per micro-batch, in ns.
-        offload: whether plans may send to the host what they keep.
+        offload: whether plans may offload what they keep.
     """
     if any(gpu.speed != 1 for gpu in costs.cluster.gpus):
         return Fraction(known)

@@ -1,4 +1,4 @@
-"""A chain whose recomputed runs are single layers: (V1) to (V4) of docs/reference/model.md."""
+"""A chain whose recomputed segments are contracted to single layers: (V1) to (V4)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ LayerOf = Callable[[Segment, int], Layer]
 
 @dataclass(frozen=True, slots=True)
 class ContractedChain:
-    """A chain in which each of `runs` is one layer; `pieces[l]` is what merged layer l stands for.
+    """A chain in which each of `runs` is one layer; `pieces[l]` is what contracted layer l stands
+    for.
 
     Attributes:
-        source: The chain that was merged.
-        chain: The merged chain; (T2) and all of section 4 hold for it as they stand.
-        pieces: First and last original layer of each merged one.
-        runs: Those that are computed again.
+        source: The chain that was contracted.
+        chain: The contracted chain; (T2) and all of section 4 hold for it as they stand.
+        pieces: First and last original layer of each contracted one.
+        runs: Those that are recomputed.
     """
 
     source: Chain
@@ -36,24 +37,24 @@ class ContractedChain:
 
     @property
     def recomputed(self) -> frozenset[int]:
-        """The merged layers that stand for runs."""
+        """The contracted layers that stand for runs."""
         return frozenset(n for n, piece in enumerate(self.pieces) if piece in self.runs)
 
     def renumbered(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Stages (first, last, GPU) of the original chain, that part no run, in merged layers."""
+        """Stages (first, last, GPU) of the original chain in contracted layers; none cuts a run."""
         number = {layer: n for n, piece in enumerate(self.pieces) for layer in piece}
         return [(number[first], number[last], gpu) for first, last, gpu in stages]
 
     def of(self, costs: CostModel) -> CostModel:
-        """The same machines with the merged chain."""
+        """The same machines with the contracted chain."""
         return replace(costs, chain=self.chain, recomputed=self.recomputed)
 
     def original(self, stage: Stage, away: Sequence[Segment] = ()) -> Stage:
-        """A stage of the merged chain as a stage of the original one.
+        """A stage of the contracted chain as a stage of the original one.
 
         Args:
-            stage: of the merged chain.
-            away: runs of merged layers whose inside waits in the host's memory.
+            stage: of the contracted chain.
+            away: runs of contracted layers whose inside resides on the host.
         """
         held = self.pieces[stage.first : stage.last + 1]
         runs = tuple(piece for piece in held if piece in self.runs)
@@ -67,9 +68,9 @@ class ContractedChain:
 
 
 def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
-    """The merged chain of a valid plan's runs, and the plan as one for that chain.
+    """The contracted chain of a valid plan's runs, and the plan as one for that chain.
 
-    What it sends to the host it still does, in runs of merged layers.
+    What it sends to the host it still does, in runs of contracted layers.
     """
     runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
     result = contract(plan.chain, runs)
@@ -88,7 +89,7 @@ def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
 
 
 def _renumbered(remat: Remat | None, first: dict[int, int], last: dict[int, int]) -> Remat | None:
-    """What goes to the host, in runs of merged layers."""
+    """What goes to the host, in runs of contracted layers."""
     if remat is None or not remat.offload:
         return None
     return Remat(offload=tuple((first[a], last[b]) for a, b in remat.offload))
@@ -101,7 +102,7 @@ def contract(
 
     Args:
         chain: the original one.
-        runs: what is computed again.
+        runs: what is recomputed.
         layer_of: `as_layer` of this chain, for who has it at hand.
     """
     made = layer_of or partial(as_layer, chain)
@@ -128,7 +129,7 @@ def as_layer(chain: Chain, run: Segment, held: int) -> Layer:
     forward = sum(layer.forward_ns for layer in layers)
     source, output = chain.input_of(first), layers[-1].output_bytes
     ends = source + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
-    light, again = next(islice(peaks_from(chain, first, held), last - first, None))
+    light, recomputing = next(islice(peaks_from(chain, first, held), last - first, None))
     return Layer(
         name=f"{layers[0].name}..{layers[-1].name}",
         forward_ns=forward,
@@ -142,7 +143,7 @@ def as_layer(chain: Chain, run: Segment, held: int) -> Layer:
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=source,
         forward_workspace_bytes=light - source - output,
-        backward_workspace_bytes=max(0, again - ends),
+        backward_workspace_bytes=max(0, recomputing - ends),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
     )

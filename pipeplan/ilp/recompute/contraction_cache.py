@@ -1,4 +1,4 @@
-"""Merged chains of one chain, made quickly for searches over sets of runs."""
+"""Contracted chains of one chain, cached for searches over sets of recomputed segments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment, as_layer, contract
 
 LATEST = 256
-"""Merged chains that are remembered, with all that was counted of their segments."""
+"""Contracted chains that are remembered, with all that was counted of their segments."""
 
 
 class ContractionCache:
@@ -20,7 +20,7 @@ class ContractionCache:
         self._costs = costs
         self._layer = cache(partial(as_layer, costs.chain))
         self.of = lru_cache(maxsize=LATEST)(self._of)
-        """The merged chain of disjoint runs in order, and the same machines with it."""
+        """The contracted chain of disjoint runs in order, and the same machines with it."""
 
     def _of(self, runs: tuple[Segment, ...]) -> tuple[ContractedChain, CostModel]:
         chain = contract(self._costs.chain, runs, self._layer)

@@ -1,4 +1,4 @@
-"""Where to cut and what to compute again, decided together, for contiguous plans.
+"""Where to cut and what to recompute, decided together, for contiguous plans.
 
 The dynamic program of `contiguous`, in which a stage also chooses an option: the one of least V
 that fits. Stages in front need less memory at smaller V, so the smallest V is still a sufficient
@@ -34,7 +34,7 @@ Places = tuple[NDArray[np.intp], ...]
 
 @dataclass
 class RecomputeDP(ContiguousDP):
-    """As `ContiguousDP`, with runs that may be computed again.
+    """As `ContiguousDP`, with runs that may be recomputed.
 
     GPUs of other speeds than 1 take a little longer or shorter for a run than is counted here (the
     sum over its layers is rounded once, not layer by layer).

@@ -1,9 +1,9 @@
-"""Few layers: every set of runs on every allocation, decided one by one.
+"""Exhaustive enumeration for few layers: every set of recomputed segments on every allocation.
 
-A set of runs makes a merged chain, in which a run is a layer like any other (`merge`), and each
-allocation of a chain is decided in exact ns and bytes, by orders or by CP-SAT (`each`). What is
-proven of all of them holds for every plan, whatever it computes again. Runs take time: most cases
-have a floor above the best period known and are never looked at. Source: ours.
+A set of segments gives a contracted chain (`contracted_chain`), and each allocation of a chain is
+decided in exact ns and bytes by branch and bound or by CP-SAT (`exact.enumeration`). What is
+proven of all of them holds for every plan, whatever it recomputes. Recomputation takes time: most
+nodes have a lower bound above the best period known and are never solved. Source: ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment, co
 from pipeplan.ilp.schedule import Schedule
 
 MOST: Final = 80_000
-"""Allocations of all merged chains together up to which each is looked at."""
+"""Allocations of all contracted chains together up to which each is looked at."""
 
 Found = tuple[Incumbent, ContractedChain]
 
@@ -54,8 +54,8 @@ def decide(
 
     Args:
         state: of the chain itself; its bounds hold with recomputation.
-        best: the best known, of any merged chain; only shorter ones are sought.
-        kept: a bound on the period of plans that compute nothing again, one micro-batch each.
+        best: the best known, of any contracted chain; only shorter ones are sought.
+        kept: a bound on the period of plans that recompute nothing, one micro-batch each.
         seconds: time for it, listing what is to be tried included.
 
     Returns:
@@ -89,7 +89,7 @@ def decide(
 def _listed(
     state: Incumbent, high: int | None, k: int, kept: Fraction, end: float
 ) -> tuple[list[Found], list[Node]] | None:
-    """The merged chain of every set of runs whose load allows `high` ns, and its allocations.
+    """The contracted chain of every set of runs whose load allows `high` ns, and its allocations.
 
     None if they are too many, or time is over.
     """
@@ -120,7 +120,7 @@ def _cost(state: Incumbent) -> tuple[Fraction, Fraction]:
 
 def _nothing_fits(state: Incumbent) -> str:
     return (
-        f"chain {state.costs.chain.name!r}: no plan exists, whatever is computed again: on every"
+        f"chain {state.costs.chain.name!r}: no plan exists, whatever is recomputed: on every"
         " allocation of its layers some GPU's memory is exceeded, even by one micro-batch at a"
         " time. More memory or more GPUs would help."
     )

@@ -1,8 +1,9 @@
-"""Sets of runs to search with, the surest first.
+"""Sets of recomputed segments to start from, those that must be tried first.
 
-Listing options takes time that grows with the square of the chain. Where it is short, segments of
-the cuts that are best without a limit come first, and of all others each option there is time for;
-the rest may keep everything or compute everything again, so that no plan of those kinds is missed.
+Listing options takes time that grows with the square of the chain. Where that time is short, the
+stages of the cuts that are best without a memory limit are listed first, then all other segments
+as long as there is time. The rest may recompute nothing or everything, so that no plan of those
+kinds is missed.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ LISTING_SHARE: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class InitialSet:
-    """A merged chain to search on, what is known to start from, whether it must be tried."""
+    """A contracted chain to search on, what is known to start from, whether it must be tried."""
 
-    merged: ContractedChain
+    contracted: ContractedChain
     plan: Plan | None = None
     schedule: Schedule | None = None
     required: bool = False
 
 
 class InitialSets:
-    """Merged chains, each once: that of a plan, those of the best 1F1B partitions, and others.
+    """Contracted chains, each once: that of a plan, those of the best 1F1B partitions, and others.
 
     Attributes:
         joint: the search they are for.
@@ -59,14 +60,14 @@ class InitialSets:
         self._seen: set[frozenset[Segment]] = {frozenset()}
 
     def of(self, start: Plan) -> Iterator[InitialSet]:
-        """The merged chain of a valid plan with that plan, if it computes anything again."""
+        """The contracted chain of a valid plan with that plan, if it recomputes anything."""
         known, plan = contracted_plan(start)
         if known.runs:
             self._seen.add(known.runs)
             yield InitialSet(known, plan)
 
     def __iter__(self) -> Iterator[InitialSet]:
-        """The best ones without room for messages and with it are sure; others while time is."""
+        """Required: the best with and without room for messages; others while there is time."""
         state = self.joint.state
         begun = state.elapsed
         state.set_phase("recompute options")
@@ -91,11 +92,11 @@ class InitialSets:
                 return
             yield from self._once(runs)
 
-    def _once(self, runs: tuple[Segment, ...], *, sure: bool = False) -> Iterator[InitialSet]:
+    def _once(self, runs: tuple[Segment, ...], *, required: bool = False) -> Iterator[InitialSet]:
         """The chain of these runs unless it was seen."""
         if frozenset(runs) not in self._seen:
             self._seen.add(frozenset(runs))
-            yield InitialSet(contract(self.joint.state.costs.chain, runs), required=sure)
+            yield InitialSet(contract(self.joint.state.costs.chain, runs), required=required)
 
     def _away(self, state: Incumbent, high: int | None) -> Iterator[InitialSet]:
         """The best 1F1B partition that offloads; it was judged as a whole."""

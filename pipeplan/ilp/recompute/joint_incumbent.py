@@ -1,4 +1,4 @@
-"""The best plan so far, whatever it computes again, and what the search of all is limited by."""
+"""The incumbent over all contracted chains: the best plan, whatever it recomputes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JointIncumbent:
 
     Attributes:
         state: Of the chain as it is: clock, limits, and what is proven of every plan.
-        best: The shortest plan found of any merged chain.
+        best: The shortest plan found of any contracted chain.
         report: Who listens.
         interrupted: Whether the user ended the search (Ctrl-C).
     """
@@ -59,11 +59,11 @@ class JointIncumbent:
         if solved.cost < self.best.cost:
             self.best = solved
 
-    def offer(self, merged: ContractedChain, costs: CostModel, schedule: Schedule) -> bool:
-        """Whether a schedule of a merged chain fits; it is kept if it is the best.
+    def offer(self, contracted: ContractedChain, costs: CostModel, schedule: Schedule) -> bool:
+        """Whether a schedule of a contracted chain fits; it is kept if it is the best.
 
         Args:
-            merged: the chain.
+            contracted: the chain.
             costs: of that chain.
             schedule: one that keeps (R2)-(R5); what must leave to the host is found here, if it
                 would be the best.
@@ -74,7 +74,7 @@ class JointIncumbent:
         if not inner.offer(schedule):
             return False
         inner.phase, inner.report = self.state.phase, self.on_report
-        self.take(SearchResult(inner, merged))
+        self.take(SearchResult(inner, contracted))
         inner.notify()
         return True
 

@@ -1,4 +1,4 @@
-"""Small random changes of what a stage computes again."""
+"""Neighbourhood moves: small random changes of what a stage recomputes."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _found(state: Incumbent, solvers: Sequence[RecomputeDP], period: int) -> Fou
 
 
 def _judged(state: Incumbent, solver: RecomputeDP, partition: Partition) -> Found | None:
-    """The partition as a schedule of the merged chain, if it fits."""
+    """The partition as a schedule of the contracted chain, if it fits."""
     chain = contract(state.costs.chain, solver.runs(partition))
     first = {piece[0]: number for number, piece in enumerate(chain.pieces)}
     last = {piece[1]: number for number, piece in enumerate(chain.pieces)}

@@ -1,4 +1,4 @@
-"""What a stage may choose: which of its runs to compute again, for every segment of the chain.
+"""What a stage may choose: which of its runs to recompute, for every segment of the chain.
 
 An option of layers i..j is (more ns, bytes kept per micro-batch, peak bytes of a running one). It
 is found from left to right: a stage's pieces are kept layers and runs, and with P bytes kept
@@ -83,7 +83,7 @@ class StageOptions:
         return replace(self, more=more)
 
     def runs(self, first: int, last: int, option: int) -> tuple[Segment, ...]:
-        """The runs that an option of layers first..last computes again."""
+        """The runs that an option of layers first..last recomputes."""
         labels = self.labels[first]
         label, end = int(self.ids[first, last, option]), last
         found: list[Segment] = []
@@ -113,7 +113,7 @@ def list_options(
         offload: whether those count as well that need little with most of it away.
         first: layers whose segments have all their options in any case, found first.
         go_on: whether there is time for all of another layer's; the rest have two, which keep
-            everything or compute everything again.
+            everything or recompute everything.
     """
     count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
     none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
@@ -178,7 +178,7 @@ class _Maker:
     def _levels(
         self, parent: Array, is_run: NDArray[np.bool_], first: int, ends: list[tuple[int, int]]
     ) -> Array:
-        """What labels of segments from layer `first` on can send to the host."""
+        """What labels of segments from layer `first` on can offload."""
         lists = ByteOptions.empty(len(parent))
         for last, numbers in enumerate(ends, start=first):
             new = slice(*numbers)

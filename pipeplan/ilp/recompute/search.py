@@ -1,8 +1,8 @@
-"""The search with recomputation: options and cuts together, then everything else as always.
+"""The search with recomputation: options and cuts together, then all other strategies.
 
-Each candidate is a set of runs that suited some contiguous partition. Its merged chain, in which a
-run is a layer, is searched like any other: eager cycles of several micro-batches. What is found is
-improved in turns (`turns`).
+Each initial set is a set of recomputed segments that suited some contiguous partition. Its
+contracted chain, in which a segment is a layer, is searched like any other chain, with several
+micro-batches per period too. The best plan is then improved in time slices (`time_slices`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pipeplan.plan import Plan
 REQUIRED: Final = 2
 """Candidates that are tried even if listing options took all time; they share half of it."""
 NO_RECOMPUTE_SHARE: Final = 0.35
-"""Share of the time, at most, for plans that keep everything before any others are looked at."""
+"""Share of the time, at most, for plans without recomputation before any others are looked at."""
 CANDIDATES_SHARE: Final = 0.4
 """Share of what is left then for trying candidates."""
 FEW_LAYERS: Final = 14
-"""Layers up to which plans that keep everything are searched as a whole at first, for proofs."""
+"""Layers up to which plans without recomputation are searched as a whole at first, for proofs."""
 EVERY_LAYERS: Final = 7
 """Layers up to which every set of runs is tried: there are 2.6 times as many with each layer."""
 EVERY_SHARE: Final = 0.5
@@ -43,7 +43,7 @@ MOST_LAYERS: Final = 200
 
 
 def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
-    """The best plan found, whether or not it computes anything again.
+    """The best plan found, whether or not it recomputes anything.
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
     load bound, that of the relaxed options for contiguous plans, and that no plan exists only
@@ -80,7 +80,7 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
 
     Args:
         joint: the whole search.
-        state: of plans that keep everything.
+        state: of plans without recomputation.
         starts: valid plans to start from.
     """
     whole, found = joint.state, InitialSets(joint)
@@ -98,9 +98,9 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
     if joint.interrupted or _reached(joint):
         return
     share = CANDIDATES_SHARE * whole.remaining / 2
-    sure = REQUIRED + whole.options.offload
+    required = REQUIRED + whole.options.offload
     for candidate in found:
-        limit = share / sure if candidate.required else share / (2 * POINTS)
+        limit = share / required if candidate.required else share / (2 * POINTS)
         joint.take(_tried(joint, candidate, whole.elapsed + limit))
         if joint.interrupted:
             return
@@ -112,7 +112,7 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
 
 
 def _keep(joint: JointIncumbent, state: Incumbent) -> None:
-    """Contiguous plans that keep everything, and all others where layers are few."""
+    """Contiguous plans without recomputation, and all others where layers are few."""
     limits = state.options
     seconds = NO_RECOMPUTE_SHARE * state.remaining
     few = state.costs.layers <= FEW_LAYERS
@@ -142,8 +142,8 @@ def _prove_contiguous(state: Incumbent) -> None:
     elif state.options.contiguous_only:
         more = " or offloaded" if state.options.offload else ""
         state.infeasible = (
-            f"chain {state.costs.chain.name!r}: no contiguous plan exists, whatever is computed"
-            f" again{more}: every way to cut it exceeds some GPU's memory or a link's time."
+            f"chain {state.costs.chain.name!r}: no contiguous plan exists, whatever is"
+            f" recomputed{more}: every way to cut it exceeds some GPU's memory or a link's time."
             " More memory or more GPUs would help; --method auto allows several stages on a GPU."
         )
 
@@ -153,7 +153,7 @@ def _every(joint: JointIncumbent, kept: Fraction) -> None:
 
     Args:
         joint: the whole search.
-        kept: a bound on plans of one micro-batch per period that compute nothing again.
+        kept: a bound on plans of one micro-batch per period that recompute nothing.
     """
     state = joint.state
     few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
@@ -169,8 +169,8 @@ def _every(joint: JointIncumbent, kept: Fraction) -> None:
 
 
 def _tried(joint: JointIncumbent, candidate: InitialSet, limit: float) -> SearchResult:
-    """The quick part of the search on one merged chain."""
-    costs = candidate.merged.of(joint.state.costs)
+    """The quick part of the search on one contracted chain."""
+    costs = candidate.contracted.of(joint.state.costs)
     limits = replace(joint.state.options, time_limit_s=limit)
     inner = Incumbent(costs, limits, joint.on_report, notes=joint.state.notes)
     if candidate.plan is not None:  # a GPU may host several of its stages
@@ -180,4 +180,4 @@ def _tried(joint: JointIncumbent, candidate: InitialSet, limit: float) -> Search
     if candidate.schedule is not None:
         inner.offer(candidate.schedule)
     search.run(inner)
-    return SearchResult(inner, candidate.merged)
+    return SearchResult(inner, candidate.contracted)

@@ -1,4 +1,4 @@
-"""A search that is over, and the best of several on merged chains."""
+"""The outcome of a search on one contracted chain, comparable with those on other ones."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ NO_PLAN = Fraction(2**62)
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """A search that is over; with recomputation it was one on a merged chain."""
+    """A search that is over; with recomputation it was one on a contracted chain."""
 
     state: Incumbent
-    merged: ContractedChain | None = None
+    contracted: ContractedChain | None = None
 
     @property
     def chain(self) -> Chain:
         """What the user asked about."""
-        return self.merged.source if self.merged else self.state.costs.chain
+        return self.contracted.source if self.contracted else self.state.costs.chain
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -33,8 +33,10 @@ class SearchResult:
         best = self.state.best
         assert best is not None
         away = {each.stage: each.runs for each in best.offloads}
-        if self.merged:
-            return tuple(self.merged.original(each, away.get(each.id, ())) for each in best.stages)
+        if self.contracted:
+            return tuple(
+                self.contracted.original(each, away.get(each.id, ())) for each in best.stages
+            )
         return tuple(
             each.model_copy(update={"remat": Remat(offload=away[each.id])})
             if each.id in away

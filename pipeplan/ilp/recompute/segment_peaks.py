@@ -1,4 +1,4 @@
-"""What every run of layers needs at its peak, all runs at once."""
+"""Peak bytes of every segment of layers while it is recomputed, all segments at once."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def segment_peaks(chain: Chain, *, held: bool) -> Array:
     peaks = np.full((count, count), -1, dtype=np.int64)
     for first in range(count):
         before = chain.layers[first - 1].saved_output_bytes if held and first else 0
-        for last, (light, again) in enumerate(peaks_from(chain, first, before), start=first):
+        for last, (light, recomputing) in enumerate(peaks_from(chain, first, before), start=first):
             ends = chain.input_of(first) + chain.gradient_of_input(first)
             ends += chain.layers[last].gradient_of_output_bytes
-            peaks[first, last] = max(light, ends, again)
+            peaks[first, last] = max(light, ends, recomputing)
     return peaks
 
 

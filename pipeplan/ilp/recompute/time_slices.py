@@ -1,9 +1,9 @@
-"""Improving the best plan in turns, until the time is over.
+"""Improving the best plan in time slices that adapt, until the time is over.
 
-Parts of the search take turns that grow: those over allocations and runs together, the search on
-the best plan's merged chain, and the one that keeps everything, as long as the bounds of its chain
-leave room below the best plan. A part that finds nothing has half the time in its next turn; one
-that finds something has all of it again.
+The strategies get slices that grow: those over allocations and recomputed segments together, the
+search on the best plan's contracted chain, and the one without recomputation as long as the bounds
+of its chain leave room below the best plan. A strategy that finds nothing has half its slice the
+next time; one that improves the plan gets its full slice back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TURN_S: Final = 8.0
 LONGER: Final = 1.5
 """Factor from one turn to the next."""
 EVENING: Final = 2.0
-"""Turns that evening out may have at once: it finds most."""
+"""Turns that load balancing may have at once: it finds most."""
 LEAST: Final = 0.25
 """Share of its turn that a part still has that never finds anything."""
 NEAR: Final = Fraction(11, 10)
@@ -62,7 +62,7 @@ class TimeSlices:
 
         Args:
             joint: the whole search.
-            kept: the search for plans that keep everything.
+            kept: the search for plans without recomputation.
             offered: what stages may choose; None where the chain is too long for that.
         """
         self.joint, self.kept = joint, kept
@@ -95,7 +95,7 @@ class TimeSlices:
         return seconds
 
     def _parts(self) -> list[_Arm]:
-        """Plans that keep everything come first where they are nearly as short as the best."""
+        """Plans without recomputation come first where they are nearly as short as the best."""
         joint, best = self.joint, self.kept.best
         parts = [_Arm("best chain", self._around), _Arm("plain chain", self._plain)]
         if self._offered is not None and not joint.state.options.contiguous_only:

@@ -1,4 +1,4 @@
-"""Nothing is computed again in vain: runs that memory does not need are kept, one by one."""
+"""Removal of unneeded recomputation: segments that memory can hold are stored, one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trim(joint: JointIncumbent) -> None:
     there are many runs, or many micro-batches per period, that ends soon after the limit; where
     work is counted instead of time, all are tried.
     """
-    chain = joint.best.merged
+    chain = joint.best.contracted
     if chain is None or joint.best.state.best is None:
         return
     layers = chain.source.layers
@@ -44,9 +44,9 @@ def trim(joint: JointIncumbent) -> None:
 def _without(joint: JointIncumbent, run: Segment) -> SearchResult:
     """The best plan with a run kept; without a plan where that does not fit."""
     best, whole = joint.best, joint.state
-    assert best.merged is not None
+    assert best.contracted is not None
     assert best.state.best is not None
-    chain = contract(best.merged.source, sorted(best.merged.runs - {run}))
+    chain = contract(best.contracted.source, sorted(best.contracted.runs - {run}))
     costs, schedule = chain.of(whole.costs), best.state.best
     placed = chain.renumbered((stage.first, stage.last, stage.gpu) for stage in best.stages)
     stages = tuple(
