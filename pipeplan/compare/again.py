@@ -22,7 +22,7 @@ from pipeplan.planner import Config
 from pipeplan.planner.config import problem
 from pipeplan.planner.solve import judged
 
-NONE = "pipeplan, keeps everything"
+NONE = "pipeplan, no recomputation"
 AWAY = "joint + offload"
 FULL = "full recomputation"
 TWO_PHASE = "cuts, then recomputation"

@@ -76,7 +76,7 @@ def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
 
 
 def test_each_search_starts_from_what_less_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours starts from the plan that keeps everything, the one with a host from ours."""
+    """Ours starts from the plan without recomputation, the one with a host from ours."""
     asked: dict[tuple[str, str, str], Plan | None] = {}
     plans: dict[tuple[str, str, str], Plan] = {}
 
