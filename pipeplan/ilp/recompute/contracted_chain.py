@@ -41,7 +41,7 @@ class ContractedChain:
         return frozenset(n for n, piece in enumerate(self.pieces) if piece in self.runs)
 
     def renumbered(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """Stages (first, last, GPU) of the original chain as contracted layers; runs stay whole."""
+        """Stages (first, last, GPU) of the original chain in contracted layers, runs whole."""
         number = {layer: n for n, piece in enumerate(self.pieces) for layer in piece}
         return [(number[first], number[last], gpu) for first, last, gpu in stages]
 
