@@ -295,7 +295,7 @@ def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> No
         assert joint.offer(contract(costs.chain, ()), costs, placing.schedule())
         state.options.clock.charge(seconds)
 
-    parts = [time_slices._Arm(idle), time_slices._Arm(lucky)]
+    parts = [time_slices._Arm("idle", idle), time_slices._Arm("lucky", lucky)]
     monkeypatch.setattr(TimeSlices, "_parts", lambda self: parts)
     TimeSlices(joint, state, None).run()
     ratios = [one[1] / other[1] for one, other in zip(given[::2], given[1::2], strict=False)]
@@ -310,7 +310,7 @@ def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None
     )
     state.raise_bound("any", Fraction(1))
     monkeypatch.setattr(
-        TimeSlices, "_parts", lambda self: [time_slices._Arm(lambda seconds: None)]
+        TimeSlices, "_parts", lambda self: [time_slices._Arm("idle", lambda seconds: None)]
     )
     TimeSlices(JointIncumbent(state, SearchResult(state)), state, None).run()
     assert state.remaining > 90
