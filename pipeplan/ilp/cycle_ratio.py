@@ -2,7 +2,7 @@
 
 With the cyclic order on every resource fixed, each rule is a difference constraint
 `t_v >= t_u + d_u - n * T`; the smallest feasible T is the maximum cycle ratio `sum(d) / sum(n)` of
-that graph (Dasdan and Gupta 1998), found by bisection on integers with Bellman-Ford (numpy).
+that graph (Dasdan, Irani, Gupta 1999), found by bisection on integers with Bellman-Ford (numpy).
 """
 
 from __future__ import annotations
