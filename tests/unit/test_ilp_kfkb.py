@@ -1,4 +1,4 @@
-"""Eager cycles of contiguous partitions: what they gain, and that their floor holds."""
+"""Eager cycles of contiguous partitions: what they gain, and that their lower bound holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.in_flight_limits import in_flight_limits
 from pipeplan.ilp.contiguous.initial_partitions import initial_partitions
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
-from pipeplan.ilp.contiguous.steady_states import SteadyStates, floor, steps_of, variants
+from pipeplan.ilp.contiguous.steady_states import SteadyStates, lower_bound, steps_of, variants
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import fits, memory_rows
@@ -148,14 +148,14 @@ def test_starts_have_room_or_balance() -> None:
     assert state.best is not None
     found = {stages for stages in initial_partitions(state) if stages is not None}
     most = int(state.best.per_microbatch)
-    assert all(floor(costs, stages, (12,) * len(stages)) <= most for stages in found)
+    assert all(lower_bound(costs, stages, (12,) * len(stages)) <= most for stages in found)
     assert len({len(stages) for stages in found}) > 1
 
 
 def test_many_equal_layers_are_no_worse_than_pipedream() -> None:
     """Llama with 24 blocks on 32 GPUs at half the memory: PipeDream's exhaustive search has 997.2.
 
-    Most partitions have the same floor there; the search went through them one by one.
+    Most partitions have the same lower bound there; the search went through them one by one.
     """
     cluster = uniform(32, 43_660_738_560, bandwidth_bytes_per_s=12 * 10**9, duplex="half")
     costs = CostModel(build("llama24"), cluster, "2bw", "exact")

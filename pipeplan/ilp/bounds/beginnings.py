@@ -2,9 +2,10 @@
 
 GPUs are given to the layers in chain order. Where sums rule a beginning out, or `rounds` do, all
 allocations that begin so are ruled out with it; else it is asked with one layer more. Sums are
-those of `each`, over the layers that are there: load of a GPU and of a link, the room left for the
-work of all others, and R(l) <= c(l) T with the layers behind all on one GPU. Where a whole
-allocation is left, many more rounds are asked of its beginnings, the shortest first. Source: ours.
+those of `exact.enumeration`, over the layers that are there: load of a GPU and of a link, the room
+left for the work of all others, and R(l) <= c(l) T with the layers behind all on one GPU. Where a
+whole allocation is left, many more rounds are asked of its beginnings, the shortest first. Source:
+ours.
 """
 
 from __future__ import annotations

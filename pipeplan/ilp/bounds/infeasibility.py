@@ -2,8 +2,8 @@
 
 Every op of any plan finds at least its own micro-batch's bytes in memory, and states never leave
 their GPU. So a layer that fits no GPU with one micro-batch, states beyond all memory, or a spread
-that cannot be found (`static`) each prove that there is no plan. What a micro-batch keeps counts
-only where nothing is recomputed or resides on the host.
+that cannot be found (`assignment`) each prove that there is no plan. What a micro-batch keeps
+counts only where nothing is recomputed or resides on the host.
 """
 
 from __future__ import annotations

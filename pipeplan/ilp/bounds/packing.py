@@ -3,7 +3,7 @@
 Layers (merged where a cut between them cannot fit into T) are items, GPUs are bins of capacity T.
 Items of equal load are alike, so a bin is a pattern: how many it holds of each size. Where the
 GPUs' bins cannot hold all, no plan reaches T, whatever its k: loads per micro-batch are integers,
-so a plan below T + 1 would have loads of at most T. Pigeonhole (`bounds`) looks at the heaviest
+so a plan below T + 1 would have loads of at most T. Pigeonhole (`load`) looks at the heaviest
 items alone and misses, for instance, that a heavy head leaves one GPU less for all the rest.
 Source: the pattern model of Gilmore and Gomory (1961) for cutting stock.
 """

@@ -8,7 +8,7 @@ its GPU can hold. Its self-timed execution settles into a steady state, which is
 Two queues share the time equally. The first has the partitions not seen yet (all of them where
 there are few), by a lower bound that holds for every order of ops:
 
-    floor = max over stages s of ( load(s), load of a link, V(s) / cap(s) ),
+    bound = max over stages s of ( load(s), load of a link, V(s) / cap(s) ),
 
 V(s) = all work and transfers from F_s to B_s of one micro-batch: at fewer than V / T micro-batches
 on average it cannot flow. A short execution of a partition, a probe, estimates its throughput. The
@@ -98,7 +98,7 @@ class KFkBSearch:
 
     def _promises(self, cycles: SteadyStates) -> bool:
         """Whether a partition could be better than the best plan."""
-        return self.state.best is None or cycles.floor < self.state.best.per_microbatch
+        return self.state.best is None or cycles.lower_bound < self.state.best.per_microbatch
 
     def _all(self) -> Iterator[Stages]:
         return _all_partitions(self.state.costs) if self._gpus else iter(())
@@ -115,7 +115,9 @@ class KFkBSearch:
         if self._promises(cycles):
             heappush(
                 self._new,
-                _Candidate(float(cycles.floor), next(self._number), cycles, cycles.expansions()),
+                _Candidate(
+                    float(cycles.lower_bound), next(self._number), cycles, cycles.expansions()
+                ),
             )
 
     def _probe(self, found: _Candidate) -> None:

@@ -56,15 +56,15 @@ class SteadyStates:
     _known: list[_Known] = field(default_factory=list)
 
     @cached_property
-    def floor(self) -> Fraction:
+    def lower_bound(self) -> Fraction:
         """No cycle is shorter."""
-        return floor(self.state.costs, self.stages, self.caps)
+        return lower_bound(self.state.costs, self.stages, self.caps)
 
     def throughput(self) -> Fraction:
         """About what the first of `expansions` will give."""
         steps = steps_of(self.state.costs, self.stages)
         found = eager_pace(steps, self.caps, ORDERS[0], PACE * len(self.stages))
-        return 2 * self.floor if found is None else found
+        return 2 * self.lower_bound if found is None else found
 
     def expansions(self) -> Iterator[None]:
         """Offers cycles, the most promising first; yields after a few executions each."""
@@ -139,7 +139,7 @@ class SteadyStates:
         known = self._knows(caps, order, offered=False)
         if known is not None and (known.period is None or not self._promises(known.period)):
             return None
-        if not self._promises(floor(self.state.costs, self.stages, caps)):
+        if not self._promises(lower_bound(self.state.costs, self.stages, caps)):
             return None
         cycle, period = self._run(caps, order, offered=True)
         if cycle is None or period is None:
@@ -172,7 +172,7 @@ def steps_of(costs: CostModel, stages: Stages) -> list[Step]:
     ]
 
 
-def floor(costs: CostModel, stages: Stages, caps: Caps) -> Fraction:
+def lower_bound(costs: CostModel, stages: Stages, caps: Caps) -> Fraction:
     """The largest of the loads and of V(s) / cap(s): no eager cycle is shorter."""
     loads: dict[tuple[int, ...], int] = {}
     spans = [0] * len(stages)

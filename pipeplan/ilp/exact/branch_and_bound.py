@@ -1,10 +1,10 @@
-"""Whether an allocation has a schedule of a period: branch and bound over orders of its ops.
+"""Branch and bound over the orders of an allocation's ops: is there a schedule of a period?
 
-One micro-batch per period on a given allocation. Op after op of the chain takes a place among
-those of its GPU: behind which of them it comes, and how many periods later. Places of a GPU say
-what is in memory when each of its ops starts, whatever the times; places of all, with the chain,
-bound differences of times: t_v - t_u >= D[u, v], the longest path. A place is given up where a
-cycle of bounds is longer than 0, or where bytes that are sure exceed a memory:
+One micro-batch per period on a given allocation. Ops are inserted one by one into the cyclic order
+of their GPU (compare disjunctive graphs, Balas 1969): a node fixes the predecessor and the shift.
+Places of a GPU say what is in memory when each of its ops starts, whatever the times; places of
+all, with the chain, bound differences of times: t_v - t_u >= D[u, v], the longest path. A place is
+given up where a cycle of bounds is longer than 0, or where bytes that are sure exceed a memory:
 
     at an op i of the GPU   states + own(i) + sum of A(l) * c(l, i) + tensors between its ops
     c(l, i), F_l and B_l placed:   turn(B_l) - turn(F_l) + [F_l before i] - [B_l before i]
@@ -13,12 +13,13 @@ cycle of bounds is longer than 0, or where bytes that are sure exceed a memory:
     on average over a period      sum of bytes times ns of a micro-batch / T, stays at least D
 
 First without transfers: time between ops, without bytes. What is ruled out then is so for every
-schedule; else again, with places for transfers as well (`sending`), and what is found then is a
-schedule but for bytes of updates and of receives posted early by the sender's ops. What is ruled
-out is so in every shorter period too (`periods`). No op need wait for a period or more: all behind
-it could come a period earlier, and nothing stays longer. Limits on micro-batches in flight (R6)
-are left out. A stage of several layers is those layers back to back: bytes of a running layer are
-at most those of its stage, overhead is counted where stages surely begin. Source: ours.
+schedule; else again, with places for transfers as well (`transfer_branching`), and what is found
+then is a schedule but for bytes of updates and of receives posted early by the sender's ops. What
+is ruled out is so in every shorter period too (`cpsat.period_search`). No op need wait for a
+period or more: all behind it could come a period earlier, and nothing stays longer. Limits on
+micro-batches in flight (R6) are left out. A stage of several layers is those layers back to back:
+bytes of a running layer are at most those of its stage, overhead is counted where stages surely
+begin. Source: ours.
 """
 
 from __future__ import annotations

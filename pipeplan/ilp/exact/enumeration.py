@@ -1,18 +1,19 @@
-"""Few layers on few GPUs: each allocation by itself, the most promising first, until none is left.
+"""Best-first enumeration of all allocations of few layers on few GPUs, by lower bounds.
 
-For k = 1 the orders of its ops settle most in milliseconds (`orders`). The others are models so
-much smaller than one of all that CP-SAT decides most of them in a few tenths of a second, in exact
-ns and bytes; those that it does not decide are asked again, by another search and in time for
-longer. Whatever k is, an allocation needs a period of at least
+For k = 1 branch and bound on the orders of its ops decides most allocations in milliseconds
+(`branch_and_bound`). CP-SAT decides most others in a few tenths of a second, in exact ns and
+bytes: their models are much smaller than one over all allocations. Those that stay unknown are
+solved again with other search parameters and a longer limit. For every k an allocation needs a
+period of at least
 
-    floor = max( load of a GPU, load of a link, max over layers l of R(l) / c(l),
+    bound = max( load of a GPU, load of a link, max over layers l of R(l) / c(l),
                  max over GPUs of H / room ),
 
 R(l) = work and transfers of one micro-batch from the start of F_l to the end of B_l, c(l) = the
-most micro-batches in flight at l for which its GPU has room beside l at work (`master` says why).
-H = bytes times ns that one micro-batch takes on the GPU: over its layers, A for R(l) and what F
-and B need beside it while they run; messages while they are on their way. Room is the memory
-beside the states; what is there on average is at most the peak (exact model). Source: ours.
+most micro-batches in flight at l for which its GPU has room beside l at work (`bounds.counting`
+says why). H = bytes times ns that one micro-batch takes on the GPU: over its layers, A for R(l)
+and what F and B need beside it while they run; messages while they are on their way. Room is the
+memory beside the states; what is there on average is at most the peak (exact model). Source: ours.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def lower_bound(costs: CostModel, home: Assignment, most: int | None) -> Fractio
     busy: dict[tuple[int, ...], int] = {}
     room, kept = _room(costs, home), _kept(costs, home)
     spans = [0] * costs.layers
-    span, floor = 0, Fraction(0)
+    span, bound = 0, Fraction(0)
     for layer in reversed(range(costs.layers)):
         gpu = home[layer]
         for length, place in _behind(costs, home, layer):
@@ -113,10 +114,10 @@ def lower_bound(costs: CostModel, home: Assignment, most: int | None) -> Fractio
         if most is not None:
             count = min(most, count if count is not None else most)
         if count is not None:
-            floor = max(floor, Fraction(span, count))
+            bound = max(bound, Fraction(span, count))
     if costs.exact:
-        floor = max([floor, *_averages(costs, home, spans, room)])
-    return max(floor, Fraction(max(busy.values())))
+        bound = max([bound, *_averages(costs, home, spans, room)])
+    return max(bound, Fraction(max(busy.values())))
 
 
 def _averages(
@@ -192,15 +193,15 @@ class Node:
 
 
 _QueuedNode = tuple[Fraction, Assignment, int, Node]
-"""A case behind what says whose turn is next: its floor, then its GPUs, then where it was."""
+"""A node behind its key in the queue: its lower bound, then its GPUs, then its number."""
 
 
 def nodes(
     state: Incumbent, homes: Sequence[Assignment], lowest: Fraction = Fraction(0)
 ) -> list[Node]:
-    """Allocations in which a micro-batch fits; none is shorter than `lowest`, as is known."""
-    floors = [(lower_bound(state.costs, home, state.most_in_flight), home) for home in homes]
-    return [Node(max(floor, lowest), home, state) for floor, home in floors if floor is not None]
+    """Nodes of the allocations in which a micro-batch fits; none is shorter than `lowest`."""
+    bounds = [(lower_bound(state.costs, home, state.most_in_flight), home) for home in homes]
+    return [Node(max(bound, lowest), home, state) for bound, home in bounds if bound is not None]
 
 
 @dataclass
@@ -214,11 +215,12 @@ class BestFirstEnumeration:
     state: Incumbent
     k: int
     unresolved: Fraction | None = field(default=None, init=False)
-    """Least floor of those found whose exact bytes or times do not fit; None if all do."""
+    """Least lower bound of the nodes found whose exact bytes or times do not fit; None if all
+    do."""
     _high: int = field(default=0, init=False)
     """The longest period (ns of k micro-batches) that is still asked for."""
     _turn: int = 0
-    """How often those left open were asked."""
+    """How often the unknown nodes were solved."""
     _reached: bool = False
     """Whether the gap asked for is."""
 
@@ -241,10 +243,10 @@ class BestFirstEnumeration:
             left = self._ask_all(left, end)
             self._turn += 1
         if self.k == 1:
-            floors = [case.lower_bound for case in left] + (
+            bounds = [node.lower_bound for node in left] + (
                 [] if self.unresolved is None else [self.unresolved]
             )
-            lowest = min(floors, default=Fraction(self._high + 1))
+            lowest = min(bounds, default=Fraction(self._high + 1))
             state.raise_bound("k1", min(Fraction(-(-lowest // 1)), Fraction(self._high + 1)))
         return not left
 
@@ -252,8 +254,8 @@ class BestFirstEnumeration:
         return self._reached or self.state.done or self.state.elapsed >= end
 
     def _ask_all(self, asked: list[Node], end: float) -> list[Node]:
-        """Ask each once more after its last success, by floors; those that stay open."""
-        queue = [(case.lower_bound, case.home, number, case) for number, case in enumerate(asked)]
+        """Ask each once more after its last success, by lower bounds; those that stay unknown."""
+        queue = [(node.lower_bound, node.home, number, node) for number, node in enumerate(asked)]
         heapify(queue)
         left: list[Node] = []
         while queue and not self._over(end):
@@ -264,10 +266,10 @@ class BestFirstEnumeration:
                     heappush(queue, each)
                 elif answer is Status.UNKNOWN:
                     left.append(each[-1])
-        return [*left, *(case for *_, case in queue)]
+        return [*left, *(node for *_, node in queue)]
 
     def _batch(self, queue: list[_QueuedNode], end: float) -> list[_QueuedNode]:
-        """Take the least floors, one for each worker; if only higher ones are left, none is.
+        """Take the least lower bounds, one for each worker; none if only higher ones are left.
 
         What orders settle is gone.
         """
@@ -281,21 +283,21 @@ class BestFirstEnumeration:
                 batch.append(heappop(queue))
         return batch
 
-    def _settled(self, case: Node, end: float) -> bool:
-        """Whether orders show that a case has no period shorter than the best, as it is then."""
-        costs, clock = case.state.costs, self.state.options.clock
-        shorter = partial(self._shorter, case)
+    def _settled(self, node: Node, end: float) -> bool:
+        """Whether orders show that a node has no period shorter than the best, as it is then."""
+        costs, clock = node.state.costs, self.state.options.clock
+        shorter = partial(self._shorter, node)
         told = Status.FEASIBLE if self.k == 1 else Status.UNKNOWN
         while told is Status.FEASIBLE and not self._reached:
             seconds = end - self.state.elapsed
             if seconds <= 0:
                 return False
-            told = decide(costs, case.home, self._high, shorter, clock, node_budget(seconds))
+            told = decide(costs, node.home, self._high, shorter, clock, node_budget(seconds))
         return told is Status.INFEASIBLE
 
-    def _shorter(self, case: Node, schedule: Schedule) -> bool:
+    def _shorter(self, node: Node, schedule: Schedule) -> bool:
         """Whether a schedule of orders, made as short as they allow, is the best now."""
-        state, high = case.state, self._high
+        state, high = node.state, self._high
         lowest = max(1, ceil(self.state.bounds["any"]))
         fused = fuse(state.costs, schedule)
         made = [schedule] if fused is None else [fused, schedule]
@@ -309,7 +311,7 @@ class BestFirstEnumeration:
 
     def _answers(self, batch: list[Node], end: float) -> list[Status]:
         """Whether each allocation has a schedule of at most the longest period asked for."""
-        instances = [case.instance(self.k) for case in batch]
+        instances = [node.instance(self.k) for node in batch]
         asked = [(each, ceil_div(self._high, each.tick)) for each in instances]
         lowest = max(1, int(-(-self.state.bounds["any"] * self.k // 1)))
         limit = FIRST_S * LONGER ** (self._turn // len(SEARCH_SUBSOLVERS))
@@ -317,11 +319,11 @@ class BestFirstEnumeration:
         high = self._high
         results = solve_each(asked, self.state.options, limit, lowest, self._turn)
         return [
-            self._take(case, instance, result, high)
-            for case, instance, result in zip(batch, instances, results, strict=True)
+            self._take(node, instance, result, high)
+            for node, instance, result in zip(batch, instances, results, strict=True)
         ]
 
-    def _take(self, case: Node, instance: Instance, result: PeriodResult, high: int) -> Status:
+    def _take(self, node: Node, instance: Instance, result: PeriodResult, high: int) -> Status:
         """Offer what was found, making room where exact bytes do not fit; then shorten it.
 
         Durations round down to ticks, so what was found may last longer than `high`, the period
@@ -330,27 +332,27 @@ class BestFirstEnumeration:
         """
         if result.status is not Status.FEASIBLE:
             return result.status
-        state = case.state
+        state = node.state
         taken = [each.period for each in result.schedules if state.offer(each)]
         if not taken:
             period = ceil_div(self._high, instance.tick)
             result = solve_and_repair(state, instance, period, FIRST_S)
             if result.status is not Status.FEASIBLE:
-                return self._unresolved(case)
+                return self._unresolved(node)
             taken = [each.period for each in result.schedules if state.is_feasible(each)]
         self._high = min([self._high, *(period - 1 for period in taken)])
         self._high = min(self._high, upper_bound(state, instance, tick=1))
-        lowest = ceil_div(int(-(-case.lower_bound * self.k // 1)), instance.tick)
+        lowest = ceil_div(int(-(-node.lower_bound * self.k // 1)), instance.tick)
         decided = minimize_period(state, instance, SHORTEN_S, proof=False, lowest=lowest)
         self._high = min(self._high, upper_bound(state, instance, tick=1))
         self._reached |= state.done
         if self._high < high:
             return Status.FEASIBLE
-        return self._unresolved(case) if decided else Status.UNKNOWN
+        return self._unresolved(node) if decided else Status.UNKNOWN
 
-    def _unresolved(self, case: Node) -> Status:
-        """It may be shorter than what is known: nothing above its floor is proven."""
+    def _unresolved(self, node: Node) -> Status:
+        """It may be shorter than what is known: nothing above its lower bound is proven."""
         self.unresolved = (
-            case.lower_bound if self.unresolved is None else min(self.unresolved, case.lower_bound)
+            node.lower_bound if self.unresolved is None else min(self.unresolved, node.lower_bound)
         )
         return Status.MEMORY_OVERFLOW

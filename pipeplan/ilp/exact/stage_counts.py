@@ -1,11 +1,11 @@
-"""Few runs of layers on GPUs whose loads come out even: each such allocation, decided by orders.
+"""Enumeration of balanced allocations by their number of stages, each decided by orders.
 
 Where memory is ample, what keeps plans of a few dozen layers above the bound is that loads do not
 come out even. Just below the best plan's period hardly any allocation of few runs has loads that
 allow it: of ResNet-18 on 4 GPUs none with up to 7 runs, 3 with 8, some hundred with 10. Fewest
-runs first, then by `lower_bound`, each is a chain whose layers are its runs; `orders` decides in
-milliseconds to seconds what CP-SAT leaves open for minutes. Plans only, no bound: a run that is
-split into several stages may do better. Source: ours.
+runs first, then by `lower_bound`, each is a chain whose layers are its runs; `branch_and_bound`
+decides in milliseconds to seconds what CP-SAT leaves open for minutes. Plans only, no bound: a run
+that is split into several stages may do better. Source: ours.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_LAYERS: Final = 40
 FEWEST: Final = 3
 """Runs from which on some GPU can have two."""
 KEPT: Final = 20_000
-"""Allocations of one number of runs that are decided at most, those of the lowest floors."""
+"""Allocations of one number of runs that are decided at most, those of the lowest lower bounds."""
 LOOK: Final = 64
 """Beginnings of allocations between two looks at the clock."""
 STEP: Final = Fraction(1, 1000)
@@ -87,25 +87,25 @@ class StageCountEnumeration:
             if not some:
                 return False
             for home in some:
-                floor = None if home is None else lower_bound(costs, home, most)
-                if home is not None and floor is not None and floor < self._highest:
-                    self._known.append((floor, home))
+                bound = None if home is None else lower_bound(costs, home, most)
+                if home is not None and bound is not None and bound < self._highest:
+                    self._known.append((bound, home))
             if len(self._known) > 2 * KEPT:
                 self._known = nsmallest(KEPT, self._known)
         return True
 
     def _decide(self) -> None:
-        """Decide those that are known, lowest floors first; then one more run."""
+        """Decide those that are known, lowest lower bounds first; then one more run."""
         self._known.sort(reverse=True)
         while self._known and not self._over:
-            floor, home = self._known.pop()
-            if floor < self._highest:
-                self._improve(floor, home)
+            bound, home = self._known.pop()
+            if bound < self._highest:
+                self._improve(bound, home)
         if not self._known:
             self._runs += 1
             self._tree = balanced_allocations(self.state.costs, int(self._highest), self._runs)
 
-    def _improve(self, floor: Fraction, home: Assignment) -> None:
+    def _improve(self, bound: Fraction, home: Assignment) -> None:
         """Ask for shorter periods, halfway down to what was not found, while each is found."""
         runs, costs = Allocation(home, frozenset()).runs(), self.state.costs
         groups = [(first, last) for first, last, _ in runs]
@@ -115,7 +115,7 @@ class StageCountEnumeration:
             Stage(id=number, layers=(first, last), gpu=gpu)
             for number, (first, last, gpu) in enumerate(runs)
         )
-        low, asked = floor, self._highest
+        low, asked = bound, self._highest
         while asked > low and not self._over:
             if not self._shortened(short, stages, int(asked)):
                 low = asked

@@ -1,4 +1,5 @@
-"""What a stage of a contiguous 1F1B plan can offload, and how long it must wait for that.
+"""Least span V of a contiguous 1F1B stage that offloads: what it can offload, and how long it
+waits.
 
 With V = (n - 1) T + v of a stage (see `contiguous`), f + b <= v <= T, its GPU idles v - f - b
 between a forward and the backward after it. A micro-batch whose bytes o take d each way leaves
