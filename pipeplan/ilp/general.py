@@ -18,8 +18,8 @@ from pipeplan.ilp.local_search.balancing import BalanceAndSchedule
 from pipeplan.ilp.local_search.interleaved_starts import InterleavedStarts
 from pipeplan.ilp.local_search.restarts import EqualSplitRestarts
 
-FOLDS_SHARE = 0.25
-"""Share of the time left that folds and loops have where memory is scarce."""
+INTERLEAVED_SHARE = 0.25
+"""Share of the time left that interleaved starts have where memory is scarce."""
 FAR_SHARE = 0.25
 """Share of the time left that annealing has then."""
 EARLY_SHARE = 0.08
@@ -29,11 +29,11 @@ PACKING_SHARE = 0.1
 BRIEF_SHARE = 0.01
 """Share of the time left that load balancing and annealing have at first: what is easy is
 found."""
-EVENING_SHARE = 0.25
+BALANCING_SHARE = 0.25
 """Share of the time left that load balancing loads has before that."""
-AFRESH_SHARE = 0.35
+RESTARTS_SHARE = 0.35
 """Share of the time left that it has then from equal shares, where layers are too many for the
-guide and few runs to find more; the early share elsewhere."""
+assignment model and stage counts to find more; the early share elsewhere."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
 ROUNDS_SHARE = 0.2
@@ -64,22 +64,22 @@ def search(state: Incumbent) -> None:
 
 
 def _shorten(state: Incumbent) -> None:
-    """Load balancing, then annealing: from folds first where the plan stays far from the bound."""
-    walk = SimulatedAnnealing(state)
-    folds = InterleavedStarts(state, walk)
-    evening = BalanceAndSchedule(state)
-    for name, run in (("balancing", evening.run), ("annealing", walk.run)):
+    """Load balancing, then annealing: from interleaved starts where the plan is far from the bound."""
+    annealing = SimulatedAnnealing(state)
+    interleaved = InterleavedStarts(state, annealing)
+    balancing = BalanceAndSchedule(state)
+    for name, run in (("balancing", balancing.run), ("annealing", annealing.run)):
         if not state.done:
             state.give(name, run, BRIEF_SHARE * state.remaining)
     if not state.done:
-        state.give("balancing", evening.run, EVENING_SHARE * state.remaining)
+        state.give("balancing", balancing.run, BALANCING_SHARE * state.remaining)
         many = state.costs.layers > stage_counts.MOST_LAYERS
-        share = AFRESH_SHARE if many else EARLY_SHARE
-        state.give("restarts", EqualSplitRestarts(state, walk).run, share * state.remaining)
-    state.give("interleaved starts", folds.run, FOLDS_SHARE * state.remaining)
+        share = RESTARTS_SHARE if many else EARLY_SHARE
+        state.give("restarts", EqualSplitRestarts(state, annealing).run, share * state.remaining)
+    state.give("interleaved starts", interleaved.run, INTERLEAVED_SHARE * state.remaining)
     if not state.done:
-        share = FAR_SHARE if folds.far else EARLY_SHARE
-        state.give("annealing", walk.run, share * state.remaining)
+        share = FAR_SHARE if interleaved.far else EARLY_SHARE
+        state.give("annealing", annealing.run, share * state.remaining)
 
 
 def _any_plan(state: Incumbent) -> None:

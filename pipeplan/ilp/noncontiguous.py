@@ -36,7 +36,7 @@ FAR_SHARE: Final = 0.1
 """The same where there is a plan far from the bound: annealing finds more there."""
 AHEAD_SHARE: Final = 0.05
 """Share of it that annealing has then, so that allocations are asked for more than they can do."""
-GLANCE_S: Final = 0.1
+BRIEF_S: Final = 0.1
 """Seconds that annealing has where the joint model decided all that it sees."""
 TURN_S: Final = 8.0
 """Seconds that each of the ways has in its first turn; the next is longer by half."""
@@ -54,39 +54,42 @@ def search(state: Incumbent) -> None:
     Where the joint model decided all, what follows is short; else it goes on while there is time.
     """
     few = state.costs.layers <= JOINT_ITEMS
-    walk, around, evening = (
+    annealing, around, balancing = (
         SimulatedAnnealing(state),
         LargeNeighbourhoodSearch(state),
         BalanceAndSchedule(state),
     )
-    decided = few and state.uses("joint") and _decide(state, walk)
+    decided = few and state.uses("joint") and _decide(state, annealing)
     if decided:
-        state.give("annealing", walk.run, GLANCE_S)
-    folds, afresh = InterleavedStarts(state, walk), EqualSplitRestarts(state, walk)
-    far = folds.far and not decided
+        state.give("annealing", annealing.run, BRIEF_S)
+    interleaved, restarts = (
+        InterleavedStarts(state, annealing),
+        EqualSplitRestarts(state, annealing),
+    )
+    far = interleaved.far and not decided
     if not state.done:
         share = FAR_SHARE if far else GUIDE_SHARE
         state.give("guide", partial(guided, state), share * state.remaining)
     turn = min(TURN_S, TURN_SHARE * state.remaining) if far else TURN_S
     whole, runs = UnrestrictedModel(state), StageCountEnumeration(state)
     while state.best is not None and not state.done:
-        far = folds.far and not decided
+        far = interleaved.far and not decided
         if far:
-            state.give("annealing", walk.run, turn)
-            state.give("interleaved starts", folds.run, turn)
+            state.give("annealing", annealing.run, turn)
+            state.give("interleaved starts", interleaved.run, turn)
         state.give("neighbourhoods", around.run, turn)
         if decided:
             return
         state.give("stage counts", runs.run, turn)
         state.give("unrestricted", whole.run, turn)
         if not far:
-            state.give("annealing", walk.run, turn)
-        state.give("balancing", evening.run, turn)
-        state.give("restarts", afresh.run, turn)
+            state.give("annealing", annealing.run, turn)
+        state.give("balancing", balancing.run, turn)
+        state.give("restarts", restarts.run, turn)
         turn *= 1.5
 
 
-def _decide(state: Incumbent, walk: SimulatedAnnealing) -> bool:
+def _decide(state: Incumbent, annealing: SimulatedAnnealing) -> bool:
     """The joint model for each k; where it stays open and they are few, each allocation.
 
     Annealing goes between the two: a contiguous plan may be several times as long as need be, as
@@ -104,7 +107,7 @@ def _decide(state: Incumbent, walk: SimulatedAnnealing) -> bool:
         if homes is None:
             all_seen = joint(state, k, seconds)
         elif not joint(state, k, FIRST_SHARE * seconds):
-            state.give("annealing", walk.run, AHEAD_SHARE * seconds)
+            state.give("annealing", annealing.run, AHEAD_SHARE * seconds)
             high = upper_bound(state, Instance(state.costs, (), k=k))
             seconds *= 1 - FIRST_SHARE - AHEAD_SHARE
             all_seen = BestFirstEnumeration(state, k).run(nodes(state, homes), seconds, high)

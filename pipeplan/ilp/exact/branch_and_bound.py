@@ -126,7 +126,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         ops = self.ops
-        self.rings: list[CyclicOrder] = [() for _ in ops.room]
+        self.orders: list[CyclicOrder] = [() for _ in ops.room]
         self.spare = [room * self.period for room in ops.room]
         for layer in range(ops.layers):
             forward, back, kept = ops.length[layer], ops.length[ops.back(layer)], ops.kept[layer]
@@ -139,23 +139,23 @@ class _Search:
         if op == 2 * ops.layers:
             return paths if self.taken is None else self._send(paths, self.taken)
         gpu = ops.gpu[op]
-        ring = self.rings[gpu]
+        order = self.orders[gpu]
         after, before = ops.length, -ops.length[op]
-        for longer, new in positions(op, ring, paths, self.period, after, [before] * len(after)):
+        for longer, new in positions(op, order, paths, self.period, after, [before] * len(after)):
             self.left -= 1
             if self.left < 0:
                 return None
-            self.rings[gpu] = longer
+            self.orders[gpu] = longer
             found = self.place(op + 1, new) if self._fits(gpu, new) else None
             if found is not None:
                 return found
-            self.rings[gpu] = ring
+            self.orders[gpu] = order
         return None
 
     def _send(self, paths: Array, taken: Callable[[Array], bool]) -> Array | None:
         """The same with places for transfers."""
-        levels = [self._closed(ring) if ring else [] for ring in self.rings]
-        sending = TransferBranching(self.ops, self.period, self.rings, self.left, taken)
+        levels = [self._closed(order) if order else [] for order in self.orders]
+        sending = TransferBranching(self.ops, self.period, self.orders, self.left, taken)
         found = sending.place(0, paths, levels)
         self.left = sending.left
         return found
@@ -167,16 +167,16 @@ class _Search:
             spare[ops.gpu[layer]] -= kept * int(paths[layer, ops.back(layer)])
         if min(spare) < 0:
             return False
-        ring = self.rings[gpu]
-        levels = self._closed(ring)
+        order = self.orders[gpu]
+        levels = self._closed(order)
         for layer, kept in enumerate(ops.kept):
             if ops.gpu[layer] == gpu and kept:
-                self._open(layer, ring, paths, levels)
+                self._open(layer, order, paths, levels)
         return max(levels) <= ops.room[gpu]
 
-    def _closed(self, ring: CyclicOrder) -> list[int]:
+    def _closed(self, order: CyclicOrder) -> list[int]:
         """Bytes at each op of a GPU, of tensors whose two ops have a place, and its own."""
-        ops, turn = self.ops, {op: -turn for op, turn in ring}
+        ops, turn = self.ops, {op: -turn for op, turn in order}
         level, levels = 0, []
         for op in turn:
             back = ops.back(op)
@@ -194,19 +194,19 @@ class _Search:
                 level += ops.waits[op]
         return levels
 
-    def _open(self, layer: int, ring: CyclicOrder, paths: Array, levels: list[int]) -> None:
+    def _open(self, layer: int, order: CyclicOrder, paths: Array, levels: list[int]) -> None:
         """Add what a layer keeps whose backward, or both of whose ops, have no place yet."""
         ops, period = self.ops, self.period
         back, kept = ops.back(layer), ops.kept[layer]
-        where = {op: (place, turn) for place, (op, turn) in enumerate(ring)}
+        where = {op: (place, turn) for place, (op, turn) in enumerate(order)}
         if back in where:
             return
         if layer not in where:
             stay = int(paths[layer, back]) + ops.length[back] - 1
-            for place, (op, _) in enumerate(ring):
+            for place, (op, _) in enumerate(order):
                 levels[place] += kept * ((stay + ops.length[op]) // period)
             return
         begun, first = where[layer]
-        for place, (op, turn) in enumerate(ring):
+        for place, (op, turn) in enumerate(order):
             since = first - turn - (begun >= place)
             levels[place] += kept * (since - (-int(paths[op, back]) // period))

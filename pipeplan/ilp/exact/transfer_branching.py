@@ -30,30 +30,30 @@ the time t + turn * T the op lies in the period after the first one's time."""
 
 def positions(
     op: int,
-    ring: CyclicOrder,
+    order: CyclicOrder,
     paths: Array,
     period: int,
     after: Sequence[int],
     before: Sequence[int],
 ) -> Iterator[tuple[CyclicOrder, Array]]:
-    """Each place of an op in a ring, earliest first, with the longest paths then.
+    """Each place of an op in a order, earliest first, with the longest paths then.
 
     Args:
         op: What is placed.
-        ring: What has its place already.
+        order: What has its place already.
         paths: [u, v] -> least t_v - t_u.
         period: In ns.
         after: By op, least time of `op` beyond that of what it is placed behind.
         before: By op, most time of `op` beyond that of what it is placed before.
     """
-    if not ring:
+    if not order:
         yield ((op, 0),), paths
         return
-    late = int(paths[ring[0][0], op]) // period - 1
+    late = int(paths[order[0][0], op]) // period - 1
     while True:
-        for index, (one, turn) in enumerate(ring):
-            other, following = ring[(index + 1) % len(ring)]
-            following += index + 1 == len(ring)
+        for index, (one, turn) in enumerate(order):
+            other, following = order[(index + 1) % len(order)]
+            following += index + 1 == len(order)
             begin = (turn + late) * period + after[one]
             end = (following + late) * period + before[other]
             if begin > -paths[op, one]:
@@ -62,7 +62,7 @@ def positions(
             if new is not None:
                 new = _with(new, op, other, -end)
             if new is not None:
-                yield (*ring[: index + 1], (op, -late), *ring[index + 1 :]), new
+                yield (*order[: index + 1], (op, -late), *order[index + 1 :]), new
         late += 1
 
 
@@ -82,7 +82,7 @@ class TransferBranching:
 
     ops: OpTable
     period: int
-    rings: list[CyclicOrder]
+    orders: list[CyclicOrder]
     """Of the GPUs."""
     left: int
     """Places that may still be tried."""
@@ -96,7 +96,7 @@ class TransferBranching:
         Args:
             number: Of the transfer.
             paths: So far.
-            levels: By GPU, bytes at each op of its ring.
+            levels: By GPU, bytes at each op of its order.
         """
         if any(max(level, default=0) > room for level, room in self._filled(levels)):
             return None
@@ -104,8 +104,8 @@ class TransferBranching:
             self.left -= TRIAL
             return paths if self.taken(paths) else None
         each = self.ops.transfers[number]
-        ring = self.links.get(each.link, ())
-        for longer, new in self._linked(each, ring, paths):
+        order = self.links.get(each.link, ())
+        for longer, new in self._linked(each, order, paths):
             self.links[each.link] = longer
             for last, more in self._held(each, new, levels):
                 self.left -= 1
@@ -114,18 +114,18 @@ class TransferBranching:
                 found = self.place(number + 1, last, more)
                 if found is not None:
                     return found
-        self.links[each.link] = ring
+        self.links[each.link] = order
         return None
 
     def _filled(self, levels: list[list[int]]) -> Iterator[tuple[list[int], int]]:
         return zip(levels, self.ops.room, strict=True)
 
     def _linked(
-        self, each: TransferOp, ring: CyclicOrder, paths: Array
+        self, each: TransferOp, order: CyclicOrder, paths: Array
     ) -> Iterator[tuple[CyclicOrder, Array]]:
         """Places on the link; one without length lies between others as well (R4)."""
         length = self.ops.length
-        return positions(each.op, ring, paths, self.period, length, [-each.ns] * len(length))
+        return positions(each.op, order, paths, self.period, length, [-each.ns] * len(length))
 
     def _held(
         self, each: TransferOp, paths: Array, levels: list[list[int]]
@@ -135,8 +135,8 @@ class TransferBranching:
         here, there = ops.gpu[each.behind], ops.gpu[each.behind + 1]
         frees = [1 - each.ns] * count, [-each.ns] * count
         posts = ops.length, [length - 1 for length in ops.length]
-        for ring, one in self._places(each.op, here, paths, frees, each.sent):
-            sent = self._copies(ring, each.behind, each.op, each.sent) if each.sent else None
+        for order, one in self._places(each.op, here, paths, frees, each.sent):
+            sent = self._copies(order, each.behind, each.op, each.sent) if each.sent else None
             for other, last in self._places(each.op, there, one, posts, each.received):
                 more = list(levels)
                 if sent is not None:
@@ -151,18 +151,18 @@ class TransferBranching:
     ) -> Iterator[tuple[CyclicOrder, Array]]:
         if not size:
             return iter([((), paths)])
-        return positions(op, self.rings[gpu], paths, self.period, *bounds)
+        return positions(op, self.orders[gpu], paths, self.period, *bounds)
 
-    def _copies(self, ring: CyclicOrder, begin: int, end: int, size: int) -> list[int]:
-        """Bytes at each op of a GPU of a tensor from one event of its ring to another.
+    def _copies(self, order: CyclicOrder, begin: int, end: int, size: int) -> list[int]:
+        """Bytes at each op of a GPU of a tensor from one event of its order to another.
 
         An op does not find what it makes, nor what it uses up.
         """
-        where = {op: (place, -turn) for place, (op, turn) in enumerate(ring)}
+        where = {op: (place, -turn) for place, (op, turn) in enumerate(order)}
         (first, since), (last, until) = where[begin], where[end]
         transfer = begin if begin >= 2 * self.ops.layers else end
         return [
             size * (until - since + (first < place) - (last <= place))
-            for place, (op, _) in enumerate(ring)
+            for place, (op, _) in enumerate(order)
             if op != transfer
         ]

@@ -177,7 +177,7 @@ class SimulatedAnnealing:
         return self.state.costs, layout.runs()
 
     def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
-        """Bytes beyond memory at a glance, as shares of each GPU's, summed."""
+        """Estimated bytes beyond memory, as shares of each GPU's, summed."""
         return memory_overflow(estimate_peaks(costs, placing), costs.budgets)
 
     def _take(self, costs: CostModel, schedule: Schedule) -> float:

@@ -33,7 +33,8 @@ class AssignmentAnnealing:
 
     Attributes:
         homes: GPU of each layer.
-        torn: Whether layers of one unit are pinned to different GPUs: no plan is this short.
+        conflicting_pins: Whether layers of one unit are pinned to different GPUs: no plan is this
+            short.
         total: What is beyond the period and the memories, as shares of them, and all cuts' prices.
     """
 

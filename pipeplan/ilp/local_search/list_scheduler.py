@@ -39,7 +39,7 @@ class ModuloListScheduler:
     """Stages that found room."""
     times: dict[OpId, tuple[int, ...]] = field(default_factory=dict)
     """Starts of all copies, by op."""
-    _rings: dict[tuple[int, ...], ReservationTable] = field(default_factory=dict)
+    _tables: dict[tuple[int, ...], ReservationTable] = field(default_factory=dict)
     _rest: dict[int, list[int]] = field(default_factory=dict)
     """Lengths of the ops that each GPU has still to place."""
 
@@ -73,10 +73,10 @@ class ModuloListScheduler:
 
     def _compute(self, stage: int, opening: list[int], closing: list[int]) -> bool:
         first, last, gpu = self.runs[stage]
-        ring = self._ring((gpu,))
+        table = self._table((gpu,))
         lengths = self._lengths(first, last, gpu)
         ops = (F, stage), (B, stage)
-        return self._pairs(ops, (ring, ring), lengths, opening, closing, self._rest[gpu])
+        return self._pairs(ops, (table, table), lengths, opening, closing, self._rest[gpu])
 
     def _lengths(self, first: int, last: int, gpu: int) -> tuple[int, int]:
         return self.costs.forward_ns(first, last, gpu), self.costs.backward_ns(first, last, gpu)
@@ -88,25 +88,25 @@ class ModuloListScheduler:
         if here == there:
             return True
         costs, links = self.costs, self.costs.cluster.links
-        rings = (
-            self._ring(links.resource(here, there)),
-            self._ring(links.resource(there, here)),
+        tables = (
+            self._table(links.resource(here, there)),
+            self._table(links.resource(there, here)),
         )
         forward = costs.send_forward_ns(boundary, here, there)
         backward = costs.send_backward_ns(boundary, there, here)
         ops = (SEND_F, stage), (SEND_B, stage + 1)
-        return self._pairs(ops, rings, (forward, backward), opening, closing, None)
+        return self._pairs(ops, tables, (forward, backward), opening, closing, None)
 
-    def _ring(self, key: tuple[int, ...]) -> ReservationTable:
-        ring = self._rings.get(key)
-        if ring is None:
-            ring = self._rings[key] = ReservationTable(self.period)
-        return ring
+    def _table(self, key: tuple[int, ...]) -> ReservationTable:
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = ReservationTable(self.period)
+        return table
 
     def _pairs(
         self,
         ops: tuple[OpId, OpId],
-        rings: tuple[ReservationTable, ReservationTable],
+        tables: tuple[ReservationTable, ReservationTable],
         lengths: tuple[int, int],
         opening: list[int],
         closing: list[int],
@@ -120,11 +120,11 @@ class ModuloListScheduler:
         ins: list[int] = []
         outs: list[int] = []
         for window in zip(opening, closing, strict=True):
-            found = _pair(*rings, *lengths, *window)
+            found = _pair(*tables, *lengths, *window)
             if rest is not None:
-                found = _roomy(rings[0], lengths, window, rest, found)
-            elif found is None and rings[0] is rings[1]:
-                found = _anywhere(rings[0], lengths, window, ())
+                found = _roomy(tables[0], lengths, window, rest, found)
+            elif found is None and tables[0] is tables[1]:
+                found = _anywhere(tables[0], lengths, window, ())
             if found is None:
                 return False
             ins.append(found[0])
@@ -138,8 +138,8 @@ class ModuloListScheduler:
 
 
 def _pair(
-    ring_in: ReservationTable,
-    ring_out: ReservationTable,
+    table_in: ReservationTable,
+    table_out: ReservationTable,
     long_in: int,
     long_out: int,
     end: int,
@@ -149,31 +149,31 @@ def _pair(
 
     Where both want the same place, the one yields that lengthens the whole stay the least.
     """
-    early = ring_out.earliest_fit(begin, long_out)
-    late = ring_in.latest_fit(end, long_in)
+    early = table_out.earliest_fit(begin, long_out)
+    late = table_in.latest_fit(end, long_in)
     if early is None or late is None:
         return None
-    ring_out.add(early, long_out)
-    yielding = ring_in.latest_fit(end, long_in)
+    table_out.add(early, long_out)
+    yielding = table_in.latest_fit(end, long_in)
     if yielding == late:
-        ring_in.add(late, long_in)
+        table_in.add(late, long_in)
         return late, early
-    ring_out.remove(early, long_out)
-    ring_in.add(late, long_in)
-    waiting = ring_out.earliest_fit(begin, long_out)
+    table_out.remove(early, long_out)
+    table_in.add(late, long_in)
+    waiting = table_out.earliest_fit(begin, long_out)
     if waiting is not None and (yielding is None or waiting - early <= late - yielding):
-        ring_out.add(waiting, long_out)
+        table_out.add(waiting, long_out)
         return late, waiting
-    ring_in.remove(late, long_in)
+    table_in.remove(late, long_in)
     if yielding is None:
         return None
-    ring_in.add(yielding, long_in)
-    ring_out.add(early, long_out)
+    table_in.add(yielding, long_in)
+    table_out.add(early, long_out)
     return yielding, early
 
 
 def _roomy(
-    ring: ReservationTable,
+    table: ReservationTable,
     lengths: tuple[int, int],
     window: tuple[int, int],
     rest: list[int],
@@ -183,19 +183,19 @@ def _roomy(
     for length in lengths:
         rest.remove(length)
     if found is not None:
-        if fits_rest(ring.free_intervals(), rest):
+        if fits_rest(table.free_intervals(), rest):
             return found
         for start, length in zip(found, lengths, strict=True):
-            ring.remove(start, length)
-    return _anywhere(ring, lengths, window, rest)
+            table.remove(start, length)
+    return _anywhere(table, lengths, window, rest)
 
 
 def _anywhere(
-    ring: ReservationTable, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
+    table: ReservationTable, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
 ) -> tuple[int, int] | None:
     """Occupy the nearest places that leave room for all that is to come."""
-    found = place_pair(ring.free_intervals(), ring.period, lengths, window, rest)
+    found = place_pair(table.free_intervals(), table.period, lengths, window, rest)
     if found is not None:
         for start, length in zip(found, lengths, strict=True):
-            ring.add(start, length)
+            table.add(start, length)
     return found

@@ -19,9 +19,9 @@ MOST_PAIRS: Final = 400
 """Pairs of places looked at, nearest first."""
 
 
-def fits_rest(holes: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
-    """Whether ops of these lengths fit into the holes, longest first into the tightest."""
-    room = sorted(length for _, length in holes)
+def fits_rest(intervals: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
+    """Whether ops of these lengths fit into the intervals, longest first into the tightest."""
+    room = sorted(length for _, length in intervals)
     if not rest or (room and room[-1] >= sum(rest)):
         return True
     for length in sorted(rest, reverse=True):
@@ -34,7 +34,7 @@ def fits_rest(holes: Sequence[FreeInterval], rest: Sequence[int]) -> bool:
 
 
 def place_pair(
-    holes: list[FreeInterval],
+    intervals: list[FreeInterval],
     period: int,
     lengths: tuple[int, int],
     window: tuple[int, int],
@@ -43,7 +43,7 @@ def place_pair(
     """Starts of an op that ends before a window and of one that begins after it.
 
     Args:
-        holes: Free arcs of the ring that both use.
+        intervals: Free intervals of the table that both use.
         period: Of the ring.
         lengths: Of the op on the way in and the one on the way out.
         window: Instants by which the first ends and from which the second may begin.
@@ -54,20 +54,28 @@ def place_pair(
     """
     long_in, long_out = lengths
     latest, earliest = window[0] - long_in, window[1]
-    ins = sorted({earlier for hole in holes for earlier in _before(hole, latest, long_in, period)})
+    ins = sorted(
+        {
+            earlier
+            for interval in intervals
+            for earlier in _before(interval, latest, long_in, period)
+        }
+    )
     ins.reverse()
-    outs = sorted({later for hole in holes for later in _after(hole, earliest, long_out, period)})
+    outs = sorted(
+        {later for interval in intervals for later in _after(interval, earliest, long_out, period)}
+    )
     for one, other in _nearest([latest - x for x in ins], [x - earliest for x in outs]):
-        left = _carve(holes, outs[other], long_out, period)
+        left = _carve(intervals, outs[other], long_out, period)
         left = None if left is None else _carve(left, ins[one], long_in, period)
         if left is not None and fits_rest(left, rest):
             return ins[one], outs[other]
     return None
 
 
-def _after(hole: FreeInterval, time: int, length: int, period: int) -> Iterator[int]:
-    """Starts from `time` on: at once, if that lies in the hole, and at both of its ends."""
-    begin, size = hole
+def _after(interval: FreeInterval, time: int, length: int, period: int) -> Iterator[int]:
+    """Starts from `time` on: at once, if that lies in the interval, and at both of its ends."""
+    begin, size = interval
     if size < length:
         return
     if (time - begin) % period + length <= size:
@@ -76,9 +84,9 @@ def _after(hole: FreeInterval, time: int, length: int, period: int) -> Iterator[
     yield time + (begin + size - length - time) % period
 
 
-def _before(hole: FreeInterval, time: int, length: int, period: int) -> Iterator[int]:
-    """Starts up to `time`: at once, if that lies in the hole, and at both of its ends."""
-    begin, size = hole
+def _before(interval: FreeInterval, time: int, length: int, period: int) -> Iterator[int]:
+    """Starts up to `time`: at once, if that lies in the interval, and at both of its ends."""
+    begin, size = interval
     if size < length:
         return
     if (time - begin) % period + length <= size:
@@ -104,10 +112,10 @@ def _nearest(ins: list[int], outs: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _carve(
-    holes: list[FreeInterval], start: int, length: int, period: int
+    intervals: list[FreeInterval], start: int, length: int, period: int
 ) -> list[FreeInterval] | None:
-    """The holes without an op; None if it lies in none of them."""
-    for index, (begin, size) in enumerate(holes):
+    """The intervals without an op; None if it lies in none of them."""
+    for index, (begin, size) in enumerate(intervals):
         offset = (start - begin) % period
         if offset + length <= size:
             pieces = [
@@ -115,5 +123,5 @@ def _carve(
                 ((begin + offset + length) % period, size - offset - length),
             ]
             rest = [piece for piece in pieces if piece[1]]
-            return [*holes[:index], *rest, *holes[index + 1 :]]
+            return [*intervals[:index], *rest, *intervals[index + 1 :]]
     return None

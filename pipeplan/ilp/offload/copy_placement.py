@@ -79,11 +79,11 @@ class CopyPlacement:
         offload: StageOffload,
         left: int,
         due: int,
-        rings: tuple[ReservationTable, ReservationTable],
+        tables: tuple[ReservationTable, ReservationTable],
         back_first: bool,
     ) -> tuple[int, int] | None:
         """Start of OFFLOAD and of PREFETCH; None where there is no room for both."""
-        out, back = rings
+        out, back = tables
         shared, length = out is back, offload.ns
         if shared and back_first:
             returns = back.latest_fit(due, length)

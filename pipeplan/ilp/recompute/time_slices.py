@@ -28,7 +28,7 @@ TURN_S: Final = 8.0
 """Seconds of a first turn at most."""
 LONGER: Final = 1.5
 """Factor from one turn to the next."""
-EVENING: Final = 2.0
+BALANCING: Final = 2.0
 """Turns that load balancing may have at once: it finds most."""
 LEAST: Final = 0.25
 """Share of its turn that a part still has that never finds anything."""
@@ -102,7 +102,7 @@ class TimeSlices:
             walk = RecomputeAnnealing(joint, self._offered)
             runs = RecomputeBalancing(joint, walk)
             parts = [
-                _Arm("recompute balancing", runs.run, EVENING),
+                _Arm("recompute balancing", runs.run, BALANCING),
                 _Arm("recompute kfkb", self._cycle),
                 *parts,
                 _Arm("recompute annealing", walk.run),
