@@ -11,7 +11,7 @@ limit may end looks once a turn."""
 
 
 @dataclass
-class Clock:
+class SearchClock:
     """Seconds of the wall since it was made."""
 
     started: float = field(default_factory=time.monotonic)
@@ -35,7 +35,7 @@ class Clock:
 
 
 @dataclass
-class DeterministicClock(Clock):
+class DeterministicClock(SearchClock):
     """Work instead of time: a second for each unit of the solver's, a little for each look.
 
     The same search then ends at the same point whatever else the machine does.

@@ -64,7 +64,7 @@ def search(state: Incumbent) -> None:
 
 
 def _shorten(state: Incumbent) -> None:
-    """Load balancing and annealing; interleaved starts too where the plan is far from the bound."""
+    """Load balancing, then annealing; interleaved starts where the plan is far from the bound."""
     annealing = SimulatedAnnealing(state)
     interleaved = InterleavedStarts(state, annealing)
     balancing = BalanceAndSchedule(state)

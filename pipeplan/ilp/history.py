@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.clock import SearchClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Improvement:
 class History:
     """Listens to the reports of a whole search and keeps those that say something new."""
 
-    clock: Clock
+    clock: SearchClock
     steps: list[Improvement] = field(default_factory=list)
 
     def record(self, period: Fraction | None, bound: Fraction, phase: str) -> None:

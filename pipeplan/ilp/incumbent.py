@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Literal
 
-from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import cost
@@ -46,7 +46,7 @@ class SearchOptions:
     """Whether what a stage keeps may reside on the host; then bytes prove nothing."""
     without: frozenset[str] = frozenset()
     """Strategies and provers that are left out, for ablations."""
-    clock: Clock = field(default_factory=Clock, compare=False)
+    clock: SearchClock = field(default_factory=SearchClock, compare=False)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.ilp.clock import Clock, DeterministicClock
+from pipeplan.ilp.clock import DeterministicClock, SearchClock
 from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.plan import MemoryModel, Semantics, Stage
 
@@ -88,5 +88,5 @@ def options_of(problem: Problem, limits: Limits) -> SearchOptions:
         deterministic=limits.deterministic,
         offload=problem.offload,
         without=limits.without,
-        clock=DeterministicClock() if limits.deterministic else Clock(),
+        clock=DeterministicClock() if limits.deterministic else SearchClock(),
     )

@@ -12,7 +12,7 @@ from pipeplan.ilp.bounds.infeasibility import (
     reason_for_any_remat,
 )
 from pipeplan.ilp.bounds.load import closed_form_bound, contiguous_bound, load_bound
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Partition
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, ContiguousPartition
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
@@ -165,7 +165,7 @@ def offer_shortest(
         _bisect(state, optimistic, careful, partition.period, over)
 
 
-def _offer_placed(state: Incumbent, partition: Partition) -> bool:
+def _offer_placed(state: Incumbent, partition: ContiguousPartition) -> bool:
     """Offer the partition's schedules with waits on either side."""
     placed = [
         schedule_partition(state.costs, partition, gradients_wait=side) for side in (True, False)

@@ -9,7 +9,7 @@ from itertools import permutations, product
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.exact.branch_and_bound import NODES, SENDING, decide, node_budget
@@ -35,7 +35,7 @@ def test_orders_say_what_brute_force_does(layers: int, gpus: int, seeds: int) ->
             costs = CostModel(case.machine.chain, cluster, "2bw", "exact")
             for period in range(case.load, case.load + 3):
                 state = Incumbent(costs, limits())
-                answer = decide(costs, case.homes, period, state.offer, Clock())
+                answer = decide(costs, case.homes, period, state.offer, SearchClock())
                 possible = case.possible(period)
                 assert answer is not (Status.INFEASIBLE if possible else Status.FEASIBLE)
                 told[answer] += 1
@@ -48,8 +48,8 @@ def test_it_gives_up_where_there_is_too_much_to_try() -> None:
     """Beyond the places allowed nothing is claimed."""
     costs = CostModel(tiny(0, 4), machines(0, 4, 3), "2bw", "exact")
     state = Incumbent(costs, limits())
-    full = decide(costs, (0, 1, 0, 2), 6, state.offer, Clock())
-    short = decide(costs, (0, 1, 0, 2), 6, state.offer, Clock(), nodes=0)
+    full = decide(costs, (0, 1, 0, 2), 6, state.offer, SearchClock())
+    short = decide(costs, (0, 1, 0, 2), 6, state.offer, SearchClock(), nodes=0)
     assert (full, short) == (Status.INFEASIBLE, Status.UNKNOWN)
 
 
@@ -63,7 +63,7 @@ def test_schedules_that_will_not_do_are_work() -> None:
         asked.append(schedule)
         return False
 
-    assert decide(costs, (0, 1, 2, 0, 1, 2), 40, refused, Clock()) is Status.UNKNOWN
+    assert decide(costs, (0, 1, 2, 0, 1, 2), 40, refused, SearchClock()) is Status.UNKNOWN
     assert 1 < len(asked) <= SENDING * NODES // TRIAL + 1
 
 
@@ -83,7 +83,7 @@ def test_a_transfer_without_length_lies_between_others() -> None:
         cluster = uniform(2, 12, bandwidth_bytes_per_s=10**9, duplex=duplex)
         costs = CostModel(chain, cluster, "flush", "exact")
         for home, period in product(product((0, 1), repeat=4), (8, 9)):
-            told = decide(costs, home, period, partial(overlaps, costs), Clock(), 20 * TRIAL)
+            told = decide(costs, home, period, partial(overlaps, costs), SearchClock(), 20 * TRIAL)
             assert told is not Status.FEASIBLE
 
 

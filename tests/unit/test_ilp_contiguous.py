@@ -12,7 +12,11 @@ from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.load import contiguous_bound
 from pipeplan.ilp.clock import DeterministicClock
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Partition, extend_one_span
+from pipeplan.ilp.contiguous.dynamic_program import (
+    ContiguousDP,
+    ContiguousPartition,
+    extend_one_span,
+)
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
@@ -42,7 +46,9 @@ def test_longer_periods_of_a_step_keep_the_time(
     assert state.best is not None
     asked, solve = list[int](), ContiguousDP.solve
 
-    def counted(self: ContiguousDP, period: int, just_below: bool = False) -> Partition | None:
+    def counted(
+        self: ContiguousDP, period: int, just_below: bool = False
+    ) -> ContiguousPartition | None:
         asked.append(period)
         return solve(self, period, just_below)
 
@@ -52,7 +58,7 @@ def test_longer_periods_of_a_step_keep_the_time(
     assert (len(asked) >= 20) == (seconds == 60)
 
 
-def best(of: CostModel) -> Partition:
+def best(of: CostModel) -> ContiguousPartition:
     """The shortest partition, which must exist."""
     found = ContiguousDP(of).shortest(1)
     assert found is not None

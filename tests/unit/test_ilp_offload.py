@@ -18,7 +18,13 @@ from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import byte_options, offloadable_bytes
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
-from pipeplan.ilp.offload.min_span import INFINITE, StageBytes, StageTiming, min_span, transfer_ns
+from pipeplan.ilp.offload.min_span import (
+    INFINITE,
+    OffloadBytes,
+    StageTiming,
+    min_span,
+    transfer_ns,
+)
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract, contracted_plan
@@ -147,7 +153,7 @@ def test_waiting_is_the_least_that_fits(seed: int) -> None:
     found = min_span(
         SLOW,
         StageTiming(period, span * one, forward * one, (forward + backward) * one),
-        StageBytes(
+        OffloadBytes(
             memory * one,
             (memory - lone.peak) * one,
             kept * one,

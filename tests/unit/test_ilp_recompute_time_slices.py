@@ -14,7 +14,7 @@ import pytest
 
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.ilp.clock import DeterministicClock
-from pipeplan.ilp.contiguous.dynamic_program import Partition
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
@@ -367,10 +367,10 @@ def test_room_for_messages_is_sought_from_the_period_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No shorter period is asked for again, and the answer is that of a search from below."""
-    asked: list[tuple[RecomputeDP, int, Partition | None]] = []
+    asked: list[tuple[RecomputeDP, int, ContiguousPartition | None]] = []
     shortest = RecomputeDP.shortest
 
-    def watched(solver: RecomputeDP, lowest: int) -> Partition | None:
+    def watched(solver: RecomputeDP, lowest: int) -> ContiguousPartition | None:
         found = shortest(solver, lowest)
         asked.append((solver, lowest, found))
         return found

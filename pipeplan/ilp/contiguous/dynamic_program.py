@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pipeplan.cluster import Host
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
-from pipeplan.ilp.offload.min_span import INFINITE, StageBytes, StageTiming, min_span
+from pipeplan.ilp.offload.min_span import INFINITE, OffloadBytes, StageTiming, min_span
 from pipeplan.ilp.segment_tables import (
     Array,
     SegmentTables,
@@ -46,7 +46,7 @@ MANY_STATES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class ContiguousPartition:
     """Stages in chain order; `spans[s]` = V of stage s in ns."""
 
     period: int
@@ -168,7 +168,7 @@ class ContiguousDP:
 
     def solve(
         self, period: int, just_below: bool = False, longest: int | None = None
-    ) -> Partition | None:
+    ) -> ContiguousPartition | None:
         """The partition of smallest V in front at `period`; None if none fits.
 
         Args:
@@ -183,7 +183,7 @@ class ContiguousDP:
             return None
         return self._trace(period, fronts, best)
 
-    def each(self, period: int, longest: int) -> Iterator[Partition]:
+    def each(self, period: int, longest: int) -> Iterator[ContiguousPartition]:
         """As `solve`, for every number of GPUs in turn that a partition fits on."""
         fronts = self._fronts(PeriodQuery(period, longest=longest))
         ends = [state for state in fronts if fronts[state].min_span[0] < INFINITE]
@@ -201,13 +201,13 @@ class ContiguousDP:
                 fronts[state] = front
         return fronts
 
-    def shortest(self, lowest: int) -> Partition | None:
+    def shortest(self, lowest: int) -> ContiguousPartition | None:
         """The partition of the smallest feasible integer period >= `lowest`; None if none fits."""
         return self.bisect(lowest)[1]
 
     def bisect(
         self, lowest: int, over: Callable[[], bool] = lambda: False
-    ) -> tuple[int, Partition | None]:
+    ) -> tuple[int, ContiguousPartition | None]:
         """As `shortest`, until it is `over`; with it the period up to which none fits.
 
         With many kinds of GPUs each question may take a second.
@@ -276,7 +276,7 @@ class ContiguousDP:
         others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
         if self.offload:
             spans = np.where(good, spans, INFINITE)
-            size = StageBytes(self._free(kind), room, self.tables.saved, self._levels)
+            size = OffloadBytes(self._free(kind), room, self.tables.saved, self._levels)
             stay = StageTiming(asked.period, spans, self._forwards[kind], load)
             spans = min_span(self._host, stay, size, good)
         else:
@@ -324,7 +324,9 @@ class ContiguousDP:
             self._sends[kind, other] = (np.array(forward), np.array(backward))
         return self._sends[kind, other]
 
-    def _trace(self, period: int, fronts: dict[State, Frontier], state: State) -> Partition:
+    def _trace(
+        self, period: int, fronts: dict[State, Frontier], state: State
+    ) -> ContiguousPartition:
         """Follow the choices from the first layer on; GPUs of a class in the cluster's order."""
         stages: list[Stage] = []
         spans: list[int] = []
@@ -338,7 +340,7 @@ class ContiguousDP:
             spans.append(int(front.min_span[first]))
             before = front.before[first]
             if before is None:
-                return Partition(period, tuple(stages), tuple(spans))
+                return ContiguousPartition(period, tuple(stages), tuple(spans))
             first, at = last + 1, before
 
 

@@ -7,14 +7,14 @@ wait and forwards do; both keep the same counts and differ in where tensors lie 
 
 from __future__ import annotations
 
-from pipeplan.ilp.contiguous.dynamic_program import Partition, extend_one_span
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition, extend_one_span
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
 from pipeplan.plan import OpKind
 
 
 def schedule_partition(
-    costs: CostModel, partition: Partition, *, gradients_wait: bool = True
+    costs: CostModel, partition: ContiguousPartition, *, gradients_wait: bool = True
 ) -> Schedule:
     """A schedule of the partition at its period; it keeps (R2)-(R5), memory is to be counted."""
     stages, period = partition.stages, partition.period
@@ -47,7 +47,7 @@ def schedule_partition(
     return Schedule(stages, period, 1, {op: (time - origin,) for op, time in begin.items()})
 
 
-def _trip(costs: CostModel, partition: Partition, stage: int, transfers: int) -> int:
+def _trip(costs: CostModel, partition: ContiguousPartition, stage: int, transfers: int) -> int:
     """V of the cut behind `stage`: from the start of SEND_F to the end of SEND_B."""
     behind = partition.spans[stage + 1]
     if costs.cluster.links.duplex == "full":

@@ -10,7 +10,7 @@ from typing import Final
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.cpsat import extract
 from pipeplan.ilp.cpsat.memory import MemoryConstraints
 from pipeplan.ilp.cpsat.model import add_times
@@ -151,7 +151,7 @@ def _decide(solver: CpSolver, workers: int) -> None:
 class CpSolver(cp_model.CpSolver):
     """CP-SAT that tells the search's clock how much it worked."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SearchClock) -> None:
         super().__init__()
         self.clock = clock
 

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from pipeplan.ilp.clock import Clock
+from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.exact.op_table import OpTable
@@ -61,7 +61,7 @@ def decide(
     home: tuple[int, ...],
     period: int,
     taken: Callable[[Schedule], bool],
-    clock: Clock,
+    clock: SearchClock,
     nodes: int = NODES,
 ) -> Status:
     """Whether a schedule of one micro-batch per period has this period or a shorter one.

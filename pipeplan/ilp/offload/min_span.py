@@ -35,7 +35,7 @@ SECOND = 10**9
 
 
 @dataclass(frozen=True)
-class StageBytes:
+class OffloadBytes:
     """By first and last layer: what is free, kept, and may leave.
 
     Attributes:
@@ -61,7 +61,7 @@ class StageTiming:
     load: Array
 
 
-def min_span(host: Host, stay: StageTiming, size: StageBytes, open_: NDArray[np.bool_]) -> Array:
+def min_span(host: Host, stay: StageTiming, size: OffloadBytes, open_: NDArray[np.bool_]) -> Array:
     """The least V >= `stay.spans` at which a stage fits by the lines above; else `INFINITE`.
 
     Args:
@@ -75,12 +75,12 @@ def min_span(host: Host, stay: StageTiming, size: StageBytes, open_: NDArray[np.
     if here.any():
         stay = StageTiming(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
         levels = size.levels[:, here]
-        size = StageBytes(size.free[here], size.room[here], size.kept[here], levels)
+        size = OffloadBytes(size.free[here], size.room[here], size.kept[here], levels)
         reach[here] = _least(host, stay, size)
     return reach
 
 
-def _least(host: Host, stay: StageTiming, size: StageBytes) -> Array:
+def _least(host: Host, stay: StageTiming, size: OffloadBytes) -> Array:
     copies = -(-stay.spans // stay.period)
     short = (copies - 1) * size.kept - size.room
     slack = stay.spans - (copies - 1) * stay.period - stay.load
@@ -93,7 +93,7 @@ def _least(host: Host, stay: StageTiming, size: StageBytes) -> Array:
 
 
 def _ways(
-    host: Host, stay: StageTiming, size: StageBytes, copies: Array, short: Array, slack: Array
+    host: Host, stay: StageTiming, size: OffloadBytes, copies: Array, short: Array, slack: Array
 ) -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
     """(micro-batches away, idle time they need, whether the rest is right) of each line above."""
     half, nothing = host.duplex == "half", np.zeros_like(copies)
@@ -116,7 +116,7 @@ def _ways(
 
 
 def _moved(
-    host: Host, size: StageBytes, short: Array, away: Array
+    host: Host, size: OffloadBytes, short: Array, away: Array
 ) -> tuple[Array, NDArray[np.bool_]]:
     """How long the bytes take that each of `away` must send for `short` to be gone; if it can."""
     least = -(-np.maximum(short, 1) // np.maximum(away, 1))

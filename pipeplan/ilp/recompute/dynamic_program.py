@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from pipeplan.ilp.contiguous.dynamic_program import (
     ContiguousDP,
+    ContiguousPartition,
     Frontier,
-    Partition,
     PeriodQuery,
     State,
     extend_span,
 )
-from pipeplan.ilp.offload.min_span import INFINITE, StageBytes, StageTiming, min_span
+from pipeplan.ilp.offload.min_span import INFINITE, OffloadBytes, StageTiming, min_span
 from pipeplan.ilp.recompute.contracted_chain import Segment
 from pipeplan.ilp.recompute.options import NONE, StageOptions
 from pipeplan.ilp.segment_tables import Array
@@ -112,12 +112,12 @@ class RecomputeDP(ContiguousDP):
         if self.offload:
             stay = StageTiming(asked.period, spans, self._forwards[kind][here], load)
             levels = self._levels[number][:, here[0], here[1]]
-            size = StageBytes(self._free(kind)[here], room, saved, levels)
+            size = OffloadBytes(self._free(kind)[here], room, saved, levels)
             return min_span(self._host, stay, size, good)
         others = np.minimum(copies - 1, room // np.maximum(saved, 1) + 1)
         return np.where(good & (others * saved <= room), spans, INFINITE)
 
-    def runs(self, partition: Partition) -> tuple[Segment, ...]:
+    def runs(self, partition: ContiguousPartition) -> tuple[Segment, ...]:
         """The runs of all stages of a partition that `solve` found."""
         found: list[Segment] = []
         asked = PeriodQuery(partition.period, just_below=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from pipeplan.ilp.contiguous.dynamic_program import Partition
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
@@ -67,7 +67,7 @@ def _found(state: Incumbent, solvers: Sequence[RecomputeDP], period: int) -> Fou
     return None
 
 
-def _judged(state: Incumbent, solver: RecomputeDP, partition: Partition) -> Found | None:
+def _judged(state: Incumbent, solver: RecomputeDP, partition: ContiguousPartition) -> Found | None:
     """The partition as a schedule of the contracted chain, if it fits."""
     chain = contract(state.costs.chain, solver.runs(partition))
     first = {piece[0]: number for number, piece in enumerate(chain.pieces)}
@@ -76,7 +76,7 @@ def _judged(state: Incumbent, solver: RecomputeDP, partition: Partition) -> Foun
         Stage(id=stage.id, layers=(first[stage.first], last[stage.last]), gpu=stage.gpu)
         for stage in partition.stages
     )
-    mine = Partition(partition.period, stages, partition.spans)
+    mine = ContiguousPartition(partition.period, stages, partition.spans)
     costs = chain.of(state.costs)
     inner = Incumbent(costs, state.options)
     for gradients_wait in (True, False):
