@@ -42,7 +42,7 @@ class OffloadBytes:
         free: Of the GPU's memory beside the states.
         room: What is left of `free` beside one micro-batch while it runs.
         kept: By each micro-batch between its ops.
-        levels: [m, ...] -> what of `kept` can leave, fewest first (`levels`).
+        levels: [m, ...] -> what of `kept` can leave, fewest first (`byte_options`).
     """
 
     free: Array
