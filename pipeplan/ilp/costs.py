@@ -177,7 +177,7 @@ class CostModel:
 
     @cached_property
     def _segments(self) -> dict[tuple[int, int, bool], SegmentBytes]:
-        """What was asked for: gone with this object, of which a walk over runs makes many."""
+        """What was asked for: gone with this object, of which a search over runs makes many."""
         return {}
 
     @cached_property

@@ -30,7 +30,7 @@ BRIEF_SHARE = 0.01
 """Share of the time left that load balancing and annealing have at first: what is easy is
 found."""
 BALANCING_SHARE = 0.25
-"""Share of the time left that load balancing loads has before that."""
+"""Share of the time left that load balancing has before that."""
 RESTARTS_SHARE = 0.35
 """Share of the time left that it has then from equal shares, where layers are too many for the
 assignment model and stage counts to find more; the early share elsewhere."""

@@ -73,11 +73,11 @@ class BalanceAndSchedule:
 
     name = "balancing"
 
-    def __init__(self, state: Incumbent, walk: SimulatedAnnealing | None = None) -> None:
-        """Repeatable for a seed; `walk` anneals from what fits nearly."""
+    def __init__(self, state: Incumbent, annealing: SimulatedAnnealing | None = None) -> None:
+        """Repeatable for a seed; `annealing` anneals from what fits nearly."""
         self.state = state
         self.random = Random(state.options.seed)
-        self._walk = walk or SimulatedAnnealing(state)
+        self._annealing = annealing or SimulatedAnnealing(state)
         self._steps = STEPS
 
     def run(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class BalanceAndSchedule:
         """Anneal from the allocations that fit nearly, those that lack least first."""
         for _, period, layout in sorted(near, key=lambda row: row[:2])[:SETTLED]:
             if not self._over(end):
-                self._walk.anneal_from(layout, Fraction(period), SETTLING, end)
+                self._annealing.anneal_from(layout, Fraction(period), SETTLING, end)
 
     def _scheduled(self, layout: Allocation, period: int) -> ScheduledAllocation | None:
         """A schedule of an allocation at this period, if that is worth it and one is found."""

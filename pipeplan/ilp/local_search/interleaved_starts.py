@@ -136,9 +136,9 @@ class VisitCuts:
 class InterleavedStarts:
     """Starts at periods below the best plan's, drawn until the time is over."""
 
-    def __init__(self, state: Incumbent, walk: SimulatedAnnealing) -> None:
-        """`walk` anneals from each start, and draws for both, so that none is repeated."""
-        self.state, self._walk, self._random = state, walk, walk.random
+    def __init__(self, state: Incumbent, annealing: SimulatedAnnealing) -> None:
+        """`annealing` anneals from each start, and draws for both, so that none is repeated."""
+        self.state, self._annealing, self._random = state, annealing, annealing.random
 
     def run(self, seconds: float) -> None:
         """Shorten the best plan for `seconds`, while it is `far` from what may be."""
@@ -173,7 +173,7 @@ class InterleavedStarts:
         borders.anneal(self._random, STEPS)
         state.options.clock.charge(STEPS * STEP_S)
         layout = Allocation(borders.homes, frozenset())
-        self._walk.anneal_from(layout, Fraction(period), SETTLING, end, TARGET_REDUCTIONS[0])
+        self._annealing.anneal_from(layout, Fraction(period), SETTLING, end, TARGET_REDUCTIONS[0])
 
 
 def random_visits(gpus: Sequence[int], random: Random) -> list[int]:

@@ -103,4 +103,4 @@ class EqualSplitRestarts(BalanceAndSchedule):
         """Offer a schedule; where it lacks a little, anneal from its allocation."""
         if not self._offer(placed) and self._excess(placed) < NEAR:
             target = Fraction(placed.schedule.period)
-            self._walk.anneal_from(placed.layout, target, SETTLING, end)
+            self._annealing.anneal_from(placed.layout, target, SETTLING, end)

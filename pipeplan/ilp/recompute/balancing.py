@@ -44,10 +44,10 @@ class RecomputeBalancing(BalanceAndSchedule):
 
     name = "recompute balancing"
 
-    def __init__(self, joint: JointIncumbent, walk: RecomputeAnnealing) -> None:
+    def __init__(self, joint: JointIncumbent, annealing: RecomputeAnnealing) -> None:
         """Repeatable for a seed."""
-        super().__init__(joint.state, walk)
-        self.joint, self._pieces, self._steps = joint, walk.pieces, STEPS
+        super().__init__(joint.state, annealing)
+        self.joint, self._pieces, self._steps = joint, annealing.pieces, STEPS
         every = tuple((layer, layer) for layer in range(joint.state.costs.layers))
         self._single = self._pieces.of(every)[1]
 

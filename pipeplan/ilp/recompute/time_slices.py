@@ -99,13 +99,13 @@ class TimeSlices:
         joint, best = self.joint, self.kept.best
         parts = [_Arm("best chain", self._around), _Arm("plain chain", self._plain)]
         if self._offered is not None and not joint.state.options.contiguous_only:
-            walk = RecomputeAnnealing(joint, self._offered)
-            runs = RecomputeBalancing(joint, walk)
+            annealing = RecomputeAnnealing(joint, self._offered)
+            runs = RecomputeBalancing(joint, annealing)
             parts = [
                 _Arm("recompute balancing", runs.run, BALANCING),
                 _Arm("recompute kfkb", self._cycle),
                 *parts,
-                _Arm("recompute annealing", walk.run),
+                _Arm("recompute annealing", annealing.run),
             ]
         if best is not None and joint.period is not None:
             near = best.per_microbatch <= NEAR * joint.period
