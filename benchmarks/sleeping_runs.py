@@ -19,12 +19,12 @@ from pipeplan.baselines.listed import listed_plan
 from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
-from pipeplan.eager import staircase
 from pipeplan.plan import Plan, Stage
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.transport.base import Transport
+from pipeplan.self_timed import staircase
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 LATENCY_NS = 300_000

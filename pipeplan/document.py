@@ -17,9 +17,9 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeplan.describe import describe, show
 from pipeplan.errors import InputError
 from pipeplan.units import MAX_INT
+from pipeplan.validation_errors import describe, show
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Signed = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]

@@ -1,4 +1,4 @@
-"""Eager 1F1B as a plan: `pipeplan.eager` with the durations of the simulator."""
+"""Eager 1F1B as a plan: `pipeplan.self_timed` with the durations of the simulator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pipeplan.baselines.timed import in_order, resource, timed
-from pipeplan.eager import MICROBATCHES, Order, Step, eager_cycle
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind, Plan
+from pipeplan.self_timed import MICROBATCHES, Order, Step, eager_cycle
 from pipeplan.simulator.tape import Ops, number
 
 

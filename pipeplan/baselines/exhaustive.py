@@ -21,8 +21,8 @@ from pipeplan.baselines.eager import Policy, cycle_of, eager_plan
 from pipeplan.baselines.pipedream import Problem, problem
 from pipeplan.baselines.splits import keeps_ties, to_stages
 from pipeplan.baselines.timed import Setting, busiest, in_order, timed
-from pipeplan.eager import MICROBATCHES, Order, staircase
 from pipeplan.plan import OpKind, Plan
+from pipeplan.self_timed import MICROBATCHES, Order, staircase
 from pipeplan.simulator import costs
 from pipeplan.simulator.tape import Ops, number
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.splits import keeps_ties, to_stages, uniform
 from pipeplan.baselines.timed import Setting
-from pipeplan.eager import staircase
 from pipeplan.plan import Plan
+from pipeplan.self_timed import staircase
 
 
 def equal_blocks(setting: Setting) -> Iterator[Plan]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter_some
+from pipeplan.autograd_cut import Slot, enter_some
 from pipeplan.capture.attributes import unchanged
 from pipeplan.capture.distance import dense, distance, largest, rounding
 from pipeplan.capture.eager import follow_torch

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter_some, leave, run_backward
+from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
 from pipeplan.capture.trace import call, check_loss
 from pipeplan.livebytes import key
 from pipeplan.precision import casting

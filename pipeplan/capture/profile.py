@@ -19,7 +19,7 @@ from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.repeat import seed_all
-from pipeplan.stages import StageProfile
+from pipeplan.stage_profile import StageProfile
 from pipeplan.task import Task, load, load_named
 
 Progress = Callable[[str], None]
@@ -105,7 +105,7 @@ def profile_stages(
     threads: int = 1,
     progress: Progress | None = None,
 ) -> StageProfile:
-    """What the fused stages of `plan` take, for `pipeplan.stages.refine`.
+    """What the fused stages of `plan` take, for `pipeplan.stage_profile.refine`.
 
     Args:
         reference: the task; None for the one that the plan's chain names.

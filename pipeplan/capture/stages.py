@@ -12,7 +12,7 @@ from pipeplan.capture.split import split
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.repeat import check_data
-from pipeplan.stages import StageMeasure, StageProfile
+from pipeplan.stage_profile import StageMeasure, StageProfile
 from pipeplan.task import SplitModel, Task
 from pipeplan.verifier import stage_bytes
 

@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.planner import solve
     from pipeplan.report import tables
     from pipeplan.simulator import check
-    from pipeplan.stages import StageProfile, refine
+    from pipeplan.stage_profile import StageProfile, refine
 
     points = list(clusters(args))
     folder = output.folder(args.output, args.force) if len(points) > 1 else None

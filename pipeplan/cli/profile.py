@@ -10,7 +10,7 @@ from pipeplan.cli import common, output
 if TYPE_CHECKING:
     from pipeplan.chain import Chain
     from pipeplan.devices import Device
-    from pipeplan.stages import StageProfile
+    from pipeplan.stage_profile import StageProfile
 
 _EXAMPLE = """\
 pipeplan profile examples/gpt2_stdlib.py:task -o chain.json

@@ -12,9 +12,9 @@ from pipeplan.baselines.timed import Setting
 from pipeplan.baselines.twobw import equal_blocks
 from pipeplan.chain import Chain
 from pipeplan.compare.rows import Row, bubble_of, row_of
-from pipeplan.eager import staircase
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
+from pipeplan.self_timed import staircase
 
 Split = Callable[[Chain, int], list[int]]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeplan.capture import check_output, split
 from pipeplan.capture.place import place_of
 from pipeplan.errors import InputError
-from pipeplan.hostcopy import measured_bandwidth
+from pipeplan.host_copy import measured_bandwidth
 from pipeplan.remat import Channel, judge, rematerialize_chain
 from pipeplan.rematerialized import arguments, measured
 from pipeplan.rematerialized.conditions import Conditions

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.hostcopy import Copies, HostWay
+from pipeplan.host_copy import Copies, CopyEngine
 from pipeplan.livebytes import resized
 from pipeplan.pinned import PinnedPool
 
@@ -24,7 +24,7 @@ class Host:
     """What is away in one pass: one worker for both directions."""
 
     def __init__(self, device: torch.device, pinned: PinnedPool) -> None:
-        self._way = HostWay(device, duplex=False, pinned=pinned)
+        self._way = CopyEngine(device, duplex=False, pinned=pinned)
         self._jobs: dict[int, list[Future[Any]]] = defaultdict(list)
         self._away: dict[int, tuple[Sequence[Tensor], Future[Copies]]] = {}
         self._unused: list[Event] = []

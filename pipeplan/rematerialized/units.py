@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.hostcopy import flat
+from pipeplan.host_copy import flat
 from pipeplan.livebytes import dense, key
 from pipeplan.pinned import PinnedPool
 from pipeplan.remat import OpKind

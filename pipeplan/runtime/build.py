@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.compiling import compiled_layer
-from pipeplan.hostcopy import HostWay
+from pipeplan.host_copy import CopyEngine
 from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
@@ -145,7 +145,7 @@ class _Maker:
     number: Callable[[int], int]
     ownership: ParameterOwnership
     device: torch.device
-    host: HostWay
+    host: CopyEngine
 
     def stage(self, index: int) -> Stage:
         split, planned = self.split, self.plan.stages[index]
@@ -189,10 +189,10 @@ def _runs(planned: PlannedStage) -> tuple[Runs, Runs]:
     return within(planned.remat.recompute), within(planned.remat.offload)
 
 
-def _way_to_host(plan: Plan, device: torch.device) -> HostWay:
+def _way_to_host(plan: Plan, device: torch.device) -> CopyEngine:
     """One for all stages of the rank: their copies take turns."""
     host = plan.cluster.host
-    return HostWay(device, duplex=host is not None and host.duplex == "full")
+    return CopyEngine(device, duplex=host is not None and host.duplex == "full")
 
 
 def _fed(split: SplitModel, planned: PlannedStage, feed: Feed) -> dict[int, Fed]:

@@ -15,7 +15,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.devices import DeviceTable
 from pipeplan.document import Document
 from pipeplan.plan import Plan
-from pipeplan.stages import StageProfile
+from pipeplan.stage_profile import StageProfile
 
 FORMATS: dict[str, type[Document]] = {
     "chain": Chain,

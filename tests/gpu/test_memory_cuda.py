@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeplan.hostcopy import HostWay
+from pipeplan.host_copy import CopyEngine
 from pipeplan.pinned import PinnedPool
 from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
 
@@ -19,7 +19,7 @@ pytestmark = [
 def test_copies_go_through_blocks_of_just_the_size() -> None:
     """CUDA takes them for pinned, also the second time; bytes survive the way there and back."""
     pool, device = PinnedPool(), torch.device("cuda", 0)
-    way = HostWay(device, duplex=True, pinned=pool)
+    way = CopyEngine(device, duplex=True, pinned=pool)
     places = set()
     for number in range(3):
         source = torch.full((3, 2**19 + 1), float(number), device=device)

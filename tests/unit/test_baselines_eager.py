@@ -17,9 +17,9 @@ from pipeplan.baselines.timed import Setting, busiest
 from pipeplan.baselines.twobw import equal_blocks
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.eager import Order, staircase
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
+from pipeplan.self_timed import Order, staircase
 from pipeplan.simulator.tape import Ops
 from tests.baselines import AMPLE, chain, random_chain, setting
 

@@ -10,7 +10,7 @@ import pytest
 from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.devices import DeviceTable, find
-from pipeplan.stages import StageProfile
+from pipeplan.stage_profile import StageProfile
 
 TASK = """
 import torch

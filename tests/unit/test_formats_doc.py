@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeplan import cluster as clusters
-from pipeplan import devices, importers, plan, stages
+from pipeplan import devices, importers, plan, stage_profile
 from pipeplan.chain import Agreement, Chain, Layer
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan
@@ -39,8 +39,8 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("plan.json", "solver.history[].", plan.Step),
     ("Device table", "", devices.DeviceTable),
     ("Device table", "devices[].", devices.Device),
-    ("stages.json", "", stages.StageProfile),
-    ("stages.json", "stages[].", stages.StageMeasure),
+    ("stages.json", "", stage_profile.StageProfile),
+    ("stages.json", "stages[].", stage_profile.StageMeasure),
 ]
 
 

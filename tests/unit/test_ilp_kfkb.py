@@ -9,7 +9,6 @@ from random import Random
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
-from pipeplan.eager import Order, eager_cycle, staircase
 from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.in_flight_limits import in_flight_limits
@@ -22,6 +21,7 @@ from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, Stage
+from pipeplan.self_timed import Order, eager_cycle, staircase
 from pipeplan.testing.networks import build
 from tests import handmade
 from tests.searches import limits

@@ -12,7 +12,6 @@ from ortools.sat.python import cp_model
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, uniform
-from pipeplan.eager import Order, eager_cycle
 from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.bounds.window import FiniteWindow, LimitedPartition, raise_bound, suited
 from pipeplan.ilp.contiguous.in_flight_limits import max_in_flight
@@ -26,6 +25,7 @@ from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, Stage
 from pipeplan.planner import Config, solve
+from pipeplan.self_timed import Order, eager_cycle
 from tests.searches import limits
 
 ORDERS: tuple[Order, ...] = ("alternate", "backward", "strict")

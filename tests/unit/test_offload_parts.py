@@ -16,7 +16,7 @@ from pipeplan import tasks
 from pipeplan.capture import profile_task, split
 from pipeplan.chain import Chain
 from pipeplan.errors import InternalError
-from pipeplan.hostcopy import Copies, HostWay
+from pipeplan.host_copy import Copies, CopyEngine
 from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import OpKind, Runs
 from pipeplan.runtime.data.feed import TaskFeed, Uses
@@ -67,7 +67,7 @@ class Alone:
             seed=1,
             fed={i: Fed(model.boundaries[0], self.feed.input) for i in fed},
             offload=runs,
-            host=HostWay(torch.device("cpu"), duplex=duplex),
+            host=CopyEngine(torch.device("cpu"), duplex=duplex),
         )
         self.stage = Stage(spec, 8, self.held)
         states = [t for x in model.layers for t in (*x.parameters(), *x.buffers())]
@@ -167,13 +167,13 @@ def test_what_others_hold_stays_with_them(duplex: bool, monkeypatch: pytest.Monk
     Nor is it copied, from the second micro-batch on: capture counts it for none.
     """
     away: list[int] = []
-    out = HostWay.out
+    out = CopyEngine.out
 
-    def counted(way: HostWay, parts: list[Tensor]) -> Future[Copies]:
+    def counted(way: CopyEngine, parts: list[Tensor]) -> Future[Copies]:
         away.append(sum(part.nbytes for part in parts))
         return out(way, parts)
 
-    monkeypatch.setattr(HostWay, "out", counted)
+    monkeypatch.setattr(CopyEngine, "out", counted)
     of_one = inner(profile_task(with_table()[1], repeats=1, warmup=0), 0, 3)
     with Alone(*with_table(), ()) as plain:
         for microbatch in range(3):

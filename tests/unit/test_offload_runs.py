@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan import hostcopy, lowering
+from pipeplan import host_copy, lowering
 from pipeplan.capture import split
 from pipeplan.cluster import Host
 from pipeplan.errors import RankError
-from pipeplan.hostcopy import HostWay
+from pipeplan.host_copy import CopyEngine
 from pipeplan.plan import OpKind, Plan, Semantics
 from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import build
@@ -80,8 +80,8 @@ def test_the_toy_trains_exactly(seed: int) -> None:
     assert equal(outcome.weights, expected.weights)
 
 
-def _copies_nothing(_: HostWay, parts: list[Tensor], *__: object) -> Future[None]:
-    """In place of `HostWay.back`."""
+def _copies_nothing(_: CopyEngine, parts: list[Tensor], *__: object) -> Future[None]:
+    """In place of `CopyEngine.back`."""
     parts.clear()
     done: Future[None] = Future()
     done.set_result(None)
@@ -93,7 +93,7 @@ def test_what_comes_back_is_what_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
     plan = drawn(4, 2, 1, "flush")
     model, task = pipelines.toy()
     expected = reference.train("flush", model, task, 2, plan.microbatches, 3)
-    monkeypatch.setattr(HostWay, "back", _copies_nothing)
+    monkeypatch.setattr(CopyEngine, "back", _copies_nothing)
     outcome = pipelines.train(plan, lowering.lower(plan), model, task, 2)
     assert not equal(outcome.weights, expected.weights)
 
@@ -106,14 +106,14 @@ def test_runs_on_end_and_evaluation(semantics: Semantics, monkeypatch: pytest.Mo
     m = plan.microbatches
     halves = [reference.train(semantics, *pipelines.toy(), n, m, 3, evaluate=4) for n in (2, 4)]
     copies: list[weakref.ref[Tensor]] = []
-    make = HostWay._buffer
+    make = CopyEngine._buffer
 
-    def buffer(way: HostWay, part: Tensor) -> Tensor:
+    def buffer(way: CopyEngine, part: Tensor) -> Tensor:
         made = make(way, part)
         copies.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(HostWay, "_buffer", buffer)
+    monkeypatch.setattr(CopyEngine, "_buffer", buffer)
 
     def work(transport: Transport) -> tuple[list[float], dict[str, Tensor]]:
         uses = [Uses.of(plan, model, transport.rank, trains=trains) for trains in (True, False)]
@@ -141,7 +141,7 @@ def test_a_copy_that_fails_is_named(
 ) -> None:
     """Rank, action, stage and micro-batch where it was waited for, and what the worker said."""
     plan = drawn(4, 2, 1, "flush")
-    copy, on_host = hostcopy._copy, []
+    copy, on_host = host_copy._copy, []
 
     def spoilt(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         leaves = not any(source is copy for source in sources for copy in on_host)
@@ -150,7 +150,7 @@ def test_a_copy_that_fails_is_named(
         on_host.extend(targets)
         copy(targets, sources)
 
-    monkeypatch.setattr(hostcopy, "_copy", spoilt)
+    monkeypatch.setattr(host_copy, "_copy", spoilt)
     with pytest.raises(
         RankError,
         match=rf"rank \d: action \d{action}0 \(stage \d, micro-batch 0[^)]*\) failed:"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeplan.errors import RankError
-from pipeplan.hostcopy import HostWay
+from pipeplan.host_copy import CopyEngine
 from pipeplan.pinned import PinnedPool
 
 
@@ -121,7 +121,7 @@ def test_a_copy_of_a_pool_is_an_empty_one(pool: PinnedPool) -> None:
 
 def test_ways_on_the_processor_lock_nothing(pool: PinnedPool, locks: Locks) -> None:
     """Ordinary memory will do there."""
-    way = HostWay(torch.device("cpu"), duplex=False, pinned=pool)
+    way = CopyEngine(torch.device("cpu"), duplex=False, pinned=pool)
     assert torch.equal(way.out([torch.ones(3)]).result()[0], torch.ones(3))
     way.close()
     assert locks.made == 0
@@ -132,8 +132,8 @@ def test_ways_of_gpus_use_the_pool(
 ) -> None:
     """Round by round the same blocks."""
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
-    way = HostWay(torch.device("cuda", 0), duplex=False, pinned=pool)
-    monkeypatch.setattr(HostWay, "_now", lambda _: (None, None))
+    way = CopyEngine(torch.device("cuda", 0), duplex=False, pinned=pool)
+    monkeypatch.setattr(CopyEngine, "_now", lambda _: (None, None))
     for number in range(4):
         copies = way.out([torch.full((5,), float(number)), torch.ones(9)])
         target = [torch.zeros(5), torch.zeros(9)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter, leave, run_backward
+from pipeplan.autograd_cut import Slot, enter, leave, run_backward
 from pipeplan.errors import DeadlockError, InputError, InternalError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
 from pipeplan.runtime.data.feed import TaskFeed, Uses

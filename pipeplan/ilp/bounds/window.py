@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from pipeplan.eager import Step
 from pipeplan.ilp.contiguous.in_flight_limits import max_in_flight
 from pipeplan.ilp.contiguous.steady_states import steps_of
 from pipeplan.ilp.costs import CostModel
@@ -30,6 +29,7 @@ from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import OpKind, Stage
+from pipeplan.self_timed import Step
 
 FEW: Final = 500
 """Partitions up to which there is a bound."""

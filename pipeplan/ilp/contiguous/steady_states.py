@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from pipeplan.eager import Cycle, Order, Step, eager_cycle, eager_pace, staircase
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.schedule import Schedule, chain_ops, duration, resource
 from pipeplan.plan import OpKind, Stage
+from pipeplan.self_timed import Cycle, Order, Step, eager_cycle, eager_pace, staircase
 
 ORDERS: tuple[Order, ...] = ("alternate", "backward")
 PACE = 6

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InternalError
-from pipeplan.hostcopy import Copies, HostWay, flat
+from pipeplan.host_copy import Copies, CopyEngine, flat
 from pipeplan.runtime.stages.saved_tensors import SavedStorage, SavedTensor, SavedTensors
 
 
@@ -60,7 +60,7 @@ class _OffloadedMicrobatch:
 class ActivationOffload:
     """The micro-batches of one stage that are offloaded now."""
 
-    def __init__(self, stage: int, way: HostWay) -> None:
+    def __init__(self, stage: int, way: CopyEngine) -> None:
         self._stage = stage
         self._way = way
         self._trips: dict[int, _OffloadedMicrobatch] = {}

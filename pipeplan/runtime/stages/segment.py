@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.boundary import Slot, enter_some, leave, run_backward
+from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
 from pipeplan.errors import InputError
 from pipeplan.plan import Runs
 from pipeplan.precision import casting

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
-from pipeplan.hostcopy import HostWay
+from pipeplan.host_copy import CopyEngine
 from pipeplan.plan import Runs
 from pipeplan.runtime.parameters.hooks import ParameterHooks
 from pipeplan.runtime.parameters.ownership import StageParameters
@@ -60,7 +60,7 @@ class StageSpec:
     """Where its tensors are."""
     autocast: torch.dtype | None = None
     """What layers and loss run under."""
-    host: HostWay | None = None
+    host: CopyEngine | None = None
     """The way there; needed where something is offloaded."""
 
 

@@ -16,7 +16,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
-from pipeplan.stages import StageMeasure, StageProfile, refine, shares
+from pipeplan.stage_profile import StageMeasure, StageProfile, refine, shares
 from tests.capture_tasks import conv, gpt2, mlp, rows, skips
 
 

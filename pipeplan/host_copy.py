@@ -22,7 +22,7 @@ Copies = list[Tensor]
 """On the host; one per tensor that left."""
 
 
-class HostWay:
+class CopyEngine:
     """The way between one device and its host: one worker, or one for each direction."""
 
     def __init__(
@@ -37,8 +37,8 @@ class HostWay:
         """
         self._device = device
         self._pinned = pinned or PinnedPool()
-        self._out = _Lane(device)
-        self._back = _Lane(device) if duplex else self._out
+        self._out = _CopyStream(device)
+        self._back = _CopyStream(device) if duplex else self._out
 
     def out(self, parts: list[Tensor], then: Callable[[], None] | None = None) -> Future[Copies]:
         """Copy tensors to the host.
@@ -124,7 +124,7 @@ class HostWay:
         return torch.empty_like(part, device="cpu")
 
 
-class _Lane:
+class _CopyStream:
     """A worker, and on CUDA the stream of its copies."""
 
     def __init__(self, device: torch.device) -> None:

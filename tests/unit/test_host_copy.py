@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.hostcopy import HostWay
+from pipeplan.host_copy import CopyEngine
 
 _HERE = local()
 
@@ -59,18 +59,18 @@ DEFAULT = Stream("default")
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostWay]:
+def way(monkeypatch: pytest.MonkeyPatch) -> Iterator[CopyEngine]:
     """Built on the default stream."""
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", current)
-    monkeypatch.setattr(HostWay, "_buffer", lambda _, part: torch.empty_like(part))
-    made = HostWay(torch.device("cuda", 0), duplex=True)
+    monkeypatch.setattr(CopyEngine, "_buffer", lambda _, part: torch.empty_like(part))
+    made = CopyEngine(torch.device("cuda", 0), duplex=True)
     yield made
     made.close()
 
 
-def test_copies_follow_the_stream_of_whoever_asks(way: HostWay) -> None:
+def test_copies_follow_the_stream_of_whoever_asks(way: CopyEngine) -> None:
     """Not the one that was current when the way was built, nor the worker's own."""
     mine, then, first = Stream("mine"), Stream("then"), Stream("first")
     seen: list[Stream] = []
@@ -94,7 +94,7 @@ def test_copies_follow_the_stream_of_whoever_asks(way: HostWay) -> None:
 
 def test_on_a_processor_there_are_no_streams() -> None:
     """The same calls copy, and nobody asks CUDA."""
-    way = HostWay(torch.device("cpu"), duplex=False)
+    way = CopyEngine(torch.device("cpu"), duplex=False)
     target = torch.zeros(3)
     copies = way.out([torch.ones(3)])
     way.back([target], copies.result).result()

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from pipeplan.eager import Order, Step, eager_cycle, eager_pace, staircase
 from pipeplan.plan import OpKind
+from pipeplan.self_timed import Order, Step, eager_cycle, eager_pace, staircase
 
 ORDERS: tuple[Order, ...] = ("alternate", "backward")
 
