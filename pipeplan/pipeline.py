@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
-from pipeplan.errors import InputError
+from pipeplan.errors import DisagreementError, InputError, RankError
 from pipeplan.filling import fill
 from pipeplan.hosting import Draft
 from pipeplan.plan import Plan
@@ -27,17 +27,14 @@ from pipeplan.precision import around, check_around
 from pipeplan.program import Pattern
 from pipeplan.repeat import check_data, from_here
 from pipeplan.runtime.arguments import SavedProgress, check_ranks, numbers_of, whole
-from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.checkpoint import named_state
-from pipeplan.runtime.data.batches import BatchFeed, Inputs
-from pipeplan.runtime.data.feed import Feed, TaskFeed, Uses
-from pipeplan.runtime.evaluation import evaluate
+from pipeplan.runtime.checkpoint import named_state, storage
+from pipeplan.runtime.data.batches import Inputs
 from pipeplan.runtime.interfaces import LossRecord
-from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.job import Job, SessionOptions
+from pipeplan.runtime.session import Session
 from pipeplan.runtime.startup.facts import trained
 from pipeplan.runtime.startup.gpu_memory import GpuMemory
 from pipeplan.runtime.startup.process_group import Terms, Training, for_pipeline, gpu_of
-from pipeplan.runtime.supervision.run_ahead import RunAhead
 from pipeplan.runtime.transport.backend import Wanted, check_current, device_of
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
@@ -72,6 +69,7 @@ class Pipeline:
         replicas: int = 1,
         mesh: DeviceMesh | None = None,
         backend: Wanted = "auto",
+        allow_nonfinite: bool = False,
         transport: Transport | None = None,
         **options: Any,
     ) -> None:
@@ -92,6 +90,8 @@ class Pipeline:
             mesh: which rank is which replica and GPU, with dimensions `dp` and `pp`; None: those
                 that torchrun started, rank = replica * GPUs + GPU.
             backend: what carries messages: nccl between GPUs, gloo, or what fits.
+            allow_nonfinite: train on where a loss, or a norm to clip, is not finite, and save such
+                weights; else `step`, `run` and `save` fail there on all ranks.
             transport: between the ranks of one replica, instead of the three before.
             options: further fields of `Task`, such as `clip_norm` or `scheduler`.
 
@@ -126,13 +126,12 @@ class Pipeline:
             self._own = transport = for_pipeline(training, replicas, mesh, patience, terms)
         self._torn = False
         """Whether a run or an evaluation ended in its middle."""
+        self._allows = allow_nonfinite
         try:
-            self._build(transport, mesh, seed, patience)
+            self._begin(transport, mesh, seed, patience)
         except BaseException:
             self._abandon()
             raise
-        self.steps = 0
-        """Optimizer steps done."""
 
     def _host(self, draft: Draft, gpu: int) -> Mapping[str, str]:
         """Take over what this rank hosts, with values; fingerprints of first ones."""
@@ -142,7 +141,7 @@ class Pipeline:
         self.task, self._split = hosted.task, hosted.split
         return hosted.witness
 
-    def _build(
+    def _begin(
         self, transport: Transport, mesh: DeviceMesh | None, seed: int, patience_ns: int
     ) -> None:
         if room := GpuMemory.of(self._device):
@@ -150,33 +149,22 @@ class Pipeline:
         self._transport = transport
         self.mesh = mesh
         """Replicas x GPUs of the plan, as torch names ranks; None for one rank alone."""
-        self._shard, averages, ahead = Shard(self.plan.microbatches), None, None
         if isinstance(transport, GlooTransport):
             self.mesh = mesh or transport.mesh(self._device.type)
-            self._shard.replica, self._shard.replicas = transport.replica, transport.replicas
-            averages = Replicas(transport) if transport.replicas > 1 else None
-            ahead = RunAhead.of(self._device, transport.gone, patience_ns)
-        boundary = self._split.boundaries[0]
-        uses = Uses.of(self.plan, self._split, transport.rank)
-        feed = TaskFeed(self.task, self._split, uses, self._shard.number, self._device)
-        size, m = self._split.microbatch_size, self.plan.microbatches
-        self._source = BatchFeed(feed, boundary, size, m, self._device)
         self._heard = LossRecord()
-        self._worker: Worker = build(
-            self.plan,
-            self._pattern,
-            self._split,
-            self.task,
-            self._source,
-            self._transport,
-            self._heard,
-            seed=seed,
-            replicas=averages,
-            shard=self._shard,
-            ahead=ahead,
-        )
+        plan, pattern = self.plan, self._pattern
+        job = Job(plan=plan, pattern=pattern, task=self.task, split=self._split, seed=seed)
+        options = SessionOptions(timeout_ns=patience_ns, allow_nonfinite=self._allows, drops=False)
+        self._session = Session(job, transport, self._heard, options)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self._session.steps
 
     def _abandon(self) -> None:
+        if session := getattr(self, "_session", None):
+            session.close_threads()
         if self._own:
             self._own.abandon()
 
@@ -191,8 +179,10 @@ class Pipeline:
     ) -> None:
         if error is None:
             self.close()
-        else:
-            self._abandon()
+            return
+        if isinstance(error, Exception) and not self._torn:
+            self._session.attributed(error)  # the others ask what this rank does
+        self._abandon()
 
     def _check_whole(self) -> None:
         """Refuse to go on where gradients are half added and stages are at different steps."""
@@ -212,8 +202,11 @@ class Pipeline:
         self._torn = True
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            named = self._session.attributed(error) if isinstance(error, Exception) else None
             self._abandon()
+            if named is not None:
+                raise named from error
             raise
         self._torn = False
 
@@ -236,12 +229,12 @@ class Pipeline:
             InputError: if the batch does not divide into the plan's micro-batches.
         """
         if inputs is not None or target is not None:
-            batch = self._source.batch(inputs, target, self.plan.microbatches)
-            self._source.give(self.steps, batch)
+            batch = self._session.source.batch(inputs, target, self.plan.microbatches)
+            self._session.source.give(self.steps, batch)
         try:
             losses = self.run(1)
         finally:
-            self._source.forget()
+            self._session.source.forget()
         return losses[0] if losses else None
 
     def run(self, steps: int) -> list[float]:
@@ -252,11 +245,16 @@ class Pipeline:
 
         Raises:
             InputError: if `steps` is negative, or an earlier run ended in its middle.
+            RankError: if a rank failed, or a number is not finite: on all ranks, which have the
+                same steps behind them.
         """
         whole("run: steps", steps)
+        first = self.steps
         with self._whole():
-            done = self._worker.executor.run(self.steps, steps)
-        first, self.steps = self.steps, self.steps + done
+            self._session.train(steps)
+            if not self._allows:
+                self._session.agree(weights=False)
+        self._check_finite()
         m = self.plan.microbatches
         heard = self._heard.losses
         losses = [
@@ -283,21 +281,15 @@ class Pipeline:
         Raises:
             InputError: if nothing is given, or the batch does not divide into micro-batches.
         """
+        session = self._session
         if counted := numbers_of(numbers):
-            uses = Uses.of(self.plan, self._split, self._transport.rank, trains=False)
-            numbered = counted.__getitem__
-            feed = TaskFeed(self.task, self._split, uses, numbered, self._device)
-            losses = self._evaluated(feed, len(counted))
+            with self._whole():
+                losses = session.evaluate_numbers(counted)
         else:
-            batch = self._source.batch(inputs, target, None)
-            losses = self._evaluated(batch, batch.count)
+            batch = session.source.batch(inputs, target, None)
+            with self._whole():
+                losses = session.evaluate(batch, batch.count)
         return sum(losses.values()) / len(losses) if losses else None
-
-    def _evaluated(self, feed: Feed, count: int) -> dict[int, float]:
-        worker = self._worker
-        ends = worker.stages, worker.endpoints, self._source, self._transport
-        with self._whole(), self._source.replaced(feed):
-            return evaluate(self._pattern, *ends, count, worker.executor.ahead)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the training state, flat, keyed by parameter name; not copied.
@@ -310,10 +302,11 @@ class Pipeline:
             InputError: if a run ended in its middle: then there is no such state.
         """
         self._check_whole()
-        scales, good = self._worker.scales(self.steps)
-        drawn = self._shard.drawn_by(self.steps)
+        session = self._session
+        scales, good = session.worker.scales(self.steps)
+        drawn = session.shard.drawn_by(self.steps)
         progress = {"step": self.steps, "scales": scales, "good_steps": good, "drawn": drawn}
-        return named_state.state_of(self._worker.stages.values()) | progress
+        return named_state.state_of(session.worker.stages.values()) | progress
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`: what `state_dict` gave, parts of all ranks that are needed merged.
@@ -327,17 +320,76 @@ class Pipeline:
         told = SavedProgress.of(state)
         step = told.step
         drawn = step * self.plan.microbatches if told.drawn is None else told.drawn
-        named_state.put(self._worker, step, state, told.scales, told.good_steps)
-        self._shard.go_on(step, drawn)
-        self._source.forget()
-        self.steps = step
+        named_state.put(self._session.worker, step, state, told.scales, told.good_steps)
+        self._session.go_on(step, drawn)
+
+    def save(self, out: str | Path) -> None:
+        """Write a checkpoint into the directory `out`, as `launch` does; every rank calls it.
+
+        It lies in `out/checkpoint/step-N`; `load` goes on from it, as does `launch --resume out`,
+        under any plan of the same task, semantics and micro-batches.
+
+        Raises:
+            InputError: if a run ended in its middle, this step is there already, or a transport of
+                the script's own carries messages.
+            DisagreementError: if the ranks do not see one directory; on all ranks.
+            RankError: if it could not be written, or a weight is not finite; on all ranks.
+        """
+        folder = Path(out)
+        self._check_whole()
+        if not self._allows:
+            with self._whole():
+                self._session.agree(weights=True)
+            self._check_finite()
+        if storage.is_complete(storage.folder(folder, self.steps)):
+            raise InputError(
+                f"pipeline: save {folder}: step {self.steps} is there already and nothing is ever"
+                " overwritten. Choose another directory, or train on."
+            )
+        self._session.save(folder)
+
+    def load(self, out: str | Path) -> None:
+        """Go on from the newest complete checkpoint in the directory `out`; every rank calls it.
+
+        Raises:
+            InputError: if there is none, it does not fit plan, seed or task, or is damaged.
+        """
+        folder = Path(out)
+        path = storage.latest(folder)
+        for note in storage.passed_over(folder, path):
+            _log.warning(note)
+        meta = storage.read_meta(path)
+        self._session.checkpoints.check_fits(path, meta)
+        with self._whole():
+            told = self._session.gather(path.name)
+        if len(set(told)) > 1:
+            raise DisagreementError(
+                f"pipeline: load {folder}: ranks find {', '.join(sorted(set(told)))}, need one"
+                " newest complete checkpoint: a directory that all of them share"
+            )
+        with self._whole():
+            self._session.load(path, meta)
+
+    def _check_finite(self) -> None:
+        """Leave together with the other ranks if anything is not finite: all of them know it."""
+        if self._session.wrong:
+            self._torn = True
+            self._session.close_threads()
+            if self._own:
+                self._own.close()
+                self._own = None
+            raise RankError(
+                f"pipeline: {self._session.wrong}. Go on from a state before it with a smaller"
+                " learning rate, or train on with allow_nonfinite=True."
+            )
 
     def close(self) -> None:
         """Give the modules their parameters back, newest weights inside, and leave the ranks.
 
         Ranks that a failure parted do not wait for each other.
         """
-        for stage in self._worker.stages.values():
+        self._session.close_threads()
+        for stage in self._session.worker.stages.values():
             for slots in stage.slots:
                 slots.release()
         if self._torn:

@@ -91,7 +91,7 @@ def prepare(options: Options, place: TorchrunEnv) -> Setup:
         seed=seed,
         checkpoint=begun.path,
         first_step=meta.step if meta else 0,
-        drawn=_drawn(meta) if meta else 0,
+        drawn=meta.used if meta else 0,
         remarks=begun.remarks,
     )
 
@@ -225,10 +225,6 @@ def _begun(options: Options) -> _Begun:
 
     path = latest(options.resume)
     return _Begun(path, read_meta(path), tuple(passed_over(options.resume, path)))
-
-
-def _drawn(meta: CheckpointMeta) -> int:
-    return meta.step * meta.microbatches if meta.drawn is None else meta.drawn
 
 
 def _check_resume(plan: Plan, options: Options, meta: CheckpointMeta | None) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from pipeplan.errors import DisagreementError, PipeplanError, RankError
-from pipeplan.runtime.supervision.failure_attribution import FailureAttribution, RankActivity
+from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.runtime.supervision.failure_attribution import FailureAttribution, activity_of
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
@@ -39,11 +39,9 @@ def fail(
     for them instead. Before that the rank asks the others who is to blame (`FailureAttribution`).
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends its ranks: let this one speak
-    line, peers = _what(error, place, transport)
-    if isinstance(transport, GlooTransport) and transport.replicas > 1:
-        line = f"replica {transport.replica}: {line}"
-    blamed = attribution.blame(RankActivity(line, peers)) if attribution is not None else ""
-    line = f"error: {line}" + (f"; {blamed}" if blamed else "")
+    activity = activity_of(error, place.rank, transport)
+    blamed = attribution.blame(activity) if attribution is not None else ""
+    line = f"error: {activity.text}" + (f"; {blamed}" if blamed else "")
     if out is not None:
         line += f" ({_details(error, recorder, out / f'rank{place.rank}.error.txt')})"
     print(line, file=sys.stderr, flush=True)
@@ -79,23 +77,6 @@ def _details(error: BaseException, recorder: FlightRecorder | None, file: Path) 
     except OSError as refused:
         return f"traceback and last actions could not be written: {refused}"
     return f"traceback and last actions: {file}"
-
-
-def _what(
-    error: BaseException, place: TorchrunEnv, transport: GlooTransport | LocalTransport | None
-) -> tuple[str, tuple[int, ...]]:
-    """The error with its rank, and the ranks that may be to blame for it.
-
-    Outside the executor nobody says which peer was missed: then it is one that cannot be reached.
-    """
-    if isinstance(error, PipeplanError) and not isinstance(error, RankError):
-        return str(error), ()
-    if isinstance(error, RankError) and error.peers:
-        return str(error), error.peers
-    text = str(error)
-    if not isinstance(error, RankError):
-        text = f"rank {place.rank}: {type(error).__name__}: {error}"
-    return text, tuple(transport.lost_peers()) if transport is not None else ()
 
 
 class StopSignal:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.launch.guard import Guard
 from pipeplan.plan import Plan
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
@@ -63,16 +62,13 @@ class Progress(Observer):
         units_per_microbatch: int,
         metrics: Path | None,
         as_json: bool,
-        guard: Guard,
         silent: bool = False,
         taken: Callable[[], GpuMemoryUse] = lambda: GpuMemoryUse(None, None),
     ) -> None:
         """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr.
 
-        A `silent` one only measures, and shows `guard` the losses: another replica speaks. `taken`
-        tells of this rank's GPU.
+        A `silent` one only measures: another replica speaks. `taken` tells of this rank's GPU.
         """
-        self._guard = guard
         self._taken = taken
         self._silent = silent
         self._plan = plan
@@ -97,8 +93,6 @@ class Progress(Observer):
     def loss(self, microbatch: int, value: float) -> None:
         """See `Observer`."""
         self._losses[microbatch] = value
-        stage = len(self._plan.stages) - 1
-        self._guard.loss(microbatch // self._plan.microbatches, microbatch, stage, value)
 
     def backward(self, microbatch: int, end_ns: int) -> None:
         """See `Observer`."""

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.distributed_c10d import PrefixStore
 
 from pipeplan.errors import DisagreementError
-from pipeplan.launch import ending, export, guard, results, terms
+from pipeplan.launch import ending, export, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import facts_of, remark
-from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress, resident_bytes, trim
-from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime.build import Worker, build
-from pipeplan.runtime.checkpoint import named_state, storage
-from pipeplan.runtime.checkpoint.writer import CheckpointWriter
-from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
-from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.checkpoint import storage
+from pipeplan.runtime.job import Job, SessionOptions
+from pipeplan.runtime.session import Session
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 from pipeplan.runtime.startup.process_group import Training, join
-from pipeplan.runtime.supervision.board import Board, LocalBoard, StoreBoard
-from pipeplan.runtime.supervision.failure_attribution import attribution_between
-from pipeplan.runtime.supervision.run_ahead import RunAhead
-from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 
@@ -41,30 +30,31 @@ _ADAM = (
 
 def run(setup: Setup, place: TorchrunEnv) -> int:
     """Train as `setup` says; returns the exit code, or ends the process if anything fails."""
-    session: Session | None = None
+    begun: Run | None = None
     try:
-        session = Session(setup, place)
-        session.announce()
-        done = session.train()
-        if session.wrong:
-            session.give_up()
+        begun = Run(setup, place)
+        begun.announce()
+        done = begun.train()
+        if begun.session.wrong:
+            begun.give_up()
         else:
-            session.finish(done)
+            begun.finish(done)
     except DisagreementError as error:
         return ending.part(error, place)
     except (Exception, CheckpointException) as error:
-        recorder = session.worker.executor.recorder if session else None
-        transport, attribution = (
-            (session.transport, session.attribution) if session else (None, None)
-        )
-        ending.fail(error, place, recorder, setup.options.out, transport, attribution)
-    if session.wrong:
+        out = setup.options.out
+        if begun is None:
+            ending.fail(error, place, None, out)
+        session = begun.session
+        recorder = session.worker.executor.recorder
+        ending.fail(error, place, recorder, out, begun.transport, session.attribution)
+    if begun.session.wrong:
         return 1
-    return 128 + session.stop.number if session.stop.number else 0
+    return 128 + begun.stop.number if begun.stop.number else 0
 
 
-class Session:
-    """What one rank holds between joining the others and leaving them."""
+class Run:
+    """A session that prints what it does, keeps what it made, and ends on a signal."""
 
     def __init__(self, setup: Setup, place: TorchrunEnv) -> None:
         """Joins the other ranks, takes the hosted layers over and forgets the rest."""
@@ -78,37 +68,36 @@ class Session:
             place, options.timeout_ns, options.replicas, training, terms.of(setup)
         )
         self.leads = isinstance(self.transport, LocalTransport) or self.transport.replica == 0
-        self.writer = CheckpointWriter(
-            self.transport, background=options.save_in_background, keep=options.keep
-        )
-        self.consensus = self._make_consensus(place)
-        self.guard = Guard(
-            self.consensus.ask,
-            ignores=setup.options.allow_nonfinite,
-            skips=setup.task.loss_scale is not None,
-        )
-        self.wrong = ""
-        """Why nothing more is saved, for people."""
-        self.live = LiveBytes() if setup.options.instrument else None
+        if isinstance(self.transport, GlooTransport):
+            self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
         self.progress = self._make_progress()
-        self.worker = self._make_worker()
-        if setup.checkpoint:
-            named_state.load(setup.checkpoint, setup.first_step, self.worker)
-        self.attribution = attribution_between(self.transport, self.worker.executor.doing)
-        GpuMemoryUse.start(setup.device)
-
-    @property
-    def shard(self) -> Shard:
-        """The data of this rank's replica."""
-        setup, transport = self.setup, self.transport
-        return Shard(
-            setup.plan.microbatches,
-            replica=0 if isinstance(transport, LocalTransport) else transport.replica,
-            replicas=setup.options.replicas,
-            first_step=setup.first_step,
-            drawn=setup.drawn,
+        job = Job(
+            plan=setup.plan,
+            pattern=setup.pattern,
+            task=setup.task,
+            split=setup.split,
+            seed=setup.seed,
         )
+        self.session = Session(
+            job,
+            self.transport,
+            self.progress,
+            SessionOptions(
+                timeout_ns=options.timeout_ns,
+                first_step=setup.first_step,
+                drawn=setup.drawn,
+                out=self.out,
+                background=options.save_in_background,
+                keep=options.keep,
+                allow_nonfinite=options.allow_nonfinite,
+                counts_bytes=options.instrument,
+            ),
+            self.stop,
+        )
+        if setup.checkpoint:
+            self.session.load(setup.checkpoint, storage.read_meta(setup.checkpoint))
+        GpuMemoryUse.start(setup.device)
 
     @property
     def _speaks(self) -> bool:
@@ -120,7 +109,7 @@ class Session:
             self.out.mkdir(parents=True, exist_ok=True)
         optimizers = {
             type(optimizer).__name__
-            for stage in self.worker.stages.values()
+            for stage in self.session.worker.stages.values()
             for optimizer in stage.weights.optimizers.each
         }
         names = set().union(*self.transport.gather(optimizers))
@@ -144,50 +133,43 @@ class Session:
 
     def train(self) -> int:
         """All remaining steps, saved at the end and every --save-every; returns the steps done."""
-        options = self.setup.options
-        step, stopped = self.setup.first_step, False
+        options, session, stopped = self.setup.options, self.session, False
         with self.stop.listening():
-            while step < options.steps and not stopped:
-                wanted = min(options.save_every or options.steps, options.steps - step)
+            while session.steps < options.steps and not stopped:
+                wanted = min(options.save_every or options.steps, options.steps - session.steps)
+                end = session.steps + wanted
                 self.progress.resume_clock()
-                with self.live or nullcontext():
-                    done = self.worker.executor.run(step, wanted)
-                reached = self._agreed(step, step + done)
-                step, stopped = reached, reached < step + wanted
-                if self.wrong:
+                session.train(wanted)
+                session.agree(weights=True)
+                stopped = session.steps < end
+                if session.wrong:
                     break
-                self._save(step)
-        return step
+                self._save()
+        return session.steps
 
-    def _agreed(self, first: int, done: int) -> int:
-        """The steps that all ranks have done; says so if what they made shall not be saved.
-
-        A rank without stages has not asked when to stop.
-        """
-        self.guard.weights(max(done - 1, first), self.worker.stages.values())
-        told = self.transport.gather_all((done, self.guard.found))
-        self.wrong = guard.told(found for _, found in told)
-        return min(int(steps) for steps, _ in told)
+    def _save(self) -> None:
+        if self.out and not storage.is_complete(storage.folder(self.out, self.session.steps)):
+            self.session.save(self.out)
 
     def give_up(self) -> None:
         """Leave together without saving, after what is wrong has been said."""
-        self.writer.finish()
+        self.session.checkpoints.finish()
         if self._speaks:
             out = self.out
             kept = out is not None and any(map(storage.is_complete, storage.folders(out)))
             _say(
-                f"error: {self.wrong}. Nothing was saved after it. Try a smaller learning rate, or"
-                " --allow-nonfinite to train on"
+                f"error: {self.session.wrong}. Nothing was saved after it. Try a smaller learning"
+                " rate, or --allow-nonfinite to train on"
                 + (f"; the checkpoint before is kept: --resume {out}" if kept else "")
             )
         self._leave()
 
     def finish(self, step: int) -> None:
         """Write model.pt and run.json, and leave together."""
-        self.writer.finish()
+        self.session.checkpoints.finish()
         result = results.RankResult(
             self.progress.measured(),
-            self.live.peak if self.live else None,
+            self.session.live.peak if self.session.live else None,
             resident_bytes(),
             GpuMemoryUse.since_start(self.setup.device),
         )
@@ -199,7 +181,7 @@ class Session:
             )
             if step < self.setup.options.steps:
                 lost = "; the steps behind it are too long to be finished" * (
-                    self.consensus.lost > 0
+                    self.session.dropped > 0
                 )
                 _say(f"stopped after step {step}{lost}; go on with --resume {self.out}")
             else:
@@ -207,23 +189,8 @@ class Session:
         self._leave()
 
     def _leave(self) -> None:
-        self.consensus.close()
-        if self.attribution:
-            self.attribution.close()
+        self.session.close_threads()
         self.transport.close()
-
-    def _make_consensus(self, place: TorchrunEnv) -> BoardConsensus:
-        board: Board = LocalBoard()
-        if isinstance(self.transport, GlooTransport):
-            board = StoreBoard(PrefixStore("stop", self.transport.store))
-        return BoardConsensus(
-            board,
-            place.rank,
-            place.size,
-            self.stop,
-            first=self.setup.first_step,
-            timeout_s=self.setup.options.timeout_ns / 1e9,
-        )
 
     def _make_progress(self) -> Progress:
         setup = self.setup
@@ -239,57 +206,9 @@ class Session:
             * (setup.task.units_per_microbatch or setup.split.microbatch_size),
             metrics=metrics,
             as_json=setup.options.json,
-            guard=self.guard,
             silent=not self.leads,
             taken=partial(GpuMemoryUse.since_start, setup.device),
         )
-
-    def _make_worker(self) -> Worker:
-        setup = self.setup
-        uses = Uses.of(setup.plan, setup.split, self.transport.rank)
-        feed = TaskFeed(setup.task, setup.split, uses, self.shard.number, setup.device)
-        replicas, ahead = None, None
-        if isinstance(self.transport, GlooTransport):
-            ahead = RunAhead.of(setup.device, self.transport.gone, setup.options.timeout_ns)
-            self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
-            if setup.options.replicas > 1:
-                replicas = Replicas(self.transport)
-        worker = build(
-            setup.plan,
-            setup.pattern,
-            setup.split,
-            setup.task,
-            CountedFeed(feed, self.live) if self.live else feed,
-            CountedTransport(self.transport, self.live) if self.live else self.transport,
-            self.progress,
-            seed=setup.seed,
-            consensus=self.consensus,
-            nonfinite=self.guard.nonfinite,
-            replicas=replicas,
-            shard=self.shard,
-            ahead=ahead,
-        )
-        if self.live:
-            self.live.count(states(worker))
-        return worker
-
-    def _save(self, step: int) -> None:
-        if self.out is None or storage.is_complete(storage.folder(self.out, step)):
-            return
-        setup = self.setup
-        scales, good_steps = self.worker.scales(step)
-        meta = storage.CheckpointMeta(
-            step=step,
-            seed=setup.seed,
-            semantics=setup.plan.semantics,
-            microbatches=setup.plan.microbatches,
-            task_digest=setup.task_digest,
-            plan_digest=setup.plan.digest(),
-            scales=scales,
-            good_steps=good_steps,
-            drawn=self.shard.drawn_by(step),
-        )
-        self.writer.save(storage.folder(self.out, step), meta, self.worker.stages.values())
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -84,6 +85,26 @@ def trained(
     return exact, (replica, gpu)
 
 
+def goes_on(out: str, **words: Any) -> bool:
+    """One step, a checkpoint, all anew from it: whether the weights equal those of one process."""
+    make = launch_task.task
+    plan = plan_of(make, "2bw")
+    with Pipeline(make(0), plan, seed=0, **words) as pipeline:
+        pipeline.run(1)
+        pipeline.save(out)
+    with Pipeline(make(1), plan, seed=0, **words) as pipeline:
+        pipeline.load(out)
+        pipeline.run(STEPS - 1)
+        assert pipeline.mesh is not None
+        state = {k: v for k, v in pipeline.state_dict().items() if k.startswith("model.")}
+        told: list[Any] = [None] * dist.get_world_size()
+        first = pipeline.mesh.get_local_rank("dp") == 0  # each has running statistics of its own
+        dist.all_gather_object(told, state if first else {})
+    found = {name: value for part in told for name, value in part.items()}
+    expected = launch_task.trained("2bw", STEPS, replicas=[REPLICAS] * STEPS).weights
+    return all(torch.equal(found[f"model.{name}"], value) for name, value in expected.items())
+
+
 def refused(words: dict[str, Any]) -> str:
     """The message with which `Pipeline` refuses."""
     try:
@@ -96,7 +117,7 @@ def refused(words: dict[str, Any]) -> str:
 def ends_badly(crossed: DeviceMesh) -> None:
     """A pipeline that cannot be made, and one whose block fails."""
     plan = launch_task.plan(GPUS, "flush")
-    with mock.patch.object(made, "build", side_effect=InputError("no stage fits")):
+    with mock.patch.object(made, "Session", side_effect=InputError("no stage fits")):
         assert refused({"mesh": crossed}) == "no stage fits"
     with suppress(KeyError), Pipeline(launch_task.task(0), plan, mesh=crossed):
         raise KeyError
@@ -107,7 +128,7 @@ def pushers() -> int:
     return sum(thread.name == "send-thread" for thread in threading.enumerate())
 
 
-def work(rank: int, port: int) -> None:
+def work(rank: int, port: int, out: str) -> None:
     """All cases of one rank."""
     torch.set_num_threads(1)
     size = GPUS * REPLICAS
@@ -122,6 +143,7 @@ def work(rank: int, port: int) -> None:
     exact, place = trained(launch_task.task, "2bw", replicas=REPLICAS)
     assert place == divmod(rank, GPUS)
     lines.append(f"replicas: {'exact' if exact else 'differs'}")
+    lines.append(f"resumed: {'exact' if goes_on(f'{out}/own', replicas=REPLICAS) else 'differs'}")
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
     exact, _ = trained(launch_task.narrow, "2bw", replicas=REPLICAS)
     lines.append(f"in 16 bits: {'exact' if exact else 'differs'}")
@@ -133,6 +155,8 @@ def work(rank: int, port: int) -> None:
     exact, place = trained(launch_task.task, "flush", mesh=crossed)
     assert place == (rank % 2, rank // 2)
     lines.append(f"mesh: {'exact' if exact else 'differs'}")
+    exact = goes_on(f"{out}/mesh", mesh=crossed)
+    lines.append(f"resumed on a mesh: {'exact' if exact else 'differs'}")
     lines.append(refused({"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))}))
     lines.append(refused({"mesh": mesh([[0, 1, 2, 3]])}))
     lines.append(refused({"mesh": crossed, "replicas": 3}))
@@ -152,13 +176,15 @@ def main() -> None:
     context = multiprocessing.get_context("fork")
     patience = timedelta(seconds=60)
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-    ranks = [
-        context.Process(target=work, args=(rank, store.port)) for rank in range(GPUS * REPLICAS)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    with TemporaryDirectory() as out:
+        ranks = [
+            context.Process(target=work, args=(rank, store.port, out))
+            for rank in range(GPUS * REPLICAS)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
     sys.exit(any(rank.exitcode for rank in ranks))
 
 

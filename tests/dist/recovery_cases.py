@@ -76,6 +76,8 @@ def recovers(semantics: Semantics) -> str:
         said = str(error)
     took = time.monotonic() - begin
     assert ("a loss of mine" if pipeline.has_loss else "lost its peer") in said, said
+    if not pipeline.has_loss:
+        assert "to blame: peer rank 1, which says: rank 1: action" in said, said
     assert took < SOON_S, took
     pipeline.close()
     with Pipeline(made(fails=False), plan) as pipeline:

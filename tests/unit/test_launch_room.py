@@ -13,7 +13,6 @@ import torch
 from pipeplan import Pipeline, pipeline
 from pipeplan.errors import InputError
 from pipeplan.launch.elsewhere import facts_of, remark
-from pipeplan.launch.guard import Guard
 from pipeplan.launch.progress import Progress
 from pipeplan.plan import Plan
 from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
@@ -69,7 +68,7 @@ def test_a_pipeline_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda(monkeypatch, free=600, total=1000, held=300)
     monkeypatch.setattr(pipeline, "device_of", lambda _: CUDA)
     monkeypatch.setattr(pipeline, "check_current", lambda _: None)
-    monkeypatch.setattr(pipeline, "build", pytest.fail)
+    monkeypatch.setattr(pipeline, "Session", pytest.fail)
     left: list[int] = []
     transport = SimpleNamespace(rank=0, size=1, abandon=lambda: left.append(1))
     monkeypatch.setattr(pipeline, "for_pipeline", lambda *_: transport)
@@ -91,7 +90,6 @@ def test_steps_tell_what_is_taken(tmp_path: Path) -> None:
             units_per_microbatch=1,
             metrics=file,
             as_json=True,
-            guard=Guard(lambda: None, ignores=False, skips=False),
             silent=True,
             taken=lambda taken=taken: taken,  # type: ignore[misc]
         )

@@ -55,6 +55,11 @@ class CheckpointMeta(Document):
     drawn: Count | None = None
     """Micro-batches of the data used so far; None: m for each step."""
 
+    @property
+    def used(self) -> int:
+        """Micro-batches of the data used so far."""
+        return self.step * self.microbatches if self.drawn is None else self.drawn
+
 
 def folder(out: Path, step: int) -> Path:
     """Where the checkpoint after `step` steps lies in the output directory `out`."""

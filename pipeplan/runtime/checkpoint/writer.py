@@ -49,8 +49,8 @@ class CheckpointWriter:
         self._background = background
         self._group: ProcessGroup | None = None
         self._writes = True
-        if isinstance(transport, GlooTransport) and (background or transport.replicas > 1):
-            self._group = transport.another_group()
+        if isinstance(transport, GlooTransport):
+            self._group = transport.checkpoint_group(background=background)
             self._writes = transport.replica == 0
         self._thread: threading.Thread | None = None
         self._failure: RankError | None = None

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import FrameType
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
+from pipeplan.errors import PipeplanError, RankError
 from pipeplan.runtime.transport.base import wait_all
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 
@@ -60,13 +61,15 @@ class FailureAttribution:
     def close(self) -> None:
         """Stop looking."""
         self._over.set()
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # which may collect garbage
+            self._thread.join()
 
     def blame(self, report: RankActivity) -> str:
         """Tell all ranks that this one fails with `report`; who is to blame, in words.
 
         Empty if this rank's report says all there is to say.
         """
+        patience: timedelta = self._store.timeout  # type: ignore[attr-defined]  # of others, too
         try:
             self._store.set_timeout(_ASK)
             self._write(report)
@@ -83,6 +86,8 @@ class FailureAttribution:
                 self._store.set(_VERDICT, said)
         except RuntimeError:
             return ""
+        finally:
+            self._store.set_timeout(patience)
         return said
 
     def _follow(self, peers: Iterable[int]) -> dict[int, str]:
@@ -125,15 +130,23 @@ class FailureAttribution:
                     return
 
 
-def attribution_between(
-    transport: GlooTransport | LocalTransport, tell: Callable[[bool], RankActivity]
-) -> FailureAttribution | None:
-    """A failure attribution over the ranks of `transport`; none where there is only one."""
-    if isinstance(transport, LocalTransport):
-        return None
-    return FailureAttribution(
-        PrefixStore(f"watch{transport.replica}", transport.store), transport.rank, tell
-    )
+def activity_of(
+    error: BaseException, rank: int, transport: GlooTransport | LocalTransport | None
+) -> RankActivity:
+    """The error of `rank`, and the ranks that may be to blame for it.
+
+    Outside the executor nobody says which peer was missed: then it is one that cannot be reached.
+    """
+    where, text, peers = "", str(error), list[int]()
+    if isinstance(transport, GlooTransport) and transport.replicas > 1:
+        where = f"replica {transport.replica}: "
+    if not isinstance(error, PipeplanError):
+        text = f"rank {rank}: {type(error).__name__}: {error}"
+    if isinstance(error, RankError) and error.peers:
+        peers = list(error.peers)
+    elif isinstance(error, RankError) or not isinstance(error, PipeplanError):
+        peers = transport.lost_peers() if transport is not None else []
+    return RankActivity(where + text, tuple(peers))
 
 
 def _waits(frame: FrameType | None) -> bool:

@@ -40,6 +40,22 @@ class StopRequest(Protocol):
         """Let `wanted` return at once."""
 
 
+class NoRequest:
+    """A rank that never wants to stop by itself."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def wanted(self, seconds: float) -> bool:
+        """See `StopRequest`."""
+        self._woken.wait(seconds)
+        return False
+
+    def wake(self) -> None:
+        """See `StopRequest`."""
+        self._woken.set()
+
+
 class StopConsensus(Protocol):
     """Asked before each step and each update."""
 
@@ -151,6 +167,11 @@ class BoardConsensus:
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
+    def go_on(self, step: int) -> None:
+        """Say that this rank goes on from `step`, with an empty pipeline; all ranks do."""
+        with self._changed:
+            self._begun = self._sure = self._updated = step
+
     def ask(self) -> None:
         """Let all ranks stop."""
         with self._changed:
@@ -230,7 +251,8 @@ class BoardConsensus:
         """Stop looking."""
         self._over.set()
         self._wish.wake()
-        self._thread.join()
+        if self._thread is not threading.current_thread():  # which may collect garbage
+            self._thread.join()
 
     def _await_answer(self) -> None:
         self._changed.wait_for(self._settled, self._timeout_s)

@@ -9,6 +9,7 @@ ranks of one machine travel over `local_socket`; gloo moves the others once the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -53,9 +54,15 @@ class GlooTransport:
         self.replica, self.rank = ranks.place
         self._row = ranks.rows[self.replica]
         self.replicas, self.size = len(ranks.rows), len(self._row)
+        self.number = self.replica * self.size + self.rank
+        """This rank among those of all replicas, 0-based."""
+        self.ranks = self.replicas * self.size
+        """How many these are."""
         self.store = ranks.store
         """Where the ranks found each other."""
         self._probes: list[object] = []
+        self._groups: list[ProcessGroup] = []
+        """Made beside that of the ranks, and left before it."""
         self._abandoned = False
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
@@ -120,9 +127,23 @@ class GlooTransport:
         """See `RankGrid.mesh`."""
         return self._ranks.mesh(device)
 
-    def another_group(self) -> ProcessGroup:
-        """The first replica's ranks with connections of their own; everyone calls it."""
-        group: ProcessGroup = dist.new_group(list(range(self.size)), backend="gloo")
+    def checkpoint_group(self, *, background: bool) -> ProcessGroup:
+        """What the ranks of the first replica agree over while they save; all ranks call it.
+
+        Args:
+            background: whether they do so beside the training: then it needs connections of its
+                own, as messages of two threads in one group would not come in one order.
+        """
+        if not background and self.replicas == 1:
+            return self._group
+        everybody = self.size * self.replicas
+        ranks = sorted(dist.get_global_rank(self._group, rank) for rank in self._ranks.rows[0])
+        local = everybody < dist.get_world_size()
+        group: ProcessGroup = dist.new_group(
+            ranks, backend="gloo", use_local_synchronization=local
+        )
+        if self.replica == 0:
+            self._groups.append(group)
         return group
 
     def lost_peers(self) -> list[int]:
@@ -151,13 +172,21 @@ class GlooTransport:
 
     def close(self) -> None:
         """See `RankGrid.leave`."""
+        self._leave_groups()
         self._ranks.leave()
 
     def abandon(self) -> None:
         """See `RankGrid.abandon`: this rank has failed. Once is enough."""
         if not self._abandoned:
             self._abandoned = True
+            self._leave_groups()
             self._ranks.abandon()
+
+    def _leave_groups(self) -> None:
+        for group in self._groups:
+            with suppress(AssertionError, ValueError):  # destroyed before, with the default one
+                dist.destroy_process_group(group)
+        self._groups.clear()
 
 
 class LocalTransport:

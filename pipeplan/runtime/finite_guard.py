@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pipeplan.runtime.stages.stage import Stage
 
 
-class Guard:
+class FiniteGuard:
     """Remembers what was not finite first, and lets all ranks stop."""
 
     def __init__(self, stop: Callable[[], None], *, ignores: bool, skips: bool) -> None:
@@ -56,7 +56,7 @@ def _finite(end: object) -> bool:
     return math.isfinite(float(end))  # type: ignore[arg-type]
 
 
-def told(found: Iterable[tuple[int, str] | None]) -> str:
+def first_of(found: Iterable[tuple[int, str] | None]) -> str:
     """What is wrong first, of what each rank found; empty if nothing is."""
     wrong = sorted(each for each in found if each)
     return f"step {wrong[0][0] + 1}: {wrong[0][1]} is not finite" if wrong else ""
