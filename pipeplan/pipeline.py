@@ -30,11 +30,11 @@ from pipeplan.runtime.arguments import SavedProgress, check_ranks, numbers_of, w
 from pipeplan.runtime.checkpoint import named_state, storage
 from pipeplan.runtime.data.batches import Inputs
 from pipeplan.runtime.interfaces import LossRecord
-from pipeplan.runtime.job import Job, SessionOptions
+from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.session import Session
 from pipeplan.runtime.startup.facts import trained
 from pipeplan.runtime.startup.gpu_memory import GpuMemory
-from pipeplan.runtime.startup.process_group import Terms, Training, for_pipeline, gpu_of
+from pipeplan.runtime.startup.process_group import JoinTerms, Training, for_pipeline, gpu_of
 from pipeplan.runtime.transport.backend import Wanted, check_current, device_of
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
@@ -121,7 +121,7 @@ class Pipeline:
                 data = ""  # for shapes alone: ranks may have different ones
             alike = partial(trained, seed=seed, data=data, flags={"backend": backend})
             mine = self.plan, self._split, self.task
-            terms = Terms(partial(alike, *mine, witness=witness))
+            terms = JoinTerms(partial(alike, *mine, witness=witness))
             training = Training(self.plan, self._split, backend)
             self._own = transport = for_pipeline(training, replicas, mesh, patience, terms)
         self._torn = False
@@ -153,7 +153,7 @@ class Pipeline:
             self.mesh = mesh or transport.mesh(self._device.type)
         self._heard = LossRecord()
         plan, pattern = self.plan, self._pattern
-        job = Job(plan=plan, pattern=pattern, task=self.task, split=self._split, seed=seed)
+        job = TrainingJob(plan=plan, pattern=pattern, task=self.task, split=self._split, seed=seed)
         options = SessionOptions(timeout_ns=patience_ns, allow_nonfinite=self._allows, drops=False)
         self._session = Session(job, transport, self._heard, options)
 

@@ -12,7 +12,7 @@ from pipeplan import interrupts
 
 if TYPE_CHECKING:
     from pipeplan.errors import PipeplanError
-    from pipeplan.launch.options import Options
+    from pipeplan.launch.options import LaunchOptions
     from pipeplan.plan import Plan
     from pipeplan.program import Pattern
     from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
@@ -48,7 +48,7 @@ def _checked(argv: Sequence[str] | None) -> int:
         return _refuse(error, place)
 
 
-def _run(options: Options, place: TorchrunEnv) -> int:
+def _run(options: LaunchOptions, place: TorchrunEnv) -> int:
     from pipeplan.launch import checks
 
     if options.clock != "real":
@@ -64,7 +64,7 @@ def _run(options: Options, place: TorchrunEnv) -> int:
     return train.run(setup, place)
 
 
-def _dry_run(options: Options, place: TorchrunEnv, plan: Plan, pattern: Pattern) -> int:
+def _dry_run(options: LaunchOptions, place: TorchrunEnv, plan: Plan, pattern: Pattern) -> int:
     from pipeplan.launch import dry_run
 
     return dry_run.run(options, place, plan, pattern)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeplan import lowering, taskref, verifier
 from pipeplan.errors import InputError
-from pipeplan.launch.options import Options
+from pipeplan.launch.options import LaunchOptions
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.startup.host_memory import check_host_room
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Setup:
     """A run that can begin."""
 
-    options: Options
+    options: LaunchOptions
     plan: Plan
     pattern: Pattern
     task: Task
@@ -51,7 +51,7 @@ class Setup:
     """What to say about the checkpoint."""
 
 
-def prepare(options: Options, place: TorchrunEnv) -> Setup:
+def prepare(options: LaunchOptions, place: TorchrunEnv) -> Setup:
     """Read, verify, lower, load and compare everything the run needs.
 
     Raises:
@@ -96,7 +96,7 @@ def prepare(options: Options, place: TorchrunEnv) -> Setup:
     )
 
 
-def foreign_task(options: Options) -> str | None:
+def foreign_task(options: LaunchOptions) -> str | None:
     """The task that a dry run leaves alone: one that only the plan names, and is not ours."""
     plan = Plan.read(options.plan)
     named = plan.chain.task
@@ -105,7 +105,7 @@ def foreign_task(options: Options) -> str | None:
     return named
 
 
-def check_without_task(options: Options, place: TorchrunEnv) -> Plan:
+def check_without_task(options: LaunchOptions, place: TorchrunEnv) -> Plan:
     """The plan, checked as `prepare` does but for all that needs the task.
 
     Raises:
@@ -118,7 +118,7 @@ def check_without_task(options: Options, place: TorchrunEnv) -> Plan:
     return plan
 
 
-def planned(options: Options, place: TorchrunEnv) -> tuple[Plan, Pattern]:
+def planned(options: LaunchOptions, place: TorchrunEnv) -> tuple[Plan, Pattern]:
     """The plan and its program, for these ranks: all that a dry run needs.
 
     Raises:
@@ -169,7 +169,7 @@ def _passed(unloaded: str | None) -> str:
     )
 
 
-def _check_size(plan: Plan, options: Options, place: TorchrunEnv) -> None:
+def _check_size(plan: Plan, options: LaunchOptions, place: TorchrunEnv) -> None:
     gpus, replicas = len(plan.cluster.gpus), options.replicas
     need = gpus * replicas
     if place.size == need or (options.dry_run and not place.launched):
@@ -182,7 +182,7 @@ def _check_size(plan: Plan, options: Options, place: TorchrunEnv) -> None:
     )
 
 
-def _after_restart(options: Options, place: TorchrunEnv) -> Options:
+def _after_restart(options: LaunchOptions, place: TorchrunEnv) -> LaunchOptions:
     """A rank that torchrun restarted goes on from what an attempt before it saved, if any."""
     if not place.attempt or options.out is None:
         return options
@@ -192,7 +192,7 @@ def _after_restart(options: Options, place: TorchrunEnv) -> Options:
     return replace(options, resume=options.out) if saved else options
 
 
-def _check_out(options: Options, place: TorchrunEnv) -> None:
+def _check_out(options: LaunchOptions, place: TorchrunEnv) -> None:
     out = options.out
     if out is None or place.attempt:
         return
@@ -218,7 +218,7 @@ class _Begun:
     remarks: tuple[str, ...] = ()
 
 
-def _begun(options: Options) -> _Begun:
+def _begun(options: LaunchOptions) -> _Begun:
     if options.resume is None:
         return _Begun()
     from pipeplan.runtime.checkpoint.storage import latest, passed_over, read_meta
@@ -227,7 +227,7 @@ def _begun(options: Options) -> _Begun:
     return _Begun(path, read_meta(path), tuple(passed_over(options.resume, path)))
 
 
-def _check_resume(plan: Plan, options: Options, meta: CheckpointMeta | None) -> None:
+def _check_resume(plan: Plan, options: LaunchOptions, meta: CheckpointMeta | None) -> None:
     if meta is None:
         return
     planned = f"--semantics {meta.semantics} --microbatches {meta.microbatches}"
@@ -247,13 +247,15 @@ def _check_resume(plan: Plan, options: Options, meta: CheckpointMeta | None) -> 
         )
 
 
-def _check_same_task(options: Options, meta: CheckpointMeta | None, task_digest: str) -> None:
+def _check_same_task(
+    options: LaunchOptions, meta: CheckpointMeta | None, task_digest: str
+) -> None:
     if meta is not None:
         step = "Resume with the same task."
         _check_same(options, "task digest", meta.task_digest, task_digest, step)
 
 
-def _check_counted(options: Options, split: SplitModel) -> None:
+def _check_counted(options: LaunchOptions, split: SplitModel) -> None:
     """Refuse to count bytes that cannot be seen."""
     if options.instrument and split.compile:
         raise InputError(
@@ -263,7 +265,9 @@ def _check_counted(options: Options, split: SplitModel) -> None:
         )
 
 
-def _check_same(options: Options, name: str, stored: object, wanted: object, step: str) -> None:
+def _check_same(
+    options: LaunchOptions, name: str, stored: object, wanted: object, step: str
+) -> None:
     if stored != wanted:
         raise InputError(
             f"--resume {options.resume}: its {name} is {stored}, this run's is {wanted}. {step}"

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from pipeplan.launch import ending, results
-from pipeplan.launch.options import Options
+from pipeplan.launch.options import LaunchOptions
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
-from pipeplan.runtime.dry_run.clock import Clock
+from pipeplan.runtime.dry_run.clock import RankClock
 from pipeplan.runtime.dry_run.run import DryRun, Kind, PlannedTimes, dry_run, make_clock
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.startup.process_group import join
@@ -24,7 +24,7 @@ from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.units import format_ns
 
 
-def run(options: Options, place: TorchrunEnv, plan: Plan, pattern: Pattern) -> int:
+def run(options: LaunchOptions, place: TorchrunEnv, plan: Plan, pattern: Pattern) -> int:
     """Run `plan` dry; returns the exit code, or ends the process if anything fails."""
     torch.set_num_threads(1)
     made: DryRun | None = None
@@ -64,7 +64,7 @@ class Heard:
 class Listener(Observer):
     """The executor's observer in a dry run."""
 
-    def __init__(self, plan: Plan, clock: Clock) -> None:
+    def __init__(self, plan: Plan, clock: RankClock) -> None:
         self.begin = 0
         """When the rank began."""
         self._last = len(plan.stages) - 1
@@ -91,7 +91,7 @@ class Listener(Observer):
         return Heard(self._meter.result(), min(steps, default=first), elapsed)
 
 
-def _finish(options: Options, plan: Plan, transport: Transport, listener: Listener) -> None:
+def _finish(options: LaunchOptions, plan: Plan, transport: Transport, listener: Listener) -> None:
     """Rank 0 says what all heard."""
     ranks = transport.gather(listener.heard())
     if transport.rank:
@@ -106,7 +106,7 @@ def _finish(options: Options, plan: Plan, transport: Transport, listener: Listen
         print(_text(options, content), file=sys.stderr, flush=True)
 
 
-def _content(options: Options, plan: Plan, ranks: list[Heard]) -> dict[str, Any]:
+def _content(options: LaunchOptions, plan: Plan, ranks: list[Heard]) -> dict[str, Any]:
     """run.json of a dry run: no task, no losses, no bytes."""
     teller = next(rank for rank in ranks if rank.periods)
     periods = teller.periods
@@ -141,7 +141,7 @@ def _content(options: Options, plan: Plan, ranks: list[Heard]) -> dict[str, Any]
     }
 
 
-def _text(options: Options, content: dict[str, Any]) -> str:
+def _text(options: LaunchOptions, content: dict[str, Any]) -> str:
     predicted, measured = content["predicted"], content["measured"]
     period, step = measured["period_ns"], measured["step_ns"]
     return (

@@ -12,7 +12,7 @@ import torch
 from pipeplan.errors import InputError
 from pipeplan.filling import fill
 from pipeplan.hosting import Draft
-from pipeplan.launch.options import Options
+from pipeplan.launch.options import LaunchOptions
 from pipeplan.plan import Plan
 from pipeplan.repeat import check_data, seed_all
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
@@ -32,7 +32,7 @@ class Loaded:
 
 
 def loaded(
-    plan: Plan, options: Options, place: TorchrunEnv, seed: int, *, resumes: bool
+    plan: Plan, options: LaunchOptions, place: TorchrunEnv, seed: int, *, resumes: bool
 ) -> Loaded:
     """The task and its layers, with memory for those of this rank.
 
@@ -70,7 +70,7 @@ def loaded(
     return Loaded(hosted.task, hosted.split, data, hosted.witness)
 
 
-def _maker(plan: Plan, options: Options, seed: int) -> Callable[[], Task]:
+def _maker(plan: Plan, options: LaunchOptions, seed: int) -> Callable[[], Task]:
     """What makes the task that the user names, or the plan, which may name fewer."""
     if options.task is not None:
         return maker(options.task, seed)

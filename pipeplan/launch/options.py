@@ -25,7 +25,7 @@ examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """What the user asked for."""
 
     plan: Path
@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def parse(argv: Sequence[str] | None) -> Options:
+def parse(argv: Sequence[str] | None) -> LaunchOptions:
     """The options in `argv`.
 
     Raises:
@@ -130,7 +130,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     given = parser().parse_args(words)
     _check_clock(given)
     _check_kept(given)
-    return Options(
+    return LaunchOptions(
         plan=given.plan,
         task=given.task,
         steps=given.steps,

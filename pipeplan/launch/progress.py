@@ -41,7 +41,7 @@ class StepMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunFigures:
     """What one rank knows of the whole run when it ends; only the loss rank knows times."""
 
     periods: Periods | None
@@ -104,10 +104,10 @@ class Progress(Observer):
         if stage == len(self._plan.stages) - 1:
             self._report(self._measure(step))
 
-    def measured(self) -> Measured:
+    def measured(self) -> RunFigures:
         """The figures of the whole run."""
         periods = self._meter.result() if self._first is not None else None
-        return Measured(periods, self._best, self._first, self._latest)
+        return RunFigures(periods, self._best, self._first, self._latest)
 
     def _measure(self, step: int) -> StepMetrics:
         now = now_ns()

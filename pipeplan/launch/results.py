@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.progress import Measured, known, replace
+from pipeplan.launch.progress import RunFigures, known, replace
 from pipeplan.report.remat import shares
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 
@@ -22,7 +22,7 @@ FORMAT = "pipeplan-run/1"
 class RankResult:
     """What each rank adds at the end."""
 
-    measured: Measured
+    measured: RunFigures
     peak_bytes: int | None
     """Most live bytes at once; only with --instrument."""
     resident_bytes: int

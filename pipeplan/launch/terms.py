@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pipeplan.launch.checks import Setup
 from pipeplan.runtime.startup.facts import trained
-from pipeplan.runtime.startup.process_group import Terms
+from pipeplan.runtime.startup.process_group import JoinTerms
 
 
-def of(setup: Setup) -> Terms:
+def of(setup: Setup) -> JoinTerms:
     """Those of a run that can begin on this rank."""
     options = setup.options
     flags = {
@@ -21,7 +21,7 @@ def of(setup: Setup) -> Terms:
         "results kept (--out)": options.out is not None,
     }
     alike = setup.plan, setup.split, setup.task
-    return Terms(
+    return JoinTerms(
         lambda: trained(
             *alike, seed=setup.seed, data=setup.data, flags=flags, witness=setup.witness
         ),

@@ -14,7 +14,7 @@ from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import facts_of, remark
 from pipeplan.launch.progress import Progress, resident_bytes, trim
 from pipeplan.runtime.checkpoint import storage
-from pipeplan.runtime.job import Job, SessionOptions
+from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.session import Session
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 from pipeplan.runtime.startup.process_group import Training, join
@@ -30,9 +30,9 @@ _ADAM = (
 
 def run(setup: Setup, place: TorchrunEnv) -> int:
     """Train as `setup` says; returns the exit code, or ends the process if anything fails."""
-    begun: Run | None = None
+    begun: LaunchedRun | None = None
     try:
-        begun = Run(setup, place)
+        begun = LaunchedRun(setup, place)
         begun.announce()
         done = begun.train()
         if begun.session.wrong:
@@ -53,7 +53,7 @@ def run(setup: Setup, place: TorchrunEnv) -> int:
     return 128 + begun.stop.number if begun.stop.number else 0
 
 
-class Run:
+class LaunchedRun:
     """A session that prints what it does, keeps what it made, and ends on a signal."""
 
     def __init__(self, setup: Setup, place: TorchrunEnv) -> None:
@@ -72,7 +72,7 @@ class Run:
             self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
         self.progress = self._make_progress()
-        job = Job(
+        job = TrainingJob(
             plan=setup.plan,
             pattern=setup.pattern,
             task=setup.task,

@@ -11,7 +11,7 @@ from pipeplan.task import SplitModel, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What is trained: alike on all ranks, but for the layers that only their rank has."""
 
     plan: Plan

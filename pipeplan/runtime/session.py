@@ -28,7 +28,7 @@ from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.finite_guard import FiniteGuard, first_of
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.interfaces import Observer
-from pipeplan.runtime.job import Job, SessionOptions
+from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.supervision.board import LocalBoard, StoreBoard
 from pipeplan.runtime.supervision.failure_attribution import (
@@ -36,7 +36,8 @@ from pipeplan.runtime.supervision.failure_attribution import (
     activity_of,
 )
 from pipeplan.runtime.supervision.run_ahead import RunAhead
-from pipeplan.runtime.supervision.stop_consensus import BoardConsensus, NoRequest, StopRequest
+from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
+from pipeplan.runtime.supervision.stop_request import NoRequest, StopRequest
 from pipeplan.runtime.transport.backend import device_of
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
@@ -47,7 +48,7 @@ class Session:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         transport: Transport,
         observer: Observer,
         options: SessionOptions,

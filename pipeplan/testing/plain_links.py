@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
-from pipeplan.runtime.dry_run.clock import Clock
+from pipeplan.runtime.dry_run.clock import RankClock
 from pipeplan.runtime.dry_run.run import PlannedTimes, emulated_host_links, executor_of
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import Observer
@@ -13,7 +13,7 @@ from pipeplan.runtime.transport.base import Transport
 
 
 def on_plain_links(
-    plan: Plan, pattern: Pattern, transport: Transport, clock: Clock, times: PlannedTimes
+    plan: Plan, pattern: Pattern, transport: Transport, clock: RankClock, times: PlannedTimes
 ) -> Executor:
     """The executor of one rank whose ops pass time and whose messages are just messages."""
     ways = emulated_host_links(plan, clock, times)

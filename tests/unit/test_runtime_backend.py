@@ -14,7 +14,14 @@ from pipeplan.errors import InputError
 from pipeplan.runtime.startup import process_group
 from pipeplan.runtime.startup.process_group import Training, make_transport
 from pipeplan.runtime.transport import backend
-from pipeplan.runtime.transport.backend import Choice, Machine, Means, Wanted, agreed, take_gpu
+from pipeplan.runtime.transport.backend import (
+    BackendChoice,
+    Machine,
+    Means,
+    Wanted,
+    agreed,
+    take_gpu,
+)
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from tests import launch_task, pipelines
 
@@ -51,13 +58,13 @@ def test_one_visible_gpu_per_rank(wanted: Wanted, one_visible: Any) -> None:
         take_gpu(place, machine)
         told.append(Means.of(wanted, pipelines.toy()[0]))
     assert one_visible.set == [0] * 4
-    assert agreed(told) == Choice("nccl", "4 ranks on GPUs of their own")
+    assert agreed(told) == BackendChoice("nccl", "4 ranks on GPUs of their own")
 
 
 def test_one_gpu_under_two_numbers(one_visible: Any) -> None:
     """Two ranks that see the same GPU, each as its number 0: auto shares it, nccl is refused."""
     told = [Means.of("auto", pipelines.toy()[0]) for _ in range(2)]
-    assert agreed(told) == Choice("gloo", "ranks 0 and 1 on one GPU (GPU-a)")
+    assert agreed(told) == BackendChoice("gloo", "ranks 0 and 1 on one GPU (GPU-a)")
     with pytest.raises(InputError, match=r"nccl and ranks 1 and 3 on one GPU \(b\), need NCCL"):
         agreed(means("abcb", "nccl"))
 
@@ -92,7 +99,7 @@ def test_one_rank_that_cannot_decides_for_all(worse: dict[str, Any], why: str) -
     """A machine without NCCL or with too few GPUs: all ranks take gloo, and say why."""
     told = means("abcd")
     told[2] = replace(told[2], **worse)
-    assert agreed(told) == Choice("gloo", why)
+    assert agreed(told) == BackendChoice("gloo", why)
     with pytest.raises(InputError) as caught:
         agreed([replace(each, wanted="nccl") for each in told])
     assert why in str(caught.value)
@@ -152,7 +159,7 @@ def test_all_ranks_decide_from_what_all_have(monkeypatch: pytest.MonkeyPatch) ->
         lambda *words: SimpleNamespace(words=words, communicators=3),
     )
     ranks: Any = _Ranks()
-    assert make_transport(ranks, training("auto")) == Choice(
+    assert make_transport(ranks, training("auto")) == BackendChoice(
         "gloo", "ranks 0 and 3 on one GPU (a)"
     )
     with pytest.raises(InputError, match="ranks 0 and 3 on one GPU"):

@@ -11,7 +11,7 @@ from pipeplan.errors import InputError
 from pipeplan.runtime.build import Worker
 from pipeplan.runtime.checkpoint import named_state, storage
 from pipeplan.runtime.checkpoint.writer import CheckpointWriter
-from pipeplan.runtime.job import Job, SessionOptions
+from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.startup.shared_directory import check_shared
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
@@ -22,7 +22,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         transport: Transport,
         worker: Worker,
         store: Store | None,

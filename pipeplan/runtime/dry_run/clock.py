@@ -16,7 +16,7 @@ from typing import Protocol
 _PR_SET_TIMERSLACK = 29
 
 
-class Clock(Protocol):
+class RankClock(Protocol):
     """The time of one rank, in ns."""
 
     def now(self) -> int:
@@ -35,11 +35,11 @@ class SleepClock:
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
     def now(self) -> int:
-        """See `Clock`."""
+        """See `RankClock`."""
         return time.monotonic_ns()
 
     def until(self, time_ns: int) -> None:
-        """See `Clock`."""
+        """See `RankClock`."""
         while (rest := time_ns - time.monotonic_ns()) > 0:
             time.sleep(rest / 1e9)
 
@@ -51,9 +51,9 @@ class VirtualClock:
         self._now = 0
 
     def now(self) -> int:
-        """See `Clock`."""
+        """See `RankClock`."""
         return self._now
 
     def until(self, time_ns: int) -> None:
-        """See `Clock`."""
+        """See `RankClock`."""
         self._now = max(self._now, time_ns)

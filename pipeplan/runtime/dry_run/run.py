@@ -21,7 +21,7 @@ from torch import Tensor
 from pipeplan.errors import InternalError
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Pattern
-from pipeplan.runtime.dry_run.clock import Clock, SleepClock, VirtualClock
+from pipeplan.runtime.dry_run.clock import RankClock, SleepClock, VirtualClock
 from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, EmulatedTransport, HostLinks
 from pipeplan.runtime.dry_run.virtual import Crossing, VirtualHostLinks, VirtualTransport
 from pipeplan.runtime.executor import Executor
@@ -60,7 +60,7 @@ class PlannedTimes:
 class TimedStage:
     """Stands in for a stage: each op passes its planned time."""
 
-    def __init__(self, times: PlannedTimes, index: int, clock: Clock, ways: HostLinks) -> None:
+    def __init__(self, times: PlannedTimes, index: int, clock: RankClock, ways: HostLinks) -> None:
         """Takes how long its ops last; `index` is its place among all stages."""
         self._index = index
         self._ways = ways
@@ -135,7 +135,7 @@ class DryRun:
     pattern: Pattern
     steps: int
     observer: Observer
-    clock: Clock
+    clock: RankClock
     times: PlannedTimes
     recorder: FlightRecorder
 
@@ -176,7 +176,7 @@ class DryRun:
         return emulated_host_links(self.plan, self.clock, self.times)
 
 
-def make_clock(kind: Kind) -> Clock:
+def make_clock(kind: Kind) -> RankClock:
     """`sleep`: ops and links take their time, all ranks on one machine; `virtual`: none."""
     return VirtualClock() if kind == "virtual" else SleepClock()
 
@@ -186,7 +186,7 @@ def dry_run(
     pattern: Pattern,
     steps: int,
     observer: Observer,
-    clock: Clock,
+    clock: RankClock,
     *,
     times: PlannedTimes | None = None,
     memory: int = 256,
@@ -206,7 +206,7 @@ def dry_run(
     return DryRun(plan, pattern, steps, observer, clock, times or PlannedTimes.of(plan), recorder)
 
 
-def emulated_host_links(plan: Plan, clock: Clock, times: PlannedTimes) -> EmulatedHostLinks:
+def emulated_host_links(plan: Plan, clock: RankClock, times: PlannedTimes) -> EmulatedHostLinks:
     """The way between a rank and its host, as the plan's cluster has it."""
     host = plan.cluster.host
     return EmulatedHostLinks(clock, times.ops, duplex=host is not None and host.duplex == "full")
@@ -216,7 +216,7 @@ def executor_of(
     plan: Plan,
     pattern: Pattern,
     transport: Transport,
-    clock: Clock,
+    clock: RankClock,
     times: PlannedTimes,
     ways: HostLinks,
     observer: Observer,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.plan import OpKind
-from pipeplan.runtime.dry_run.clock import Clock
+from pipeplan.runtime.dry_run.clock import RankClock
 from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
 STAMP_TAGS = 1 << 20
@@ -29,7 +29,9 @@ STAMP_TAGS = 1 << 20
 class EmulatedTransport(WrappedTransport):
     """Sends every message through a link that takes its time."""
 
-    def __init__(self, transport: Transport, clock: Clock, durations: Mapping[int, int]) -> None:
+    def __init__(
+        self, transport: Transport, clock: RankClock, durations: Mapping[int, int]
+    ) -> None:
         """Wraps a transport.
 
         Args:
@@ -70,7 +72,9 @@ class EmulatedTransport(WrappedTransport):
 class Stamped:
     """A message and the stamp that says when it has arrived."""
 
-    def __init__(self, carried: Pending, stamped: Pending, stamp: Tensor, clock: Clock) -> None:
+    def __init__(
+        self, carried: Pending, stamped: Pending, stamp: Tensor, clock: RankClock
+    ) -> None:
         self._parts = (stamped, carried)
         self._stamp = stamp
         self._clock = clock
@@ -93,7 +97,7 @@ class EmulatedHostLinks:
     """Transfers take their time, one behind the other in the order in which they start."""
 
     def __init__(
-        self, clock: Clock, durations: Mapping[tuple[OpKind, int], int], *, duplex: bool
+        self, clock: RankClock, durations: Mapping[tuple[OpKind, int], int], *, duplex: bool
     ) -> None:
         """Takes what lasts how long.
 
@@ -116,7 +120,7 @@ class EmulatedHostLinks:
 
 
 class _Until:
-    def __init__(self, clock: Clock, end: int) -> None:
+    def __init__(self, clock: RankClock, end: int) -> None:
         self._clock, self._end = clock, end
 
     def wait(self) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pipeplan.errors import InternalError
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.runtime.dry_run.clock import Clock
+from pipeplan.runtime.dry_run.clock import RankClock
 from pipeplan.runtime.dry_run.sleeping import STAMP_TAGS
 from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
@@ -116,7 +116,7 @@ class VirtualTransport(WrappedTransport):
     def __init__(
         self,
         transport: Transport,
-        clock: Clock,
+        clock: RankClock,
         crossings: Mapping[int, Crossing],
         plan: Plan,
         microbatches: int,
@@ -166,7 +166,7 @@ class _Transfer:
         key: _Key,
         parts: tuple[Pending, ...],
         own: Tensor,
-        clock: Clock,
+        clock: RankClock,
     ) -> None:
         self._account, self._key, self._parts, self._clock = account, key, parts, clock
         self._own = own  # lives until it is sent
@@ -181,7 +181,7 @@ class _Transfer:
 class VirtualHostLinks:
     """The way between one rank and its host."""
 
-    def __init__(self, plan: Plan, rank: int, clock: Clock, microbatches: int) -> None:
+    def __init__(self, plan: Plan, rank: int, clock: RankClock, microbatches: int) -> None:
         """Begins with nothing under way.
 
         Args:
@@ -214,7 +214,7 @@ class VirtualHostLinks:
 
 
 class _OwnTransfer:
-    def __init__(self, account: LinkTimeline, key: _Key, clock: Clock) -> None:
+    def __init__(self, account: LinkTimeline, key: _Key, clock: RankClock) -> None:
         self._account, self._key, self._clock = account, key, clock
 
     def wait(self) -> None:

@@ -67,7 +67,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JoinTerms:
     """What ranks find out about each other before they make any group."""
 
     facts: Callable[[], Facts] = Facts
@@ -83,7 +83,7 @@ class Terms:
             check_shared(PrefixStore("out", store), rank, size, self.out, timeout)
 
 
-_NO_TERMS = Terms()
+_NO_TERMS = JoinTerms()
 
 
 def join(
@@ -91,7 +91,7 @@ def join(
     timeout_ns: int,
     replicas: int = 1,
     training: Training | None = None,
-    terms: Terms = _NO_TERMS,
+    terms: JoinTerms = _NO_TERMS,
 ) -> GlooTransport | LocalTransport:
     """A transport between all ranks that torchrun started.
 
@@ -216,7 +216,7 @@ def for_pipeline(
     replicas: int,
     mesh: DeviceMesh | None,
     timeout_ns: int,
-    terms: Terms,
+    terms: JoinTerms,
 ) -> GlooTransport | LocalTransport:
     """A transport between the ranks of `mesh`, of torch's default group, or of torchrun.
 
@@ -267,7 +267,7 @@ def _place() -> TorchrunEnv:
 
 
 def _among(
-    training: Training, rows: Sequence[Sequence[int]], timeout_ns: int, terms: Terms
+    training: Training, rows: Sequence[Sequence[int]], timeout_ns: int, terms: JoinTerms
 ) -> GlooTransport | LocalTransport:
     """As `join`, between ranks of torch's default group, by replica and GPU."""
     everybody = sorted(rank for row in rows for rank in row)

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from pipeplan.errors import RankError
 from pipeplan.runtime.supervision.board import Board
+from pipeplan.runtime.supervision.stop_request import StopRequest
 
 LONG_S = 5.0
 """A begun step of this length is finished: with the drain it leaves time to save, of the 30 s that
@@ -28,32 +29,6 @@ _SHARE = 0.01
 """Of a step's time, for being ready to drop it."""
 _LOOK_S = 0.25
 _STOP = "stop"
-
-
-class StopRequest(Protocol):
-    """Whether a rank wants to stop."""
-
-    def wanted(self, seconds: float) -> bool:
-        """Whether it does, after `seconds` at most."""
-
-    def wake(self) -> None:
-        """Let `wanted` return at once."""
-
-
-class NoRequest:
-    """A rank that never wants to stop by itself."""
-
-    def __init__(self) -> None:
-        self._woken = threading.Event()
-
-    def wanted(self, seconds: float) -> bool:
-        """See `StopRequest`."""
-        self._woken.wait(seconds)
-        return False
-
-    def wake(self) -> None:
-        """See `StopRequest`."""
-        self._woken.set()
 
 
 class StopConsensus(Protocol):

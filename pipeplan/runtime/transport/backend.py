@@ -73,17 +73,17 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """What carries the messages of a run, and why."""
 
     backend: Backend
     why: str
 
 
-GLOO, NCCL = Choice("gloo", "as asked for"), Choice("nccl", "as asked for")
+GLOO, NCCL = BackendChoice("gloo", "as asked for"), BackendChoice("nccl", "as asked for")
 
 
-def agreed(means: Sequence[Means]) -> Choice:
+def agreed(means: Sequence[Means]) -> BackendChoice:
     """What carries messages between ranks of these `means`, the same answer on each of them.
 
     GPUs are told apart by what they are, not by their number: where each rank sees one GPU alone
@@ -97,13 +97,13 @@ def agreed(means: Sequence[Means]) -> Choice:
         return GLOO
     hindrance = _hindrance(means)
     if hindrance is None:
-        return Choice("nccl", f"{len(means)} ranks on GPUs of their own")
+        return BackendChoice("nccl", f"{len(means)} ranks on GPUs of their own")
     if wanted == "nccl":
         raise InputError(
             f"backend: got nccl and {hindrance}, need NCCL and a model on a GPU of its own on each"
             " rank. Or use backend gloo, under which ranks can share a GPU."
         )
-    return Choice("gloo", hindrance)
+    return BackendChoice("gloo", hindrance)
 
 
 def _wanted(means: Sequence[Means]) -> Wanted:

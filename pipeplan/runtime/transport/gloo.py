@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from pipeplan.runtime.transport.backend import GLOO, Choice
+from pipeplan.runtime.transport.backend import GLOO, BackendChoice
 from pipeplan.runtime.transport.base import Pending, lost
 from pipeplan.runtime.transport.host_staging import receive_staged, send_staged
 from pipeplan.runtime.transport.rank_grid import RankGrid
@@ -40,7 +40,7 @@ class GlooTransport:
     queues = False
     """Whether whoever waits for a message is the GPU's current stream, and not this process."""
 
-    def __init__(self, ranks: RankGrid, choice: Choice = GLOO) -> None:
+    def __init__(self, ranks: RankGrid, choice: BackendChoice = GLOO) -> None:
         """Takes the ranks.
 
         Args:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
-from pipeplan.runtime.transport.backend import NCCL, Choice
+from pipeplan.runtime.transport.backend import NCCL, BackendChoice
 from pipeplan.runtime.transport.base import Pending, lost
 from pipeplan.runtime.transport.gloo import GlooTransport
 from pipeplan.runtime.transport.pair_communicator import (
@@ -46,7 +46,7 @@ class NcclTransport(GlooTransport):
         ranks: RankGrid,
         communicators: Sequence[CommunicatorSpec],
         device: torch.device,
-        choice: Choice = NCCL,
+        choice: BackendChoice = NCCL,
         *,
         make: MakeCommunicator = nccl,
         look: Callable[[ProcessGroup, Store], PeerMonitor] = PeerMonitor,
