@@ -67,6 +67,16 @@ def test_later_failures_read_the_verdict() -> None:
     second.close()
 
 
+def test_the_store_gets_its_patience_back() -> None:
+    """Whoever uses it after a failure, as a new `Pipeline` does, waits as long as before."""
+    store = HashStore()
+    before = store.timeout
+    mine = watch(store, 0, RankActivity("lost", (1,)))
+    assert mine.blame(RankActivity("lost", (1,)))
+    assert store.timeout == before
+    mine.close()
+
+
 def test_waiting_in_a_circle_blames_nobody() -> None:
     """0 and 1 wait for each other: the failing rank's own line has to do."""
     assert blamed({1: RankActivity("action 1F3", (0,))}, RankActivity("lost", (1,))) == ""
