@@ -1,4 +1,4 @@
-"""The greedy placement and the walk among allocations: rings, schedules that keep every rule."""
+"""List schedules and simulated annealing: reservation tables, schedules that keep every rule."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_glance_is_near_the_exact_bytes() -> None:
 
 
 def test_walk_leaves_contiguity_where_that_helps() -> None:
-    """Loads 1, 2, 1 on two GPUs: the walk finds the middle alone, the ends together."""
+    """Loads 1, 2, 1 on two GPUs: annealing finds the middle alone, the ends together."""
     chain = handmade.chain([(1, 1), (2, 2), (1, 1)], [{}, {}, {}])
     costs = CostModel(chain, uniform(2, 100), "2bw", "exact")
     options = limits()
@@ -159,7 +159,7 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
 
 
 def test_one_layer_has_nothing_to_split() -> None:
-    """The walk's changes of an allocation of a single layer move it or leave it."""
+    """Annealing moves of an allocation of a single layer move it or leave it."""
     costs = CostModel(handmade.chain([(1, 1)]), uniform(2, 100), "2bw", "exact")
     walk, layout = SimulatedAnnealing(Incumbent(costs, limits())), Allocation((0,), frozenset())
     for _ in range(60):

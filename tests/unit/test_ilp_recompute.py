@@ -156,7 +156,7 @@ def test_the_bound_exceeds_no_plan(seed: int) -> None:
 
 
 def test_the_bound_says_more_than_the_load() -> None:
-    """Where layers must be computed again, time for it is in the bound."""
+    """Where layers must be recomputed, time for it is in the bound."""
     stronger = 0
     for seed in range(14):
         costs = costs_of(some_chain(seed, 6), 3, 35)

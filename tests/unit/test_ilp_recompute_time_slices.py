@@ -92,7 +92,7 @@ def test_a_step_changes_one_stage_alone(seed: int) -> None:
 
 
 def test_joined_runs_cover_the_same_layers() -> None:
-    """However long runs may be, the same layers are computed again, and none crosses a border."""
+    """However long runs may be, the same layers are recomputed, and none crosses a border."""
     single = [(layer, layer) for layer in (1, 2, 3, 4, 6)]
     found = list(joined(single, [(0, 2), (3, 7)]))
     assert found[0] == tuple(single)
@@ -317,7 +317,7 @@ def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_cannot_be_is_said_at_once() -> None:
-    """Where no contiguous plan exists, however much is computed again, no time is spent on it."""
+    """Where no contiguous plan exists, however much is recomputed, no time is spent on it."""
     costs = random_costs(3, 6, memory=30)
     state = Incumbent(costs, limits(contiguous_only=True, time_limit_s=60))
     assert recompute_search.run(state).state.best is None

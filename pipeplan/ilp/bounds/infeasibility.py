@@ -3,7 +3,7 @@
 Every op of any plan finds at least its own micro-batch's bytes in memory, and states never leave
 their GPU. So a layer that fits no GPU with one micro-batch, states beyond all memory, or a spread
 that cannot be found (`assignment`) each prove that there is no plan. What a micro-batch keeps
-counts only where nothing is recomputed or resides on the host.
+counts only where nothing is recomputed or offloaded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def infeasibility_reason(costs: CostModel) -> str | None:
 def reason_for_any_remat(costs: CostModel) -> str | None:
     """A layer that fits no GPU, pins, or states beyond all memory; None if none of them is so.
 
-    Each of them also holds for plans that compute layers again or send what they keep to the host.
+    Each of them also holds for plans that recompute layers or offload what they keep.
     """
     return layer_reason(costs) or _pinned_reason(costs) or _states_reason(costs)
 
