@@ -11,7 +11,7 @@ from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.period_search import solve_and_repair
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
-from pipeplan.ilp.local_search import unrestricted as asking
+from pipeplan.ilp.local_search import unrestricted
 from pipeplan.ilp.local_search.lns import MAX_TASKS
 from pipeplan.ilp.local_search.unrestricted import MOST_LAYERS, UnrestrictedModel
 from pipeplan.ilp.noncontiguous import joint
@@ -85,7 +85,7 @@ def test_nothing_is_asked_twice() -> None:
         state = Incumbent(costs, limits(microbatches=4, ks=ks, time_limit_s=200))
         state.raise_bound("any", closed_form_bound(costs) / 2)
         contiguous(state)
-        with mock.patch.object(asking, "attempt", wraps=solve_and_repair) as calls:
+        with mock.patch.object(unrestricted, "solve_and_repair", wraps=solve_and_repair) as calls:
             UnrestrictedModel(state).run(30)
         asked = [(call.args[1].k, call.args[2]) for call in calls.call_args_list]
         assert len(asked) == len(set(asked)) > 0

@@ -178,6 +178,6 @@ class TestDeterministic:
         work, wall = DeterministicClock(), SearchClock()
         looks = [work.elapsed() for _ in range(3)]
         assert looks == sorted(set(looks))
-        work.spend(5.0)
-        wall.spend(5.0)
+        work.charge(5.0)
+        wall.charge(5.0)
         assert work.elapsed() > 5.0 > wall.elapsed()
