@@ -4,9 +4,8 @@
 
 measures ResNet-18 (batch 8, image 1000), ResNet-34 (batch 32, image 224) and ResNet-50 (batch 8,
 image 224) on 4 and 8 GPUs at ten memories each, other networks at three, writes
-benchmarks/results/compare.json, draws docs/img/compare-*.png and rewrites the measured part of
-docs/how-to/compare.md. `--chains` and `--gpus` measure some again; the document shows all in the
-file.
+benchmarks/results/compare.json, draws docs/img/compare-*.png and writes docs/results/compare.md.
+`--chains` and `--gpus` measure some again; the page shows all in the file.
 
 Memories are shares of a range: 0 is the least with which a contiguous 1F1B plan exists, 1 what the
 best such plan needs when memory is no limit.
@@ -22,7 +21,9 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.compare_pages import BEGIN, END, QUARTERS, Case, image, page, picture
+from benchmarks import pages
+from benchmarks.compare_pages import QUARTERS, Case, image, picture
+from benchmarks.pages import PICTURED
 from pipeplan.compare import Request, compare
 from pipeplan.compare.table import data
 from pipeplan.errors import InfeasibleError
@@ -31,7 +32,6 @@ from pipeplan.report.cloud import draw
 from pipeplan.testing.instances import ample_peak, chain_of, machines
 
 RESULT = Path(__file__).parent / "results" / "compare.json"
-PICTURED = ("resnet18", "resnet34", "resnet50")
 OTHERS = ("gpt24", "resnet101", "densenet121")
 GPUS = (4, 8)
 SHARES = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.3)
@@ -108,10 +108,7 @@ def main() -> int:
     parser.add_argument("--search", type=float, default=120.0, help="of PipeDream's search (120)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at once (one per core)")
     parser.add_argument("--results", type=Path, default=RESULT, help="%(default)s")
-    parser.add_argument("--document", type=Path, default=Path("docs/how-to/compare.md"))
-    parser.add_argument(
-        "--show", action="store_true", help="only draw and write the document again"
-    )
+    parser.add_argument("--show", action="store_true", help="only draw and write the page again")
     args = parser.parse_args()
     cases: dict[str, Case] = {}
     if args.results.exists():
@@ -123,11 +120,8 @@ def main() -> int:
             save(cases, args.results)
     for case in cases.values():
         if case["chain"] in PICTURED:
-            draw(picture(case), args.document.parent / image(case))
-    head, _, rest = args.document.read_text(encoding="utf-8").partition(BEGIN)
-    tail = rest.partition(END)[2]
-    written = f"{head}{BEGIN}\n\n{page(cases, PICTURED)}\n\n{END}{tail}"
-    args.document.write_text(written, encoding="utf-8")
+            draw(picture(case), Path("docs") / image(case))
+    pages.main()
     points = [(key, point) for key, case in cases.items() for point in case["points"]]
     lost = [(key, point["memory_bytes"][0]) for key, point in points if point["lost_to"]]
     print(f"{len(points)} points, lost: {lost}", file=sys.stderr)

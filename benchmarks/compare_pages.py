@@ -1,4 +1,4 @@
-"""The measured part of docs/how-to/compare.md and its pictures, from the kept rows."""
+"""What docs/results/compare.md says of the kept rows, and its pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ Case = dict[str, Any]
 """One network on one number of GPUs, see `benchmarks.compare.measure`."""
 Point = dict[str, Any]
 
-BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 QUARTERS = (0.25, 0.5, 0.75)
 _COMPARED = (OURS, CONTIGUOUS, EXHAUSTIVE)
 
@@ -107,8 +106,8 @@ def _section(case: Case) -> list[str]:
         *map(_line, case["shares"], case["points"]),
     ]
     return [
-        f"### {title}",
-        f"![memory and period of {title}]({image(case)})",
+        f"## {title}",
+        f"![memory and period of {title}](../{image(case)})",
         "\n".join(rows),
         f"{len(case['cloud'])} points of the exhaustive search"
         f" ({case['partitions_left_out']} partitions left out);"

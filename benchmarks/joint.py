@@ -42,6 +42,10 @@ KINDS = ("none", "full", "two_phase", "joint", "offload")
 GROWING = ("none", "joint", "offload")
 """Each may do all that the one before it may."""
 HOST = Host(memory_bytes=2**50, bandwidth_bytes_per_s=12 * 10**9)
+COLUMNS = (
+    "chain", "L", "P", "f", "load", "none", "full", "two-phase", "joint", "offload", "k", "S",
+    "gap", "contiguous", "s",
+)  # fmt: skip
 TOLERANCE = 1e-9
 Row = dict[str, Any]
 
@@ -128,23 +132,27 @@ def _figures(plan: Plan) -> Row:
 def table(rows: Sequence[Row]) -> Table:
     """Periods in ms per micro-batch; gaps of joint above the load and the contiguous bound."""
     made = Table(box=None, pad_edge=False, title="ms per micro-batch", title_justify="left")
-    columns = ("chain", "L", "P", "f", "load", "none", "full", "two-phase", "joint")
-    for name in (*columns, "offload", "k", "S", "gap", "contiguous", "s"):
+    for name in COLUMNS:
         made.add_column(name, justify="left" if name == "chain" else "right")
     for row in rows:
-        joint = row["joint"]
-        made.add_row(
-            row["name"],
-            *(f"{row[key]:g}" for key in ("layers", "gpus", "fraction")),
-            _ms(row["load_ns"]),
-            *(_ms(row[kind].get("period_ns")) for kind in KINDS),
-            str(joint.get("k", "-")),
-            str(joint.get("stages", "-")),
-            _above(joint, "bound_ns"),
-            _above(joint, "bound_contiguous_ns"),
-            f"{joint['seconds']:.0f}",
-        )
+        made.add_row(*cells(row))
     return made
+
+
+def cells(row: Row) -> list[str]:
+    """The line of one instance."""
+    joint = row["joint"]
+    return [
+        row["name"],
+        *(f"{row[key]:g}" for key in ("layers", "gpus", "fraction")),
+        _ms(row["load_ns"]),
+        *(_ms(row[kind].get("period_ns")) for kind in KINDS),
+        str(joint.get("k", "-")),
+        str(joint.get("stages", "-")),
+        _above(joint, "bound_ns"),
+        _above(joint, "bound_contiguous_ns"),
+        f"{joint['seconds']:.0f}",
+    ]
 
 
 def _ms(value: float | None) -> str:

@@ -20,7 +20,7 @@ REFUSED = "REFUSED"
 INFEASIBLE = "InfeasibleError"
 _TOLERANCE = 1e-9
 
-_COLUMNS = (
+COLUMNS = (
     "chain", "L", "P", "f", "period", "k", "S", "bound", "bound k=1", "gap", "s", "contiguous",
     "any k", "PipeDream", "ILP", "load", "judged", "machine",
 )  # fmt: skip
@@ -32,7 +32,7 @@ _ABSENT = {INFEASIBLE: "infeasible", "TimeLimitError": "none found"}
 def table(rows: Sequence[Row]) -> Table:
     """One line per instance; times in ms per micro-batch, `machine` its load average."""
     made = Table(box=None, pad_edge=False, title="ms per micro-batch", title_justify="left")
-    for name in _COLUMNS:
+    for name in COLUMNS:
         made.add_column(name, justify="left" if name in ("chain", "judged") else "right")
     for row in rows:
         made.add_row(*cells(row))
@@ -80,6 +80,12 @@ def _ilp(part: Row | None) -> str:
     if part is None:
         return ""
     return _ms(part["period_ns"]) if "period_ns" in part else "none"
+
+
+def group_name(row: Row) -> str:
+    """The group of instances that a row belongs to."""
+    name: str = row["facts"]["group"]
+    return name
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
@@ -199,17 +205,37 @@ def _against(rows: Sequence[Row]) -> Iterator[str]:
             yield f"f = {fraction:g}: ours is {', '.join(against)}"
 
 
+def means(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """By memory: instances, then mean and least ratio to PipeDream and to contiguous 1F1B."""
+    many = [row for row in rows if row["facts"]["group"] != TINY.name]
+    for fraction in sorted({row["facts"]["fraction"] for row in many}, reverse=True):
+        here = [row for row in many if row["facts"]["fraction"] == fraction]
+        exhaustive = [row.get("pipedream", {}).get("period_ns") for row in here]
+        columns = [_ratios(here, rivals) for rivals in (exhaustive, [_one(row) for row in here])]
+        shown = [
+            f"{value:.3f}"
+            for ratios in columns
+            for value in (math.prod(ratios) ** (1 / len(ratios)), min(ratios))
+        ]
+        yield [f"{fraction:g}", str(len(columns[0])), *shown]
+
+
 def _mean(rows: Sequence[Row], rivals: Sequence[float | None], name: str) -> str:
     """Geometric mean of our period divided by that of rivals; nothing without any."""
-    ratios = [
-        ours / rival
-        for row, rival in zip(rows, rivals, strict=True)
-        if rival is not None and (ours := row["planner"].get("period_ns")) is not None
-    ]
+    ratios = _ratios(rows, rivals)
     if not ratios:
         return ""
     mean = math.prod(ratios) ** (1 / len(ratios))
     return f"{mean:.3f} of {name} (least {min(ratios):.3f}, {len(ratios)} instances)"
+
+
+def _ratios(rows: Sequence[Row], rivals: Sequence[float | None]) -> list[float]:
+    """Our period over that of each rival, where both have a plan."""
+    return [
+        ours / rival
+        for row, rival in zip(rows, rivals, strict=True)
+        if rival is not None and (ours := row["planner"].get("period_ns")) is not None
+    ]
 
 
 def _one(row: Row) -> float | None:

@@ -180,26 +180,16 @@ def summary(found: Sequence[Point]) -> Iterator[str]:
 def offloading(
     networks: Sequence[str], count: int, seconds: float, jobs: int, images: Path
 ) -> Iterator[tuple[str, object]]:
-    """Figures 5 and 13 to 18: pictures, tables and numbers."""
+    """Figures 5 and 13 to 18: pictures and numbers."""
     cases = list(product(IMAGES, networks))
     # The deepest chains take longest and go first.
     order = sorted(cases, key=lambda case: -len(network(case[1], 1, 224).layers))
     with ProcessPoolExecutor(jobs) as pool:
         results = pool.map(partial(measure, count, seconds), order)
         found = dict(zip(order, results, strict=True))
-    for line in summary([point for case in cases for point in found[case]]):
-        yield "text", line
-    head = "\n| worst ratio to (B1) | " + " | ".join(METHODS)
-    yield "text", head + " | proven | exact / proven | beaten |\n|" + "---|" * (len(METHODS) + 4)
     titles = {(side, name): f"{name}, {IMAGES[side]} x {side}" for side, name in cases}
     for case in cases:
-        yield "text", row(titles[case], found[case])
         yield f"{case[1]} {case[0]}", [asdict(point) for point in found[case]]
-    goals = f"| dynprog, goal {DYNPROG_GOAL} | exact, goal {BEST_GOAL} | proven |\n"
-    yield "text", f"\n| goal missed at | memory {goals}|---|---|---|---|---|"
-    for case in cases:
-        for line in misses(titles[case], found[case]):
-            yield "text", line
     for side, batch in IMAGES.items():
         mine = {titles[side, name]: found[side, name] for name in networks}
         groups = [

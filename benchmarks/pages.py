@@ -1,0 +1,235 @@
+"""The result pages of docs/results, from what the benchmarks have kept.
+
+    python -m benchmarks.pages
+
+measures nothing: it writes each page from a file of benchmarks/results. A test compares the pages
+with what this makes. Every benchmark calls it when its file has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks import compare_pages, planner_summary
+from benchmarks import joint as joint_rows
+from benchmarks.markdown import bullets, table
+from benchmarks.remat_pages import remat, rematerialized
+
+RESULTS = Path(__file__).parent / "results"
+FOLDER = Path(__file__).parents[1] / "docs" / "results"
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+"""What stands around the table of README.md."""
+PICTURED = ("resnet18", "resnet34", "resnet50")
+"""Networks of compare.md that have a picture and a table of their own."""
+
+
+def planner(found: dict[str, Any]) -> Iterator[str]:
+    """Our plans beside the bounds and everyone else."""
+    rows = [each for each in found.values() if "planner" in each]
+    yield "# The planner's plans and bounds"
+    yield (
+        "The command `python -m benchmarks.planner` measures these rows; everything takes hours on"
+        " two cores. The chains are synthetic. Memory `f` is a share of what the best contiguous"
+        " 1F1B plan needs without a limit. The gap is to the bound for any plan of any k. Rows"
+        " were"
+        " measured under different loads: the column `machine` has the load average, and a busy"
+        " machine finds worse plans than a quiet one."
+    )
+    yield "## Summary"
+    yield bullets(planner_summary.summary(rows))
+    key = planner_summary.group_name
+    for name, members in groupby(sorted(rows, key=key), key):
+        yield f"## {name[0].upper()}{name[1:]}"
+        yield "Periods in ms per micro-batch."
+        yield table(planner_summary.COLUMNS, map(planner_summary.cells, members))
+
+
+def joint(found: dict[str, Any]) -> Iterator[str]:
+    """Recomputation and offloading decided with the cuts."""
+    rows = [each["row"] for each in found.values() if "row" in each]
+    yield "# Recomputation and offloading decided with the cuts"
+    yield (
+        "The command `python -m benchmarks.joint` measures these rows, 6 s for each of `none`,"
+        " `joint` and `offload`, each from the plan of the one before. `f` is the share of the"
+        " peak"
+        " without a limit. `offload` is `joint` with a host: 12 GB/s each way for each GPU, and"
+        " memory enough. k, S, the gaps and the seconds are those of `joint`. `gap` is above the"
+        " load bound; `contiguous` is above the bound for contiguous plans without a host, which"
+        " plans with several stages on a GPU may go below. Other jobs ran on the two cores."
+    )
+    yield "![period against memory per GPU](../img/joint.png)"
+    yield "## Summary"
+    yield bullets(joint_rows.summary(rows))
+    for name, members in groupby(rows, lambda each: each["name"]):
+        yield f"## {name}"
+        yield "Periods in ms per micro-batch."
+        yield table(joint_rows.COLUMNS, map(joint_rows.cells, members))
+
+
+def joint_runs(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Training of plans that recompute, in planned time."""
+    yield "# Runs of plans that recompute"
+    yield (
+        "The command `python -m benchmarks.joint_runs` trains each plan on four processes whose"
+        " ops"
+        " sleep until their planned time is over and whose messages take the time of their link."
+        " `segments` counts the recomputed segments. `equal`: weights bit-equal to one process."
+        " `over`: most measured bytes / budget. `period`: predicted / measured. Other processes"
+        " shared the two cores."
+    )
+    head = ("task", "f", "semantics", "segments", "equal", "peak, predicted / measured", "over")
+    cells = (
+        (
+            each["task"],
+            str(each["f"]),
+            each["semantics"],
+            str(each["runs"]),
+            "yes" if each["equal"] else "NO",
+            f"{each['peak_least']:.4f} to {each['peak_most']:.4f}",
+            f"{each['over']:.3f}",
+            f"{each['period']:.3f}",
+        )
+        for each in found
+    )
+    yield table((*head, "period"), cells)
+
+
+def compare(found: dict[str, Any]) -> Iterator[str]:
+    """PipeDream and everyone else."""
+    yield "# Against PipeDream and other schedules"
+    yield (
+        "The command `python -m benchmarks.compare` measures these points on synthetic chains"
+        " (`pipeplan/testing/networks.py`), 12 GB/s, half duplex, exact memory, 2bw. Memory is a"
+        " share of a range: 0 % is the least with which a contiguous 1F1B plan exists, 100 % what"
+        " the best such plan needs when memory is no limit. Times are ms per micro-batch. In the"
+        " pictures blue points are PipeDream's, red ones ours. Other jobs ran on the two cores, as"
+        " the CPU times show; the planner's limit is wall time, so a free machine finds better"
+        " plans."
+    )
+    yield compare_pages.page(found, PICTURED)
+
+
+def runtime(found: dict[str, Any]) -> Iterator[str]:
+    """The executor beside an ideal one and beside torch's."""
+    host = found["host"]
+    yield "# The executor's speed"
+    yield (
+        "The command `python -m benchmarks.runtime` puts the executor on sleeping layers beside an"
+        " ideal one (`replay`: makespan over that of an executor without any cost, with the limit"
+        " it must keep) and beside `torch.distributed.pipelining` on the same work in the same"
+        " run,"
+        f" best of three. {host['cores']} cores ({host['machine']}), torch {host['torch']}, load"
+        f" average {host['load'][0]:.1f}."
+    )
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    head = ("ranks x stages", "op", "replay", "at most", "torch's replay")
+    rows = (
+        (
+            f"{each['ranks']} x {each['stages_per_rank']}",
+            f"{each['forward_ms']} ms",
+            number(each["replay"]),
+            number(each["replay_limit"]),
+            number(each["torch_replay"]),
+            number(each["steady"]),
+            number(each["2bw"]),
+        )
+        for each in found["cases"]
+    )
+    yield table((*head, "torch's step / ours, steady", "2BW / torch's flush"), rows)
+    costs = ", ".join(f"{value:.1f} us on {n} ranks" for n, value in found["dispatch_us"].items())
+    yield f"All actions of one round in one process cost {costs} of CPU beside their messages."
+
+
+def proofs(found: dict[str, Any]) -> Iterator[str]:
+    """VGG16 at two memories: which allocations are ruled out, and by what."""
+    yield "# VGG16 with little memory: what is ruled out"
+    yield (
+        "The command `python benchmarks/vgg16_proof.py vgg16-b128.chain.json` rules out a period"
+        " for all allocations of VGG16 (PipeDream's profile, batch 128) on 4 GPUs with half-duplex"
+        " links of 12 GB/s. [The bounds](../explanation/bounds.md) say how."
+    )
+    for case in found["cases"]:
+        yield f"## {case['memory_bytes']:,} bytes a GPU"
+        yield (
+            f"No period up to {case['period_ns'] / 1e6:.2f} ms: {case['sums']} prefixes are ruled"
+            f" out by sums, {case['rounds']} by rounds, {case['open']} are open;"
+            f" {case['seconds']:.0f} s."
+        )
+        head = ("allocation begins with", "ruled out by", "rounds", "seconds")
+        rows = (
+            (each["begins"], each["reason"], str(each["rounds"]), f"{each['seconds']:.2f}")
+            for each in sorted(case["beginnings"], key=lambda each: -each["seconds"])[:20]
+        )
+        yield "The twenty that took longest:"
+        yield table(head, rows)
+
+
+def voices(found: dict[str, Any]) -> Iterator[str]:
+    """How long verifier, lowering and replay take."""
+    yield "# Speed of verifier, lowering and simulator"
+    yield "The command `python -m benchmarks.voices` measures this. Times are seconds."
+    head = list(found["rows"][0])
+    yield table(head, ([str(value) for value in each.values()] for each in found["rows"]))
+
+
+PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
+    "planner": planner,
+    "joint": joint,
+    "joint_runs": joint_runs,
+    "compare": compare,
+    "remat": remat,
+    "rematerialized": rematerialized,
+    "runtime": runtime,
+    "vgg16_proof": proofs,
+    "voices": voices,
+}
+"""By the name of the file of results, which is the page's, too."""
+
+
+def page(name: str) -> str:
+    """The text of one page."""
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    title, *parts = PAGES[name](found)
+    by = f"<!-- Written by `python -m benchmarks.pages` from benchmarks/results/{name}.json. -->"
+    return "\n\n".join([title, by, *parts]) + "\n"
+
+
+def path(name: str) -> Path:
+    """Where a page lies."""
+    return FOLDER / f"{name.replace('_', '-')}.md"
+
+
+def readme() -> str:
+    """README.md with its table anew."""
+    found = json.loads((RESULTS / "planner.json").read_text(encoding="utf-8"))
+    rows = planner_summary.means([each for each in found.values() if "planner" in each])
+    head = (
+        "memory",
+        "instances",
+        "ours / PipeDream",
+        "at best",
+        "ours / contiguous 1F1B",
+        "at best",
+    )
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table(head, rows)}\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> None:
+    """Write all pages, and the table of README.md."""
+    for name in PAGES:
+        path(name).write_text(page(name), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
