@@ -28,7 +28,7 @@ PUBLIC = {
     "pipeplan": None,
     "pipeplan.task": None,
     "pipeplan.capture": None,
-    "pipeplan.stages": ("refine",),
+    "pipeplan.stage_profile": ("refine",),
     "pipeplan.importers": None,
     "pipeplan.cluster": ("uniform",),
     "pipeplan.planner": None,

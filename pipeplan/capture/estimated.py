@@ -43,7 +43,7 @@ def estimate_task(
     """The chain of `task` as `device` would run it; nothing of the model's size is allocated.
 
     Bytes are those that `profile_task` measures on the processor, to the byte. Times are
-    estimates (docs/explanation/capture.md, section 6), and the chain says so.
+    estimates (docs/explanation/capture.md, section 5), and the chain says so.
 
     Args:
         task: its model may have parameters without memory (`fake.weightless`); it is not touched.

@@ -14,7 +14,7 @@ LEGEND = (
     "idle: share of the GPUs' time without work, made of imbal (uneven work), comm (links take"
     " longer),\nwait (for memory or a fixed order), fill (filling and draining at a flush)"
 )
-"""What the columns of idle time are; docs/how-to/compare.md has the formulas."""
+"""What the columns of idle time are; docs/explanation/baselines.md has the formulas."""
 _SHARES = ("imbalance", "communication", "waiting", "fill_drain")
 
 
