@@ -124,6 +124,7 @@ def _member(name: str, value: object) -> Iterator[str]:
         for method in vars(value):
             function = inspect.getattr_static(value, method)
             if not method.startswith("_") and inspect.isfunction(function):
+                yield f"#### {name.rpartition('.')[2]}.{method}"
                 yield _code("def", method, function)
                 yield _prose(inspect.getdoc(function) or "")
     elif inspect.isfunction(value):
