@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +27,9 @@ from rich.table import Table
 from benchmarks.planner import Store
 from pipeplan.cli import common
 from pipeplan.errors import InfeasibleError, TimeLimitError
-from pipeplan.planner import Config, solve
+from pipeplan.ilp import Limits, solve
+from pipeplan.planner import Config
+from pipeplan.planner.config import problem
 from pipeplan.testing.instances import Case
 
 RESULT = Path(__file__).parent / "results" / "ablation.json"
@@ -104,26 +105,22 @@ def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
 
 def planned(run: Run, work_s: float) -> dict[str, Any]:
     """The plan's figures, and who found it."""
-    config = Config(
-        time_limit_s=work_s,
-        workers=1,
-        deterministic=True,
-        without=run.without,
-        recompute="auto" if run.mode == "recompute" else "off",
+    config = Config(recompute="auto" if run.mode == "recompute" else "off")
+    limits = Limits(
+        time_limit_s=work_s, deterministic=True, groups=None, without=frozenset(run.without)
     )
     begin, work = time.monotonic(), time.process_time()
     try:
-        plan = solve(run.case.chain, run.case.cluster, config)
+        best = solve(problem(run.case.chain, run.case.cluster, config), limits)
     except (InfeasibleError, TimeLimitError) as error:
         found: dict[str, Any] = {"status": type(error).__name__}
     else:
-        bound = getattr(plan.solver.bounds, plan.solver.gap_bound)
         found = {
-            "period_ns": float(plan.period_per_microbatch),
-            "bound_ns": None if bound is None else float(Fraction(*bound)),
+            "period_ns": float(best.per_microbatch),
+            "bound_ns": float(best.bounds[best.gap_bound]) or None,
             "history": [
-                [step.work_s, step.strategy, step.period_ns and float(Fraction(*step.period_ns))]
-                for step in plan.solver.history
+                [step.work_s, step.strategy, step.period and float(step.period)]
+                for step in best.history
             ],
         }
     return found | {

@@ -36,8 +36,6 @@ class Config:
     pins: GPU of some layers, by index, by name, or "a..b" for all from a to b.
     resume: a plan of the same chain to start from, or several; proofs are kept where all else is
         equal.
-    without: strategies and provers of the search that are left out, by the names that
-        `Plan.solver.history` gives them: what each is worth (benchmarks/ablation.py).
     """
 
     semantics: Semantics = "2bw"
@@ -55,7 +53,6 @@ class Config:
     recompute: Literal["off", "auto"] = "off"
     offload: Literal["off", "auto"] = "off"
     pins: Mapping[int | str, int] = field(default_factory=dict)
-    without: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no search can honour."""
@@ -164,5 +161,4 @@ def limits(config: Config) -> Limits:
         workers=config.workers or min(16, os.cpu_count() or 1),
         deterministic=config.deterministic,
         groups=None if config.coarsen == "off" else config.coarsen,
-        without=frozenset(config.without),
     )
