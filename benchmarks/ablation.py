@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.planner import Store
 from pipeplan.cli import common
 from pipeplan.errors import InfeasibleError, TimeLimitError
-from pipeplan.ilp import Limits, solve
+from pipeplan.ilp import Improvement, Limits, solve
 from pipeplan.planner import Config
 from pipeplan.planner.config import problem
 from pipeplan.testing.instances import Case
@@ -43,6 +43,8 @@ PROVERS = ("packing bound", "counting bound")
 JOINT = (
     "recompute balancing", "recompute annealing", "recompute kfkb", "best chain", "plain chain",
 )  # fmt: skip
+NONE = "no finder"
+"""The contiguous optimum of one micro-batch per period, and bounds alone."""
 Mode = Literal["none", "recompute"]
 
 KEEPING = (
@@ -83,24 +85,19 @@ def arms(mode: Mode) -> tuple[str, ...]:
 
 
 def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
-    """Everything first, then each arm left out, then each finder alone."""
-    cases = [
-        (Case(*each), mode)
-        for mode, rows in (("none", KEEPING), ("recompute", AGAIN))
-        for each in rows
-    ]
+    """Everything first, then each arm left out; then no finder at all, and each alone."""
+    keeping: list[tuple[Case, Mode]] = [(Case(*each), "none") for each in KEEPING]
+    cases: list[tuple[Case, Mode]] = [*keeping, *((Case(*each), "recompute") for each in AGAIN)]
     for case, mode in cases:
         yield Run(case, mode, "everything")
     for arm in chosen:
         for case, mode in cases:
             if arm in arms(mode):
                 yield Run(case, mode, f"without {arm}", (arm,))
-    if only_one:
-        for arm in FINDERS:
-            for case, mode in cases:
-                if mode == "none":
-                    others = tuple(each for each in FINDERS if each != arm)
-                    yield Run(case, mode, f"only {arm}", others)
+    for arm in (NONE, *FINDERS) if only_one else ():
+        others = tuple(each for each in FINDERS if each != arm)
+        for case, mode in keeping:
+            yield Run(case, mode, arm if arm == NONE else f"only {arm}", others)
 
 
 def planned(run: Run, work_s: float) -> dict[str, Any]:
@@ -118,17 +115,25 @@ def planned(run: Run, work_s: float) -> dict[str, Any]:
         found = {
             "period_ns": float(best.per_microbatch),
             "bound_ns": float(best.bounds[best.gap_bound]) or None,
-            "history": [
-                [step.work_s, step.strategy, step.period and float(step.period)]
-                for step in best.history
-            ],
         }
+        if not run.without:
+            found["history"] = _improvements(best.history)
     return found | {
         "layers": len(run.case.chain.layers),
         "work_s": work_s,
         "seconds": round(time.monotonic() - begin, 2),
         "cpu_seconds": round(time.process_time() - work, 2),
     }
+
+
+def _improvements(history: Sequence[Improvement]) -> list[list[Any]]:
+    """[work in s, strategy, period in ns] of each better plan."""
+    found: list[list[Any]] = []
+    for step in history:
+        period = step.period and float(step.period)
+        if period and (not found or period < found[-1][2]):
+            found.append([step.work_s, step.strategy, period])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,19 +179,40 @@ def _mean(ratios: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-def table(rows: dict[str, dict[str, Any]], names: Sequence[str]) -> Table:
+COLUMNS = ("", "rows", "longer", "worst", "longer by > 1 %", "bound lower", "best plans")
+
+
+def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
+    """A line of the table; None where nothing was measured."""
+    each = worth(rows, name, name.removeprefix("without ").removeprefix("only "))
+    if each is None:
+        return None
+    return (
+        each.name,
+        str(each.rows),
+        f"{each.mean:+.2%}",
+        f"{each.worst:+.2%}",
+        str(each.lost),
+        f"{each.bounds:+.2%}",
+        str(each.found),
+    )
+
+
+def measured(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The table's lines: each arm left out, then each finder alone."""
+    names = [f"without {arm}" for arm in arms("recompute")]
+    names += [NONE, *(f"only {arm}" for arm in FINDERS)]
+    lines = [cells(rows, name) for name in names]
+    return [line for line in lines if line is not None]
+
+
+def table(rows: dict[str, dict[str, Any]]) -> Table:
     """One line per arm that was measured."""
-    made = Table(box=None, pad_edge=False)
-    for column in ("", "rows", "longer", "worst", "rows > 1 %", "bound lower", "best plans"):
-        made.add_column(column, justify="left" if not column else "right")
-    for name in names:
-        arm = name.removeprefix("without ").removeprefix("only ")
-        each = worth(rows, name, arm)
-        if each is not None:
-            made.add_row(
-                name, str(each.rows), f"{each.mean:+.2%}", f"{each.worst:+.2%}", str(each.lost),
-                f"{each.bounds:+.2%}", str(each.found),
-            )  # fmt: skip
+    made = Table(*COLUMNS, box=None, pad_edge=False)
+    for column in made.columns[1:]:
+        column.justify = "right"
+    for line in measured(rows):
+        made.add_row(*line)
     return made
 
 
@@ -219,8 +245,7 @@ def main() -> int:
                 print(
                     f"{number}/{len(missing)} {run.name}: {run.key}", file=sys.stderr, flush=True
                 )
-    names = list(dict.fromkeys(run.name for run in wanted))[1:]
-    common.screen().print(table(store.rows, names))
+    common.screen().print(table(store.rows))
     return 0
 
 

@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks import ablation as ablation_rows
 from benchmarks import compare_pages, planner_summary
 from benchmarks import joint as joint_rows
 from benchmarks.markdown import bullets, table
@@ -69,6 +70,51 @@ def joint(found: dict[str, Any]) -> Iterator[str]:
         yield f"## {name}"
         yield "Periods in ms per micro-batch."
         yield table(joint_rows.COLUMNS, map(joint_rows.cells, members))
+
+
+def ablation(found: dict[str, Any]) -> Iterator[str]:
+    """What each strategy and prover is worth."""
+    work = next(row["everything"]["work_s"] for row in found.values())
+    yield "# What each strategy and prover of the solver is worth"
+    yield (
+        f"The command `python -m benchmarks.ablation` plans {len(found)} synthetic instances of"
+        f" {min(row['everything']['layers'] for row in found.values())} to"
+        f" {max(row['everything']['layers'] for row in found.values())} layers, {work:g} s of"
+        " deterministic work each, with one worker: with every strategy, and without each in turn."
+        " `longer` is the geometric mean of the period without the strategy over the period with"
+        " all, less one; a negative number says that plans are shorter without it. `worst` is the"
+        " row that loses most. `bound lower` is the same for the bound. `best plans` counts the"
+        " rows whose best plan, with every strategy, the strategy found. `only` rows have the"
+        " contiguous optimum, the provers and one strategy."
+    )
+    yield (
+        "One row's period depends on random numbers by up to 20 %: only means, and strategies that"
+        " lose on many rows, say something. A strategy that has its turn late does not run within"
+        " this work on most rows: `only` rows judge it. On rows with recomputation, all strategies"
+        " of the search without recomputation run on contracted chains."
+    )
+    yield "## Table"
+    yield table(ablation_rows.COLUMNS, ablation_rows.measured(found))
+    yield "## Instances"
+    yield "Periods and bounds in ms per micro-batch, with every strategy."
+    yield table(
+        ("instance", "layers", "period", "bound", "gap", "found by"),
+        map(_instance, *zip(*found.items(), strict=True)),
+    )
+
+
+def _instance(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    each = row["everything"]
+    period, bound = each["period_ns"], each["bound_ns"]
+    by = next(strategy for _, strategy, known in each["history"] if known == period)
+    return (
+        name,
+        str(each["layers"]),
+        f"{period / 1e6:.3f}",
+        f"{bound / 1e6:.3f}",
+        f"{period / bound - 1:.1%}",
+        by,
+    )
 
 
 def joint_runs(found: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -184,6 +230,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "planner": planner,
     "joint": joint,
     "joint_runs": joint_runs,
+    "ablation": ablation,
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,
