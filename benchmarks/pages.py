@@ -198,7 +198,7 @@ def proofs(found: dict[str, Any]) -> Iterator[str]:
     """VGG16 at two memories: which allocations are ruled out, and by what."""
     yield "# VGG16 with little memory: what is ruled out"
     yield (
-        "The command `python benchmarks/vgg16_proof.py vgg16-b128.chain.json` rules out a period"
+        "The command `python -m research.vgg16_proof vgg16-b128.chain.json` rules out a period"
         " for all allocations of VGG16 (PipeDream's profile, batch 128) on 4 GPUs with half-duplex"
         " links of 12 GB/s. [The bounds](../explanation/bounds.md) say how."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pipeplan.ilp import noncontiguous
-from pipeplan.ilp.bounds import beginnings, packing
+from pipeplan.ilp.bounds import packing
 from pipeplan.ilp.bounds.assignment import find_feasible_assignment, serial_schedule
 from pipeplan.ilp.bounds.counting import raise_bound
 from pipeplan.ilp.bounds.infeasibility import assignment_reason
@@ -36,8 +36,6 @@ RESTARTS_SHARE = 0.35
 assignment model and stage counts to find more; the early share elsewhere."""
 BOUND_SHARE = 0.25
 """Share of the time left that the bound on counts may take."""
-ROUNDS_SHARE = 0.2
-"""Share of the time left that the bound from rounds may take."""
 
 
 def search(state: Incumbent) -> None:
@@ -53,12 +51,6 @@ def search(state: Incumbent) -> None:
         _shorten(state)
     if state.infeasible is None and not state.done and not state.options.offload:
         state.give("counting bound", partial(raise_bound, state), BOUND_SHARE * state.remaining)
-        if many and not state.done:
-            state.give(
-                "rounds bound",
-                partial(beginnings.raise_bound, state),
-                ROUNDS_SHARE * state.remaining,
-            )
     if state.infeasible is None and not state.done:
         noncontiguous.search(state)
 

@@ -1,8 +1,8 @@
 """That VGG16 at scarce memory has no plan as short as was hoped for, whatever its k and stages.
 
-    PYTHONPATH=. python benchmarks/vgg16_proof.py vgg16-b128.chain.json
+    python -m research.vgg16_proof vgg16-b128.chain.json
 
-asks `pipeplan.ilp.bounds.beginnings` for every allocation on 4 GPUs with half-duplex links of
+asks `prefix_tree` for every allocation on 4 GPUs with half-duplex links of
 12 GB/s, under the paper's memory model, prints what rules each one out (sums are counted only),
 and writes benchmarks/results/vgg16_proof.json. The profile is PipeDream's, linearized by
 `pipeplan import`.
@@ -24,11 +24,11 @@ from typing import Any
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.ilp.bounds.beginnings import Assignment, Beginnings, Ruled
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent, SearchOptions
+from research.vgg16_proof.prefix_tree import Assignment, Beginnings, Ruled
 
-RESULT = Path(__file__).parent / "results" / "vgg16_proof.json"
+RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "vgg16_proof.json"
 CASES = ((9_608_566_528, 391_750_000), (12_973_971_200, 276_650_000))
 """(bytes of a GPU, ns per micro-batch)."""
 GPUS = 4

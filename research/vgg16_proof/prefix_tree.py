@@ -17,15 +17,12 @@ from typing import Final, Literal
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.bounds.entrance import Entrance, entrance
-from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.symmetry import gpu_classes
+from research.vgg16_proof.admission import Entrance, entrance
+from research.vgg16_proof.cyclic_window import Loop
 
-MOST_LAYERS: Final = 32
-"""Layers up to which it is tried."""
 MOST_COPIES: Final = 4
 """Micro-batches that the first GPU takes in at most; with more, sums say nearly all."""
 FEW: Final = 2
@@ -37,8 +34,6 @@ MANY: Final = 6
 counts less in a long one."""
 ASK_S: Final = 10.0
 """Time limit of a question of few rounds."""
-FINE: Final = Fraction(1, 400)
-"""Share of the best period to which the bound is raised."""
 
 Assignment = tuple[int, ...]
 Reason = Literal["sums", "rounds", "open"]
@@ -151,32 +146,6 @@ class Beginnings:
                 return False
             span += sum(length for _, length in _sent(costs, home, layer))
         return True
-
-
-def raise_bound(state: Incumbent, seconds: float) -> None:
-    """Raise the bound for all plans, by bisection up to the best one's period, in `seconds`.
-
-    Each question has half of the time that is left: one that stays open leaves some for others.
-    """
-    costs, best = state.costs, state.best
-    if best is None or not suited(costs):
-        return
-    state.set_phase("rounds bound")
-    end = state.elapsed + min(seconds, state.remaining)
-    low, high = state.bounds["any"], best.per_microbatch
-    while high - low > FINE * high and not state.done and state.elapsed < end:
-        middle = (low + high) / 2
-        if proves(state, middle, (state.elapsed + end) / 2):
-            low = middle
-            state.raise_bound("any", low)
-        else:
-            high = middle
-
-
-def suited(costs: CostModel) -> bool:
-    """Whether rounds are looked at: equal GPUs, few layers, bytes of the paper's model."""
-    alike = len(gpu_classes(costs)) == 1
-    return alike and costs.gpus > 1 and not costs.exact and costs.layers <= MOST_LAYERS
 
 
 def proves(state: Incumbent, period: Fraction, end: float) -> bool:

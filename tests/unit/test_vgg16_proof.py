@@ -12,15 +12,15 @@ from ortools.sat.python import cp_model
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.ilp import search
-from pipeplan.ilp.bounds.beginnings import Beginnings, proves, raise_bound, suited
-from pipeplan.ilp.bounds.entrance import Entrance, entrance
 from pipeplan.ilp.bounds.load import closed_form_bound
-from pipeplan.ilp.bounds.rounds import Loop
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import OpKind
+from research.vgg16_proof.admission import Entrance, entrance
+from research.vgg16_proof.cyclic_window import Loop
+from research.vgg16_proof.prefix_tree import Beginnings, proves
 from tests.searches import limits
 
 
@@ -198,16 +198,16 @@ def _home(schedule: Schedule) -> tuple[int, ...]:
     )
 
 
-def test_a_bound_that_sums_do_not_see() -> None:
+def test_a_period_that_sums_allow_is_ruled_out() -> None:
     """Two micro-batches that meet on a GPU and a link prove more of every plan than sums do."""
     state = _searched(_costs(_chain(SCARCE), 960))
     assert state.best is not None
+    best = state.best.per_microbatch
+    period = best * Fraction(95, 100)
+    assert closed_form_bound(state.costs) < period
     fresh = Incumbent(state.costs, limits(ks=(1, 2, 3), workers=2), best=state.best)
-    fresh.raise_bound("any", closed_form_bound(state.costs))
-    before = fresh.bounds["any"]
-    raise_bound(fresh, 20.0)
-    assert before < fresh.bounds["any"] <= state.best.per_microbatch
-    assert fresh.bounds["any"] > 0.95 * float(state.best.per_microbatch)
+    assert proves(fresh, period, 20.0)
+    assert not proves(fresh, best, 20.0)
 
 
 def test_rounds_refute_what_sums_allow() -> None:
@@ -221,17 +221,6 @@ def test_rounds_refute_what_sums_allow() -> None:
     solver = configured(limits(), 10.0)
     # half a round is 200: F_1 of one at 100..160 from then on meets B_1 of the other at 80 more
     assert run(solver, loop.model(Fraction(199), 4)) == cp_model.INFEASIBLE
-
-
-def test_only_what_it_holds_for() -> None:
-    """Exact bytes, GPUs of two kinds and long chains are left to other bounds."""
-    costs = _costs(_chain(SCARCE), 960)
-    assert suited(costs)
-    exact = CostModel(costs.chain, costs.cluster, "2bw", "exact")
-    assert not suited(exact)
-    assert not suited(_costs(_chain(SCARCE * 11), 960))
-    pinned = CostModel(costs.chain, costs.cluster, "2bw", "paper", pins=((0, 1),))
-    assert not suited(pinned)
 
 
 def test_without_time_nothing_is_proven() -> None:

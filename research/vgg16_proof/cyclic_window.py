@@ -26,8 +26,8 @@ from typing import Final, NamedTuple
 
 from ortools.sat.python import cp_model
 
-from pipeplan.ilp.bounds.entrance import Entrance
 from pipeplan.ilp.costs import CostModel
+from research.vgg16_proof.admission import Entrance
 
 TICKS: Final = 1 << 23
 """All ops of a model in a row take at most about this many ticks."""

@@ -1,0 +1,1 @@
+"""Studies that the package does not need; they use its insides."""
