@@ -33,6 +33,7 @@ YOUNGER: dict[str, Any] = {
     "saved_passing_bytes": 0,
     "buffer_bytes": 0,
     "agreement": None,
+    "tolerance": None,
     "reserve_bytes": 0,
     "duplex": "full",
     "offload": [],
