@@ -1,6 +1,6 @@
 """Depth-first placement of the ops of a period: the inner loop of the oracle.
 
-First all forwards and backwards along the chain, then the transfers between them.
+Along the chain, each transfer as soon as both of its ends are placed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,19 @@ class Placing:
         self.busy: dict[object, int] = {}
         self.times: dict[tuple[int, int], int] = {}
         self.passed = [0, *accumulate(self.lengths)]
-        computes = [index for index, op in enumerate(self.ops) if op[0].is_compute]
-        sends = [index for index, op in enumerate(self.ops) if not op[0].is_compute]
-        self.steps = [(c, i) for part in (computes, sends) for c in range(k) for i in part]
+        self.steps = [(copy, index) for copy in range(k) for index in self._inwards()]
         self.free = [self._is_free(index) for index in range(len(self.ops))]
         self.spare = self._spare()
         self.sizes = self._sizes()
         self.stays = self._stays()
+
+    def _inwards(self) -> list[int]:
+        """All ops along the chain, but each transfer behind the compute that receives it."""
+        order: list[int] = []
+        for index in range(len(self.ops)):
+            if not self._is_send(index):
+                order += [index, index - 1] if index and self._is_send(index - 1) else [index]
+        return order
 
     def possible(self) -> bool:
         """Whether some placement keeps every rule."""
@@ -178,7 +184,24 @@ class Placing:
                     until += stop * self.lengths[end]
                     for time in range(since, until):
                         level[gpu][time % self.period] += size
-        return all(max(level[gpu]) <= self.spare[gpu] for gpu in level)
+        more = self._more_slots() if self.fields["memory_model"] == "paper" else {}
+        return all(max(level[gpu]) + more.get(gpu, 0) <= self.spare[gpu] for gpu in level)
+
+    def _more_slots(self) -> dict[int, int]:
+        """(P5): bytes of the second and further slots of what waits longer than a period."""
+        more: dict[int, int] = {}
+        for (index, copy), start in self.times.items():
+            if not self._is_send(index) or copy:
+                continue
+            kind, stage = self.ops[index]
+            first, last, _ = self.stages[stage]
+            size = self.chain.input_of(last + 1 if kind is OpKind.SEND_F else first)
+            sent = start + self.lengths[index] - self.times[index - 1, 0] - self.lengths[index - 1]
+            stays = {index - 1: sent, index + 1: self.times[index + 1, 0] - start}
+            for end, stay in stays.items():
+                gpu = self.stages[self.ops[end][1]][2]
+                more[gpu] = more.get(gpu, 0) + size * max(0, -(-stay // self.period) - 1)
+        return more
 
     def _since(self, copy: int, begin: int) -> int | None:
         """When op `begin` starts; a transfer that is not placed yet at the latest."""
@@ -211,11 +234,10 @@ class Placing:
             if kind is OpKind.F:
                 end = self.ops.index((OpKind.B, stage))
                 found[index].append((gpu, size.kept, int(not exact), end, 1))
-            if not exact:
-                continue
             if kind.is_compute:
                 working = size.forward if kind is OpKind.F else size.backward
-                found[index].append((gpu, working - size.kept, 0, index, 1))
+                found[index].append((gpu, working - (size.kept if exact else 0), 0, index, 1))
+            if kind.is_compute or not exact:
                 continue
             forward = kind is OpKind.SEND_F
             layer = self.chain.layers[last if forward else first - 1]

@@ -107,16 +107,20 @@ def _search(
 
 
 def _with_fixed_cuts(problem: Problem, state: Incumbent) -> SearchResult:
-    """What others do about recomputation: cuts first, then what is recomputed."""
+    """What others do about recomputation: cuts first, then what is recomputed.
+
+    Raises:
+        InfeasibleError: if these cuts have no plan, whatever plan there was to start from.
+    """
     full = problem.method == "full-recompute"
     found = baselines.full_recompute(state, problem.stages) if full else baselines.two_phase(state)
     if found is None:
-        state.infeasible = (
+        raise InfeasibleError(
             f"chain {state.costs.chain.name!r}: method {problem.method} has no plan: its stages"
             " exceed some GPU's memory or a link's time at every period. --recompute auto decides"
             " cuts and recomputation together."
         )
-    return found or SearchResult(state)
+    return found
 
 
 def _groups(costs: CostModel, limits: Limits) -> int | None:

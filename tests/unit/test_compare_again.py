@@ -20,7 +20,7 @@ from pipeplan.planner import Config, Progress, solve
 from pipeplan.testing.instances import Case
 from pipeplan.testing.networks import build
 from pipeplan.verifier import verify
-from tests import handmade_offload
+from tests import handmade, handmade_offload
 from tests.baselines import chain as short_chain
 
 GIB = 2**30
@@ -49,6 +49,15 @@ def test_rows_in_order_and_ours_is_never_worse(memory: int) -> None:
     assert all(row.plan is not None and verify(row.plan) == () for row in (mine, *others))
     if memory < 2 * GIB:
         assert isinstance(rows[2], Absent)
+
+
+def test_a_baseline_that_does_not_fit_is_absent_whatever_there_is_to_start_from() -> None:
+    """Equal times put 16 bytes of weights on a GPU of 14; a plan with other cuts is no answer."""
+    weights = [{"weight_bytes": size} for size in (4, 4, 1, 1)]
+    chain, cluster = handmade.chain([(1, 1)] * 4, weights), uniform(2, 14)
+    fits = solve(chain, cluster, Config(time_limit_s=1, workers=1, deterministic=True))
+    asked = Config(time_limit_s=1, workers=1, recompute="auto", resume=fits)
+    assert again.full(chain, cluster, asked) is None
 
 
 def test_what_is_computed_again_is_work() -> None:
