@@ -45,7 +45,7 @@ demo: $(DEMO)
 
 test: lint
 	@echo "== tests, fast ones first"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" \
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" --durations=40 \
 		tests/unit tests/golden tests/property tests/dist
 
 test-long: $(DEV)
