@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
+from random import Random
 from typing import Literal
 
 from pipeplan.ilp.clock import SearchClock
@@ -24,6 +25,9 @@ FINEST = 1024
 
 MODEL_K = 3
 """Largest k that models try where smaller ones are allowed."""
+
+NO_PLAN = Fraction(2**62), Fraction(0)
+"""The cost of no plan."""
 
 BoundName = Literal["any", "k1", "contiguous"]
 
@@ -112,9 +116,18 @@ class Incumbent:
         return float((self.best.per_microbatch - self.bound) / self.bound)
 
     @property
+    def cost(self) -> tuple[Fraction, Fraction]:
+        """What the semantics minimize, of the best plan; infinite without one."""
+        return NO_PLAN if self.best is None else self._cost(self.best)
+
+    @property
     def done(self) -> bool:
         """Whether the gap asked for is reached or the time is over."""
         return self.remaining <= 0 or (self.gap is not None and self.gap <= self.options.gap)
+
+    def random(self, strategy: str) -> Random:
+        """A strategy's own random numbers, repeatable for a seed."""
+        return Random(f"{self.options.seed} {strategy}")
 
     def uses(self, strategy: str) -> bool:
         """Whether a strategy or prover is not left out."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from pipeplan.ilp import search
+from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import infeasibility_reason
 from pipeplan.ilp.bounds.load import closed_form_bound
 from pipeplan.ilp.coarsening import CoarseChain, coarsen
@@ -22,8 +22,6 @@ ABOVE = 256
 """Longest chain that is searched layer by layer without being asked."""
 LEAST_GROUPS, GROUPS_PER_GPU = 192, 8
 """What a chain above that becomes: at least as many groups as these."""
-FIRST_SHARE = 0.5
-"""Share of the time for the first round."""
 
 
 def automatic(costs: CostModel) -> int | None:
@@ -51,7 +49,7 @@ def _rounds(state: Incumbent, groups: int) -> None:
     if state.infeasible is not None:
         return
     state.raise_bound("any", closed_form_bound(state.costs))
-    while not _round(state, _coarse(state, groups), FIRST_SHARE) and state.remaining > 0:
+    while not _round(state, _coarse(state, groups), portfolio.COARSE) and state.remaining > 0:
         groups *= 2
         if groups >= state.costs.layers:
             search.run(state)

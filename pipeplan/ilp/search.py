@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from importlib.util import find_spec
 
+from pipeplan.ilp import portfolio
 from pipeplan.ilp.bounds.infeasibility import (
     contiguous_reason,
     infeasibility_reason,
@@ -19,29 +20,59 @@ from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 
-CONTIGUOUS_SHARE = 0.2
-"""Share of the time left that the contiguous optimum may take, and its bound, where many kinds of
-GPUs make them slow."""
-EAGER_SHARE = 0.25
-"""Share of the time that eager cycles of contiguous partitions may take."""
-
-WINDOWS_SHARE = 0.25
-"""Share of the time left that the bound on contiguous plans may take where only these count."""
-
 NO_SOLVER = (
     "ortools is not installed, so plans with several stages on a GPU were only searched greedily:"
     " pip install 'pipeplan[plan]' searches all"
 )
 
 
+class ChainSearch:
+    """All of the search on one chain; it goes on where it was left."""
+
+    def __init__(self, state: Incumbent, *, contiguous_known: bool = False) -> None:
+        """Begin nothing yet.
+
+        Args:
+            state: hears of plans and bounds.
+            contiguous_known: whether contiguous plans were searched already.
+        """
+        self.state = state
+        self._known, self._kfkb = contiguous_known, not contiguous_known
+        self._cycles = KFkBSearch(state)
+        self._beyond: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """Improve the state until it is done or nothing is left to try; Ctrl-C ends it early."""
+        state = self.state
+        try:
+            state.set_phase("bounds")
+            reason = reason_for_any_remat if state.options.offload else infeasibility_reason
+            state.infeasible = reason(state.costs)
+            if state.infeasible is None:
+                state.raise_bound("any", load_bound(state.costs), from_bytes=False)
+                state.raise_bound("any", closed_form_bound(state.costs))
+                self._search()
+        except KeyboardInterrupt:
+            if state.best is None:
+                raise
+            state.set_phase("interrupted")
+
+    def _search(self) -> None:
+        """Contiguous plans first, the best with k = 1 but once; then all others."""
+        state = self.state
+        if not self._known:
+            self._known = True
+            self._kfkb = contiguous(state) and state.options.ks != (1,)
+        if self._kfkb and state.infeasible is None and not state.done:
+            state.give("kfkb", self._cycles.run, portfolio.KFKB * state.remaining)
+        if not state.options.contiguous_only and state.infeasible is None and not state.done:
+            self._beyond = self._beyond or _beyond(state)
+            self._beyond()
+
+
 def run(state: Incumbent) -> None:
     """Improve `state` until it is done or nothing is left to try; Ctrl-C ends it early."""
-    _unless_interrupted(state, _everything)
-
-
-def beyond(state: Incumbent) -> None:
-    """As `run`, without contiguous plans: for those who know them."""
-    _unless_interrupted(state, _beyond)
+    ChainSearch(state).run()
 
 
 def prove_contiguous(state: Incumbent) -> None:
@@ -57,48 +88,20 @@ def prove_contiguous(state: Incumbent) -> None:
     from pipeplan.ilp.bounds import window  # only here: it needs CP-SAT
 
     try:
-        window.raise_bound(state, WINDOWS_SHARE * state.remaining)
+        window.raise_bound(state, portfolio.WINDOWS * state.remaining)
     except KeyboardInterrupt:
         state.set_phase("interrupted")
 
 
-def _unless_interrupted(state: Incumbent, search: Callable[[Incumbent], None]) -> None:
-    try:
-        state.set_phase("bounds")
-        reason = reason_for_any_remat if state.options.offload else infeasibility_reason
-        state.infeasible = reason(state.costs)
-        if state.infeasible is None:
-            state.raise_bound("any", load_bound(state.costs), from_bytes=False)
-            state.raise_bound("any", closed_form_bound(state.costs))
-            search(state)
-    except KeyboardInterrupt:
-        if state.best is None:
-            raise
-        state.set_phase("interrupted")
-
-
-def _everything(state: Incumbent) -> None:
-    possible = contiguous(state)
-    if possible and state.options.ks != (1,) and state.infeasible is None and not state.done:
-        state.give("kfkb", KFkBSearch(state).run, EAGER_SHARE * state.remaining)
-    if not state.options.contiguous_only:
-        _beyond(state)
-
-
-def _beyond(state: Incumbent) -> None:
-    if state.infeasible is None and not state.done:
-        _beyond_contiguous(state)
-
-
-def _beyond_contiguous(state: Incumbent) -> None:
-    """Allocations with several stages on a GPU, where the solver for them is installed."""
+def _beyond(state: Incumbent) -> Callable[[], None]:
+    """The search for plans with several stages on a GPU; annealing alone without its solver."""
     if find_spec("ortools") is None:
         state.notes.append(NO_SOLVER)
-        state.give("annealing", SimulatedAnnealing(state).run, state.remaining)
-        return
-    from pipeplan.ilp import general  # only here: contiguous plans need no CP-SAT
+        annealing = SimulatedAnnealing(state)
+        return lambda: state.give(annealing.name, annealing.run, state.remaining)
+    from pipeplan.ilp import noncontiguous  # only here: contiguous plans need no CP-SAT
 
-    general.search(state)
+    return noncontiguous.NoncontiguousSearch(state).run
 
 
 def contiguous(state: Incumbent) -> bool:
@@ -140,7 +143,7 @@ def _until(state: Incumbent, solver: ContiguousDP) -> Callable[[], bool]:
     """Tells whether a slow solver has had its share of the time left; others need no look."""
     if not solver.is_slow:
         return lambda: False
-    end = state.elapsed + CONTIGUOUS_SHARE * state.remaining
+    end = state.elapsed + portfolio.CONTIGUOUS * state.remaining
     return lambda: state.elapsed >= end
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
-from pipeplan.ilp import noncontiguous
+from pipeplan.ilp import portfolio
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.exact import enumeration
 from pipeplan.plan import MemoryModel, Semantics
@@ -52,7 +52,7 @@ def test_without_the_joint_model(
     chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel
 ) -> None:
     """Alone it finds the optimum of k = 1 and proves it."""
-    with mock.patch.object(noncontiguous, "FIRST_SHARE", 0.0):
+    with mock.patch.object(portfolio, "FIRST_JOINT", 0.0):
         plan = held_against(chain, cluster, 1, how, model)
     if plan is not None and how == "2bw" and not cluster.action_overhead_ns:
         assert plan.solver.status == "optimal"
@@ -70,7 +70,7 @@ def test_unequal_and_messages(
     chain: Chain, cluster: Cluster, how: Semantics, model: MemoryModel, k: int
 ) -> None:
     """With transfers, unequal GPUs, several copies no claim is ever wrong."""
-    with mock.patch.object(noncontiguous, "FIRST_SHARE", 0.0):
+    with mock.patch.object(portfolio, "FIRST_JOINT", 0.0):
         held_against(chain, cluster, k, how, model)
 
 

@@ -15,7 +15,6 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Allocation
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule, measured_estimate
-from pipeplan.ilp.local_search.layer_merging import merge_layers
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.local_search.packing_lookahead import fits_rest, place_pair
 from pipeplan.ilp.memory import memory_rows
@@ -123,14 +122,6 @@ def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
     BalanceAndSchedule(state).run(5)
     assert state.elapsed < 5
     assert 8 < state.bounds["any"] <= state.best.per_microbatch
-
-
-def test_layers_pinned_apart_are_no_unit() -> None:
-    """Runs of layers for the guide keep pins to different GPUs apart, forced or merged."""
-    pins = ((0, 0), (2, 1), (3, 1))
-    assert merge_layers(tied(pins), 1, 10**6) == ((0, 1), (2, 3))
-    assert merge_layers(tied(pins), 1, 20) == ((0, 1), (2, 3))
-    assert merge_layers(tied(()), 1, 20) == ((0, 3),)
 
 
 def test_measured_bytes_add_up_to_the_peak() -> None:

@@ -145,10 +145,11 @@ def test_folds_end_where_nothing_is_to_be_found() -> None:
         assert state.phase == phase
     known, state = searched(blocks(uniform(GPUS, 110)), 1)
     walk = SimulatedAnnealing(state)
-    draws = walk.random.getstate()
+    starts = InterleavedStarts(state, walk)
+    draws = walk.random.getstate(), starts.random.getstate()
     state.best, found = known.best, state.best
     assert found is not None
     assert state.offer(found)
     assert state.done
-    InterleavedStarts(state, walk).run(5)
-    assert walk.random.getstate() == draws
+    starts.run(5)
+    assert (walk.random.getstate(), starts.random.getstate()) == draws

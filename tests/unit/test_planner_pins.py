@@ -100,8 +100,8 @@ class TestKept:
         found = plan(handmade.chain([(2, 2)] * 4, layers), {0: 1}, gpus=2)
         assert homes(found)[3] == 1
 
-    def test_sixteen_layers_beside_the_walk(self) -> None:
-        """Where walk, guide and neighbourhoods search, pins hold too."""
+    def test_sixteen_layers(self) -> None:
+        """Where local search takes over from the joint model, pins hold too."""
         fields = [{"saved_bytes": 3, "output_bytes": 1}] * 16
         of = handmade.chain([(2, 3)] * 16, fields)
         config = planner.Config(

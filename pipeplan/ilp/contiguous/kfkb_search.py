@@ -25,6 +25,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import chain, combinations, count, pairwise
 from math import comb
+from typing import ClassVar
 
 from pipeplan.ilp.contiguous.in_flight_limits import in_flight_limits
 from pipeplan.ilp.contiguous.initial_partitions import initial_partitions
@@ -58,6 +59,7 @@ class KFkBSearch:
     """Best-first search over contiguous partitions; offers the eager cycles of each."""
 
     state: Incumbent
+    name: ClassVar[str] = "kfkb"
     _new: list[_Candidate] = field(default_factory=list)
     """By what they need at least."""
     _glanced: list[_Candidate] = field(default_factory=list)
@@ -71,7 +73,7 @@ class KFkBSearch:
     def run(self, seconds: float) -> None:
         """Search until no partition left can beat the best plan, or `seconds` have passed."""
         self._end = self.state.elapsed + min(seconds, self.state.remaining)
-        self.state.set_phase("kfkb")
+        self.state.set_phase(self.name)
         for stages in chain(initial_partitions(self.state), self._all()):
             if stages is not None:
                 self._add(stages)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from heapq import nlargest, nsmallest
 from itertools import accumulate, islice
-from typing import Final
+from typing import ClassVar, Final
 
 from pipeplan.ilp.bounds.load import min_link_occupancy
 from pipeplan.ilp.coarsening import grouped
@@ -47,6 +47,7 @@ class StageCountEnumeration:
     """Allocations with few runs, one number of runs after the other, turn by turn."""
 
     state: Incumbent
+    name: ClassVar[str] = "stage counts"
     _runs: int = field(default=FEWEST - 1, init=False)
     """How many runs what is looked at has."""
     _tree: Iterator[Assignment | None] = field(default_factory=lambda: iter(()), init=False)
@@ -62,7 +63,7 @@ class StageCountEnumeration:
             return
         self._end = state.elapsed + min(seconds, state.remaining)
         while self._runs <= state.costs.layers and not self._over:
-            state.set_phase(f"stage counts: {self._runs} stages")
+            state.set_phase(f"{self.name}: {self._runs} stages")
             if not self._look():
                 self._decide()
 

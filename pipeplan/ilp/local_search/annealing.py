@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import pairwise
 from math import exp
 from random import Random
-from typing import Final
+from typing import ClassVar, Final
 
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
@@ -75,24 +75,34 @@ class SimulatedAnnealing:
     """Annealing rounds from the best plan, until the time is over."""
 
     state: Incumbent
+    reductions: ClassVar[tuple[float, ...]] = (*LARGE_TARGET_REDUCTIONS, *TARGET_REDUCTIONS)
+    name: ClassVar[str] = "annealing"
     random: Random = field(init=False)
     _best: Schedule = field(init=False)
     """The shortest schedule that fits; the state may prefer another under flush."""
 
     def __post_init__(self) -> None:
         """Repeatable for a seed."""
-        self.random = Random(self.state.options.seed)
+        self.random = self.state.random(self.name)
 
     def run(self, seconds: float) -> None:
         """Anneal for `seconds` from the best plan so far, if there is one."""
-        state = self.state
-        if state.best is None or state.costs.gpus == 1:
+        state, best = self.state, self._known()
+        if best is None or state.costs.gpus == 1:
             return
-        self._best = state.best
+        self._best = best
         end = state.elapsed + min(seconds, state.remaining)
-        state.set_phase("annealing")
+        state.set_phase(self.name)
         while not self._over(end) and self._target(TARGET_REDUCTIONS[-1]) >= state.bound:
             self._round(end)
+
+    def _known(self) -> Schedule | None:
+        """The best plan so far."""
+        return self.state.best
+
+    def _begin(self, k: int) -> Allocation:
+        """What the best plan does, with k copies."""
+        return Allocation.of(self._best, k)
 
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
@@ -114,14 +124,15 @@ class SimulatedAnnealing:
             end: When to stop, by the search's clock.
             shrink: By how much the target is below a plan found on the way.
         """
-        if self.state.best is not None:
-            self._best = self.state.best
+        best = self._known()
+        if best is not None:
+            self._best = best
             self._anneal(self._kept(layout), target, steps, shrink, end)
 
     def _round(self, end: float) -> None:
         """One round from hot to cold around the best plan."""
-        shrink = self.random.choice((*LARGE_TARGET_REDUCTIONS, *TARGET_REDUCTIONS))
-        at = Allocation.of(self._best, self._choose_k())
+        shrink = self.random.choice(self.reductions)
+        at = self._begin(self._choose_k())
         self._anneal(at, self._target(shrink), ROUND, shrink, end)
 
     def _anneal(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
-from random import Random
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
@@ -76,7 +75,7 @@ class BalanceAndSchedule:
     def __init__(self, state: Incumbent, annealing: SimulatedAnnealing | None = None) -> None:
         """Repeatable for a seed; `annealing` anneals from what fits nearly."""
         self.state = state
-        self.random = Random(state.options.seed)
+        self.random = state.random(self.name)
         self._annealing = annealing or SimulatedAnnealing(state)
         self._steps = STEPS
 

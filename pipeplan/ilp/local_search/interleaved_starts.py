@@ -136,9 +136,11 @@ class VisitCuts:
 class InterleavedStarts:
     """Starts at periods below the best plan's, drawn until the time is over."""
 
+    name = "interleaved starts"
+
     def __init__(self, state: Incumbent, annealing: SimulatedAnnealing) -> None:
-        """`annealing` anneals from each start, and draws for both, so that none is repeated."""
-        self.state, self._annealing, self._random = state, annealing, annealing.random
+        """`annealing` anneals from each start."""
+        self.state, self._annealing, self.random = state, annealing, state.random(self.name)
 
     def run(self, seconds: float) -> None:
         """Shorten the best plan for `seconds`, while it is `far` from what may be."""
@@ -146,7 +148,7 @@ class InterleavedStarts:
         end = state.elapsed + min(seconds, state.remaining)
         if state.done or not self.far or state.costs.gpus == 1:
             return
-        state.set_phase("interleaved starts")
+        state.set_phase(self.name)
         while not state.done and self.far and state.elapsed < end:
             self._try(end)
 
@@ -164,13 +166,13 @@ class InterleavedStarts:
         """One order of GPUs, its borders, annealing from there."""
         state, best = self.state, self.state.best
         assert best is not None
-        shrink = Fraction(self._random.choice(TARGET_REDUCTIONS))
+        shrink = Fraction(self.random.choice(TARGET_REDUCTIONS))
         period = max(1, int(max(state.bound, best.per_microbatch * (1 - shrink))))
         gpus = list(dict.fromkeys(stage.gpu for stage in best.stages))
         gpus += [gpu for gpu in range(state.costs.gpus) if gpu not in gpus]
-        order = random_visits(gpus, self._random)
-        borders = VisitCuts(state.costs, order, period, self._random.choice(STRETCHES))
-        borders.anneal(self._random, STEPS)
+        order = random_visits(gpus, self.random)
+        borders = VisitCuts(state.costs, order, period, self.random.choice(STRETCHES))
+        borders.anneal(self.random, STEPS)
         state.options.clock.charge(STEPS * STEP_S)
         layout = Allocation(borders.homes, frozenset())
         self._annealing.anneal_from(layout, Fraction(period), SETTLING, end, TARGET_REDUCTIONS[0])

@@ -49,6 +49,8 @@ SETTLING: Final = 600
 class EqualSplitRestarts(BalanceAndSchedule):
     """Periods and prices drawn until the time is over."""
 
+    name = "restarts"
+
     def run(self, seconds: float) -> None:
         """Shorten the best plan, if it is near enough to the bound; there must be one."""
         state = self.state

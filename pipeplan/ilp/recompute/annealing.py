@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.annealing import (
-    ROUND,
     TARGET_REDUCTIONS,
     Allocation,
     SimulatedAnnealing,
@@ -50,6 +48,9 @@ class RecomputeAllocation(Allocation):
 class RecomputeAnnealing(SimulatedAnnealing):
     """Annealing rounds from the best plan of all, over allocations and runs."""
 
+    name = "recompute annealing"
+    reductions = TARGET_REDUCTIONS
+
     def __init__(self, joint: JointIncumbent, offered: StageOptions) -> None:
         """Repeatable for a seed."""
         super().__init__(joint.state)
@@ -58,38 +59,14 @@ class RecomputeAnnealing(SimulatedAnnealing):
         self._contracted: ContractedChain | None = None
         self._sets: dict[Segment, list[Runs]] = {}
 
-    def run(self, seconds: float) -> None:
-        """Anneal for `seconds` from the best plan so far, if there is one."""
-        joint, state = self.joint, self.state
-        if joint.best.state.best is None or state.costs.gpus == 1:
-            return
-        self._best = joint.best.state.best
-        end = state.elapsed + min(seconds, state.remaining)
-        state.set_phase("recompute annealing")
-        while not self._over(end) and self._target(TARGET_REDUCTIONS[-1]) >= state.bound:
-            self._round(end)
+    def _known(self) -> Schedule | None:
+        return self.joint.best.state.best
 
-    def anneal_from(
-        self,
-        layout: Allocation,
-        target: Fraction,
-        steps: int,
-        end: float,
-        shrink: float = TARGET_REDUCTIONS[-1],
-    ) -> None:
-        """As `SimulatedAnnealing` does, from a layout with runs."""
-        best = self.joint.best.state.best
-        if best is not None:
-            self._best = best
-            self._anneal(layout, target, steps, shrink, end)
+    def _begin(self, k: int) -> Allocation:
+        return allocation_of(self.joint, k)
 
     def _over(self, end: float) -> bool:
         return self.joint.done or self.state.elapsed >= end
-
-    def _round(self, end: float) -> None:
-        shrink = self.random.choice(TARGET_REDUCTIONS)
-        at = allocation_of(self.joint, self._choose_k())
-        self._anneal(at, self._target(shrink), ROUND, shrink, end)
 
     def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
         """The contracted chain, and the stages in its layers."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from pipeplan.ilp import portfolio
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import (
@@ -29,8 +30,6 @@ from pipeplan.plan import Plan
 
 POINTS: Final = 6
 """Periods between the bound and the best plan that suggest further runs."""
-LISTING_SHARE: Final = 0.3
-"""Share of the time left that listing options may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _listed(state: Incumbent) -> StageOptions:
     offload = state.options.offload
     if state.options.deterministic:
         return list_options(state.costs.chain, offload=offload)
-    until = state.elapsed + LISTING_SHARE * state.remaining
+    until = state.elapsed + portfolio.LISTING * state.remaining
     first = [stage.first for stage in unconstrained_stages(state)]
     return list_options(
         state.costs.chain, offload=offload, first=first, go_on=lambda: state.elapsed < until

@@ -2,7 +2,7 @@
 
 Each initial set is a set of recomputed segments that suited some contiguous partition. Its
 contracted chain, in which a segment is a layer, is searched like any other chain, with several
-micro-batches per period too. The best plan is then improved in time slices (`time_slices`).
+micro-batches per period too. The best plan is then improved in rounds of slices (`rounds`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,25 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
 
-from pipeplan.ilp import search
+from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.rounds import Rounds
 from pipeplan.ilp.recompute.search_result import SearchResult
-from pipeplan.ilp.recompute.time_slices import TimeSlices
 from pipeplan.ilp.recompute.trim import trim
 from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
 
 REQUIRED: Final = 2
 """Candidates that are tried even if listing options took all time; they share half of it."""
-NO_RECOMPUTE_SHARE: Final = 0.35
-"""Share of the time, at most, for plans without recomputation before any others are looked at."""
-CANDIDATES_SHARE: Final = 0.4
-"""Share of what is left then for trying candidates."""
 FEW_LAYERS: Final = 14
 """Layers up to which plans without recomputation are searched as a whole at first, for proofs."""
 EVERY_LAYERS: Final = 7
 """Layers up to which every set of runs is tried: there are 2.6 times as many with each layer."""
-EVERY_SHARE: Final = 0.5
-"""Share of the time left for that where a plan is there and others of larger k remain to try."""
 MOST_LAYERS: Final = 200
 """Longest chain whose options are listed: they grow with its square."""
 
@@ -93,11 +87,11 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         whole.notes.append(
             f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
         )
-        TimeSlices(joint, state, None).run()
+        Rounds(joint, state, None).run()
         return
     if joint.interrupted or _reached(joint):
         return
-    share = CANDIDATES_SHARE * whole.remaining / 2
+    share = portfolio.INITIAL_SETS * whole.remaining / 2
     required = REQUIRED + whole.options.offload
     for candidate in found:
         limit = share / required if candidate.required else share / (2 * POINTS)
@@ -108,13 +102,13 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         _prove_contiguous(whole)
     _every(joint, kept)
     if whole.infeasible is None:
-        TimeSlices(joint, state, found.offered).run()
+        Rounds(joint, state, found.offered).run()
 
 
 def _keep(joint: JointIncumbent, state: Incumbent) -> None:
     """Contiguous plans without recomputation, and all others where layers are few."""
     limits = state.options
-    seconds = NO_RECOMPUTE_SHARE * state.remaining
+    seconds = portfolio.KEEP_ALL * state.remaining
     few = state.costs.layers <= FEW_LAYERS
     state.options = replace(
         limits,
@@ -162,7 +156,7 @@ def _every(joint: JointIncumbent, kept: Fraction) -> None:
     from pipeplan.ilp.recompute import enumeration  # only here: contiguous plans need no CP-SAT
 
     rest = len(state.options.ks) > 1 and joint.period is not None
-    share = EVERY_SHARE if rest else 1.0
+    share = portfolio.EVERY_SET if rest else 1.0
     found = enumeration.decide(state, joint.best.state.best, kept, share * state.remaining)
     if found is not None:
         joint.take(SearchResult(*found))

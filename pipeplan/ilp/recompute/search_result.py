@@ -7,12 +7,8 @@ from fractions import Fraction
 
 from pipeplan.chain import Chain
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.objective import cost
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.plan import Remat, Stage
-
-NO_PLAN = Fraction(2**62)
-"""The cost of no plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,4 @@ class SearchResult:
     @property
     def cost(self) -> tuple[Fraction, Fraction]:
         """What the semantics minimize; infinite without a plan."""
-        best, options_ = self.state.best, self.state.options
-        if best is None:
-            return NO_PLAN, Fraction(0)
-        return cost(self.state.costs, best, options_.microbatches)
+        return self.state.cost

@@ -25,7 +25,6 @@ from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.relief_estimate import estimate_relief, offloadable_segments
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute import search as recompute_search
-from pipeplan.ilp.recompute import time_slices
 from pipeplan.ilp.recompute.annealing import RecomputeAllocation, RecomputeAnnealing
 from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
 from pipeplan.ilp.recompute.balancing import joined
@@ -36,9 +35,10 @@ from pipeplan.ilp.recompute.initial_sets import InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import mutate
 from pipeplan.ilp.recompute.options import list_options
+from pipeplan.ilp.recompute.rounds import Rounds
 from pipeplan.ilp.recompute.search_result import SearchResult
-from pipeplan.ilp.recompute.time_slices import LEAST, TimeSlices
 from pipeplan.ilp.recompute.trim import trim
+from pipeplan.ilp.search import ChainSearch
 from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import Case, chain_of
@@ -239,7 +239,7 @@ def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -
     seen: list[KFkBSearch] = []
     monkeypatch.setattr(KFkBSearch, "run", lambda self, seconds: seen.append(self))
     joint = in_vain(ks=(1, 2))
-    taking = TimeSlices(joint, joint.state, None)
+    taking = Rounds(joint, joint.state, None)
     for _ in range(2):
         taking._cycle(1)
     trim(joint)
@@ -250,6 +250,23 @@ def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -
     seen.clear()
     gc.collect()
     assert old() is None
+
+
+def test_a_search_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same objects go on, for the best chain and for the one without recomputation."""
+    seen: list[ChainSearch] = []
+    monkeypatch.setattr(ChainSearch, "run", seen.append)
+    joint = in_vain()
+    kept = Incumbent(joint.state.costs, joint.state.options)
+    rounds = Rounds(joint, kept, None)
+    for _ in range(2):
+        rounds._around(1)
+        rounds._plain(1)
+    assert seen[:2] == seen[2:]
+    assert [each.state for each in seen[:2]] == [joint.best.state, kept]
+    trim(joint)
+    rounds._around(1)
+    assert seen[4].state is joint.best.state is not seen[0].state
 
 
 def test_the_walk_finds_runs_by_itself() -> None:
@@ -274,46 +291,6 @@ def test_the_walk_finds_runs_by_itself() -> None:
         assert joint.best.cost == cost(best.costs, best.best, state.options.microbatches)
         found += known < before
     assert found >= 2
-
-
-def test_what_finds_nothing_has_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part's turn is halved down to a quarter; who finds something has all of it."""
-    costs = random_costs(2, 5, memory=10**6)
-    state = Incumbent(costs, replace(limits(), clock=DeterministicClock(), time_limit_s=100))
-    state.raise_bound("any", Fraction(1))
-    joint = JointIncumbent(state, SearchResult(state))
-    given: list[tuple[str, float]] = []
-
-    def idle(seconds: float) -> None:
-        given.append(("idle", seconds))
-        state.options.clock.charge(seconds)
-
-    def lucky(seconds: float) -> None:
-        given.append(("lucky", seconds))
-        placing = ModuloListScheduler(costs, [(0, 4, 0)], costs.load_ns(0, 4, 0) + 99 - len(given))
-        assert placing.place()
-        assert joint.offer(contract(costs.chain, ()), costs, placing.schedule())
-        state.options.clock.charge(seconds)
-
-    parts = [time_slices._Arm("idle", idle), time_slices._Arm("lucky", lucky)]
-    monkeypatch.setattr(TimeSlices, "_parts", lambda self: parts)
-    TimeSlices(joint, state, None).run()
-    ratios = [one[1] / other[1] for one, other in zip(given[::2], given[1::2], strict=False)]
-    assert ratios[:4] == pytest.approx([1, 0.5, LEAST, LEAST])
-    assert state.remaining <= 0
-
-
-def test_turns_end_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that have nothing to do do not use up the time."""
-    state = Incumbent(
-        random_costs(2, 5), replace(limits(), clock=DeterministicClock(), time_limit_s=100)
-    )
-    state.raise_bound("any", Fraction(1))
-    monkeypatch.setattr(
-        TimeSlices, "_parts", lambda self: [time_slices._Arm("idle", lambda seconds: None)]
-    )
-    TimeSlices(JointIncumbent(state, SearchResult(state)), state, None).run()
-    assert state.remaining > 90
 
 
 def test_what_cannot_be_is_said_at_once() -> None:
