@@ -36,8 +36,7 @@ RESULT = Path(__file__).parent / "results" / "ablation.json"
 LOST = 0.01
 """A row is lost where the plan is longer by more than this."""
 FINDERS = (
-    "annealing", "balancing", "guide", "interleaved starts", "joint", "kfkb", "neighbourhoods",
-    "restarts", "stage counts", "unrestricted",
+    "annealing", "balancing", "interleaved starts", "joint", "kfkb", "restarts", "stage counts",
 )  # fmt: skip
 PROVERS = ("packing bound", "counting bound")
 JOINT = (

@@ -1,1 +1,1 @@
-"""Local search over allocations, each judged by one list schedule; large neighbourhood search."""
+"""Local search over allocations, each judged by one list schedule."""
