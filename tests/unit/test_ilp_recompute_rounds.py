@@ -18,6 +18,7 @@ from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.annealing import Allocation
 from pipeplan.ilp.local_search.balancing import Estimate
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
@@ -25,7 +26,7 @@ from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.relief_estimate import estimate_relief, offloadable_segments
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute import search as recompute_search
-from pipeplan.ilp.recompute.annealing import RecomputeAllocation, RecomputeAnnealing
+from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
 from pipeplan.ilp.recompute.balancing import joined
 from pipeplan.ilp.recompute.contracted_chain import contract
@@ -120,10 +121,10 @@ def test_sums_of_a_balance_stay_right(seed: int) -> None:
     costs, random = random_costs(seed, 10), Random(seed)
     single = ContractionCache(costs).of(tuple((layer, layer) for layer in range(10)))[1]
     load = costs.load_ns(0, 9, 0)
-    guess = Estimate(RecomputeAllocation((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
+    guess = Estimate(Allocation((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
     balance = RecomputeAssignmentAnnealing(costs, single, load // 2, guess, [False] * 10, 0.01)
     balance.anneal(random, 3000)
-    known = replace(guess, layout=RecomputeAllocation(balance.homes, frozenset()))
+    known = replace(guess, layout=Allocation(balance.homes, frozenset()))
     fresh = RecomputeAssignmentAnnealing(costs, single, load // 2, known, balance.recomputed, 0.01)
     assert fresh.total == pytest.approx(balance.total, abs=1e-6)
     assert any(balance.recomputed)

@@ -39,17 +39,20 @@ LOOK: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Where layers sit, where stages of one GPU are split, when copies turn around.
+    """Where layers sit, where stages are split, when copies turn around, what is recomputed.
 
     homes: GPU of each layer.
     splits: first layers of stages that follow a stage on the same GPU.
     turns: instants at which the copies' forwards end and backwards begin, in periods; rising from
         0 to less than 1.
+    recompute: runs of layers that are recomputed, which stages may cut; only where a search with
+        recomputation asks for them.
     """
 
     homes: tuple[int, ...]
     splits: frozenset[int]
     turns: tuple[float, ...] = (0.0,)
+    recompute: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, schedule: Schedule, k: int) -> Allocation:
@@ -68,6 +71,10 @@ class Allocation:
                 runs.append((first, layer - 1, home))
                 first, home = layer, gpu
         return [*runs, (first, len(self.homes) - 1, home)]
+
+    def segments(self) -> list[tuple[int, int]]:
+        """First and last layer of each stage."""
+        return [(first, last) for first, last, _ in self.runs()]
 
 
 @dataclass

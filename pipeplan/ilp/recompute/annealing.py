@@ -10,7 +10,7 @@ judgement is exact. Source: ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
@@ -32,17 +32,6 @@ from pipeplan.ilp.schedule import Schedule
 
 RECOMPUTE_SHARE: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputeAllocation(Allocation):
-    """An allocation of the chain's own layers, and the runs that are recomputed."""
-
-    recomputed: Runs = ()
-
-    def segments(self) -> list[Segment]:
-        """First and last layer of each stage."""
-        return [(first, last) for first, last, _ in self.runs()]
 
 
 class RecomputeAnnealing(SimulatedAnnealing):
@@ -70,8 +59,7 @@ class RecomputeAnnealing(SimulatedAnnealing):
 
     def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
         """The contracted chain, and the stages in its layers."""
-        assert isinstance(layout, RecomputeAllocation)
-        contracted, costs = self.pieces.of(clip_to_stages(layout.recomputed, layout.segments()))
+        contracted, costs = self.pieces.of(clip_to_stages(layout.recompute, layout.segments()))
         self._contracted = contracted
         return costs, contracted.renumbered(layout.runs())
 
@@ -87,14 +75,12 @@ class RecomputeAnnealing(SimulatedAnnealing):
         return self.joint.offer(self._contracted, costs, schedule)
 
     def _change(self, layout: Allocation) -> Allocation:
-        assert isinstance(layout, RecomputeAllocation)
         if self.random.random() > RECOMPUTE_SHARE:
             return super()._change(layout)
         stages = layout.segments()
         stage = self.random.choice(stages)
-        runs = clip_to_stages(layout.recomputed, stages)
-        recomputed = mutate(self.random, runs, stage, self._offered(stage))
-        return replace(layout, recomputed=recomputed)
+        runs = clip_to_stages(layout.recompute, stages)
+        return replace(layout, recompute=mutate(self.random, runs, stage, self._offered(stage)))
 
     def _offered(self, stage: Segment) -> Sequence[Runs]:
         """The sets of runs that the options of a segment stand for."""
@@ -113,11 +99,10 @@ def offloaded_overflow(
     return [peak - size for peak, size in zip(peaks, away, strict=True)]
 
 
-def allocation_of(joint: JointIncumbent, k: int) -> RecomputeAllocation:
+def allocation_of(joint: JointIncumbent, k: int) -> Allocation:
     """The best plan's allocation and runs, k copies evenly spread."""
     best = joint.best.state.best
     assert best is not None
-    layout = RecomputeAllocation.of(replace(best, stages=joint.best.stages), k)
-    assert isinstance(layout, RecomputeAllocation)
+    layout = Allocation.of(replace(best, stages=joint.best.stages), k)
     contracted = joint.best.contracted
-    return replace(layout, recomputed=tuple(sorted(contracted.runs)) if contracted else ())
+    return replace(layout, recompute=tuple(sorted(contracted.runs)) if contracted else ())

@@ -24,7 +24,7 @@ from pipeplan.ilp.local_search.balancing import (
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.offload.relief_estimate import estimate_relief
-from pipeplan.ilp.recompute.annealing import RecomputeAllocation, RecomputeAnnealing, allocation_of
+from pipeplan.ilp.recompute.annealing import RecomputeAnnealing, allocation_of
 from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment
 from pipeplan.ilp.recompute.contraction_cache import clip_to_stages
@@ -60,14 +60,13 @@ class RecomputeBalancing(BalanceAndSchedule):
     def _begin(self, period: int) -> Estimate:
         layout, best = allocation_of(self.joint, 1), self._best()
         assert best is not None
-        contracted, costs = self._pieces.of(layout.recomputed)
+        contracted, costs = self._pieces.of(layout.recompute)
         counts, beside = measured_estimate(costs, best, period)
         return Estimate(layout, spread(contracted, counts), beside)
 
     def _balance(self, period: int, guess: Estimate, price: float) -> AssignmentAnnealing:
-        assert isinstance(guess.layout, RecomputeAllocation)
         recomputed = [False] * self.state.costs.layers
-        for first, last in guess.layout.recomputed:
+        for first, last in guess.layout.recompute:
             recomputed[first : last + 1] = [True] * (last + 1 - first)
         return RecomputeAssignmentAnnealing(
             self.state.costs, self._single, period, guess, recomputed, price
@@ -76,22 +75,19 @@ class RecomputeBalancing(BalanceAndSchedule):
     def _layout(self, balance: AssignmentAnnealing) -> Allocation:
         assert isinstance(balance, RecomputeAssignmentAnnealing)
         recomputed = tuple((layer, layer) for layer, flag in enumerate(balance.recomputed) if flag)
-        return RecomputeAllocation(balance.homes, frozenset(), recomputed=recomputed)
+        return Allocation(balance.homes, frozenset(), recompute=recomputed)
 
     def _scheduled(self, layout: Allocation, period: int) -> ScheduledAllocation | None:
-        assert isinstance(layout, RecomputeAllocation)
         best, found = self._best(), list[ScheduledAllocation]()
         assert best is not None
         if period >= best.per_microbatch:
             return None
-        for runs in joined(layout.recomputed, layout.segments()):
+        for runs in joined(layout.recompute, layout.segments()):
             contracted, costs = self._pieces.of(runs)
             placing = ModuloListScheduler(costs, contracted.renumbered(layout.runs()), period)
             if placing.place():
                 found.append(
-                    ScheduledAllocation(
-                        replace(layout, recomputed=runs), costs, placing.schedule()
-                    )
+                    ScheduledAllocation(replace(layout, recompute=runs), costs, placing.schedule())
                 )
         return min(found, key=self._excess, default=None)
 
@@ -114,8 +110,7 @@ class RecomputeBalancing(BalanceAndSchedule):
     def _measured(
         self, placed: ScheduledAllocation, period: int
     ) -> tuple[list[float], list[float]]:
-        assert isinstance(placed.layout, RecomputeAllocation)
-        contracted, _ = self._pieces.of(placed.layout.recomputed)
+        contracted, _ = self._pieces.of(placed.layout.recompute)
         counts, beside = measured_estimate(placed.costs, placed.schedule, period)
         if self.state.options.offload:
             rows = memory_rows(placed.costs, placed.schedule)
@@ -124,8 +119,7 @@ class RecomputeBalancing(BalanceAndSchedule):
         return spread(contracted, counts), beside
 
     def _take(self, placed: ScheduledAllocation, schedule: Schedule) -> bool:
-        assert isinstance(placed.layout, RecomputeAllocation)
-        contracted, costs = self._pieces.of(placed.layout.recomputed)
+        contracted, costs = self._pieces.of(placed.layout.recompute)
         return self.joint.offer(contracted, costs, schedule)
 
 
