@@ -58,6 +58,11 @@ class NoncontiguousSearch:
         if not self._opened:
             self._opened = True
             self._open()
+        few = self.state.costs.layers <= JOINT_ITEMS and self.state.uses("joint")
+        if few and not self._over and not self._decided:
+            self._decided = self._decide()
+            if self._decided:
+                self._give("annealing", portfolio.AFTER_JOINT_S)
         if not self._over and not self._decided and self.state.best is not None:
             self._rounds.run()
 
@@ -66,20 +71,15 @@ class NoncontiguousSearch:
         return self.state.done or self.state.infeasible is not None
 
     def _open(self) -> None:
-        """A plan, a bound from equal layers; then what suits the number of layers."""
+        """A plan, bounds, and between them better plans where layers are too many to decide."""
         state = self.state
         if state.best is None:
             find_any_plan(state)
         self._prove("packing bound", packing.raise_bound, portfolio.PACKING)
-        many = state.costs.layers > JOINT_ITEMS
-        if many and state.infeasible is None:
+        if state.costs.layers > JOINT_ITEMS and state.infeasible is None:
             self._shorten()
         if not state.options.offload:
             self._prove("counting bound", raise_bound, portfolio.COUNTING)
-        if not many and not self._over and state.uses("joint"):
-            self._decided = self._decide()
-            if self._decided:
-                self._give("annealing", portfolio.AFTER_JOINT_S)
 
     def _prove(
         self, name: str, prover: Callable[[Incumbent, float], object], share: float

@@ -256,7 +256,7 @@ def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -
 def test_a_search_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same objects go on, for the best chain and for the one without recomputation."""
     seen: list[ChainSearch] = []
-    monkeypatch.setattr(ChainSearch, "run", seen.append)
+    monkeypatch.setattr(ChainSearch, "run", lambda self: seen.append(self))
     joint = in_vain()
     kept = Incumbent(joint.state.costs, joint.state.options)
     rounds = Rounds(joint, kept, None)

@@ -23,7 +23,7 @@ def of(times: list[tuple[int, int]]) -> Chain:
 
 def planned(times: list[tuple[int, int]], gpus: int, latency: int = 0, **asked: Any) -> Plan:
     """The plan that every voice agrees on, with memory to spare."""
-    config = Config(**{"time_limit_s": 0.5, "workers": 1, "deterministic": True} | asked)
+    config = Config(**{"time_limit_s": 1.0, "workers": 1, "deterministic": True} | asked)
     return solve(of(times), uniform(gpus, 30, latency_ns=latency), config)
 
 
