@@ -27,7 +27,8 @@ from rich.table import Table
 from benchmarks.planner import Store
 from pipeplan.cli import common
 from pipeplan.errors import InfeasibleError, TimeLimitError
-from pipeplan.ilp import Improvement, Limits, solve
+from pipeplan.ilp import Limits, solve
+from pipeplan.plan import Improvement
 from pipeplan.planner import Config
 from pipeplan.planner.config import problem
 from pipeplan.testing.instances import Case
@@ -129,7 +130,7 @@ def _improvements(history: Sequence[Improvement]) -> list[list[Any]]:
     """[work in s, strategy, period in ns] of each better plan."""
     found: list[list[Any]] = []
     for step in history:
-        period = step.period and float(step.period)
+        period = step.period_ns and step.period_ns[0] / step.period_ns[1]
         if period and (not found or period < found[-1][2]):
             found.append([step.work_s, step.strategy, period])
     return found

@@ -18,7 +18,7 @@ from pipeplan.remat.bounds import fluid_bound, paper_bound
 from pipeplan.remat.dynprog import dynprog
 from pipeplan.remat.exact import exact, lower_bound
 from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.methods import MORE, Problem, Rematerialization, search
+from pipeplan.remat.methods import MORE, Rematerialization, RematProblem, search
 from pipeplan.remat.periodic import keep_all
 from pipeplan.report.budget import Curves, draw_curves
 
@@ -93,7 +93,7 @@ def _point(costs: Costs, line: Line, budget: int, share: float, seconds: float) 
     best, proven = swap, lower_bound(line, budget, HOST)
     bound = paper_bound(line, budget, HOST)
     if best > CLOSE * proven:
-        start = search(Problem(costs, budget, 500, HOST), MORE)
+        start = search(RematProblem(costs, budget, 500, HOST), MORE)
         goals = [int(goal * bound) for goal in (BEST_GOAL, DYNPROG_GOAL)]
         proof = exact(line, budget, HOST, seconds, start, goals)
         assert proof.found is not None

@@ -145,7 +145,7 @@ class Bounds(Record):
     contiguous: Rational | None = None
 
 
-class Step(Record):
+class Improvement(Record):
     """A better plan or a higher bound that the search found."""
 
     work_s: Annotated[float, Field(ge=0)]
@@ -177,7 +177,7 @@ class Solver(Record):
     contiguous_period_ns: Rational | None = None
     """The best contiguous plan found beside this one, in ns per micro-batch."""
     notes: tuple[str, ...] = ()
-    history: tuple[Step, ...] = Field(default=(), exclude_if=lambda steps: not steps)
+    history: tuple[Improvement, ...] = Field(default=(), exclude_if=lambda steps: not steps)
     """Every better plan and every higher bound, in the order they were found."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
+from pipeplan.runtime.supervision.stop_request import NoRequest
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, TensorSpec, Tied
 from pipeplan.testing.in_process import run_ranks
@@ -266,23 +266,6 @@ class Outcome:
     steps: int
 
 
-class Calm:
-    """Never wants to stop."""
-
-    def __init__(self) -> None:
-        """Nobody is woken yet."""
-        self._woken = threading.Event()
-
-    def wanted(self, seconds: float) -> bool:
-        """See `Wish`."""
-        self._woken.wait(seconds)
-        return False
-
-    def wake(self) -> None:
-        """See `Wish`."""
-        self._woken.set()
-
-
 class _Asking(BoardConsensus):
     """Asks before one step."""
 
@@ -321,7 +304,7 @@ def train(
     def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor], int]:
         listener = Listener()
         feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
-        consensus = _Asking(board, transport.rank, ranks, Calm(), first=0, timeout_s=60)
+        consensus = _Asking(board, transport.rank, ranks, NoRequest(), first=0, timeout_s=60)
         consensus.at = (stop_at or {}).get(transport.rank)
         consensuses.append(consensus)
         worker = build(

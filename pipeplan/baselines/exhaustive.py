@@ -18,7 +18,7 @@ from fractions import Fraction
 from math import ceil, inf
 
 from pipeplan.baselines.eager import Policy, cycle_of, eager_plan
-from pipeplan.baselines.pipedream import Problem, problem
+from pipeplan.baselines.pipedream import PartitionTables, problem
 from pipeplan.baselines.splits import keeps_ties, to_stages
 from pipeplan.baselines.timed import Setting, busiest, in_order, timed
 from pipeplan.plan import OpKind, Plan
@@ -81,7 +81,7 @@ def partitions(setting: Setting) -> list[tuple[int, ...]]:
     return sorted(trainable, key=lambda ends: (found[ends], ends))
 
 
-def _answers(asked: Problem, depth: int, least_traffic: bool) -> Iterator[tuple[int, ...]]:
+def _answers(asked: PartitionTables, depth: int, least_traffic: bool) -> Iterator[tuple[int, ...]]:
     """From no memory limit down to where no partition is left."""
     target: int | None = None
     while True:

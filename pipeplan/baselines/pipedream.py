@@ -42,7 +42,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PartitionTables:
     """What is partitioned, as tables over cuts 0 (before everything) to N (behind everything).
 
     works: per stage, ns from one cut to another; `NEVER` where the second is not behind the first.
@@ -113,7 +113,9 @@ def _least(
     return int(reach[-1]), ends[::-1]
 
 
-def problem(chain: Chain, cluster: Cluster, stages: int, *, communication: bool = True) -> Problem:
+def problem(
+    chain: Chain, cluster: Cluster, stages: int, *, communication: bool = True
+) -> PartitionTables:
     """The partition of `chain` into `stages` stages, stage s on GPU s; cut i is before layer i.
 
     PipeDream takes GPUs as equal; where they are not, stage s has the speed of GPU s and the link
@@ -132,7 +134,7 @@ def problem(chain: Chain, cluster: Cluster, stages: int, *, communication: bool 
         bandwidth = cluster.links.between(stage, stage + 1)[1] if communication else None
         sizes = [layer.output_bytes for layer in chain.layers[:-1]]
         cuts.append(np.array([NEVER, *(cut_ns(size, bandwidth) for size in sizes), NEVER]))
-    return Problem(
+    return PartitionTables(
         works=tuple(tables[speed] for speed in speeds),
         cuts=tuple(cuts),
         counted=_runs([counted_bytes(layer) for layer in chain.layers]),

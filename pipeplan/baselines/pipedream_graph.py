@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.baselines.pipedream import NEVER, Partition, Problem, Table, cut_ns
+from pipeplan.baselines.pipedream import NEVER, Partition, PartitionTables, Table, cut_ns
 from pipeplan.errors import InputError
 from pipeplan.importers.linearize import Graph, operation, without_dead_ends
 
@@ -87,7 +87,9 @@ def _next(graph: Graph, state: State) -> Iterator[str]:
             yield name
 
 
-def _problem(graph: Graph, states: list[State], stages: int, bandwidth: int | None) -> Problem:
+def _problem(
+    graph: Graph, states: list[State], stages: int, bandwidth: int | None
+) -> PartitionTables:
     ops = {name: operation(graph, name) for name in graph}
     work = _differences([sum(ops[n].forward_ns + ops[n].backward_ns for n in s) for s in states])
     counted = _differences(
@@ -101,7 +103,7 @@ def _problem(graph: Graph, states: list[State], stages: int, bandwidth: int | No
     ]
     cut = np.array([NEVER, *(cut_ns(size, bandwidth) for size in crossing), NEVER])
     works = np.where(later, work, NEVER)
-    return Problem((works,) * stages, (cut,) * (stages - 1), counted)
+    return PartitionTables((works,) * stages, (cut,) * (stages - 1), counted)
 
 
 def _differences(sums: list[int]) -> Table:

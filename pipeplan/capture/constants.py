@@ -71,7 +71,7 @@ class Constants(TorchFunctionMode):
             return None
         if any(not isinstance(leaf, _PLAIN) for leaf in tree_leaves(given)):
             return None
-        here = tree_map(lambda leaf: self._here(leaf), given)
+        here = tree_map(self._here, given)
         with _disable_current_modes(), DisableTorchFunction(), torch.no_grad():
             before = torch.get_rng_state()
             try:

@@ -3,10 +3,9 @@
 This is its only door: nothing outside imports a module of this package.
 """
 
-from pipeplan.ilp.history import Improvement
 from pipeplan.ilp.incumbent import Report
 from pipeplan.ilp.problem import Limits, Method, Problem
 from pipeplan.ilp.solution import Solution
 from pipeplan.ilp.solve import solve
 
-__all__ = ["Improvement", "Limits", "Method", "Problem", "Report", "Solution", "solve"]
+__all__ = ["Limits", "Method", "Problem", "Report", "Solution", "solve"]

@@ -6,23 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from pipeplan.ilp.clock import SearchClock
-
-
-@dataclass(frozen=True, slots=True)
-class Improvement:
-    """A better plan or a higher bound.
-
-    Attributes:
-        work_s: Seconds of the limit that were used; work where that is what counts.
-        strategy: The strategy or prover that ran.
-        period: The best plan's, per micro-batch in ns; None as long as there is none.
-        bound: The bound that the gap uses, per micro-batch in ns.
-    """
-
-    work_s: float
-    strategy: str
-    period: Fraction | None
-    bound: Fraction
+from pipeplan.plan import Improvement
 
 
 @dataclass
@@ -34,11 +18,12 @@ class History:
 
     def record(self, period: Fraction | None, bound: Fraction, phase: str) -> None:
         """Keep the report if the plan is better or the bound higher than before."""
-        strategy = phase.partition(":")[0]
-        if self.steps:
-            last = self.steps[-1]
-            if (last.period, last.bound) == (period, bound):
-                return
-        elif period is None and not bound:
-            return
-        self.steps.append(Improvement(round(self.clock.spent, 3), strategy, period, bound))
+        new = Improvement(
+            work_s=round(self.clock.spent, 3),
+            strategy=phase.partition(":")[0],
+            period_ns=None if period is None else period.as_integer_ratio(),
+            bound_ns=bound.as_integer_ratio() if bound else None,
+        )
+        last = self.steps[-1] if self.steps else Improvement(work_s=0, strategy="")
+        if (last.period_ns, last.bound_ns) != (new.period_ns, new.bound_ns):
+            self.steps.append(new)

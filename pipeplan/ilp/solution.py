@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeplan.ilp.history import Improvement
 from pipeplan.ilp.incumbent import BoundName
 from pipeplan.ilp.memory import in_flight, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import step_ns
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.schedule import to_ops
-from pipeplan.plan import MemoryRow, Op, Stage
+from pipeplan.plan import Improvement, MemoryRow, Op, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

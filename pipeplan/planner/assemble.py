@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from pipeplan import __version__, lowering, simulator, verifier
 from pipeplan.errors import DeadlockError, InternalError, InvalidPlanError
-from pipeplan.ilp import Improvement, Problem, Solution
-from pipeplan.plan import Bounds, Plan, Rational, Solver, Step
+from pipeplan.ilp import Problem, Solution
+from pipeplan.plan import Bounds, Plan, Rational, Solver
 from pipeplan.planner.config import Config
 
 
@@ -41,17 +41,8 @@ def assemble(problem: Problem, found: Solution, config: Config) -> Plan:
             pins=problem.pins,
             contiguous_period_ns=_rational(found.contiguous) if found.contiguous else None,
             notes=found.notes,
-            history=tuple(_improvement(each) for each in found.history),
+            history=found.history,
         ),
-    )
-
-
-def _improvement(found: Improvement) -> Step:
-    return Step(
-        work_s=found.work_s,
-        strategy=found.strategy,
-        period_ns=None if found.period is None else _rational(found.period),
-        bound_ns=_rational(found.bound) if found.bound else None,
     )
 
 

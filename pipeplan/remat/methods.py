@@ -49,7 +49,7 @@ MORE = 2
 
 
 @dataclass(frozen=True)
-class Problem:
+class RematProblem:
     """What a planner is asked; `channel` is None where nothing may be offloaded."""
 
     costs: Costs
@@ -68,11 +68,11 @@ class Problem:
         return line_of(self.costs, keep_all(self.costs))
 
 
-Planner = Callable[[Problem], tuple[Schedule, ...]]
+Planner = Callable[[RematProblem], tuple[Schedule, ...]]
 """Candidates; the best is taken, or the smallest names the minimum."""
 
 
-def _rotor(problem: Problem) -> tuple[Schedule, ...]:
+def _rotor(problem: RematProblem) -> tuple[Schedule, ...]:
     # Rounding to slots may lose the last bytes; the two ends of the curve need no rounding.
     costs, budget = problem.costs, problem.budget
     smallest = least_memory(costs)
@@ -82,7 +82,7 @@ def _rotor(problem: Problem) -> tuple[Schedule, ...]:
     return tuple(each for each in (found, smallest, keep_all(costs)) if each is not None)
 
 
-def _offload(problem: Problem, sets: Iterable[Units]) -> tuple[Schedule, ...]:
+def _offload(problem: RematProblem, sets: Iterable[Units]) -> tuple[Schedule, ...]:
     """The best of `sets`, and what needs least memory: everything away that may be."""
     line, channel = problem.line, problem.host
     found = fastest(line, sets, problem.budget, channel)
@@ -93,11 +93,11 @@ def _offload(problem: Problem, sets: Iterable[Units]) -> tuple[Schedule, ...]:
     return () if smallest is None else (smallest.schedule,)
 
 
-def _greedy(problem: Problem) -> tuple[Schedule, ...]:
+def _greedy(problem: RematProblem) -> tuple[Schedule, ...]:
     return _offload(problem, [greedy(problem.line, problem.budget)])
 
 
-def _dynprog(problem: Problem) -> tuple[Schedule, ...]:
+def _dynprog(problem: RematProblem) -> tuple[Schedule, ...]:
     line, budget, channel = problem.line, problem.budget, problem.host
     found = dynprog(line, budget, channel, problem.slots)
     if not found:
@@ -107,20 +107,20 @@ def _dynprog(problem: Problem) -> tuple[Schedule, ...]:
     return () if fitted is None else (fitted.schedule,)
 
 
-def _vdnn(problem: Problem) -> tuple[Schedule, ...]:
+def _vdnn(problem: RematProblem) -> tuple[Schedule, ...]:
     return _offload(problem, vdnn(problem.line))
 
 
-def _autoswap(problem: Problem) -> tuple[Schedule, ...]:
+def _autoswap(problem: RematProblem) -> tuple[Schedule, ...]:
     return _offload(problem, autoswap(problem.line, problem.budget, problem.host))
 
 
-def _tflms(problem: Problem) -> tuple[Schedule, ...]:
+def _tflms(problem: RematProblem) -> tuple[Schedule, ...]:
     found = tflms(problem.line, problem.budget, problem.host)
     return () if found is None else (found.schedule,)
 
 
-def search(problem: Problem, more: int = 1) -> Timed | None:
+def search(problem: RematProblem, more: int = 1) -> Timed | None:
     """The fastest schedule found around the best sets of DYNPROG, finer DYNPROG and all others.
 
     `more`: times as many changes as `swap` tries.
@@ -135,12 +135,12 @@ def search(problem: Problem, more: int = 1) -> Timed | None:
     return min(known, key=lambda each: each.makespan_ns, default=None)
 
 
-def _swap(problem: Problem) -> tuple[Schedule, ...]:
+def _swap(problem: RematProblem) -> tuple[Schedule, ...]:
     found = search(problem)
     return _offload(problem, []) if found is None else (found.schedule,)
 
 
-def _exact(problem: Problem) -> tuple[Schedule, ...]:
+def _exact(problem: RematProblem) -> tuple[Schedule, ...]:
     start = search(problem, MORE)
     if start is None:
         return _offload(problem, [])
@@ -148,11 +148,11 @@ def _exact(problem: Problem) -> tuple[Schedule, ...]:
     return () if proof.found is None else (proof.found.schedule,)
 
 
-def _pofo(problem: Problem) -> tuple[Schedule, ...]:
+def _pofo(problem: RematProblem) -> tuple[Schedule, ...]:
     """POFO's own schedule, and both of its parts alone: sizes are rounded differently there."""
     costs, budget, channel = problem.costs, problem.budget, problem.host
     slots = min(problem.slots, POFO_SLOTS)
-    alone = Problem(costs, budget, slots, channel)
+    alone = RematProblem(costs, budget, slots, channel)
     found = [*_rotor(alone), *_dynprog(alone), *_greedy(alone)]
     smallest = least_with_host(costs, channel)
     found += [] if smallest is None else [smallest]
@@ -213,10 +213,10 @@ def rematerialize_chain(
         raise InputError(
             f"method {method}: got no way to the host, need one. Give channel=Channel(...)."
         )
-    return _best(Problem(costs, budget, slots, channel), method)
+    return _best(RematProblem(costs, budget, slots, channel), method)
 
 
-def _best(problem: Problem, method: str) -> Rematerialization:
+def _best(problem: RematProblem, method: str) -> Rematerialization:
     tried = tuple(each for each in _AUTO if problem.channel or each not in OFFLOADING)
     found = [
         Rematerialization(

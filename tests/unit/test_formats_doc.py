@@ -36,7 +36,7 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("plan.json", "memory[].", plan.MemoryRow),
     ("plan.json", "solver.", plan.Solver),
     ("plan.json", "solver.bounds.", plan.Bounds),
-    ("plan.json", "solver.history[].", plan.Step),
+    ("plan.json", "solver.history[].", plan.Improvement),
     ("Device table", "", devices.DeviceTable),
     ("Device table", "devices[].", devices.Device),
     ("stages.json", "", stage_profile.StageProfile),

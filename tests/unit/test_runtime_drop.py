@@ -19,11 +19,11 @@ from pipeplan.runtime.parameters.buffer_snapshots import BufferSnapshots
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
+from pipeplan.runtime.supervision.stop_request import NoRequest
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, SplitModel, Task
 from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
-from tests.pipelines import Calm
 
 STEPS, M = 4, 6
 MAPS = {
@@ -71,7 +71,7 @@ def run(
 
     def work(transport: Transport) -> tuple[int, dict[str, Any], object]:
         ends = {"first": 0, "timeout_s": 60, "long_s": 0}
-        consensus = Asking(board, transport.rank, ranks, Calm(), **ends)  # type: ignore[arg-type]
+        consensus = Asking(board, transport.rank, ranks, NoRequest(), **ends)  # type: ignore[arg-type]
         consensus.question = question if transport.rank == who else 0
         consensuses.append(consensus)
         feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
@@ -209,8 +209,8 @@ def test_ranks_take_the_answer_of_the_slowest() -> None:
     """One with long steps is enough; updated steps are never dropped."""
     board = LocalBoard()
     options = {"first": 0, "timeout_s": 20}
-    slow = BoardConsensus(board, 0, 2, Calm(), **options, long_s=0.01)  # type: ignore[arg-type]
-    quick = BoardConsensus(board, 1, 2, Calm(), **options)  # type: ignore[arg-type]
+    slow = BoardConsensus(board, 0, 2, NoRequest(), **options, long_s=0.01)  # type: ignore[arg-type]
+    quick = BoardConsensus(board, 1, 2, NoRequest(), **options)  # type: ignore[arg-type]
     for consensus in (slow, quick):
         assert consensus.begin_step(0)
         assert consensus.begin_update(0)
@@ -233,7 +233,7 @@ def test_ranks_take_the_answer_of_the_slowest() -> None:
 
 def test_who_cannot_go_back_finishes() -> None:
     """A step whose buffers were not copied is as good as updated."""
-    consensus = BoardConsensus(LocalBoard(), 0, 1, Calm(), first=0, timeout_s=20, long_s=0.0)
+    consensus = BoardConsensus(LocalBoard(), 0, 1, NoRequest(), first=0, timeout_s=20, long_s=0.0)
     consensus.finish_all()
     assert consensus.begin_step(0)
     assert not consensus.may_drop(0)

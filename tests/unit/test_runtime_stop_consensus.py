@@ -11,10 +11,10 @@ import pytest
 from pipeplan.errors import RankError
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
-from tests.pipelines import Calm
+from pipeplan.runtime.supervision.stop_request import NoRequest
 
 
-class Wants(Calm):
+class Wants(NoRequest):
     """Wants to stop once it is told."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def test_a_wish_before_the_first_step(consensuses: list[BoardConsensus]) -> None
 
 def test_a_rank_that_says_nothing() -> None:
     """It is missed after the timeout, not waited for."""
-    consensus = BoardConsensus(LocalBoard(), 0, 2, Calm(), first=0, timeout_s=0.5)
+    consensus = BoardConsensus(LocalBoard(), 0, 2, NoRequest(), first=0, timeout_s=0.5)
     consensus.ask()
     with pytest.raises(RankError, match="rank 0: the ranks do not agree where to stop: a rank"):
         consensus.begin_step(0)
@@ -102,7 +102,7 @@ class Gone(LocalBoard):
 
 def test_a_store_that_is_gone() -> None:
     """The one that wants to stop says why it cannot; others train on until they miss a peer."""
-    consensus = BoardConsensus(Gone(), 0, 2, Calm(), first=0, timeout_s=60)
+    consensus = BoardConsensus(Gone(), 0, 2, NoRequest(), first=0, timeout_s=60)
     assert consensus.begin_step(0)
     consensus.ask()
     with pytest.raises(RankError, match="do not agree where to stop: Broken pipe"):
