@@ -76,7 +76,7 @@ class NoncontiguousSearch:
         if state.best is None:
             find_any_plan(state)
         self._prove("packing bound", packing.raise_bound, portfolio.PACKING)
-        if state.costs.layers > JOINT_ITEMS and state.infeasible is None:
+        if state.infeasible is None:
             self._shorten()
         if not state.options.offload:
             self._prove("counting bound", raise_bound, portfolio.COUNTING)
@@ -94,17 +94,20 @@ class NoncontiguousSearch:
     def _shorten(self) -> None:
         """Load balancing, then annealing; interleaved starts where memory is what binds."""
         state = self.state
+        few = state.costs.layers <= JOINT_ITEMS
         many = state.costs.layers > stage_counts.MOST_LAYERS
         for name, share in (
             ("balancing", portfolio.BRIEF),
             ("annealing", portfolio.BRIEF),
-            ("balancing", portfolio.BALANCING),
+            ("balancing", portfolio.EARLY if few else portfolio.BALANCING),
             ("restarts", portfolio.RESTARTS if many else portfolio.EARLY),
-            ("interleaved starts", portfolio.INTERLEAVED),
+            ("interleaved starts", portfolio.EARLY if few else portfolio.INTERLEAVED),
         ):
             self._give(name, share * state.remaining)
-        share = portfolio.ANNEALING if self._interleaved.far else portfolio.EARLY
-        self._give("annealing", share * state.remaining)
+        far = self._interleaved.far and not few
+        self._give(
+            "annealing", (portfolio.ANNEALING if far else portfolio.EARLY) * state.remaining
+        )
 
     def _decide(self) -> bool:
         """The joint model for each k; where it stays open and they are few, each allocation.
