@@ -39,6 +39,8 @@ LOST = 0.01
 FINDERS = (
     "annealing", "balancing", "interleaved starts", "joint", "kfkb", "restarts", "stage counts",
 )  # fmt: skip
+RETIRED = ("guide", "neighbourhoods", "unrestricted")
+"""Strategies that left the solver for what their rows of the table say."""
 PROVERS = ("packing bound", "counting bound")
 JOINT = (
     "recompute balancing", "recompute annealing", "recompute kfkb", "best chain", "plain chain",
@@ -200,8 +202,9 @@ def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
 
 def measured(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """The table's lines: each arm left out, then each finder alone."""
-    names = [f"without {arm}" for arm in arms("recompute")]
-    names += [NONE, *(f"only {arm}" for arm in FINDERS)]
+    every = sorted((*FINDERS, *RETIRED))
+    names = [f"without {arm}" for arm in (*every, *PROVERS, *JOINT)]
+    names += [NONE, *(f"only {arm}" for arm in every)]
     lines = [cells(rows, name) for name in names]
     return [line for line in lines if line is not None]
 
