@@ -34,12 +34,12 @@ def leave(code: int) -> NoReturn:
     """End a rank once all is said, without tearing the interpreter down.
 
     Threads of torch may still let go of tensors behind the last message. Python ends a thread that
-    asks for the interpreter while it is torn down; in the midst of C++ that aborts the process, and
-    torchrun calls a finished run a failure. An interrupted rank runs no exit handlers either: they
-    may wait for other ranks.
+    asks for the interpreter while it is torn down; in the midst of C++ that aborts the process,
+    and torchrun calls a finished run a failure. An interrupted rank runs no exit handlers either:
+    they may wait for other ranks.
     """
     if code != INTERRUPTED:
-        atexit._run_exitfuncs()
+        atexit._run_exitfuncs()  # noqa: SLF001  # the public way to it is the teardown
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed by whoever read it
             stream.flush()
