@@ -1,4 +1,4 @@
-"""Run by torchrun: many small trainings over one gloo group, each against the reference.
+"""`gloo_cases.py RANKS`: many small trainings over one gloo group, each against the reference.
 
 Prints `exact N` on rank 0 where all N cases equal the reference bit for bit.
 """
@@ -26,6 +26,7 @@ from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task
 from tests import models, pipelines, reference
+from tests.forked import run_joined
 from tests.plans import random_plan
 
 STEPS = 3
@@ -91,7 +92,7 @@ def same(plan: Plan, make: Make, transport: GlooTransport | LocalTransport) -> b
     )
 
 
-def main() -> None:
+def work() -> None:
     """All cases of this many ranks."""
     torch.set_num_threads(1)
     transport = join(TorchrunEnv.of(os.environ), 60 * 10**9)
@@ -103,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_joined(work, int(sys.argv[1]))

@@ -21,7 +21,7 @@ from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, launch_task, pipelines, plans, reference
+from tests import capture_tasks, grids, launch_task, pipelines, plans, reference
 from tests.unit.test_runtime_hooks import recomputing
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same
@@ -186,8 +186,7 @@ def exported() -> Task:
     return replace(capture_tasks.gpt2(dropout=0.0, blocks=2), autocast=torch.bfloat16)
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("ranks", [1, 2])
+@grids.each_value(ranks=[1, 2], semantics=MODES)
 def test_exported_models(ranks: int, semantics: Semantics) -> None:
     """The model itself under autocast, in a plain loop: the pipeline of its layers equals it."""
     one = exported()
@@ -270,11 +269,12 @@ def test_both_profiles_count_the_same_bytes(name: str) -> None:
     assert sizes(profile_task(plain, repeats=1, warmup=0)) != sizes(profiled(name))
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2)])
-@pytest.mark.parametrize("name", TASKS)
-def test_peak_is_as_planned(name: str, gpus: int, k: int, seed: int, semantics: Semantics) -> None:
+@grids.each_value(
+    name=list(TASKS), shape=[(1, 1, 0), (2, 1, 1), (3, 2, 2)], semantics=["2bw", "flush"]
+)
+def test_peak_is_as_planned(name: str, shape: tuple[int, int, int], semantics: Semantics) -> None:
     """Every rank's measured peak equals `peak_bytes`, to the byte; with recomputing, none more."""
+    gpus, k, seed = shape
     plan = planned(profiled(name), gpus, semantics, k, seed)
     assert measured(plan, cast(name)) == [row.peak_bytes for row in plan.memory]
     rng = Random(seed)

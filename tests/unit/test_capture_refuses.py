@@ -208,6 +208,8 @@ def test_a_model_that_needs_a_download(tmp_path: Path, monkeypatch: pytest.Monke
     """The message says that weights are missing and that a configuration will do."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
+    # where it has been imported before; it would try for 20 s
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     place = tmp_path / "far.py"
     place.write_text(
         "from transformers import AutoModel\n"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import pytest
 import torch
 
 from pipeplan import tasks
 from pipeplan.capture import split
 from pipeplan.plan import Semantics
 from pipeplan.task import Task
-from tests import pipelines, reference
+from tests import grids, pipelines, reference
 
 CASES: dict[str, tuple[Callable[[], Task], Sequence[int], Sequence[int]]] = {
     "unet, cut where two skips are open": (partial(tasks.unet, side=16), [5], [0, 1]),
@@ -26,12 +25,12 @@ CASES: dict[str, tuple[Callable[[], Task], Sequence[int], Sequence[int]]] = {
 }
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize(("make", "cuts", "gpus"), CASES.values(), ids=CASES)
+@grids.each_value(case=CASES, semantics=["flush", "2bw"])
 def test_equals_one_process(
-    make: Callable[[], Task], cuts: Sequence[int], gpus: Sequence[int], semantics: Semantics
+    case: tuple[Callable[[], Task], Sequence[int], Sequence[int]], semantics: Semantics
 ) -> None:
     """Losses and final weights of several ranks equal those of one process, bit for bit."""
+    make, cuts, gpus = case
     torch.manual_seed(0)
     task = make()
     model = split(task)
