@@ -27,6 +27,16 @@ def each_pair(**axes: Axis) -> pytest.MarkDecorator:
     return _parametrized(axes, 2)
 
 
+def first(count: int, **axis: Sequence[Any]) -> pytest.MarkDecorator:
+    """The first values of one axis; the others are long, such as more of the same random cases."""
+    ((name, values),) = axis.items()
+    params = [
+        pytest.param(value, marks=() if place < count else (pytest.mark.long,))
+        for place, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(name, params)
+
+
 def _parametrized(axes: Mapping[str, Axis], together: int) -> pytest.MarkDecorator:
     rows = [_named(axis) for axis in axes.values()]
     short = chosen([len(row) for row in rows], together)

@@ -28,7 +28,11 @@ NOT_RUN = {
     "PYTHONPATH=.": "benchmarks take from minutes to hours; test_docs.py looks for the file",
 }
 """What a documented command may begin with that is not run here, and why."""
-_PROGRAMS = {"pipeplan": "-m pipeplan", "torchrun": "-m torch.distributed.run", "python": ""}
+_PROGRAMS = {
+    "pipeplan": "-m pipeplan",
+    "torchrun": str(ROOT / "tests" / "forked_torchrun.py"),
+    "python": "",
+}
 
 
 class Block(NamedTuple):

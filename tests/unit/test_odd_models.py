@@ -15,7 +15,7 @@ from pipeplan.errors import InputError
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.stages.random_state import layer_seed
 from pipeplan.task import SplitModel, Task
-from tests import odd_models, pipelines
+from tests import grids, odd_models, pipelines
 
 STEPS, M, SEED = 3, 4, 3
 Build = Callable[[], nn.Module | list[nn.Module]]
@@ -98,8 +98,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("build", odd_models.EXACT.values(), ids=odd_models.EXACT)
+@grids.each_value(build=odd_models.EXACT, ranks=[2, 1])
 def test_trains_as_a_plain_loop_does(build: Build, ranks: int) -> None:
     """Weights and buffers after three steps are bit-equal."""
     expected = plain_loop(build)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
 from pipeplan.testing.in_process import run_ranks
-from tests import pipelines, reference
+from tests import grids, pipelines, reference
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 TASKS: dict[str, Callable[[], Task]] = {
@@ -86,13 +85,13 @@ def ran(plan: Plan, task: Task) -> list[tuple[int, dict[int, float], dict[str, T
     return run_ranks(RANKS, work)
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize(("name", "share"), SHARES)
-def test_runs_as_planned(name: str, share: float, semantics: Semantics) -> None:
+@grids.each_value(case=SHARES, semantics=["flush", "2bw"])
+def test_runs_as_planned(case: tuple[str, float], semantics: Semantics) -> None:
     """On four ranks weights and losses equal one process bit for bit; peaks are as predicted.
 
     Never above the prediction, which is at most the budget, and within 3 % of it.
     """
+    name, share = case
     plan = planned(name, semantics, share)
     assert any(stage.remat for stage in plan.stages)
     torch.manual_seed(0)
