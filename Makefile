@@ -44,8 +44,8 @@ demo: $(DEMO)
 	@$(BIN)/python examples/demo.py $(if $(RANKS),--ranks $(RANKS))
 
 test: lint
-	@echo "== tests, fast ones first"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" --durations=40 \
+	@echo "== tests, the longest files first"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
 		tests/unit tests/golden tests/property tests/dist
 
 test-long: $(DEV)

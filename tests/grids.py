@@ -66,8 +66,12 @@ def _name(value: object, place: int) -> str:
 def chosen(sizes: Sequence[int], together: int) -> set[tuple[int, ...]]:
     """Places on the axes such that each `together` values of different axes meet at least once.
 
-    Greedy: the combination with most that has not met yet, the first of those in order.
+    One: all axes are walked at once, a short one again and again, each time begun one further on.
+    More: greedy, the combination with most that has not met yet, the first of those in order.
     """
+    if together == 1:
+        rounds = range(max(sizes))
+        return {tuple((at + at // size) % size for size in sizes) for at in rounds}
     axes = list(itertools.combinations(range(len(sizes)), min(together, len(sizes))))
 
     def meets(places: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:

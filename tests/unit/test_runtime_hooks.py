@@ -17,7 +17,7 @@ from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, Tied
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, launch_task, pipelines, reference
+from tests import capture_tasks, grids, launch_task, pipelines, reference
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same
 
@@ -52,9 +52,7 @@ def toy(hook: Hooked) -> tuple[SplitModel, Task]:
     return split, task
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
-@pytest.mark.parametrize("kind", HOOKS)
+@grids.each_pair(kind=list(HOOKS), shape=MAPS, semantics=MODES)
 def test_hooks_change_gradients_as_in_a_loop(
     kind: str, shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics
 ) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from torch import nn
 
 from pipeplan.capture import profile_task
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import LossScale, Task
-from tests import capture_tasks, plans
+from tests import capture_tasks, grids, plans
 from tests.unit.test_runtime_memory import measured, planned
 
 RULES = {"clip": {"clip_norm": 0.1}, "scale": {"loss_scale": LossScale()}}
@@ -42,14 +41,17 @@ def timed(chain: Chain) -> Chain:
     return chain.model_copy(update={"layers": layers})
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 1, 3)])
-@pytest.mark.parametrize("rule", RULES)
-def test_peak_is_as_planned(rule: str, gpus: int, k: int, seed: int, semantics: Semantics) -> None:
+@grids.each_pair(
+    rule=list(RULES),
+    shape=[(1, 1, 0), (2, 1, 1), (3, 2, 2), (4, 1, 3)],
+    semantics=["flush", "2bw"],
+)
+def test_peak_is_as_planned(rule: str, shape: tuple[int, int, int], semantics: Semantics) -> None:
     """Every rank's measured peak equals `peak_bytes`, but for the norms that ranks exchange.
 
     Four steps, 13 micro-batches each: with k = 2 a late update comes before either copy.
     """
+    gpus, k, seed = shape
     task = wide(rule)
     plan = planned(timed(profile_task(task, repeats=1, warmup=0)), gpus, semantics, k, seed)
     for peak, row in zip(measured(plan, task, steps=4), plan.memory, strict=True):

@@ -15,6 +15,7 @@ from pipeplan.capture import profile_task
 from pipeplan.chain import Chain
 from pipeplan.plan import Semantics, Stage
 from pipeplan.task import Task
+from tests import grids
 from tests.unit.test_runtime_memory import measured, planned
 
 Make = Callable[..., Optimizer]
@@ -121,23 +122,28 @@ def chain_of(made: Task) -> Chain:
     return chain.model_copy(update={"layers": timed})
 
 
-@pytest.mark.parametrize("groups", [False, True], ids=["one-group", "two-groups"])
-@pytest.mark.parametrize(("make", "options"), list(kinds()))
-def test_peak_is_as_planned(make: Make, options: dict[str, Any], groups: bool) -> None:
+@grids.each_value(
+    kind={param.id or str(place): param.values for place, param in enumerate(kinds())},
+    groups={"one-group": False, "two-groups": True},
+    size=[1, 3],
+    semantics=SEMANTICS,
+)
+def test_peak_is_as_planned(
+    kind: tuple[Make, dict[str, Any]], groups: bool, size: int, semantics: Semantics
+) -> None:
     """To the byte, in both modes, for stages of one layer and of three."""
+    make, options = kind
     chain = chain_of(task(make, options, groups))
     updates = [layer.optimizer_workspace_bytes for layer in chain.layers]
-    for size in (1, 3):
-        stages = tuple(
-            Stage(id=gpu, layers=(gpu * size, gpu * size + size - 1), gpu=gpu)
-            for gpu in range(len(updates) // size)
-        )
-        for semantics in SEMANTICS:
-            plan = planned(chain, len(stages), semantics, 1, 0, stages)
-            peaks = measured(plan, task(make, options, groups), steps_of(make))
-            assert peaks == [row.peak_bytes for row in plan.memory], (size, semantics)
-            if options.get("foreach") and make is not optim.SGD:
-                assert max(row.working_bytes for row in plan.memory) == max(updates)
+    stages = tuple(
+        Stage(id=gpu, layers=(gpu * size, gpu * size + size - 1), gpu=gpu)
+        for gpu in range(len(updates) // size)
+    )
+    plan = planned(chain, len(stages), semantics, 1, 0, stages)
+    peaks = measured(plan, task(make, options, groups), steps_of(make))
+    assert peaks == [row.peak_bytes for row in plan.memory]
+    if options.get("foreach") and make is not optim.SGD:
+        assert max(row.working_bytes for row in plan.memory) == max(updates)
 
 
 def test_a_short_run_may_take_less() -> None:

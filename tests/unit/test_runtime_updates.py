@@ -15,7 +15,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
 from pipeplan.task import LossScale, SplitModel, Task
-from tests import pipelines, reference
+from tests import grids, pipelines, reference
 from tests.plans import random_plan
 
 MAPS = {
@@ -113,8 +113,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@grids.each_value(name=list(OPTIMIZERS), semantics=["flush", "2bw"])
 def test_optimizers_of_torch(name: str, semantics: Semantics) -> None:
     """Anything that treats parameters one by one: one optimizer per layer equals one for all."""
     split, task = pipelines.toy()

@@ -28,7 +28,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task, Tied
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, launch_task, pipelines, reference
+from tests import capture_tasks, grids, launch_task, pipelines, reference
 from tests.unit.test_runtime_hooks import recomputing
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import (
@@ -63,9 +63,7 @@ def narrow(
     return one, replace(task, **KINDS.get(kind, {}), **fields)
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
-@pytest.mark.parametrize("kind", KINDS)
+@grids.each_pair(kind=list(KINDS), shape=MAPS, semantics=MODES)
 def test_equals_a_plain_loop(
     kind: str, shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics
 ) -> None:
@@ -76,9 +74,11 @@ def test_equals_a_plain_loop(
     assert {value.dtype for value in expected.weights.values()} == {torch.float32, torch.bfloat16}
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("kind", ["none", *KINDS])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@grids.each_pair(
+    dtype={"bfloat16": torch.bfloat16, "float16": torch.float16},
+    kind=["none", *KINDS],
+    semantics=MODES,
+)
 def test_with_clipping_and_loss_scale(dtype: torch.dtype, kind: str, semantics: Semantics) -> None:
     """Norms are those of the sums; skipped steps leave master weights as they are.
 
@@ -118,23 +118,24 @@ def tied(kind: str, how: Tied, *, clip: bool) -> tuple[SplitModel, Task]:
     return one, replace(task, tied=how, clip_norm=0.2 if clip else None, **KINDS[kind])
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize(
-    ("how", "shape"),
-    [
-        ("colocate", TIES["one stage"]),
-        ("colocate", TIES["two stages of one rank"]),
-        ("synchronize", TIES["one rank"]),
-        ("synchronize", FAR_TIES["crossed"]),
-    ],
-)
-@pytest.mark.parametrize("kind", KINDS)
+TIED: dict[str, tuple[Tied, tuple[Sequence[int], Sequence[int]]]] = {
+    "one stage": ("colocate", TIES["one stage"]),
+    "two stages of one rank": ("colocate", TIES["two stages of one rank"]),
+    "one rank": ("synchronize", TIES["one rank"]),
+    "crossed": ("synchronize", FAR_TIES["crossed"]),
+}
+
+
+@grids.each_pair(case=TIED, kind=list(KINDS), semantics=MODES, clip=[False, True])
 def test_tied_weights(
-    kind: str, how: Tied, shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics
+    case: tuple[Tied, tuple[Sequence[int], Sequence[int]]],
+    kind: str,
+    semantics: Semantics,
+    clip: bool,
 ) -> None:
     """Sums of several layers are added, and sent, in 32 bits; copies have masters of their own."""
-    for clip in (False, True):
-        check(shape, semantics, *tied(kind, how, clip=clip))
+    how, shape = case
+    check(shape, semantics, *tied(kind, how, clip=clip))
 
 
 def scaling(parameter: nn.Parameter) -> None:
@@ -187,14 +188,14 @@ def profiled(name: str, kind: str) -> Chain:
     return chain.model_copy(update={"layers": layers})
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize(("gpus", "k", "seed"), [(1, 1, 0), (2, 1, 1), (3, 2, 2)])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", TASKS)
+@grids.each_pair(
+    name=list(TASKS), kind=list(KINDS), shape=[(1, 1, 0), (2, 1, 1), (3, 2, 2)], semantics=MODES
+)
 def test_peak_is_as_planned(
-    name: str, kind: str, gpus: int, k: int, seed: int, semantics: Semantics
+    name: str, kind: str, shape: tuple[int, int, int], semantics: Semantics
 ) -> None:
     """Sums, masters and casts for a step are in the plan: measured peaks equal it to the byte."""
+    gpus, k, seed = shape
     plan = planned(profiled(name, kind), gpus, semantics, k, seed)
     assert measured(plan, half(name, kind)) == [row.peak_bytes for row in plan.memory]
 
