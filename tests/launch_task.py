@@ -21,7 +21,8 @@ from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
-from tests import pipelines, plans, reference
+from pipeplan.testing import plans, reference
+from tests import pipelines
 
 REFERENCE = "tests.launch_task:task"
 MICROBATCHES = 6

@@ -25,9 +25,10 @@ from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task
-from tests import models, pipelines, reference
+from pipeplan.testing import reference
+from tests import models, pipelines
 from tests.forked import run_joined
-from tests.plans import random_plan
+from pipeplan.testing.plans import random_plan
 
 STEPS = 3
 MAPS = {

@@ -16,7 +16,8 @@ from pipeplan.capture import estimate, split
 from pipeplan.devices import find
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
-from tests import case_scripts, launch_task, reference
+from pipeplan.testing import reference
+from tests import case_scripts, launch_task
 from tests.dist.launches import launched
 
 STEPS, M = 2, launch_task.MICROBATCHES

@@ -20,8 +20,9 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
+from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, grids, launch_task, pipelines, plans, reference
+from tests import capture_tasks, grids, launch_task, pipelines
 from tests.unit.test_runtime_hooks import recomputing
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same

@@ -93,7 +93,7 @@ def test_layers_equal_the_model(make: Callable[[], Task]) -> None:
         assert torch.equal(run(model, (source,)), output)
 
 
-@pytest.mark.parametrize("blocks", [2, pytest.param(24, marks=pytest.mark.long)])
+@pytest.mark.parametrize("blocks", [4, pytest.param(24, marks=pytest.mark.long)])
 def test_each_block_is_attention_and_mlp(blocks: int) -> None:
     """However many there are: 24 of them take at most 15 seconds of processor time."""
     task = capture_tasks.gpt2(blocks=blocks)

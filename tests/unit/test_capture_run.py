@@ -11,7 +11,8 @@ from pipeplan import tasks
 from pipeplan.capture import split
 from pipeplan.plan import Semantics
 from pipeplan.task import Task
-from tests import grids, pipelines, reference
+from pipeplan.testing import reference
+from tests import grids, pipelines
 
 CASES: dict[str, tuple[Callable[[], Task], Sequence[int], Sequence[int]]] = {
     "unet, cut where two skips are open": (partial(tasks.unet, side=16), [5], [0, 1]),

@@ -32,9 +32,10 @@ from pipeplan.runtime.instrument import states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task
+from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, grids, launch_task, models, odd_models, pipelines, reference
-from tests.plans import random_plan
+from pipeplan.testing.plans import random_plan
+from tests import capture_tasks, grids, launch_task, models, odd_models, pipelines
 from tests.unit.test_launch_files import ALONE
 from tests.unit.test_odd_models import Build, task_of
 from tests.unit.test_offload_runs import drawn as offloading

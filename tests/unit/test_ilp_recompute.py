@@ -18,8 +18,8 @@ from pipeplan.ilp.recompute.contracted_chain import Segment, contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import NONE, list_options
 from pipeplan.simulator.recompute import condensed
+from pipeplan.testing.plans import random_plan
 from pipeplan.verifier.recompute import without_runs
-from tests.plans import random_plan
 from tests.searches import limits
 
 

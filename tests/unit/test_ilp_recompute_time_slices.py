@@ -43,8 +43,8 @@ from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import Case, chain_of
 from pipeplan.testing.networks import build
+from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import verify
-from tests.plans import random_plan
 from tests.searches import limits
 
 GIB = 2**30

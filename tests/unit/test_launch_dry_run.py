@@ -15,7 +15,7 @@ from pipeplan.launch.__main__ import main
 from pipeplan.plan import Plan
 from pipeplan.report import run as report
 from pipeplan.simulator import simulate
-from tests import plans
+from pipeplan.testing import plans
 
 
 def write(folder: Path) -> tuple[Plan, Path]:

@@ -25,9 +25,10 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
+from pipeplan.testing import plans, plans_offload, reference
 from pipeplan.testing.in_process import run_ranks
-from tests import models, pipelines, plans, plans_offload, reference
-from tests.plans import random_plan
+from pipeplan.testing.plans import random_plan
+from tests import models, pipelines
 from tests.unit import test_recompute_runs, test_runtime_memory
 from tests.unit.test_runtime_exact import equal
 

@@ -15,8 +15,8 @@ from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.sweep import sweep
 from pipeplan.testing.networks import build
+from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import verify
-from tests.plans import random_plan
 
 GIB = 2**30
 FAST = Host(memory_bytes=128 * GIB, bandwidth_bytes_per_s=12 * 10**9)

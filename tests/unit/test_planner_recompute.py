@@ -14,9 +14,9 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.testing.networks import build
+from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import verify
 from tests import handmade
-from tests.plans import random_plan
 
 GIB = 2**30
 LITTLE = 8 * GIB // 5

@@ -23,8 +23,9 @@ from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
+from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import grids, pipelines, reference
+from tests import grids, pipelines
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 TASKS: dict[str, Callable[[], Task]] = {
@@ -61,7 +62,7 @@ def planned(name: str, semantics: Semantics, share: float) -> Plan:
     ample = Config(semantics=semantics, microbatches=MICROBATCHES, method="contiguous", k=1)
     peak = max(row.peak_bytes for row in solve(profiled(name), machines(2**40), ample).memory)
     scarce = replace(
-        ample, k="auto", recompute="auto", time_limit_s=3, deterministic=True, workers=1, gap=0.05
+        ample, k="auto", recompute="auto", time_limit_s=1, deterministic=True, workers=1, gap=0.05
     )
     return solve(profiled(name), machines(int(share * peak)), scarce)
 

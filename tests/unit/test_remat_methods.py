@@ -26,7 +26,7 @@ from pipeplan.remat import (
 from pipeplan.remat.periodic import keep_all, periodic, periodic_within
 from pipeplan.remat.revolve import opt_0, revolve, revolve_within
 from pipeplan.remat.rotor import rotor
-from tests.refusals import least_bytes
+from pipeplan.testing.refusals import least_bytes
 from tests.remat_brute import random_costs
 
 HOST = Channel(10**9)

@@ -19,7 +19,7 @@ from pipeplan.livebytes import peak_bytes
 from pipeplan.remat import Channel, OpKind, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
-from tests.refusals import least_bytes
+from pipeplan.testing.refusals import least_bytes
 
 FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
 """So fast that to wait on the host is cheaper than to run again, whatever was measured."""
@@ -35,7 +35,11 @@ TINY = {
     "tied": {"sequence": 16, "tied": True},
 }
 MODELS = {"tied": "gpt2"}
-BETWEEN = ["gpt2", "mixer", "densenet"]
+FEW = [
+    pytest.param(name, marks=pytest.mark.long) if name == "inception" else name for name in TINY
+]
+"""Inception takes longest, and joins branches as DenseNet and U-Net do."""
+BETWEEN = ["gpt2", "mixer"]
 """Of which budgets between the least and all are tried, too; of the others when long."""
 
 
@@ -88,7 +92,7 @@ def test_a_module_within_a_budget_between_is_the_plain_module(name: str) -> None
     check_within(task, between)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", FEW)
 def test_a_module_within_a_budget_is_the_plain_module(name: str) -> None:
     """Losses, gradients, statistics and random numbers are bit-equal; the peak is as predicted."""
     task = tiny(name)
@@ -119,14 +123,13 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     expected = trained(copy.deepcopy(task.model), task)
     options = {"loss": task.loss, "repeats": 1, **FAST}
     free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
-    steps = budgets(free.rematerialization_costs, Channel(10**13), 4)
-    for budget in steps:
+    for budget in budgets(free.rematerialization_costs, Channel(10**13), 4)[:3:2]:
         model = copy.deepcopy(task.model)
         lean = rematerialize(model, task.microbatch(0), budget, **options)
         found = trained(lean, task)
         assert all(map(torch.equal, expected, found))
         kinds = {op.kind for op in lean.rematerialization.schedule.ops}
-        assert OpKind.OFFLOAD in kinds or budget == steps[-1]
+        assert OpKind.OFFLOAD in kinds
         assert peak(lean, task) <= budget
 
 

@@ -14,7 +14,8 @@ from pipeplan.program import Action, ActionKind
 from pipeplan.runtime import build as building
 from pipeplan.runtime.supervision.run_ahead import COMPUTES, RunAhead
 from pipeplan.runtime.transport.base import PeerLostError
-from tests import pipelines, reference
+from pipeplan.testing import reference
+from tests import pipelines
 
 F = ActionKind.F
 

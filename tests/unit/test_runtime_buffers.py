@@ -12,7 +12,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.stages.module_buffers import ModuleBuffers
-from tests import pipelines, reference
+from pipeplan.testing import reference
+from tests import pipelines
 
 AGAIN = ((1, 1), (3, 3), (5, 6))
 

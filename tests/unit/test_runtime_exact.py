@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from pipeplan import lowering
 from pipeplan.errors import InputError
 from pipeplan.plan import Remat, Semantics
-from tests import pipelines, reference
-from tests.plans import random_plan
+from pipeplan.testing import reference
+from pipeplan.testing.plans import random_plan
+from tests import pipelines
 
 MAPS = {
     "one rank, one stage": ([], [0]),

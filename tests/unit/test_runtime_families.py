@@ -9,7 +9,8 @@ import torch
 
 from pipeplan.plan import Semantics
 from pipeplan.runtime.parameters.tied_parameters import untie
-from tests import models, pipelines, reference
+from pipeplan.testing import reference
+from tests import models, pipelines
 
 MAPS = {
     "one rank, k = 1": ([3, 5], [0, 0, 0], 1),

@@ -16,8 +16,9 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, grids, launch_task, pipelines, reference
+from tests import capture_tasks, grids, launch_task, pipelines
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same
 

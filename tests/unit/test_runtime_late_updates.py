@@ -8,7 +8,8 @@ from pipeplan.capture import profile_task
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import LossScale, Task
-from tests import capture_tasks, grids, plans
+from pipeplan.testing import plans
+from tests import capture_tasks, grids
 from tests.unit.test_runtime_memory import measured, planned
 
 RULES = {"clip": {"clip_norm": 0.1}, "scale": {"loss_scale": LossScale()}}

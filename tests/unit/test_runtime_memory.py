@@ -23,8 +23,9 @@ from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task, Tied
+from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, grids, pipelines, plans
+from tests import capture_tasks, grids, pipelines
 
 TASKS = {
     "mlp": capture_tasks.mlp,

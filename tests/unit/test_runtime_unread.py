@@ -16,7 +16,8 @@ from pipeplan.runtime.parameters.gradient_clipping import LossScaler, NormLayout
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.runtime.transport.host_staging import moved
 from pipeplan.task import LossScale
-from tests import pipelines, reference
+from pipeplan.testing import reference
+from tests import pipelines
 
 STEPS = 3
 

@@ -15,8 +15,9 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
 from pipeplan.task import LossScale, SplitModel, Task
-from tests import grids, pipelines, reference
-from tests.plans import random_plan
+from pipeplan.testing import reference
+from pipeplan.testing.plans import random_plan
+from tests import grids, pipelines
 
 MAPS = {
     "one rank": ([3, 5], [0, 0, 0]),

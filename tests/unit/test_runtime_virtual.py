@@ -8,8 +8,9 @@ import pytest
 
 from pipeplan import lowering
 from pipeplan.plan import Plan
+from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
-from tests import dry_runs, plans
+from tests import dry_runs
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)
 

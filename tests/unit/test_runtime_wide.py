@@ -27,8 +27,9 @@ from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task, Tied
+from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, grids, launch_task, pipelines, reference
+from tests import capture_tasks, grids, launch_task, pipelines
 from tests.unit.test_runtime_hooks import recomputing
 from tests.unit.test_runtime_memory import measured, planned
 from tests.unit.test_runtime_updates import (

@@ -42,8 +42,8 @@ def offloading(rng: Random, plan: Plan, bandwidths: Sequence[int] = BANDWIDTHS) 
     copies = {s: {c for c in range(plan.k) if rng.random() < 0.8} or {0} for s in homes}
     for factor in FACTORS:
         ways = _Ways(rng, stretched(sent, factor))
-        for stage in rng.sample(homes, len(homes)):
-            ways.place(stage, sorted(copies[stage]))
+        for home in rng.sample(homes, len(homes)):
+            ways.place(home, sorted(copies[home]))
         if len(ways.ops) == len(homes):
             break
     return ways.plan_with(plan.stages)

@@ -227,7 +227,7 @@ class _Alone:
 
 def _hook(own: nn.Parameter, parameter: nn.Parameter) -> None:
     """Gives a copy the hooks of the user's parameter, which copying leaves out."""
-    for hook in (parameter._backward_hooks or {}).values():
+    for hook in (parameter._backward_hooks or {}).values():  # noqa: SLF001  torch lists them nowhere else
         own.register_hook(hook)
-    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001
         own.register_post_accumulate_grad_hook(hook)

@@ -13,11 +13,11 @@ from typing import Literal
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
 from pipeplan.plan import MemoryModel, Op, OpKind, Plan, Remat, Semantics, Stage
+from pipeplan.testing.plans_offload import fit_host, offloading
 from pipeplan.verifier import Rule, audit, verify
 from pipeplan.verifier.durations import compute_ns, transfer_ns
 from pipeplan.verifier.recompute import without_runs
 from pipeplan.verifier.structure import chain_order, place
-from tests.plans_offload import fit_host, offloading
 
 Duplex = Literal["full", "half"]
 _DUPLEXES: tuple[Duplex, ...] = ("full", "half")
