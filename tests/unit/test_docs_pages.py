@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pages
 from pipeplan.cli import entry
 from pipeplan.cli.helptext import SCREEN
 from pipeplan.launch import options
@@ -18,24 +17,6 @@ ROOT = Path(__file__).parents[2]
 REFERENCE = runpy.run_path(str(ROOT / "docs" / "make.py"))
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 _HEADING = re.compile(r"^(?:#|\*\*)", re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_result_pages_are_up_to_date(name: str) -> None:
-    """They say what the files of results have; else run `python -m benchmarks.pages`."""
-    assert pages.path(name).read_text(encoding="utf-8") == pages.page(name)
-
-
-def test_the_table_of_the_readme_is_up_to_date() -> None:
-    """It has the means of the planner's results; else run `python -m benchmarks.pages`."""
-    text = pages.README.read_text(encoding="utf-8")
-    assert text == pages.readme()
-    assert text.count("\n| 1.2 | ") == 1
-
-
-def test_every_result_page_has_a_generator() -> None:
-    """Nobody writes there by hand."""
-    assert set(pages.FOLDER.glob("*.md")) == {pages.path(name) for name in pages.PAGES}
 
 
 @pytest.mark.parametrize("name", REFERENCE["PAGES"])

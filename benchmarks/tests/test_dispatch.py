@@ -7,6 +7,7 @@ import pytest
 from benchmarks import dispatch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_an_action_costs_at_most_50_us(ranks: int) -> None:
     """CPU time per action with in-process messages; the best of three, for a busy machine."""
