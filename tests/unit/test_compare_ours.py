@@ -123,15 +123,14 @@ def test_ctrl_c_keeps_what_is_done_and_ends_the_rest_at_once(processes: int) -> 
 
         return tell
 
-    start = time.monotonic()
     assert run(jobs, processes, after(0.25)) == [9, None, None, None]
     with pytest.raises(KeyboardInterrupt):
         run(jobs, processes, after(0))
-    assert time.monotonic() - start < 60
 
 
 def _long() -> None:
-    time.sleep(300)
+    """Longer than a test may take."""
+    time.sleep(3600)
 
 
 def test_an_interrupted_search_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:

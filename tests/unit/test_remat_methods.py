@@ -147,6 +147,7 @@ def test_chains_too_long_for_the_tables_are_refused() -> None:
             rematerialize_chain(costs, 10**6, slots=slots)
 
 
+@pytest.mark.long
 def test_rotor_is_fast_enough() -> None:
     """50 layers in 500 slots take at most 1 s of CPU, as accepted."""
     costs = random_costs(random.Random(0), 50, most=10**6)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import time
 
 import pytest
 from torch.distributed import HashStore
 
 from pipeplan.errors import RankError
 from pipeplan.runtime.data.feed import Uses
+from pipeplan.runtime.supervision import failure_attribution
 from pipeplan.runtime.supervision.failure_attribution import (
     FailureAttribution,
     RankActivity,
@@ -55,14 +55,16 @@ def test_the_one_that_says_nothing() -> None:
     assert said == "to blame: peer rank 2, which is gone or says nothing"
 
 
-def test_later_failures_read_the_verdict() -> None:
-    """A rank that fails behind another one is told the same, without waiting for the dead."""
+def test_later_failures_read_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that fails behind another one is told the same, without waiting for the dead.
+
+    It would wait for longer than a test may take.
+    """
     store = HashStore()
     first, second = (watch(store, rank, RankActivity("waits", (2,))) for rank in (0, 1))
     said = first.blame(RankActivity("lost", (2,)))
-    begin = time.monotonic()
+    monkeypatch.setattr(failure_attribution, "_PATIENCE_S", 3600)
     assert second.blame(RankActivity("lost", (0,))) == said
-    assert time.monotonic() - begin < 0.5
     first.close()
     second.close()
 

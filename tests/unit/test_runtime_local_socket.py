@@ -135,14 +135,15 @@ def test_what_a_line_carries() -> None:
 
 
 def test_a_dead_peer_is_missed_at_once() -> None:
-    """What it sent before still arrives; then waits and sends say that it is gone."""
-    with ends() as (here, there):
+    """What it sent before still arrives; then waits and sends say that it is gone.
+
+    Its timeout is longer than that of the test.
+    """
+    with ends(patience_s=3600) as (here, there):
         last_words(here, there)
         buffer = torch.zeros(4)
-        begin = time.monotonic()
         with pytest.raises(PeerLostError, match="connection closed by the other end"):
             there.receive(buffer, 1).wait()
-        assert time.monotonic() - begin < 2
         with pytest.raises(PeerLostError, match="connection closed by the other end"):
             there.send(buffer, 1)
 
@@ -168,7 +169,7 @@ def test_a_silent_peer_is_missed_after_the_timeout() -> None:
         message = there.receive(torch.zeros(4), 1)
         with pytest.raises(PeerLostError, match="no message within 300 ms"):
             message.wait()
-        assert 0.25 < time.monotonic() - begin < 5
+        assert time.monotonic() - begin > 0.25
         with pytest.raises(PeerLostError, match="no message within 300 ms"):
             message.wait()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pipeplan.errors import RankError
+from pipeplan.runtime.supervision import stop_consensus
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from tests.pipelines import Calm
@@ -47,10 +48,8 @@ def consensuses(wishes: list[Wants]) -> Iterator[list[BoardConsensus]]:
 
 
 def test_nobody_wants_to_stop(consensuses: list[BoardConsensus]) -> None:
-    """Every step may begin, at once."""
-    start = time.monotonic()
+    """Every step may begin, without a look at the others."""
     assert all(consensus.begin_step(step) for consensus in consensuses for step in range(2, 2000))
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("who", [0, 1, 2])
@@ -110,11 +109,13 @@ def test_a_store_that_is_gone() -> None:
     consensus.close()
 
 
-def test_no_thread_is_left(consensuses: list[BoardConsensus]) -> None:
-    """Closing ends the thread, at once."""
+def test_no_thread_is_left(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing ends the thread, which else would look up after longer than a test may take."""
+    monkeypatch.setattr(stop_consensus, "_LOOK_S", 3600)
+    consensuses: list[BoardConsensus] = request.getfixturevalue("consensuses")
     before = threading.active_count()
-    start = time.monotonic()
     for consensus in consensuses:
         consensus.close()
     assert threading.active_count() == before - 3
-    assert time.monotonic() - start < 0.2
