@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
 FIRST = (
-    "test_docs_run",
-    "test_faults",
-    "test_torchrun",
-    "test_large",
-    "test_joining",
-    "test_communicators",
-    "test_rematerialize",
+    "unit/docs/test_run.py",
+    "dist/test_faults.py",
+    "dist/test_torchrun.py",
+    "dist/test_large.py",
+    "dist/test_joining.py",
+    "dist/test_communicators.py",
+    "unit/rematerialized/test_rematerialize.py",
 )
 """Files that take longest: workers that begin with them end together."""
 
@@ -22,8 +23,8 @@ FIRST = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first where several processes run tests (`--no-loadscope-reorder`)."""
     if hasattr(config, "workerinput"):
-        places = {name: place for place, name in enumerate(FIRST)}
-        items.sort(key=lambda item: places.get(Path(item.path).stem, len(FIRST)))
+        places = {HERE / name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(item.path, len(FIRST)))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -36,12 +36,12 @@ from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import random_plan
 from tests import capture_tasks, grids, launch_task, models, odd_models, pipelines
-from tests.unit.test_launch_files import ALONE
-from tests.unit.test_odd_models import Build, task_of
-from tests.unit.test_offload_runs import drawn as offloading
-from tests.unit.test_offload_runs import offloads
-from tests.unit.test_runtime_memory import planned
-from tests.unit.test_runtime_updates import MAPS, STEPS, M
+from tests.unit.capture.test_odd_models import Build, task_of
+from tests.unit.launch.test_files import ALONE
+from tests.unit.runtime.test_memory import planned
+from tests.unit.runtime.test_offload_runs import drawn as offloading
+from tests.unit.runtime.test_offload_runs import offloads
+from tests.unit.runtime.test_updates import MAPS, STEPS, M
 
 LIGHT = "aot_eager"
 """A backend that traces and partitions as inductor does, and needs no compiler."""

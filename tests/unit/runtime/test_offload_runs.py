@@ -29,8 +29,9 @@ from pipeplan.testing import plans, plans_offload, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import random_plan
 from tests import models, pipelines
-from tests.unit import test_recompute_runs, test_runtime_memory
-from tests.unit.test_runtime_exact import equal
+from tests.unit.runtime import test_memory as test_runtime_memory
+from tests.unit.runtime import test_recompute_runs
+from tests.unit.runtime.test_exact import equal
 
 
 def offloads(plan: Plan) -> int:

@@ -19,8 +19,8 @@ from pipeplan.task import SplitModel, Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, grids, launch_task, pipelines
-from tests.unit.test_runtime_memory import measured, planned
-from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same
+from tests.unit.runtime.test_memory import measured, planned
+from tests.unit.runtime.test_updates import MAPS, STEPS, M, check, same
 
 MODES = ["flush", "2bw"]
 Hooked = Callable[[nn.Parameter], object]

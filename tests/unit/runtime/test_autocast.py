@@ -23,9 +23,9 @@ from pipeplan.task import LossScale, Task
 from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, grids, launch_task, pipelines
-from tests.unit.test_runtime_hooks import recomputing
-from tests.unit.test_runtime_memory import measured, planned
-from tests.unit.test_runtime_updates import MAPS, STEPS, M, check, same
+from tests.unit.runtime.test_hooks import recomputing
+from tests.unit.runtime.test_memory import measured, planned
+from tests.unit.runtime.test_updates import MAPS, STEPS, M, check, same
 
 MODES = ["flush", "2bw"]
 SHAPES = {"one rank": MAPS["one rank"], "looped": MAPS["looped"]}

@@ -16,7 +16,7 @@ from pipeplan.chain import Chain
 from pipeplan.plan import Semantics, Stage
 from pipeplan.task import Task
 from tests import grids
-from tests.unit.test_runtime_memory import measured, planned
+from tests.unit.runtime.test_memory import measured, planned
 
 Make = Callable[..., Optimizer]
 

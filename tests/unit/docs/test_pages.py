@@ -13,7 +13,7 @@ from pipeplan.cli import entry
 from pipeplan.cli.helptext import SCREEN
 from pipeplan.launch import options
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REFERENCE = runpy.run_path(str(ROOT / "docs" / "make.py"))
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 _HEADING = re.compile(r"^(?:#|\*\*)", re.MULTILINE)

@@ -30,9 +30,9 @@ from pipeplan.task import LossScale, SplitModel, Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from tests import capture_tasks, grids, launch_task, pipelines
-from tests.unit.test_runtime_hooks import recomputing
-from tests.unit.test_runtime_memory import measured, planned
-from tests.unit.test_runtime_updates import (
+from tests.unit.runtime.test_hooks import recomputing
+from tests.unit.runtime.test_memory import measured, planned
+from tests.unit.runtime.test_updates import (
     FAR_TIES,
     MAPS,
     STEPS,

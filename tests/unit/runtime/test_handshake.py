@@ -19,7 +19,7 @@ from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.startup import facts, shared_directory
 from pipeplan.runtime.startup.handshake import Fact, Facts, agree, refuse
 from tests import launch_task
-from tests.unit.test_runtime_memory import tied
+from tests.unit.runtime.test_memory import tied
 
 SOON, LATE = timedelta(seconds=30), timedelta(seconds=0.5)
 

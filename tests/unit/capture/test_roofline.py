@@ -19,7 +19,7 @@ from pipeplan.capture.sweep import gradient_buffers
 from pipeplan.devices import BUILT_IN, Device, DeviceTable, find
 from pipeplan.errors import InputError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SLOW = Device(
     name="slow",
     flops_per_s={"float32": 10**9, "float16": 2 * 10**9},

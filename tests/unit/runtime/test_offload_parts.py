@@ -29,7 +29,7 @@ from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import Stage, StageSpec
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks, pipelines
-from tests.unit.test_runtime_exact import Recomputed
+from tests.unit.runtime.test_exact import Recomputed
 
 TASKS: dict[str, Callable[[], Task]] = {
     "mlp": capture_tasks.mlp,

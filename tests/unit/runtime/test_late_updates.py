@@ -10,7 +10,7 @@ from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import plans
 from tests import capture_tasks, grids
-from tests.unit.test_runtime_memory import measured, planned
+from tests.unit.runtime.test_memory import measured, planned
 
 RULES = {"clip": {"clip_norm": 0.1}, "scale": {"loss_scale": LossScale()}}
 

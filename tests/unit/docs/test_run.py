@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "launch" / "README.md", *ROOT.glob("docs/**/*.md")])
 _BLOCK = re.compile(r"^```(sh|python|text output)(?: (\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = {
-    "make": "`make test` runs this test; test_docs.py looks for the target",
+    "make": "`make test` runs this test; test_documents.py looks for the target",
     "pip": "it would change the environment that runs this test",
     "sbatch": "it needs a cluster under SLURM",
-    "PYTHONPATH=.": "benchmarks take from minutes to hours; test_docs.py looks for the file",
+    "PYTHONPATH=.": "benchmarks take from minutes to hours; test_documents.py looks for the file",
 }
 """What a documented command may begin with that is not run here, and why."""
 _PROGRAMS = {

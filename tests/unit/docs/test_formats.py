@@ -16,7 +16,7 @@ from pipeplan.plan import Plan
 from pipeplan.program import ActionKind, Pattern, Program
 from pipeplan.verifier import verify
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "reference" / "formats.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
 EXAMPLES = dict(re.findall(r"^```\w+ (\w+)\n(.*?)^```", TEXT, re.M | re.S))

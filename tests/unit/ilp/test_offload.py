@@ -34,7 +34,7 @@ from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
 from pipeplan.testing.plans import random_plan
 from pipeplan.units import ceil_div
-from tests.unit.test_ilp_recompute import every_choice, some_chain
+from tests.unit.ilp.test_recompute import every_choice, some_chain
 
 SLOW = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9)
 """Half a nanosecond for a byte."""

@@ -22,7 +22,7 @@ from pipeplan.errors import InputError
 from pipeplan.task import Task
 from tests.capture_tasks import adamw, conv, gpt2, llama, mlp, sgd, skips, transformer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 H100 = find("h100")
 
 

@@ -13,7 +13,7 @@ import pytest
 from pipeplan.cli import entry
 from pipeplan.launch.options import parse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("launch/**/*.md")])
 _BLOCK = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _HERE = re.compile(r" <<'END'\n.*?^END$", re.MULTILINE | re.DOTALL)
