@@ -44,13 +44,13 @@ demo: $(DEMO)
 	@$(BIN)/python examples/demo.py $(if $(RANKS),--ranks $(RANKS))
 
 test: lint
-	@echo "== tests, fast ones first"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not gpu" --durations=40 \
-		tests/unit tests/golden tests/property tests/dist
+	@echo "== tests, the longest files first"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
+		tests benchmarks/tests
 
 test-long: $(DEV)
 	@echo "== long tests: soak, fault tables, fuzzing"
-	@$(BIN)/python -m pytest -m "long and not gpu" tests
+	@$(BIN)/python -m pytest -m "long and not gpu" tests benchmarks/tests
 
 lint: $(DEV)
 	@echo "== format"

@@ -50,7 +50,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.simulator import simulate
 from pipeplan.simulator.tape import number
 from pipeplan.task import Task
-from tests import reference
+from pipeplan.testing import reference
 
 RANKS, MICROBATCHES, STEPS, SEED = 4, 8, 2, 3
 TASKS: dict[str, Callable[[], Task]] = {

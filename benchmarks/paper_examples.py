@@ -1,8 +1,8 @@
 """How long the planner takes to find and prove the examples of paper 002, section 4.
 
-Each is the golden test of the same name, which asserts the periods, their proofs and those of the
-contiguous plans beside them; some plan twice or more. CPU seconds, of all threads: other work on
-the machine hardly stretches them.
+Each is the golden test of the same name in tests/golden, run from its file, which asserts the
+periods, their proofs and those of the contiguous plans beside them; some plan twice or more. CPU
+seconds, of all threads: other work on the machine hardly stretches them.
 
     python -m benchmarks.paper_examples
 
@@ -14,28 +14,29 @@ from __future__ import annotations
 import json
 import os
 import platform
+import runpy
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.golden import test_paper_examples_planner as golden
-
 RESULT = Path(__file__).parent / "results" / "paper_examples.json"
+_FILE = Path(__file__).parents[1] / "tests" / "golden" / "test_paper_examples_planner.py"
+_GOLDEN = runpy.run_path(str(_FILE))
 EXAMPLES: dict[str, Callable[[], None]] = {
-    "section 4.2.1, (1, 2, 1)": golden.test_chain_121,
-    **{f"theorem 1, k = {k}": partial(golden.test_theorem_1, k) for k in (2, 3, 4, 5)},
-    "lemma 2": golden.test_lemma_2,
-    **{f"lemma 3, {gpus} GPUs": partial(golden.test_lemma_3, gpus) for gpus in (3, 4)},
-    "figure 4": golden.test_figure_4,
-    "figure 5": golden.test_figure_5,
+    "section 4.2.1, (1, 2, 1)": _GOLDEN["test_chain_121"],
+    **{f"theorem 1, k = {k}": partial(_GOLDEN["test_theorem_1"], k) for k in (2, 3, 4, 5)},
+    "lemma 2": _GOLDEN["test_lemma_2"],
+    **{f"lemma 3, {gpus} GPUs": partial(_GOLDEN["test_lemma_3"], gpus) for gpus in (3, 4)},
+    "figure 4": _GOLDEN["test_figure_4"],
+    "figure 5": _GOLDEN["test_figure_5"],
 }
 
 
 def main() -> int:
     """Time each once, after one that loads the solver; 1 if one takes a second or more."""
-    golden.test_chain_121()
+    _GOLDEN["test_chain_121"]()
     seconds: dict[str, float] = {}
     for name, example in EXAMPLES.items():
         begin = time.process_time()

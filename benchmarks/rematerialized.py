@@ -35,7 +35,7 @@ from pipeplan.remat import budgets, judge
 from pipeplan.rematerialized.measured import Sample
 from pipeplan.rematerialized.timing import rehearsed, timed
 from pipeplan.task import Task
-from tests.refusals import least_bytes
+from pipeplan.testing.refusals import least_bytes
 
 TASKS: dict[str, dict[str, Any]] = {
     "gpt2": {"batch": 24},

@@ -23,8 +23,8 @@ from pipeplan.cluster import uniform
 from pipeplan.lowering import lower, wait_cycle
 from pipeplan.plan import Plan, Stage
 from pipeplan.simulator import simulate
+from pipeplan.testing.plans import scheduled, settle
 from pipeplan.verifier import audit, verify
-from tests.plans import scheduled, settle
 
 LAYERS, GPUS, K, MICROBATCHES = 200, 32, 2, 200
 RESULT = Path(__file__).parent / "results" / "voices.json"

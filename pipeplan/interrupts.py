@@ -5,9 +5,11 @@ Commands import everything else inside of it, or a key pressed meanwhile would s
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 INTERRUPTED = 130
@@ -29,7 +31,16 @@ def is_first_rank() -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End a rank; an interrupted one at once, for threads of torch may still wait for others."""
-    if code == INTERRUPTED:
-        os._exit(code)
-    sys.exit(code)
+    """End a rank once all is said, without tearing the interpreter down.
+
+    Threads of torch may still let go of tensors behind the last message. Python ends a thread that
+    asks for the interpreter while it is torn down; in the midst of C++ that aborts the process,
+    and torchrun calls a finished run a failure. An interrupted rank runs no exit handlers either:
+    they may wait for other ranks.
+    """
+    if code != INTERRUPTED:
+        atexit._run_exitfuncs()  # noqa: SLF001  # the public way to it is the teardown
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed by whoever read it
+            stream.flush()
+    os._exit(code)

@@ -1,12 +1,16 @@
-"""Ranks as forked processes that meet in a file."""
+"""Ranks as forked processes that meet in a file, or as those of torchrun do."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Collection
+from datetime import timedelta
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 Work = Callable[[int, int, str], None]
 """Of a rank: its number, the case, where the ranks meet."""
@@ -32,4 +36,32 @@ def run_ranks(work: Work, ranks: int, case: int, also_fine: Collection[int] = ()
         for process in processes:
             process.join()
     if any(process.exitcode not in (0, *also_fine) for process in processes):
+        sys.exit(1)
+
+
+def run_joined(work: Callable[[], None], ranks: int) -> None:
+    """`work` on each rank, in the environment that torchrun gives its ranks.
+
+    Ends this process with 1 if one ends otherwise than well.
+    """
+    context = multiprocessing.get_context("fork")
+    patience = timedelta(seconds=60)
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
+    environ = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+    def one(rank: int) -> None:
+        os.environ.update(environ, RANK=str(rank))
+        work()
+
+    processes = [context.Process(target=one, args=(rank,)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
         sys.exit(1)

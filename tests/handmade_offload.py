@@ -19,7 +19,7 @@ LAYERS = (
     | {"forward_workspace_bytes": 3, "backward_workspace_bytes": 2},
 )
 """K_0 = 8, K_1 = 6; in one stage behind an input of 10: A = 4 + 9 + 14 + 1 = 28, pF = 31, pB = 38
-(test_verifier_memory.py). Of runs: o(0..1) = 2+3 + 8 = 13, o(0..2) = 9 + 14 = 23."""
+(tests/unit/verifier/test_memory.py). Of runs: o(0..1) = 2+3 + 8 = 13, o(0..2) = 9 + 14 = 23."""
 
 
 def with_host(

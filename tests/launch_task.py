@@ -21,7 +21,8 @@ from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
-from tests import pipelines, plans, reference
+from pipeplan.testing import plans, reference
+from tests import pipelines
 
 REFERENCE = "tests.launch_task:task"
 MICROBATCHES = 6
@@ -67,11 +68,14 @@ def spoiled(seed: int, at: int) -> Task:
 
 
 @task_function
-def slow(seed: int, seconds: float) -> Task:
-    """The task, whose loss of a micro-batch takes some seconds."""
+def slow(seed: int, seconds: float, counted: str | None = None) -> Task:
+    """The task, whose loss of a micro-batch takes some seconds; a file gets a byte for each."""
     same = task(seed)
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if counted is not None:
+            with open(counted, "a") as file:
+                file.write(".")
         time.sleep(seconds)
         return same.loss(output, target)
 

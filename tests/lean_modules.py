@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeplan import rematerialize
 from pipeplan.errors import InfeasibleError
-from tests.refusals import least_bytes
+from pipeplan.testing.refusals import least_bytes
 
 SAMPLE = (torch.ones(64, 8), torch.zeros(64, 8))
 LOSS = nn.functional.mse_loss

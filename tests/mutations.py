@@ -10,8 +10,8 @@ from pipeplan.chain import Layer
 from pipeplan.cluster import Gpu
 from pipeplan.errors import PipeplanError
 from pipeplan.plan import MemoryRow, Op, Plan, Remat, Stage
+from pipeplan.testing.plans import settle
 from tests import mutations_host
-from tests.plans import settle
 
 
 def mutate(plan: Plan, rng: Random, kind: str | None = None) -> tuple[str, Plan]:

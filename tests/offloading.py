@@ -130,4 +130,4 @@ def _op(plan: Plan, label: str, time: int, sizes: Mapping[int, int]) -> Op:
 
 
 TABLE = (row(0, saved=22, working=10, host=24),)
-"""The memory table of `one_stage`, by hand in test_simulator_offload.py."""
+"""The memory table of `one_stage`, by hand in tests/unit/simulator/test_offload.py."""

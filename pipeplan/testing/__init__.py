@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: instances, networks, ranks in one process."""
+"""What tests and benchmarks share: instances, networks, random plans, trainers, ranks."""

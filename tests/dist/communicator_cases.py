@@ -30,7 +30,8 @@ from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
 from pipeplan.task import SplitModel, Task
-from tests import pipelines, reference
+from pipeplan.testing import reference
+from tests import pipelines
 from tests.dist.gloo_cases import same
 from tests.forked import run_ranks
 

@@ -3,12 +3,14 @@
 `python faults.py SPECS` runs `pipeplan.launch` on forked ranks that find each other as torchrun's
 ranks do, over a store that outlives them, but with no agent that would end a rank for them: what
 ends them is theirs. SPECS is a JSON list of runs, made one after the other: `ranks`, `words` (of
-launch), `own` (rank -> words instead of these), `fault` (or null), `attempt`, `folder`. Prints JSON:
-per run and rank the exit code, what it said, how long it took, how long after the faulty rank's
-end (or hang) it ended, and what it used each second: resident bytes, open files, threads.
+launch), `own` (rank -> words instead of these), `fault` (or null), `attempt`, `folder`, and if
+given `long_s`, from which length on a step counts as long. Prints JSON: per run and rank the exit
+code, what it said and printed, how long it took, how long after the faulty rank's end (or hang) it
+ended, and what it used each second: resident bytes, open files, threads.
 
-Faults: {"rank", "does", "at": "0F3" or "save 2"}; it does `kill`, `hang`, the name of a signal, or
-`full`: the checkpoint's file may not grow beyond 1 KiB, as on a full disk.
+Faults: {"rank", "does", "at": "0F3" or "save 2"}, and if given "mark", a file that gets a ! then.
+It does `kill`, `hang`, the name of a signal, or `full`: the checkpoint's file may not grow beyond
+1 KiB, as on a full disk.
 """
 
 from __future__ import annotations
@@ -36,12 +38,16 @@ from pipeplan.launch import train  # noqa: F401
 from pipeplan.launch.__main__ import main as launch
 from pipeplan.program import Action
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
+from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from tests import launch_task  # noqa: F401
 
 
 def strike(fault: dict[str, Any], moment: Any) -> None:
     """The fault itself."""
     moment.value = time.monotonic()
+    if "mark" in fault:
+        with open(fault["mark"], "a") as file:
+            file.write("!")
     if fault["does"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault["does"] == "hang":
@@ -94,8 +100,9 @@ def _in_save(fault: dict[str, Any], number: int, moment: Any) -> None:
 
 def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: str) -> None:
     """One rank."""
-    with open(f"{folder}/said{rank}", "w") as said:
-        os.dup2(said.fileno(), 2)
+    for stream, name in ((1, "printed"), (2, "said")):
+        with open(f"{folder}/{name}{rank}", "w") as file:
+            os.dup2(file.fileno(), stream)
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(spec["ranks"]),
@@ -107,7 +114,10 @@ def rank_main(rank: int, spec: dict[str, Any], port: int, moment: Any, folder: s
     fault = spec["fault"]
     if fault and fault["rank"] == rank:
         install(fault, moment)
-    os._exit(launch(spec.get("own", {}).get(str(rank), spec["words"])))
+    if "long_s" in spec:
+        BoardConsensus.__init__.__kwdefaults__["long_s"] = spec["long_s"]  # type: ignore[index]
+    sys.argv = ["pipeplan.launch", *spec.get("own", {}).get(str(rank), spec["words"])]
+    os._exit(launch())  # as in a process of its own, which may say how the C library has memory
 
 
 def _sample(pid: int | None, used: list[tuple[int, int, int]]) -> None:
@@ -159,6 +169,7 @@ def run(spec: dict[str, Any]) -> list[dict[str, Any]]:
             "took_s": ended.get(rank, 0.0) - begin,
             "after_s": ended.get(rank, 0.0) - moment.value if moment.value else None,
             "said": Path(f"{folder}/said{rank}").read_text(),
+            "printed": Path(f"{folder}/printed{rank}").read_text(),
             "used": used[rank],
         }
         for rank, process in enumerate(ranks)

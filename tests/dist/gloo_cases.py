@@ -1,4 +1,4 @@
-"""Run by torchrun: many small trainings over one gloo group, each against the reference.
+"""`gloo_cases.py RANKS`: many small trainings over one gloo group, each against the reference.
 
 Prints `exact N` on rank 0 where all N cases equal the reference bit for bit.
 """
@@ -25,8 +25,10 @@ from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task
-from tests import models, pipelines, reference
-from tests.plans import random_plan
+from pipeplan.testing import reference
+from tests import models, pipelines
+from tests.forked import run_joined
+from pipeplan.testing.plans import random_plan
 
 STEPS = 3
 MAPS = {
@@ -91,7 +93,7 @@ def same(plan: Plan, make: Make, transport: GlooTransport | LocalTransport) -> b
     )
 
 
-def main() -> None:
+def work() -> None:
     """All cases of this many ranks."""
     torch.set_num_threads(1)
     transport = join(TorchrunEnv.of(os.environ), 60 * 10**9)
@@ -103,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_joined(work, int(sys.argv[1]))

@@ -14,11 +14,12 @@ from pipeplan.devices import find
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
 from tests import launch_task
+from tests.forked import run_joined
 
 REFERENCE = "tests.large_task:large(form='exported', blocks=4, width=16)"
 
 
-def main(folder: Path) -> None:
+def work(folder: Path) -> None:
     """Two steps; the parameters of the other rank have no memory."""
     torch.set_num_threads(1)
     chain = launch_task.leveled(estimate(REFERENCE, find("h100")))
@@ -39,4 +40,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_joined(lambda: work(Path(sys.argv[1])), 2)

@@ -1,6 +1,8 @@
 """A `Pipeline` after an error, in the same processes: forked ranks, as in `pipeline_cases`.
 
-`python recovery_cases.py on`, or `off` for ranks without socket channels, prints a line per case: `exact` where the weights equal those of one process that never failed.
+`python recovery_cases.py on`, or `off` for ranks without socket channels, prints a line per case:
+`exact` where the weights equal those of one process that never failed. A rank that waits for one
+that says nothing does so for 600 s, longer than the script may take.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -31,8 +32,6 @@ from tests import launch_task
 
 GPUS, STEPS = 2, 4
 M = launch_task.MICROBATCHES
-SOON_S = 5.0
-"""A rank would wait 600 s for one that says nothing."""
 kept: list[object] = []
 """Errors with their tracebacks, which hold what ranks had in hand."""
 
@@ -68,17 +67,14 @@ def recovers(semantics: Semantics) -> str:
         for key, value in pipeline.state_dict().items()
     }
     dist.barrier()
-    begin = time.monotonic()
     try:
         pipeline.run(2)
     except PipeplanError as error:
         kept.append(error)
         said = str(error)
-    took = time.monotonic() - begin
     assert ("a loss of mine" if pipeline.has_loss else "lost its peer") in said, said
     if not pipeline.has_loss:
         assert "to blame: peer rank 1, which says: rank 1: action" in said, said
-    assert took < SOON_S, took
     pipeline.close()
     with Pipeline(made(fails=False), plan) as pipeline:
         pipeline.load_state_dict(state)
@@ -103,12 +99,10 @@ def refused_on_one(rank: int) -> str:
     """A `Pipeline` that cannot be made on one rank, then one that can."""
     plan = launch_task.plan(GPUS, "flush")
     task = made(fails=False)
-    begin = time.monotonic()
     try:
         Pipeline(task, plan, seed=rank)
     except PipeplanError as error:
         said = str(error)
-    assert time.monotonic() - begin < SOON_S
     assert said.startswith("join: seed: got 0 on rank 0, 1 on rank 1, need the same"), said
     return recovers("flush")
 
@@ -116,7 +110,6 @@ def refused_on_one(rank: int) -> str:
 def one_leaves(rank: int) -> str:
     """A rank whose block fails between two steps; the other one wants to end with it."""
     plan = launch_task.plan(GPUS, "flush")
-    begin = time.monotonic()
     try:
         with Pipeline(made(fails=False), plan) as pipeline:
             pipeline.run(1)
@@ -125,7 +118,6 @@ def one_leaves(rank: int) -> str:
     except (PipeplanError, KeyError) as error:
         kept.append(error)
         said = str(error)
-    assert time.monotonic() - begin < SOON_S
     assert ("of mine" if rank else "rank 0: another rank was gone when all were to") in said, said
     return recovers("flush")
 

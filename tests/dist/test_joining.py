@@ -1,4 +1,7 @@
-"""Ranks that do not belong together are told so when they join, in seconds and in one line."""
+"""Ranks that do not belong together are told so when they join, in one line; nobody waits.
+
+A rank that waited would do so for `launches.TIMEOUT_S`, longer than `launched` lets it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,7 @@ import pytest
 import torch
 
 from tests import launch_task
-from tests.dist.test_faults import STEPS, Told, launched, spec
-
-SOON_S = 20.0
-"""With all that ranks do before they join; alone they would wait for 60 s."""
+from tests.dist.launches import STEPS, Told, launched, spec
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_rank_differs(folder: Path, name: str) -> None:
-    """All end with 2 within seconds, rank 0 says why, nothing is made or left behind."""
+    """All end with 2 and nobody waits, rank 0 says why, nothing is made or left behind."""
     case, ranks = CASES[name], told(folder)[name]
     assert [each["code"] for each in ranks] == [2] * case.ranks, ranks
-    assert all(each["took_s"] < SOON_S for each in ranks), ranks
     lines = [line for each in ranks for line in each["said"].splitlines()]
     assert len(lines) == 1, ranks
     assert re.match(f"error: {case.said}", ranks[0]["said"]), ranks

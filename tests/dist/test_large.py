@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +16,10 @@ from pipeplan.capture import estimate, split
 from pipeplan.devices import find
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
-from tests import launch_task, reference
+from pipeplan.testing import reference
+from tests import case_scripts, launch_task
+from tests.dist.launches import launched
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 STEPS, M = 2, launch_task.MICROBATCHES
 
 
@@ -41,31 +40,24 @@ def reference_of(form: str, blocks: int, width: int, weights: Path | None = None
     return f"tests.large_task:large(form={form!r}, blocks={blocks}, width={width}{more})"
 
 
-def launch(folder: Path, ranks: int, task: str, *words: str, steps: int = STEPS) -> Ran:
-    """Train the task on `ranks` ranks, with the C library as it comes."""
+def launch(folder: Path, ranks: int, task: str, *more: str, steps: int = STEPS) -> Ran:
+    """Train the task on `ranks` ranks."""
     plan = folder / "plan.json"
     chain = launch_task.leveled(estimate(task, find("h100")))
     plan.write_text(launch_task.plan_of(chain, ranks, "flush").to_json())
     out = folder / "run"
     options = ("--plan", str(plan), "--task", task, "--instrument", "--steps", str(steps))
-    given = words or ("--out", str(out))
-    done = subprocess.run(
-        [*TORCHRUN, str(ranks), "-m", "pipeplan.launch", *options, *given],
-        cwd=launch_task.ROOT,
-        env=launch_task.environment(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    given = more or ("--out", str(out))
+    words = [*options, *given]
+    (told,) = launched({"ranks": ranks, "words": words, "fault": None, "folder": str(folder)})
+    assert [each["code"] for each in told] == [0] * ranks, told
     run = json.loads((out / "run.json").read_text())
     return Ran(
         run["predicted"]["peak_bytes"],
         run["measured"]["peak_bytes"],
         run["measured"]["resident_bytes"],
         torch.load(out / "model.pt"),
-        done.stderr,
+        "".join(each["said"] for each in told),
     )
 
 
@@ -151,17 +143,7 @@ def test_resumed_ranks_hold_what_they_host(tmp_path: Path) -> None:
 
 def test_pipeline_of_a_function_builds_what_it_hosts(tmp_path: Path) -> None:
     """From Python: the function is called by each rank, which holds its layers alone."""
-    script = str(Path(__file__).with_name("large_pipeline.py"))
-    done = subprocess.run(
-        [*TORCHRUN, "2", script, str(tmp_path)],
-        cwd=launch_task.ROOT,
-        env={**launch_task.environment(), "PYTHONPATH": str(launch_task.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    case_scripts.printed(Path(__file__).with_name("large_pipeline.py"), str(tmp_path))
     states = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     merged = {key: value for state in states for key, value in state.items()}
     assert equal(merged, plain("exported", 4, 16, None))

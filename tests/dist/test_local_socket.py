@@ -27,6 +27,6 @@ def test_channels_where_both_ends_have_them() -> None:
         "one_nameless: exact, channels 01 03 13",
         "all_nameless: exact, channels none",
         "refused: exact, channels 02",
-        "at once, lost [1]: connection closed by the other end",
+        "lost [1]: connection closed by the other end",
         "evaluated 200",
     ]

@@ -20,7 +20,7 @@ CASES = (
 
 @pytest.mark.parametrize("sockets", ["on", "off"])
 def test_a_new_pipeline_after_an_error(sockets: str) -> None:
-    """All ranks hear of it within seconds; a new one in the same processes trains bit-equal.
+    """All ranks hear of it and wait for nothing; a new one in the same processes trains bit-equal.
 
     Under torchrun's variables, where ranks were refused or one left, and in a process group that
     the script made itself, which stays as it was.

@@ -21,7 +21,8 @@ from pipeplan import lowering
 from pipeplan.plan import Plan
 from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.runtime.transport.gloo import GlooTransport
-from tests import plans, dry_runs
+from pipeplan.testing import plans
+from tests import dry_runs
 from tests.forked import run_ranks
 
 SIZES = {2: 2, 4: 2, 8: 2, 16: 2}

@@ -36,7 +36,8 @@ from pipeplan.plan import Semantics
 from pipeplan.runtime.transport.backend import Machine, Wanted, take_gpu
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.task import Task
-from tests import launch_task, pipelines, reference
+from pipeplan.testing import reference
+from tests import launch_task, pipelines
 
 STEPS = 4
 

@@ -107,6 +107,7 @@ def test_a_slot_more_is_never_slower() -> None:
     assert times[0] > times[-1] >= join.span
 
 
+@pytest.mark.long
 def test_join_is_fast_enough() -> None:
     """Branches of 15 and 75 steps with 40 slots take at most 10 s of CPU, as accepted."""
     start = time.process_time()

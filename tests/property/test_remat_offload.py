@@ -17,6 +17,7 @@ from pipeplan.remat.judge import judge
 from pipeplan.remat.line import Line, line_of
 from pipeplan.remat.periodic import keep_all
 from pipeplan.remat.slots import discretize
+from tests import grids
 from tests.offload_brute import fastest_offloading
 from tests.offload_lp import fractional, interruptible
 from tests.remat_brute import random_costs
@@ -40,7 +41,7 @@ def test_fractional_greedy_is_optimal(first: int) -> None:
         assert fluid_bound(line, line.least - 1, ONE) is None
 
 
-@pytest.mark.parametrize("first", range(0, 220, 20))
+@grids.first(4, first=range(0, 220, 20))
 def test_dynprog_equals_all_subsets(first: int) -> None:
     """With slots of one byte no set of units idles less where transfers may be interrupted."""
     for seed in range(first, first + 20):
@@ -54,7 +55,7 @@ def test_dynprog_equals_all_subsets(first: int) -> None:
         assert choice.idle + line.compute == pytest.approx(interruptible(line, budget))
 
 
-@pytest.mark.parametrize("first", range(0, 220, 20))
+@grids.first(4, first=range(0, 220, 20))
 def test_exact_equals_exhaustive_search(first: int) -> None:
     """CP-SAT finds and proves the fastest placement of transfers that the device's rules allow."""
     for seed in range(first, first + 20):

@@ -20,6 +20,7 @@ from pipeplan.remat.nowait import no_wait
 from pipeplan.remat.pofo import pofo
 from pipeplan.remat.rotor import rotor
 from pipeplan.remat.schedule import Op, OpKind, Schedule
+from tests import grids
 from tests.remat_brute import random_costs
 
 ONE = Channel(10**9)
@@ -97,7 +98,7 @@ def test_pofo_equals_all_orders_and_sets(first: int) -> None:
         assert judge(costs, timed.schedule, budget, ONE).violations == ()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@grids.first(20, seed=range(60))
 def test_pofo_is_never_worse_than_its_parts(seed: int) -> None:
     """Its program never loses to Rotor; its schedule to neither Rotor, DYNPROG nor GREEDY."""
     costs, budget = _case(seed, 8)

@@ -14,9 +14,9 @@ from pipeplan import lowering, simulator
 from pipeplan.errors import PipeplanError
 from pipeplan.plan import Plan
 from pipeplan.program import ActionKind, Pattern
+from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import audit, verify
 from tests.mutations import MUTATIONS, mutate
-from tests.plans import random_plan
 
 SEEDS = st.integers(0, 2**32)
 FEW = settings(max_examples=120, derandomize=True, deadline=None)

@@ -32,15 +32,16 @@ from pipeplan.runtime.instrument import states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task
+from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import capture_tasks, launch_task, models, odd_models, pipelines, reference
-from tests.plans import random_plan
-from tests.unit.test_launch_files import ALONE
-from tests.unit.test_odd_models import Build, task_of
-from tests.unit.test_offload_runs import drawn as offloading
-from tests.unit.test_offload_runs import offloads
-from tests.unit.test_runtime_memory import planned
-from tests.unit.test_runtime_updates import MAPS, STEPS, M
+from pipeplan.testing.plans import random_plan
+from tests import capture_tasks, grids, launch_task, models, odd_models, pipelines
+from tests.unit.capture.test_odd_models import Build, task_of
+from tests.unit.launch.test_files import ALONE
+from tests.unit.runtime.test_memory import planned
+from tests.unit.runtime.test_offload_runs import drawn as offloading
+from tests.unit.runtime.test_offload_runs import offloads
+from tests.unit.runtime.test_updates import MAPS, STEPS, M
 
 LIGHT = "aot_eager"
 """A backend that traces and partitions as inductor does, and needs no compiler."""
@@ -79,8 +80,7 @@ def no_more(caplog: pytest.LogCaptureFixture) -> None:
     assert "recompile_limit" not in caplog.text
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@grids.each_value(shape=SHAPES, semantics=MODES)
 def test_runs_equal_a_plain_loop(
     shape: tuple[Sequence[int], Sequence[int]],
     semantics: Semantics,
@@ -240,8 +240,9 @@ def peak(chain: Chain, task: Task, semantics: Semantics) -> tuple[int, int]:
     return found, plan.memory[0].peak_bytes
 
 
-@pytest.mark.parametrize("semantics", MODES)
-@pytest.mark.parametrize("make", [capture_tasks.mlp, capture_tasks.transformer])
+@grids.each_value(
+    make={"mlp": capture_tasks.mlp, "transformer": capture_tasks.transformer}, semantics=MODES
+)
 def test_the_allocator_holds_what_is_planned(
     make: Callable[[], Task], semantics: Semantics
 ) -> None:

@@ -18,8 +18,9 @@ from pipeplan.fitting import split_for
 from pipeplan.plan import Semantics
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
+from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import launch_task, pipelines, reference
+from tests import launch_task, pipelines
 
 M = launch_task.MICROBATCHES
 Result = TypeVar("Result")

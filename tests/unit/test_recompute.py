@@ -6,9 +6,9 @@ import pytest
 
 from pipeplan import lowering, simulator
 from pipeplan.plan import Plan, Remat, Stage
+from pipeplan.testing.plans import settle
 from pipeplan.verifier import audit, verify
 from tests import handmade
-from tests.plans import settle
 
 CHAIN = handmade.chain(
     [(1, 2), (3, 4), (5, 6)],

@@ -1,0 +1,298 @@
+"""Random valid plans: chains, clusters, allocations and schedules that keep every rule.
+
+`random_plan(seed)` is deterministic. Sizes and times are small integers so that ties, zero
+lengths and wrap-arounds are common. The memory table and the step are the verifier's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from pipeplan.chain import Chain, Layer
+from pipeplan.cluster import Cluster, Gpu, Links, Pair
+from pipeplan.plan import MemoryModel, Op, OpKind, Plan, Remat, Semantics, Stage
+from pipeplan.testing.plans_offload import fit_host, offloading
+from pipeplan.verifier import Rule, audit, verify
+from pipeplan.verifier.durations import compute_ns, transfer_ns
+from pipeplan.verifier.recompute import without_runs
+from pipeplan.verifier.structure import chain_order, place
+
+Duplex = Literal["full", "half"]
+_DUPLEXES: tuple[Duplex, ...] = ("full", "half")
+GBPS = 10**9
+"""One byte per nanosecond."""
+
+
+def random_plan(
+    seed: int,
+    *,
+    layers: int | None = None,
+    gpus: int | None = None,
+    k: int | None = None,
+    semantics: Semantics | None = None,
+    memory_model: MemoryModel | None = None,
+    duplex: Duplex | None = None,
+    offload: bool | None = None,
+) -> Plan:
+    """A valid plan; what is not given is drawn. Offloading needs the exact memory model."""
+    rng = Random(seed)
+    chain = _chain(rng, layers or rng.randint(1, 7))
+    shared = rng.choice(_DUPLEXES) if duplex is None else duplex
+    cluster = _cluster(rng, gpus or rng.randint(1, 5), shared)
+    stages = _stages(rng, len(chain.layers), len(cluster.gpus))
+    memory_model = memory_model or rng.choice(["exact", "exact", "exact", "paper"])
+    if memory_model == "exact" and rng.random() < 0.4:
+        stages = tuple(recomputing(rng, stage) for stage in stages)
+    plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
+    semantics = semantics or rng.choice(["2bw", "flush"])
+    plan = _with(plan, semantics=semantics, memory_model=memory_model)
+    plan = _tie(rng, plan)
+    # Draws of its own: plans that do not offload stay what they were.
+    hosts = Random(f"{seed} host")
+    drawn = hosts.random() < 0.3
+    if memory_model == "exact" and (drawn if offload is None else offload):
+        plan = offloading(hosts, plan)
+    return fit_host(hosts, _fill_in(rng, plan))
+
+
+def scheduled(
+    rng: Random, chain: Chain, cluster: Cluster, stages: tuple[Stage, ...], k: int
+) -> Plan:
+    """A plan with a feasible schedule; memory table, step and budgets are still open."""
+    plan = Plan(
+        chain=chain,
+        chain_digest=chain.digest(),
+        cluster=cluster,
+        k=k,
+        period_ns=1,
+        step_ns=0,
+        stages=stages,
+        ops=(),
+        memory=(),
+    )
+    return _schedule(rng, plan)
+
+
+def settle(plan: Plan) -> Plan:
+    """`plan` with its memory table and step as the verifier has them."""
+    found = audit(plan)
+    return _with(plan, memory=found.memory, step_ns=found.step_ns)
+
+
+def _chain(rng: Random, count: int) -> Chain:
+    def some(most: int, zero: float = 0.25) -> int:
+        return 0 if rng.random() < zero else rng.randint(1, most)
+
+    layers: list[Layer] = []
+    size = input_bytes = some(6)
+    for index in range(count):
+        output = some(6)
+        layers.append(
+            Layer(
+                name=f"l{index}",
+                forward_ns=some(5, 0.15),
+                backward_ns=some(8, 0.1),
+                optimizer_ns=some(4),
+                weight_bytes=some(5),
+                gradient_bytes=(gradient := some(5)),
+                waiting_gradient_bytes=gradient // 2,
+                buffer_bytes=gradient % 3,
+                optimizer_bytes=some(5),
+                output_bytes=output,
+                output_gradient_bytes=None if rng.random() < 0.6 else some(7),
+                saved_input_bytes=(kept := rng.randint(0, size)),
+                saved_bytes=some(6),
+                saved_output_bytes=(out := rng.randint(0, output)),
+                saved_passing_bytes=min(kept, output - out) if kept % 2 else 0,
+                forward_workspace_bytes=some(6, 0.5),
+                backward_workspace_bytes=some(6, 0.5),
+                optimizer_workspace_bytes=some(20, 0.5),
+                parameters=(f"p{index}",),
+            )
+        )
+        size = output
+    return Chain(name="random", input_bytes=input_bytes, layers=tuple(layers))
+
+
+def _cluster(rng: Random, count: int, duplex: Duplex) -> Cluster:
+    def link() -> tuple[int, int | None]:
+        return rng.choice([0, 0, 1, 2]), rng.choice([None, GBPS, GBPS, GBPS // 2, 3 * GBPS])
+
+    ends = [(a, b) for a in range(count) for b in range(count) if a != b]
+    if duplex == "half":
+        ends = [rng.choice([(a, b), (b, a)]) for a, b in ends if a < b]
+    chosen = rng.sample(ends, rng.randint(0, len(ends)))
+    latency, bandwidth = link()
+    return Cluster(
+        gpus=tuple(
+            Gpu(name=f"g{i}", memory_bytes=0, speed=rng.choice([1.0, 1.0, 0.5, 2.0, 0.7]))
+            for i in range(count)
+        ),
+        action_overhead_ns=rng.choice([0, 0, 1]),
+        links=Links(
+            duplex=duplex,
+            latency_ns=latency,
+            bandwidth_bytes_per_s=bandwidth,
+            pairs=tuple(_pair(a, b, *link()) for a, b in chosen),
+        ),
+    )
+
+
+def _pair(source: int, target: int, latency: int, bandwidth: int | None) -> Pair:
+    return Pair(source=source, target=target, latency_ns=latency, bandwidth_bytes_per_s=bandwidth)
+
+
+def _stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:
+    count = max(rng.randint(0, layers - 1), rng.randint(0, layers - 1))
+    cuts = sorted(rng.sample(range(1, layers), count))
+    firsts, lasts = [0, *cuts], [*(cut - 1 for cut in cuts), layers - 1]
+    return tuple(
+        Stage(id=i, layers=(a, b), gpu=rng.randrange(gpus))
+        for i, (a, b) in enumerate(zip(firsts, lasts, strict=True))
+    )
+
+
+def recomputing(rng: Random, stage: Stage) -> Stage:
+    """The stage with random runs of its layers, or none, computed again."""
+    runs: list[tuple[int, int]] = []
+    position = stage.first
+    while position <= stage.last:
+        end = rng.randint(position, stage.last)
+        if rng.random() < 0.5:
+            runs.append((position, end))
+        position = end + 1
+    return stage.model_copy(update={"remat": Remat(recompute=tuple(runs)) if runs else None})
+
+
+@dataclass
+class _Resource:
+    """What a GPU or a link does in one period."""
+
+    period: int
+    taken: list[tuple[int, int]] = field(default_factory=list)
+
+    def admits(self, start: int, length: int) -> bool:
+        return length <= self.period and not any(
+            self._overlap(start, length, other, other_length) for other, other_length in self.taken
+        )
+
+    def _overlap(self, a: int, a_length: int, b: int, b_length: int) -> bool:
+        after, before = (b - a) % self.period, (a - b) % self.period
+        if a_length and b_length:
+            return after < a_length or before < b_length
+        return 0 < after < a_length or 0 < before < b_length
+
+
+def _schedule(rng: Random, plan: Plan) -> Plan:
+    """Places each op at the first free time after its predecessor and some slack."""
+    order, flat = chain_order(plan), without_runs(plan)
+    lengths = {
+        (kind, stage): (compute_ns if kind.is_compute else transfer_ns)(flat, kind, stage)
+        for kind, stage in order
+    }
+    load: dict[object, int] = {}
+    for kind, stage in order:
+        resource = _resource(plan, kind, stage)
+        load[resource] = load.get(resource, 0) + plan.k * lengths[kind, stage]
+    period = max(1, *load.values()) + rng.choice([0, 0, 1, 3, 10])
+    slack = rng.choice([0, 0, 1, 4, 2 * period])
+    tries = 0
+    while True:
+        plan = _with(plan, period_ns=period)
+        times = _place(rng, plan, lengths, slack)
+        if times is not None:
+            return _with(plan, ops=_ops(rng, plan, lengths, times))
+        tries += 1
+        period += 1 + tries
+
+
+def _resource(plan: Plan, kind: OpKind, stage: int) -> object:
+    where = place(plan, kind, stage)
+    return where if isinstance(where, int) else plan.cluster.links.resource(*where)
+
+
+_Times = dict[tuple[OpKind, int, int], int]
+
+
+def _place(
+    rng: Random, plan: Plan, lengths: dict[tuple[OpKind, int], int], slack: int
+) -> _Times | None:
+    period = plan.period_ns
+    resources: dict[object, _Resource] = {}
+    times: _Times = {}
+    for copy in range(plan.k):
+        ready = rng.randrange(period) if copy == 0 else 0
+        for kind, stage in chain_order(plan):
+            length = lengths[kind, stage]
+            resource = resources.setdefault(_resource(plan, kind, stage), _Resource(period))
+            earliest = ready + rng.randint(0, slack) * (rng.random() < 0.3)
+            latest = earliest + period - 1
+            if copy:
+                earliest = max(earliest, times[kind, stage, copy - 1] + length)
+                latest = times[kind, stage, 0] + period - length * (plan.k - copy)
+            free = (t for t in range(earliest, latest + 1) if resource.admits(t, length))
+            start = next(free, None)
+            if start is None:
+                return None
+            resource.taken.append((start, length))
+            times[kind, stage, copy] = start
+            ready = start + length
+    return times
+
+
+def _ops(
+    rng: Random, plan: Plan, lengths: dict[tuple[OpKind, int], int], times: _Times
+) -> tuple[Op, ...]:
+    ops = []
+    first = min(times.values()) // plan.period_ns
+    for (kind, stage, copy), time in times.items():
+        shift, start = divmod(time, plan.period_ns)
+        where = place(plan, kind, stage)
+        ops.append(
+            Op(
+                kind=kind,
+                stage=stage,
+                copy_=copy,
+                gpu=where if isinstance(where, int) else None,
+                link=where if isinstance(where, tuple) else None,
+                start_ns=start,
+                duration_ns=lengths[kind, stage],
+                shift=shift - first,
+            )
+        )
+    rng.shuffle(ops)
+    return tuple(ops)
+
+
+def _tie(rng: Random, plan: Plan) -> Plan:
+    """Sometimes lets two layers of one GPU share a parameter."""
+    hosted = [s for s in plan.stages if rng.random() < 0.3]
+    if len(hosted) < 2 or hosted[0].gpu != hosted[-1].gpu:
+        return plan
+    layers = list(plan.chain.layers)
+    first, last = hosted[0].first, hosted[-1].first
+    layers[last] = layers[last].model_copy(update={"parameters": layers[first].parameters})
+    chain = plan.chain.model_copy(update={"layers": tuple(layers)})
+    return _with(plan, chain=chain, chain_digest=chain.digest())
+
+
+def _fill_in(rng: Random, plan: Plan) -> Plan:
+    """Micro-batches per step that (R6) allows, budgets that hold, then table and step."""
+    found = audit(plan)
+    needed = max(1, max(found.in_flight) - 1)
+    while any(each.rule is Rule.VERSIONS for each in verify(_with(plan, microbatches=needed))):
+        needed += 1
+    plan = _with(plan, microbatches=needed + rng.choice([0, 0, 1, 5]))
+    spare = rng.choice([0, 0, 100])
+    gpus = tuple(
+        gpu.model_copy(update={"memory_bytes": row.peak_bytes + spare})
+        for gpu, row in zip(plan.cluster.gpus, found.memory, strict=True)
+    )
+    cluster = plan.cluster.model_copy(update={"gpus": gpus})
+    return settle(_with(plan, cluster=cluster))
+
+
+def _with(plan: Plan, **fields: object) -> Plan:
+    return plan.model_copy(update=fields)

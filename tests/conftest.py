@@ -1,0 +1,37 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FIRST = (
+    "unit/docs/test_run.py",
+    "dist/test_faults.py",
+    "dist/test_torchrun.py",
+    "dist/test_large.py",
+    "dist/test_joining.py",
+    "dist/test_communicators.py",
+    "unit/rematerialized/test_rematerialize.py",
+)
+"""Files that take longest: workers that begin with them end together."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first where several processes run tests (`--no-loadscope-reorder`)."""
+    if hasattr(config, "workerinput"):
+        places = {HERE / name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_searched_heap() -> None:
+    """What older tests and imports left is searched no more when garbage is collected.
+
+    Torch and its compilers keep millions of objects, which cost half a second at each collection.
+    """
+    gc.collect()
+    gc.freeze()

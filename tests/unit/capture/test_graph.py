@@ -1,0 +1,104 @@
+"""Models cut by their graph: the layers in a row are the model, with its own weights."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan import tasks
+from pipeplan.capture import split
+from pipeplan.capture.whole import run
+from pipeplan.task import SplitModel, Task
+from tests import capture_tasks
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "gpt2": tasks.gpt2,
+    "gpt2 tied": partial(tasks.gpt2, tied=True),
+    "llama": tasks.llama,
+    "t5": tasks.t5,
+    "t5 tied": partial(tasks.t5, tied=True),
+    "vit": tasks.vit,
+    "resnet": tasks.resnet,
+    "densenet": tasks.densenet,
+    "inception": tasks.inception,
+    "unet": tasks.unet,
+    "mixer": tasks.mixer,
+    "siamese": tasks.siamese,
+    "crossmodal": tasks.crossmodal,
+    "gpt2 of transformers": capture_tasks.gpt2,
+    "tied gpt2 of transformers": partial(capture_tasks.gpt2, tied=True),
+    "llama of transformers": capture_tasks.llama,
+}
+
+
+def whole_model(task: Task, source: Tensor, target: Tensor) -> tuple[Tensor, nn.Module]:
+    """(output, a copy of the model with its gradients and buffers) of one seeded micro-batch."""
+    model = copy.deepcopy(task.model)
+    assert isinstance(model, nn.Module)
+    torch.manual_seed(5)
+    result = model(source)
+    output = result if isinstance(result, Tensor) else result.logits
+    task.loss(output, target).backward()
+    return output, model
+
+
+def in_a_row(task: Task, model: SplitModel, source: Tensor, target: Tensor) -> Tensor:
+    """The output of the layers; their backward has been done."""
+    torch.manual_seed(5)
+    output = run(model, (source,))
+    task.loss(output, target).backward()
+    return output
+
+
+@pytest.mark.parametrize("make", TASKS.values(), ids=TASKS)
+def test_layers_equal_the_model(make: Callable[[], Task]) -> None:
+    """Output, gradients and buffers are bit-equal; parameters are the model's objects.
+
+    In eval mode the layers give what the model gives: no dropout, batch norm as learnt.
+    """
+    torch.manual_seed(0)
+    task = make()
+    assert isinstance(task.model, nn.Module)
+    assert task.model.training
+    model = split(task)
+    users = dict([*task.model.named_parameters(), *task.model.named_buffers()])
+    names = list(task.model.state_dict())
+    source, target = task.microbatch(3)
+    output, other = whole_model(task, source, target)
+    assert torch.equal(in_a_row(task, model, source, target), output)
+    for name, parameter in other.named_parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, users[name].grad), name
+    for name, buffer in other.named_buffers():
+        assert torch.equal(buffer, users[name]), name
+    for layer, fqns in zip(model.layers, model.fqns, strict=True):
+        for local, parameter in layer.named_parameters():
+            assert users[fqns[local]] is parameter
+            assert local.endswith(fqns[local])
+    assert list(task.model.state_dict()) == names
+    assert len(model.layers) >= 4
+    assert task.model.training
+    task.model.eval()
+    for layer in model.layers:
+        layer.eval()
+    with torch.no_grad():
+        result = task.model(source)
+        output = result if isinstance(result, Tensor) else result.logits
+        assert torch.equal(run(model, (source,)), output)
+
+
+@pytest.mark.parametrize("blocks", [4, pytest.param(24, marks=pytest.mark.long)])
+def test_each_block_is_attention_and_mlp(blocks: int) -> None:
+    """However many there are: 24 of them take at most 15 seconds of processor time."""
+    task = capture_tasks.gpt2(blocks=blocks)
+    begin = time.process_time()
+    model = split(task)
+    assert blocks < 24 or time.process_time() - begin <= 15
+    assert len(model.layers) == 2 * blocks + 2
+    assert model.names[1:3] == ("transformer.h.0.ln_1..attn", "transformer.h.0.ln_2..mlp")

@@ -1,0 +1,177 @@
+"""Choosing what to compute again: options are true, cuts and options together are optimal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pipeplan.chain import Chain
+from pipeplan.cluster import uniform
+from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute import search as recompute_search
+from pipeplan.ilp.recompute.bound import recompute_bound
+from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import NONE, list_options
+from pipeplan.simulator.recompute import condensed
+from pipeplan.testing.plans import random_plan
+from pipeplan.verifier.recompute import without_runs
+from tests.searches import limits
+
+
+def every_choice(first: int, last: int) -> Iterator[tuple[Segment, ...]]:
+    """All sets of disjoint runs of layers first..last."""
+    if first > last:
+        yield ()
+        return
+    for rest in every_choice(first + 1, last):
+        yield rest
+    for end in range(first, last + 1):
+        for rest in every_choice(end + 1, last):
+            yield ((first, end), *rest)
+
+
+def some_chain(seed: int, layers: int) -> Chain:
+    """A random chain with small numbers; its layers share nothing."""
+    chain = random_plan(seed, layers=layers, memory_model="exact").chain
+    free = tuple(layer.model_copy(update={"parameters": ()}) for layer in chain.layers)
+    return chain.model_copy(update={"layers": free})
+
+
+def costs_of(chain: Chain, gpus: int, memory: int) -> CostModel:
+    """Equal GPUs with slow links."""
+    return CostModel(chain, uniform(gpus, memory, bandwidth_bytes_per_s=10**9), "2bw", "exact")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_three_counts_of_a_run_agree(seed: int) -> None:
+    """Solver, verifier and replay see the same layer in a run, by three computations."""
+    plan = random_plan(seed, memory_model="exact", offload=False)
+    runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
+    mine = contract(plan.chain, runs)
+    for one, two, three in zip(
+        mine.chain.layers,
+        without_runs(plan).chain.layers,
+        condensed(plan).chain.layers,
+        strict=True,
+    ):
+        unnamed = one.model_dump(exclude={"name"})
+        assert unnamed == two.model_dump(exclude={"name"}) == three.model_dump(exclude={"name"})
+    assert [mine.original(stage) for stage in without_runs(plan).stages] == list(plan.stages)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_options_are_what_their_runs_cost(seed: int) -> None:
+    """Time, kept bytes and peak of an option are those of the merged chain with its runs."""
+    chain = some_chain(seed, 6)
+    offered, seen = list_options(chain), 0
+    for last in range(6):
+        for number in range(offered.more.shape[2]):
+            if offered.more[0, last, number] == NONE:
+                continue
+            runs = offered.runs(0, last, number)
+            mine = contract(chain, runs)
+            end = next(n for n, piece in enumerate(mine.pieces) if piece[1] == last)
+            # Flush: nothing but forwards and backwards is in a segment's peaks.
+            size = CostModel(mine.chain, uniform(1, 0), "flush", "exact").segment(0, end)
+            assert size.saved == offered.saved[0, last, number]
+            peak = max(size.forward, size.saved + size.backward)
+            assert peak == offered.peak[0, last, number]
+            layers = [layer for a, b in runs for layer in chain.layers[a : b + 1]]
+            assert sum(layer.forward_ns for layer in layers) == offered.more[0, last, number]
+            seen += 1
+    assert seen > 20
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_cuts_and_options_equal_brute_force(seed: int) -> None:
+    """Up to 6 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period."""
+    chain = some_chain(seed, 3 + seed % 4)
+    for memory in (25, 35, 50, 80):
+        costs = costs_of(chain, 3, memory)
+        found = RecomputeDP(costs, options=list_options(chain)).shortest(1)
+        choices = (contract(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        partitions = (ContiguousDP(costs_of(one, 3, memory)).shortest(1) for one in choices)
+        periods = [partition.period for partition in partitions if partition is not None]
+        assert (None if found is None else found.period) == min(periods, default=None)
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_the_runs_of_a_partition_give_its_period(seed: int) -> None:
+    """The merged chain of the runs that the solver names reaches the period it claims."""
+    chain = some_chain(seed, 7)
+    for memory in (30, 45, 70):
+        costs = costs_of(chain, 3, memory)
+        solver = RecomputeDP(costs, options=list_options(chain))
+        found = solver.shortest(1)
+        if found is not None:
+            again_costs = costs_of(contract(chain, solver.runs(found)).chain, 3, memory)
+            partition = ContiguousDP(again_costs).solve(found.period)
+            assert partition is not None
+            assert partition.spans[0] <= found.spans[0]
+
+
+def test_where_nothing_fits_recomputation_does() -> None:
+    """A chain whose kept bytes exceed the memory is planned; without need nothing is run again."""
+    chain = some_chain(3, 6)
+    fat = chain.model_copy(
+        update={
+            "layers": tuple(
+                layer.model_copy(update={"saved_bytes": 40, "forward_ns": 5, "backward_ns": 9})
+                for layer in chain.layers
+            )
+        }
+    )
+    allowed = limits(contiguous_only=True)
+    tight, ample = costs_of(fat, 2, 130), costs_of(fat, 2, 10**6)
+    assert ContiguousDP(tight).shortest(1) is None
+    found = recompute_search.run(Incumbent(tight, allowed))
+    assert found.state.best is not None
+    assert found.contracted is not None
+    assert found.contracted.runs
+    unhindered = recompute_search.run(Incumbent(ample, allowed))
+    assert unhindered.state.best is not None
+    assert unhindered.contracted is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bound_exceeds_no_plan(seed: int) -> None:
+    """Up to 6 layers on 3 GPUs: no set of runs has a relaxed period below the bound."""
+    chain = some_chain(seed, 3 + seed % 4)
+    for memory in (30, 50):
+        costs = costs_of(chain, 3, memory)
+        lowest = max(1, int(load_bound(costs)))
+        claimed = recompute_bound(costs, lowest)
+        choices = (contract(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        bounds = [contiguous_bound(costs_of(one, 3, memory), lowest) for one in choices]
+        least = min((bound for bound in bounds if bound is not None), default=None)
+        if claimed is None:
+            assert least is None
+        else:
+            assert least is None or claimed <= least
+
+
+def test_the_bound_says_more_than_the_load() -> None:
+    """Where layers must be recomputed, time for it is in the bound."""
+    stronger = 0
+    for seed in range(14):
+        costs = costs_of(some_chain(seed, 6), 3, 35)
+        lowest = max(1, int(load_bound(costs)))
+        claimed = recompute_bound(costs, lowest)
+        stronger += claimed is None or claimed > lowest
+    assert stronger >= 7
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_dropped_options_lower_others(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few options a segment keeps, the bound stays one: it only falls."""
+    costs = costs_of(some_chain(seed, 8), 3, 40)
+    many = recompute_bound(costs, 1)
+    monkeypatch.setattr("pipeplan.ilp.recompute.options.MOST", 2)
+    few = recompute_bound(costs, 1)
+    assert few is not None or many is None
+    assert many is None or (few is not None and few <= many)

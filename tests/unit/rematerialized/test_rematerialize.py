@@ -1,0 +1,359 @@
+"""Modules that keep a budget: bit for bit the plain module, within the bytes that were planned."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeplan import rematerialize, tasks
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.livebytes import peak_bytes
+from pipeplan.remat import Channel, OpKind, budgets
+from pipeplan.rematerialized import units
+from pipeplan.task import Task
+from pipeplan.testing.refusals import least_bytes
+
+FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
+"""So fast that to wait on the host is cheaper than to run again, whatever was measured."""
+TINY = {
+    "gpt2": {"sequence": 16},
+    "llama": {},
+    "vit": {},
+    "mixer": {},
+    "resnet": {"width": 8, "side": 32},
+    "densenet": {},
+    "inception": {},
+    "unet": {},
+    "tied": {"sequence": 16, "tied": True},
+}
+MODELS = {"tied": "gpt2"}
+FEW = [
+    pytest.param(name, marks=pytest.mark.long) if name == "inception" else name for name in TINY
+]
+"""Inception takes longest, and joins branches as DenseNet and U-Net do."""
+BETWEEN = ["gpt2", "mixer"]
+"""Of which budgets between the least and all are tried, too; of the others when long."""
+
+
+def tiny(name: str, **options: object) -> Task:
+    """A task of the library with the same weights each time."""
+    torch.manual_seed(0)
+    task: Task = getattr(tasks, MODELS.get(name, name))(0, **(options or TINY[name]))
+    return task
+
+
+def trained(module: nn.Module, task: Task, steps: int = 2) -> list[Tensor]:
+    """All that two micro-batches leave: losses, gradients, buffers, the generator's state."""
+    torch.manual_seed(5)
+    losses = []
+    for step in range(steps):
+        source, target = task.microbatch(step)
+        loss = task.loss(module(source), target)
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = [parameter.grad for parameter in module.parameters()]
+    assert all(gradient is not None for gradient in gradients)
+    found = [gradient.clone() for gradient in gradients if gradient is not None]
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    return [*losses, *found, *buffers, torch.get_rng_state()]
+
+
+def peak(module: nn.Module, task: Task) -> int:
+    """Most live bytes of one micro-batch that adds to gradients that are there."""
+    return peak_bytes(module, task.loss, *task.microbatch(0))
+
+
+def least(task: Task) -> int:
+    """The smallest budget."""
+    assert isinstance(task.model, nn.Module)
+    with pytest.raises(InfeasibleError) as refused:
+        rematerialize(task.model, task.microbatch(0), 1, loss=task.loss, repeats=1)
+    return least_bytes(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each in BETWEEN else pytest.param(each, marks=pytest.mark.long) for each in TINY],
+)
+def test_a_module_within_a_budget_between_is_the_plain_module(name: str) -> None:
+    """Between the least and all that is kept: bit-equal, too; the peak is as predicted."""
+    task = tiny(name)
+    assert isinstance(task.model, nn.Module)
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
+    between = budgets(free.rematerialization_costs, None, 3)[1:]
+    check_within(task, between)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_module_within_a_budget_is_the_plain_module(name: str) -> None:
+    """Losses, gradients, statistics and random numbers are bit-equal; the peak is as predicted."""
+    task = tiny(name)
+    check_within(task, [least(task)])
+
+
+def check_within(task: Task, limits: Sequence[int]) -> None:
+    """The module within each of the budgets against the plain one."""
+    assert isinstance(task.model, nn.Module)
+    expected = trained(copy.deepcopy(task.model), task)
+    for budget in limits:
+        model = copy.deepcopy(task.model)
+        lean = rematerialize(model, task.microbatch(0), budget, loss=task.loss, repeats=1)
+        found = trained(lean, task)
+        assert all(map(torch.equal, expected, found))
+        assert list(lean.state_dict()) == list(model.state_dict())
+        assert all(a is b for a, b in zip(lean.parameters(), model.parameters(), strict=True))
+        measured = peak(lean, task)
+        assert measured <= budget
+        assert measured <= lean.rematerialization.outcome.peak_bytes <= 1.001 * measured
+
+
+@pytest.mark.parametrize("name", ["mixer", "gpt2"])
+def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
+    """With offloading everything is bit-equal, too, within budgets that need it."""
+    task = tiny(name)
+    assert isinstance(task.model, nn.Module)
+    expected = trained(copy.deepcopy(task.model), task)
+    options = {"loss": task.loss, "repeats": 1, **FAST}
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    for budget in budgets(free.rematerialization_costs, Channel(10**13), 4)[:3:2]:
+        model = copy.deepcopy(task.model)
+        lean = rematerialize(model, task.microbatch(0), budget, **options)
+        found = trained(lean, task)
+        assert all(map(torch.equal, expected, found))
+        kinds = {op.kind for op in lean.rematerialization.schedule.ops}
+        assert OpKind.OFFLOAD in kinds
+        assert peak(lean, task) <= budget
+
+
+def host_workers() -> list[str]:
+    """The threads that copy."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("pipeplan-host")]
+
+
+def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for operations that do not run any more, or the process would never end."""
+    waited: list[threading.Event] = []
+
+    def event() -> threading.Event:
+        waited.append(threading.Event())
+        return waited[-1]
+
+    def fails(*_: object) -> Tensor:
+        raise ArithmeticError("odd number")
+
+    task = tiny("mixer")
+    assert isinstance(task.model, nn.Module)
+    options = {"loss": task.loss, "repeats": 1, **FAST}
+    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    budget, *_ = budgets(free.rematerialization_costs, Channel(10**13), 2)
+    lean = rematerialize(task.model, task.microbatch(0), budget, **options)
+    orders = lean._prepared.script.forward
+    layer = next(order.op.index for order in orders if order.used_later)
+    gc.collect()
+    before = host_workers()
+    monkeypatch.setattr(units, "Event", event)
+    monkeypatch.setattr(lean._prepared.split.layers[layer], "forward", fails)
+    try:
+        with pytest.raises(ArithmeticError, match="odd number") as failed:
+            lean(task.microbatch(0)[0])
+        assert failed.tb is not None
+        assert waited
+        assert host_workers() == before
+    finally:
+        for each in waited:
+            each.set()
+
+
+def test_autocast_is_kept_when_layers_run_again() -> None:
+    """Planned and called under autocast, gradients are the plain module's; without, refused."""
+    task = tiny("mixer")
+    model = task.model
+    assert isinstance(model, nn.Module)
+    other = copy.deepcopy(model)
+    source, target = task.microbatch(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        lean = rematerialize(model, (source, target), least(task), loss=task.loss, repeats=1)
+        losses = [task.loss(each(source), target) for each in (other, lean)]
+    for loss in losses:
+        loss.backward()
+    for first, second in zip(other.parameters(), model.parameters(), strict=True):
+        assert first.grad is not None
+        assert second.grad is not None
+        assert torch.equal(first.grad, second.grad)
+    with pytest.raises(InputError, match="autocast"):
+        lean(source)
+
+
+def test_a_weight_used_twice_under_autocast() -> None:
+    """Both uses of one forward share a cast, so their gradients add up in 16 bits, as without."""
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6)
+    twice = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), shared, nn.Tanh(), shared)
+    model = nn.Sequential(nn.Linear(6, 6), _Block(twice), nn.Linear(6, 6))
+    other, source = copy.deepcopy(model), torch.randn(5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        lean = rematerialize(model, source, "1MiB", repeats=1)
+        for each in (other, lean):
+            each(source).float().sum().backward()
+    for first, second in zip(other.parameters(), model.parameters(), strict=True):
+        assert first.grad is not None
+        assert second.grad is not None
+        assert torch.equal(first.grad, second.grad)
+
+
+class _Block(nn.Module):
+    """Modules that are one layer."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.part(value)
+        return result
+
+
+def test_shared_parameters_and_interleaved_micro_batches() -> None:
+    """Two forwards before their backwards, onto gradients that are there, with tied weights."""
+    found = []
+    for budget in (None, "least"):
+        task = tiny("tied")
+        model = task.model
+        assert isinstance(model, nn.Module)
+        if budget:
+            lean = rematerialize(model, task.microbatch(0), least(task), loss=task.loss, repeats=1)
+        else:
+            lean = model
+        torch.manual_seed(1)
+        for _ in range(2):
+            pairs = [task.microbatch(number) for number in range(2)]
+            losses = [task.loss(lean(source), target) for source, target in pairs]
+            for loss in losses:
+                loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for first, second in zip(*found, strict=True):
+        assert first is not None
+        assert second is not None
+        assert torch.equal(first, second)
+
+
+def test_a_budget_below_the_least_names_layer_and_least() -> None:
+    """The refusal tells the smallest budget, which then holds, as Python is given it."""
+    task = tiny("mixer")
+    assert isinstance(task.model, nn.Module)
+    options = {"loss": task.loss, "repeats": 1}
+    with pytest.raises(InfeasibleError, match=r"layer \d+ \('.*'\) holds") as refused:
+        rematerialize(task.model, task.microbatch(0), "1MiB", **options)
+    limit = least_bytes(refused.value)
+    assert f"Give budget={limit}, a smaller micro-batch" in str(refused.value)
+    lean = rematerialize(task.model, task.microbatch(0), limit, **options)
+    assert lean.rematerialization.outcome.peak_bytes == limit
+
+
+def test_without_gradients_or_in_eval_mode_the_plain_module_runs() -> None:
+    """Evaluation takes any shape and computes what the plain module computes."""
+    task = tiny("mixer")
+    assert isinstance(task.model, nn.Module)
+    lean = rematerialize(task.model, task.microbatch(0)[0], "1TiB", repeats=1)
+    source = task.microbatch(1)[0][:1]
+    with torch.no_grad():
+        assert torch.equal(lean(source), task.model(source))
+    lean.eval()
+    task.model.eval()
+    assert torch.equal(lean(source), task.model(source))
+
+
+def test_nothing_but_the_budget_is_different_afterwards() -> None:
+    """Measuring leaves weights, gradients, buffers and random numbers as they were."""
+    task = tiny("resnet")
+    assert isinstance(task.model, nn.Module)
+    model = task.model
+    trained(model, task, 1)
+    before = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
+    kept = [None if value is None else value.clone() for value in before]
+    state = torch.get_rng_state()
+    rematerialize(model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
+    after = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
+    assert torch.equal(state, torch.get_rng_state())
+    for value, first, old in zip(after, before, kept, strict=True):
+        assert value is first
+        assert value is not None
+        assert old is not None
+        assert torch.equal(value, old)
+
+
+def refusals() -> list[tuple[str, nn.Module, object, dict[str, object], str]]:
+    """Name, module, sample, options, message."""
+    linear = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    writes = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+    x = torch.ones(2, 4)
+    return [
+        ("shape", linear, torch.ones(2, 3), {}, "forward failed"),
+        ("no tensor", linear, [1], {}, "sample: got"),
+        ("loss without target", linear, x, {"loss": nn.functional.mse_loss}, "sample: got"),
+        ("target without loss", linear, (x, x), {}, "sample: got"),
+        ("in place", writes, x, {}, "in place"),
+        ("size", linear, x, {"budget": "8 apples"}, "budget"),
+        ("sign", linear, x, {"budget": -1}, "budget"),
+        ("repeats", linear, x, {"repeats": 0}, "repeats"),
+        ("bandwidth alone", linear, x, {"host_bandwidth": "1GB/s"}, "offload"),
+        ("method alone", linear, x, {"method": "pofo"}, "method pofo alone, need offload=True"),
+        ("frozen", nn.Sequential(nn.ReLU(), nn.Tanh()), x, {}, "without gradients"),
+    ]
+
+
+@pytest.mark.parametrize("case", refusals(), ids=lambda case: case[0])
+def test_what_cannot_be_done_is_said(
+    case: tuple[str, nn.Module, object, dict[str, object], str],
+) -> None:
+    """Bad input is an InputError that names it."""
+    _, module, sample, options, message = case
+    with pytest.raises(InputError, match=message):
+        rematerialize(module, sample, **{"budget": "1GiB", "repeats": 1, **options})  # type: ignore[arg-type]
+
+
+def test_other_calls_than_the_planned_one_are_refused() -> None:
+    """Another shape, frozen weights, a second backward, weights changed in between."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    source = torch.ones(2, 4)
+    lean = rematerialize(model, source, "1GiB", repeats=1)
+    with pytest.raises(InputError, match=r"shape \[3, 4\]"):
+        lean(torch.ones(3, 4))
+    result = lean(source).sum()
+    result.backward(retain_graph=True)
+    with pytest.raises(InputError, match="second backward"):
+        result.backward()
+    result = lean(source).sum()
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(InputError, match="weights changed"):
+        result.backward()
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(InputError, match="requires_grad of the parameters"):
+        lean(source)
+
+
+def test_the_input_gets_its_gradient() -> None:
+    """A module inside of a larger one: gradients flow on in front of it."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    source = torch.randn(3, 8, requires_grad=True)
+    model(source).sum().backward()
+    assert source.grad is not None
+    expected, source.grad = source.grad, None
+    lean = rematerialize(model, source, "1GiB", repeats=1, method="revolve")
+    lean(source).sum().backward()
+    assert torch.equal(source.grad, expected)
+
+
+def test_package_is_imported_without_torch() -> None:
+    """`import pipeplan` stays light: torch comes with the first use of `rematerialize`."""
+    code = "import sys, pipeplan; assert 'torch' not in sys.modules; pipeplan.rematerialize"
+    subprocess.run([sys.executable, "-c", code], check=True)

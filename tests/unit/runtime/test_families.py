@@ -1,0 +1,40 @@
+"""Models of six families train exactly on 1, 2 and 4 ranks, in both semantics, k up to 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from pipeplan.plan import Semantics
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.testing import reference
+from tests import models, pipelines
+
+MAPS = {
+    "one rank, k = 1": ([3, 5], [0, 0, 0], 1),
+    "looped on two ranks, k = 2": ([2, 4, 6], [0, 1, 0, 1], 2),
+    "four ranks, k = 1": ([2, 4, 6], [0, 1, 2, 3], 1),
+    "four ranks, there and back, k = 2": ([1, 3, 4, 5, 7], [0, 1, 2, 3, 1, 0], 2),
+}
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_family_trains_exactly(
+    family: str, shape: tuple[Sequence[int], Sequence[int], int], semantics: Semantics
+) -> None:
+    """Losses, weights and running statistics equal one process, with dropout and clipping."""
+    cuts, gpus, k = shape
+    split, task = models.make(family)
+    plan = pipelines.plan_of(cuts, gpus, semantics, 6, k=k)
+    expected = reference.train(semantics, split, task, 3, 6, seed=3)
+    assert max(expected.norms) > 0.2
+    pattern = pipelines.pattern_of(plan, period=3)
+    outcome = pipelines.train(plan, pattern, untie(split, task.tied), task, 3)
+    assert outcome.losses == expected.losses
+    assert outcome.weights.keys() == expected.weights.keys()
+    for name, value in outcome.weights.items():
+        assert torch.equal(value, expected.weights[name]), name

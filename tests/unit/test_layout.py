@@ -1,0 +1,59 @@
+"""Tests and benchmarks import nothing from each other; folders of tests are rooms."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BESIDE = {"docs", "research"}
+"""Folders of unit tests that are no room of the package."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Names of the modules that a file imports, wherever it does so."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize(("here", "there"), [("tests", "benchmarks"), ("benchmarks", "tests")])
+def test_tests_and_benchmarks_are_strangers(here: str, there: str) -> None:
+    """What both need is in `pipeplan.testing`; neither is imported by the package or a study."""
+    files = [*(ROOT / here).rglob("*.py"), *(ROOT / "pipeplan").rglob("*.py")]
+    files += (ROOT / "research").rglob("*.py")
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for name in imported(file)
+        if name.split(".")[0] == there
+    ]
+    assert not wrong
+
+
+def test_folders_are_rooms() -> None:
+    """Each folder of unit tests is named as a package of pipeplan, or is one of a few others."""
+    unit = ROOT / "tests" / "unit"
+    names = {str(file.parent.relative_to(unit)) for file in unit.rglob("test_*.py")} - {"."}
+    rooms = {each.parent.name for each in (ROOT / "pipeplan").glob("*/__init__.py")}
+    assert names - rooms == BESIDE
+
+
+def test_the_map_names_files_that_exist() -> None:
+    """tests/README.md: each path in back quotes, from tests on, or beside the one before it."""
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    names = {file.name for file in (ROOT / "tests").rglob("*.py")}
+    said = {part.split("::")[0] for part in text.split("`")[1::2] if ".py" in part}
+    assert said
+    for each in said:
+        if "*" in each:
+            assert list((ROOT / "tests").rglob(each.rpartition("/")[2])), each
+        elif "/" in each:
+            assert (ROOT / "tests" / each).is_file(), each
+        else:
+            assert each in names or f"test_paper_examples{each}" in names, each
