@@ -12,7 +12,7 @@ from pipeplan.ilp.bounds.assignment import find_feasible_assignment, serial_sche
 from pipeplan.ilp.bounds.counting import raise_bound
 from pipeplan.ilp.bounds.infeasibility import assignment_reason
 from pipeplan.ilp.cpsat.extract import fuse
-from pipeplan.ilp.cpsat.period_search import minimize_period, upper_bound
+from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact import stage_counts
@@ -71,12 +71,12 @@ class NoncontiguousSearch:
         return self.state.done or self.state.infeasible is not None
 
     def _open(self) -> None:
-        """A plan, bounds, and between them better plans where layers are too many to decide."""
+        """A plan, bounds, and between them better plans where the joint model takes long."""
         state = self.state
         if state.best is None:
             find_any_plan(state)
         self._prove("packing bound", packing.raise_bound, portfolio.PACKING)
-        if state.infeasible is None:
+        if state.costs.layers > FINE_ITEMS and state.infeasible is None:
             self._shorten()
         if not state.options.offload:
             self._prove("counting bound", raise_bound, portfolio.COUNTING)
