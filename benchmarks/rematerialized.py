@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import rematerialize, tasks
-from pipeplan.capture.place import place_of
+from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.errors import InfeasibleError
 from pipeplan.livebytes import peak_bytes
 from pipeplan.remat import budgets, judge
@@ -64,7 +64,7 @@ def main() -> None:
         torch.manual_seed(0)
         task: Task = getattr(tasks, name)(0, **TASKS[name])
         rows = _rows(task)
-        results["machine"] = place_of(task.model).facts()
+        results["machine"] = device_of(task.model).facts()
         results["tasks"][name] = {"arguments": TASKS[name], "rounds": ROUNDS, "budgets": rows}
         RESULT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(_line(name, rows), flush=True)
@@ -133,7 +133,7 @@ def _left_by(module: nn.Module, task: Task) -> list[Tensor]:
 def _times(leans: list[Any], task: Task) -> list[dict[str, float]]:
     """The ratios of each module, medians over the rounds, and the milliseconds of a step."""
     source, target = task.microbatch(0)
-    sample, place = Sample(source=source, loss=(task.loss, target)), place_of(task.model)
+    sample, place = Sample(source=source, loss=(task.loss, target)), device_of(task.model)
     found: list[list[dict[str, float]]] = [[] for _ in leans]
     for _ in range(ROUNDS):
         first = leans[0]

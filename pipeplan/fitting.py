@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from pipeplan.capture import agreement, split
-from pipeplan.capture.trace import lacks_values
+from pipeplan.capture.boundary_trace import lacks_values
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie

@@ -16,7 +16,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from pipeplan.capture import split
-from pipeplan.capture.ghosts import Ghosts
+from pipeplan.capture.fake_tensors.ghosts import Ghosts
 from pipeplan.capture.split import module_of
 from pipeplan.empty import hollow, is_empty
 from pipeplan.errors import InputError

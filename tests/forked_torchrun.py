@@ -1,51 +1,73 @@
 """torchrun whose ranks are forked from it: all import torch, in seconds, once.
 
 `python forked_torchrun.py FLAGS -m MODULE WORDS..`, or a script in place of `-m MODULE`. It is
-torch's own agent, with a function to run in place of a command. A process that forks must not have
+torch's own, but that it forks where it would start Python. A process that forks must not have
 begun to compute; this one has only imported.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import runpy
+import subprocess
 import sys
-import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch._dynamo
 import torch.distributed.checkpoint.filesystem  # noqa: F401
-from torch.distributed.launcher.api import elastic_launch
-from torch.distributed.run import config_from_args, parse_args
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from pipeplan import Pipeline, capture  # noqa: F401
 from pipeplan.launch import train  # noqa: F401
 
 
-def rank(is_module: bool, script: str, words: list[str]) -> None:
-    """What one rank runs."""
-    sys.argv = [script, *words]
-    try:
-        if is_module:
-            sys.path[0] = str(Path.cwd())
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = str(Path(script).parent)
-            runpy.run_path(script, run_name="__main__")
-    except SystemExit as ended:
-        if ended.code:
-            raise
+class Forked:
+    """What torchrun asks of a `subprocess.Popen` of a rank."""
+
+    def __init__(self, command: Sequence[str], environ: dict[str, str]) -> None:
+        """Forks; `command` is Python with `-u` and what follows."""
+        _, flag, *words = command
+        assert flag == "-u", command
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_rank, args=(words, environ))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the rank, which leads a group of its own."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code of a rank that has ended."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("rank", timeout or 0)
+        return self._process.exitcode
 
 
-def main() -> None:
-    """As `torch.distributed.run`."""
-    given = parse_args(sys.argv[1:])
-    if given.standalone:
-        given.rdzv_backend, given.rdzv_endpoint = "c10d", "localhost:0"
-        given.rdzv_id = str(uuid.uuid4())
-    config, _, _ = config_from_args(given)
-    config.start_method = "fork"
-    elastic_launch(config, rank)(given.module, given.training_script, given.training_script_args)
+def _rank(words: list[str], environ: dict[str, str]) -> None:
+    """What a forked rank runs: a script, or a module behind `-m`."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    is_module = words[0] == "-m"
+    sys.argv = words[1:] if is_module else words
+    if is_module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    main()
+    SubprocessHandler._popen = lambda _, command, environ: Forked(command, environ)  # type: ignore[assignment,return-value]
+    run.main()

@@ -15,14 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some
-from pipeplan.capture.attributes import unchanged
-from pipeplan.capture.distance import dense, distance, largest, rounding
-from pipeplan.capture.eager import follow_torch
-from pipeplan.capture.opaque import kept_generators, uncompiled
-from pipeplan.capture.seats import Real, seated
+from pipeplan.capture.boundary_trace import call_layer, check_loss
+from pipeplan.capture.eager_modules.detection import kept_generators, uncompiled
+from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.split import module_of
-from pipeplan.capture.trace import call, check_loss
-from pipeplan.capture.whole import output_of, run
+from pipeplan.capture.tensor_distance import (
+    densified,
+    largest_difference,
+    largest_size,
+    rounding_unit,
+)
+from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
+from pipeplan.capture.user_model.model_call import output_of, run_layers
+from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
 from pipeplan.precision import casting
@@ -56,11 +61,11 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     with kept_generators(), uncompiled(whole), _without_gradients(parts):
         pairs = list(_pairs_of(task, PASSES))
         for number, pair in enumerate(pairs):
-            with unchanged(parts):
+            with restored(parts):
                 expected = _whole(whole, model, task, pair, number)
-            with unchanged(parts):
+            with restored(parts):
                 got = _layers(whole, model, task, pair, number)
-            unit = rounding([*whole.parameters(), expected.output, expected.loss], model)
+            unit = rounding_unit([*whole.parameters(), expected.output, expected.loss], model)
             worst = max(worst, _compared(whole, expected, got, number, unit))
     tolerance = unit**0.5 if model.compile else None
     return Agreement(
@@ -83,13 +88,13 @@ def check_output(
         InputError: if the outputs differ by more than rounding.
     """
     with torch.no_grad(), kept_generators():
-        with unchanged([whole]):
+        with restored([whole]):
             seed_all(0)
             expected = output_of(whole, (source,))
             ran()
-        with unchanged([whole]):
+        with restored([whole]):
             seed_all(0)
-            got = run(model, (source,))
+            got = run_layers(model, (source,))
     unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
     _relative("the output", expected, got, 0.0, unit, type(whole).__name__, 0)
 
@@ -134,11 +139,11 @@ def _whole(
     """The user's own model; in a list of layers, nothing but one after the other."""
     source, target = (part.clone() for part in pair)
     drawing = {name: whole.get_submodule(name) for name in model.drawing}
-    with seated(drawing, _seeded):
+    with intercepted_calls(drawing, _seeded):
         seed_all(seed)
         with casting(model.autocast, source.device):
             is_list = isinstance(whole, nn.ModuleList)
-            output = run(model, (source,)) if is_list else output_of(whole, (source,))
+            output = run_layers(model, (source,)) if is_list else output_of(whole, (source,))
             loss = check_loss(task.loss(output, target))
         loss.backward()
     return _Trained.of(whole, output, loss)
@@ -160,7 +165,7 @@ def _layers(
         slot = Slot()
         flags = [spec.differentiable and index > 0 for spec in model.boundaries[index]]
         fed = (source.clone() for _ in model.fed_to(index))
-        outputs = call(name, layer, (*enter_some(slot, values, flags), *fed), model.autocast)
+        outputs = call_layer(name, layer, (*enter_some(slot, values, flags), *fed), model.autocast)
         _check_own(name, layer, outputs)
         slots.append(slot)
         made.append(outputs)
@@ -205,8 +210,8 @@ def _check_own(name: str, layer: nn.Module, outputs: Sequence[Tensor]) -> None:
         waiting.extend(following for following, _ in node.next_functions if following)
 
 
-def _seeded(_: str, real: Real, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    follow_torch()
+def _seeded(_: str, real: OwnCall, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    seed_like_torch()
     return real(*given, **named)
 
 
@@ -234,7 +239,7 @@ def _compared(
     Raises:
         InputError: if it is more than rounding explains.
     """
-    steepest = max(map(largest, expected.gradients.values()), default=0.0)
+    steepest = max(map(largest_size, expected.gradients.values()), default=0.0)
     name = type(whole).__name__
     pairs = _pairs(expected, got, steepest)
     return max((_relative(*pair, unit, name, number) for pair in pairs), default=0.0)
@@ -248,12 +253,12 @@ def _relative(
     Raises:
         InputError: if it is more than rounding explains.
     """
-    one, other = dense(one), dense(other)
+    one, other = densified(one), densified(other)
     if torch.equal(one, other):
         return 0.0
-    far = distance(one, other)
+    far = largest_difference(one, other)
     small = scale and far <= _NOISE * unit * scale
-    size = scale if small else largest(one)
+    size = scale if small else largest_size(one)
     relative = far / size if size else 1.0
     if relative > unit**0.5:
         raise InputError(

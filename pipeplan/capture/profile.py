@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from pipeplan.capture.companions import companions as running_companions
-from pipeplan.capture.estimated import estimate_task
-from pipeplan.capture.fake import weightless
-from pipeplan.capture.measured import profile_task
-from pipeplan.capture.stages import measure_stages
+from pipeplan.capture.estimation.task_estimate import estimate_task
+from pipeplan.capture.fake_tensors.fake_model import weightless
+from pipeplan.capture.measurement.companions import companions as running_companions
+from pipeplan.capture.measurement.fused_stages import measure_stages
+from pipeplan.capture.measurement.task_profile import profile_task
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError

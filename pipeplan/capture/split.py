@@ -13,20 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeplan.capture.cuts import coarsened, natural
-from pipeplan.capture.flow import Flow
-from pipeplan.capture.graph import graph_of
-from pipeplan.capture.opaque import (
+from pipeplan.capture.boundary_trace import BoundaryTrace, trace_boundaries
+from pipeplan.capture.eager_modules.detection import (
+    before_compile,
+    eager_notes,
     is_compiled,
     kept_generators,
-    notes,
-    original,
     uncompiled,
 )
-from pipeplan.capture.pieces import pieces
-from pipeplan.capture.rows import is_row, row_layers, row_opaque, seeded
-from pipeplan.capture.trace import Trace, trace
-from pipeplan.capture.watch import Opaque
+from pipeplan.capture.eager_modules.run_watch import OpaqueModule
+from pipeplan.capture.graph.data_flow import DataFlow
+from pipeplan.capture.graph.export_with_eager import graph_of
+from pipeplan.capture.partition.graph_cuts import coarsened_cuts, layer_cuts
+from pipeplan.capture.partition.graph_layers import graph_layers
+from pipeplan.capture.partition.sequential import (
+    is_sequential,
+    seeding_layers,
+    sequential_eager,
+    sequential_layers,
+)
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_updates
@@ -64,12 +69,12 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
     check_compiler(backend, device)
     source, target = (part.to(device) for part in task.microbatch(0))
     with kept_generators(), uncompiled(model), casting(task.autocast, device):
-        if is_row(model):
-            kept = row_opaque(model, source)
-            layers, traced = row_layers(model, task.loss, source, target, max_layers)
+        if is_sequential(model):
+            kept = sequential_eager(model, source)
+            layers, traced = sequential_layers(model, task.loss, source, target, max_layers)
             drawing = [model.get_submodule(name) for name in kept if kept[name].draws]
             eager = tuple(_eager_rows(model, layers, kept))
-            found = _made(task, model, seeded(layers, drawing), traced, source, kept)
+            found = _made(task, model, seeding_layers(layers, drawing), traced, source, kept)
         else:
             found, eager = _by_graph(task, model, source, target, max_layers)
     return replace(
@@ -88,19 +93,19 @@ def _by_graph(
     """The model cut, and which of its layers stay eager."""
     flow, kept = graph_of(model, (source,))
     evaluation = _in_eval_mode(model, source, kept)
-    cuts = natural(flow)
+    cuts = layer_cuts(flow)
     if max_layers is not None:
-        cuts = coarsened(flow, cuts, max_layers)
-    made = pieces(flow, cuts, evaluation)
+        cuts = coarsened_cuts(flow, cuts, max_layers)
+    made = graph_layers(flow, cuts, evaluation)
     layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
     fed = tuple(piece.fed for piece in made)
-    traced = trace(layers, task.loss, source, target, fed)
+    traced = trace_boundaries(layers, task.loss, source, target, fed)
     eager = tuple(index for index, piece in enumerate(made) if piece.is_eager)
     return _made(task, model, layers, traced, source, kept, fed), eager
 
 
 def _eager_rows(
-    model: nn.Module, layers: Mapping[str, nn.Module], kept: Mapping[str, Opaque]
+    model: nn.Module, layers: Mapping[str, nn.Module], kept: Mapping[str, OpaqueModule]
 ) -> Iterator[int]:
     """Layers of a row that draw, count, or that the user has compiled."""
     wanted = {model.get_submodule(name) for name in kept}
@@ -109,7 +114,9 @@ def _eager_rows(
             yield index
 
 
-def _in_eval_mode(model: nn.Module, source: Tensor, kept: Mapping[str, Opaque]) -> Flow | None:
+def _in_eval_mode(
+    model: nn.Module, source: Tensor, kept: Mapping[str, OpaqueModule]
+) -> DataFlow | None:
     """The flow of `model` when it is evaluated; None if that has no graph."""
     modes = {module: module.training for module in model.modules()}
     try:
@@ -123,13 +130,13 @@ def _in_eval_mode(model: nn.Module, source: Tensor, kept: Mapping[str, Opaque]) 
 
 
 def _told(
-    task: Task, layers: Mapping[str, nn.Module], kept: Mapping[str, Opaque]
+    task: Task, layers: Mapping[str, nn.Module], kept: Mapping[str, OpaqueModule]
 ) -> tuple[str, ...]:
     whole = isinstance(task.model, nn.Module) and is_compiled(task.model)
     said = "the model is compiled as a whole: its layers run as they were before" if whole else ""
     if task.compile:
         said = "layers are compiled one by one, but for modules that run as they are; not the loss"
-    return (*([said] if said else []), *notes(kept), *_shared(layers))
+    return (*([said] if said else []), *eager_notes(kept), *_shared(layers))
 
 
 def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
@@ -149,7 +156,7 @@ def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
 
 
 def _counting(
-    model: nn.Module, layers: Mapping[str, nn.Module], kept: Mapping[str, Opaque]
+    model: nn.Module, layers: Mapping[str, nn.Module], kept: Mapping[str, OpaqueModule]
 ) -> tuple[int, ...]:
     wanted = {model.get_submodule(name) for name, opaque in kept.items() if opaque.counts}
     rows = enumerate(layers.values())
@@ -160,9 +167,9 @@ def _made(
     task: Task,
     model: nn.Module,
     layers: dict[str, nn.Module],
-    traced: Trace,
+    traced: BoundaryTrace,
     source: Tensor,
-    kept: Mapping[str, Opaque],
+    kept: Mapping[str, OpaqueModule],
     fed: tuple[tuple[int, ...], ...] = (),
 ) -> SplitModel:
     names = _tensor_names(model)
@@ -187,7 +194,7 @@ def module_of(task: Task) -> nn.Module:
     """
     model: object = task.model
     if isinstance(model, nn.Module):
-        return original(model)
+        return before_compile(model)
     if not isinstance(model, Sequence) or isinstance(model, str):
         raise InputError(
             f"task: model: got a {type(model).__name__}, need an nn.Module or a list of modules"

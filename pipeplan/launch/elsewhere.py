@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pipeplan.capture.place import Place
+from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.plan import Plan
 
 Facts = Mapping[str, str | int | float | bool | None]
@@ -15,7 +15,7 @@ Facts = Mapping[str, str | int | float | bool | None]
 
 def facts_of(device: torch.device) -> Facts:
     """What a chain that was measured here, on `device`, would say."""
-    return Place(device).facts()
+    return ModelDevice(device).facts()
 
 
 def remark(plan: Plan, ranks: Sequence[Facts]) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture import check_output, split
-from pipeplan.capture.place import place_of
+from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.errors import InputError
 from pipeplan.host_copy import measured_bandwidth
 from pipeplan.remat import Channel, judge, rematerialize_chain
@@ -86,7 +86,7 @@ def rematerialize(
     touched: list[nn.Module] = [module, *([loss] if isinstance(loss, nn.Module) else [])]
     arguments.check_module(module, taken.source)
     arguments.check_trainable(touched, taken)
-    place = place_of(module)
+    place = device_of(module)
     with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
         there = [(each, each.tensor) for each in buffers_of(touched)]
         cut = _cut(module, taken, max_layers)

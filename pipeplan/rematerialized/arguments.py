@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture.place import place_of
+from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.errors import InputError
 from pipeplan.remat import METHODS, OFFLOADING
 from pipeplan.rematerialized.measured import Loss, Sample
@@ -50,7 +50,7 @@ def check_module(module: nn.Module, source: Tensor) -> None:
     trained = any(parameter.requires_grad for parameter in module.parameters())
     if not trained and not source.requires_grad:
         raise InputError("rematerialize: got a module without gradients, need one to train")
-    device = place_of(module).device
+    device = device_of(module).device
     if source.device != device:
         raise InputError(
             f"rematerialize: sample: got a tensor on {source.device}, need it on {device}, where"

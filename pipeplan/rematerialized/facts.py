@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeplan.capture.layer_bytes import LayerBytes
-from pipeplan.capture.layer_run import LayerRun
-from pipeplan.capture.trace import call
+from pipeplan.capture.boundary_trace import call_layer
+from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
+from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.errors import InputError
 from pipeplan.livebytes import dense, key, storage_bytes
 from pipeplan.remat.costs import Storage
@@ -67,7 +67,7 @@ def facts_of(run: LayerRun) -> LayerFacts:
         (each, each.tensor.clone(), each.tensor._version)  # noqa: SLF001
         for each in buffers_of([run.layer])
     ]
-    outputs = call(run.name, run.layer, inputs)
+    outputs = call_layer(run.name, run.layer, inputs)
     if [value._version for value in inputs] != versions:  # noqa: SLF001
         raise InputError(
             f"rematerialize: layer {run.name!r}: works in place on its input, need an input that"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture import layer_bytes
-from pipeplan.capture.layer_bytes import LayerBytes
-from pipeplan.capture.layer_run import LayerPass, LayerRun, fed_tensors
-from pipeplan.capture.trace import call
+from pipeplan.capture.boundary_trace import call_layer
+from pipeplan.capture.layer_costs import layer_bytes
+from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
+from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun, fed_tensors
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.remat import Costs
 from pipeplan.rematerialized.facts import LayerFacts, facts_of, fresh, shared
@@ -80,7 +80,7 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
     sizes: list[LayerBytes] = []
     for run in runs:
         with taped() if offload and run.name != LOSS else nullcontext():
-            sizes.append(layer_bytes.measure(run))
+            sizes.append(layer_bytes.measure_bytes(run))
     back = _backwards(runs, sizes, offload)
     if sample.loss is None:
         sizes.append(_NOTHING)
@@ -137,7 +137,7 @@ class _Runs:
             differentiable=self._flags,
             fed=fed_tensors(split, index, self._sample.source.detach()),
         )
-        outputs = call(run.name, run.layer, fresh(run))
+        outputs = call_layer(run.name, run.layer, fresh(run))
         self._values = tuple(output.detach() for output in outputs)
         self._flags = tuple(output.requires_grad for output in outputs)
         self._index += 1

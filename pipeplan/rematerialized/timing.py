@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.capture.measured import times
-from pipeplan.capture.place import Clock, Place
+from pipeplan.capture.layer_costs.device_clock import DeviceClock, ModelDevice
+from pipeplan.capture.measurement.task_profile import layer_times
 from pipeplan.remat import Costs, Op, OpKind, Schedule
 from pipeplan.remat.periodic import periodic
 from pipeplan.rematerialized.measured import Sample
@@ -36,7 +36,7 @@ Run = Callable[[Script, Tensor, Watch], Tensor]
 WARMUP = 2
 
 
-def timed(costs: Costs, run: Run, sample: Sample, place: Place, repeats: int) -> Costs:
+def timed(costs: Costs, run: Run, sample: Sample, place: ModelDevice, repeats: int) -> Costs:
     """`costs` with the times of all operations, the loss's among them.
 
     A light forward is charged what comes of it: keeping random numbers and buffers, and putting
@@ -58,7 +58,9 @@ def timed(costs: Costs, run: Run, sample: Sample, place: Place, repeats: int) ->
         kinds = [call.row(costs, kind) for kind, call in (*rows, (OpKind.KEEP_ALL, first))]
         return (*kinds, second.rests)
 
-    (forward, backward, light, restored, rests), _ = times(call, repeats, WARMUP, lambda _: None)
+    (forward, backward, light, restored, rests), _ = layer_times(
+        call, repeats, WARMUP, lambda _: None
+    )
     pairs = zip(light, restored, forward, strict=True)
     # Never less than it took itself: differences of single calls would make it free.
     lights = [first + max(0, more - plain) for first, more, plain in pairs]
@@ -79,7 +81,7 @@ class Rehearsal:
 
 
 def rehearsed(
-    costs: Costs, schedule: Schedule, run: Run, sample: Sample, place: Place, repeats: int
+    costs: Costs, schedule: Schedule, run: Run, sample: Sample, place: ModelDevice, repeats: int
 ) -> Rehearsal:
     """`costs` with times such that those of the operations of `schedule` add up to its calls'.
 
@@ -104,7 +106,7 @@ def rehearsed(
         kinds = [one.row(costs, kind) for kind in (OpKind.KEEP_ALL, OpKind.BACKWARD)]
         return (*kinds, light, one.rests)
 
-    (forward, backward, light, rests), _ = times(call, repeats, WARMUP, lambda _: None)
+    (forward, backward, light, rests), _ = layer_times(call, repeats, WARMUP, lambda _: None)
     found = _with_rests(costs, forward, light, backward, rests)
     return Rehearsal(found, _spread(wholes[WARMUP:]))
 
@@ -133,14 +135,14 @@ def _spread(wholes: list[int]) -> float | None:
 class _Call:
     """One forward and backward of the module, watched."""
 
-    clock: Clock
+    clock: DeviceClock
     parts: list[list[tuple[Op, Any, Any]]] = field(default_factory=list)
     """What ran in the forward and in the backward, each with the marks around it."""
     ends: list[Any] = field(default_factory=list)
     """Before the forward, between it and the backward, behind that."""
 
     @classmethod
-    def of(cls, run: Run, script: Script, sample: Sample, clock: Clock) -> _Call:
+    def of(cls, run: Run, script: Script, sample: Sample, clock: DeviceClock) -> _Call:
         """A call by `script`, with its loss."""
         one = cls(clock)
         source = sample.source.detach().requires_grad_(sample.source.requires_grad)

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture.place import Place
+from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.errors import InputError
 from pipeplan.rematerialized.parts import Buffer, buffers_of
 
 
 @contextmanager
-def as_it_was(modules: Sequence[nn.Module], place: Place) -> Iterator[None]:
+def as_it_was(modules: Sequence[nn.Module], place: ModelDevice) -> Iterator[None]:
     """Gives the buffers of `modules` and the generators back as they were."""
     kept = [(each, each.tensor, _host(each.tensor)) for each in buffers_of(modules)]
     try:

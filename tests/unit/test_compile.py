@@ -15,9 +15,9 @@ from torch._inductor import config as inductor
 
 from pipeplan import Pipeline, lowering
 from pipeplan.capture import agreement, profile, profile_task, split
-from pipeplan.capture.estimated import estimate_task
-from pipeplan.capture.recorded import recorded
-from pipeplan.capture.stages import measure_stages
+from pipeplan.capture.estimation.task_estimate import estimate_task
+from pipeplan.capture.layer_costs.allocator_record import recorded
+from pipeplan.capture.measurement.fused_stages import measure_stages
 from pipeplan.chain import Chain
 from pipeplan.compiling import Compiled, compiled
 from pipeplan.devices import find

@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from pipeplan.capture.trace import call
+from pipeplan.capture.boundary_trace import call_layer
 from pipeplan.livebytes import LiveBytes, peak_bytes, storage_bytes
 from tests.capture_tasks import gpt2
 
@@ -100,7 +100,7 @@ def test_agrees_with_the_allocator() -> None:
 
     def train() -> None:
         value = torch.randn(8, 32, 32, requires_grad=True)
-        (output,) = call("block", block, (value,))
+        (output,) = call_layer("block", block, (value,))
         torch.autograd.backward(output, torch.ones_like(output))
 
     train()

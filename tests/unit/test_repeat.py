@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pipeplan import Pipeline
 from pipeplan.capture import profile, profile_task
-from pipeplan.capture.estimated import estimate_task
-from pipeplan.capture.stages import measure_stages
+from pipeplan.capture.estimation.task_estimate import estimate_task
+from pipeplan.capture.measurement.fused_stages import measure_stages
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.launch.__main__ import main as launch

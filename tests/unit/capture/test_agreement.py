@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.capture import agreement, profile_task, split
-from pipeplan.capture.attributes import Attributes, unchanged
+from pipeplan.capture.user_model.module_attributes import AttributeSnapshot, restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
 from pipeplan.task import SplitModel, Task
@@ -116,8 +116,8 @@ def test_containers_of_a_module_are_put_back() -> None:
     module = nn.Identity()
     module.rows = rows = [1, (2, 3)]
     module.table = table = {"a": [1], "b": {"c": 2}}
-    with unchanged([module]):
-        attributes = Attributes([module])
+    with restored([module]):
+        attributes = AttributeSnapshot([module])
         assert attributes.changed() == []
         module.rows.append(4)
         module.table["a"].append(2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture.export import export
+from pipeplan.capture.graph.export import export_graph
 from pipeplan.errors import InputError
 
 Read = Callable[[Tensor], bool]
@@ -66,7 +66,7 @@ def asks_for_fakes(x: Tensor) -> bool:
 
 def kinds(read: Read) -> set[str]:
     """Names of the operations in the graph of such a model."""
-    graph = export(Branching(read), (torch.ones(2, 3),)).module.graph
+    graph = export_graph(Branching(read), (torch.ones(2, 3),)).module.graph
     return {str(node.target) for node in graph.nodes if node.op == "call_function"}
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan.capture import estimate, estimate_task, layer_bytes, profile_task, split
-from pipeplan.capture.fake import weightless, weightless_twin
-from pipeplan.capture.layer_run import LayerRun
-from pipeplan.capture.sweep import gradient_buffers
+from pipeplan.capture import estimate, estimate_task, profile_task, split
+from pipeplan.capture.fake_tensors.fake_model import weightless, weightless_twin
+from pipeplan.capture.layer_costs import layer_bytes
+from pipeplan.capture.layer_costs.layer_run import LayerRun
+from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
 from pipeplan.chain import Chain, Layer
 from pipeplan.devices import find
 from pipeplan.errors import InputError
@@ -363,6 +364,6 @@ def test_one_layer_measured_alone_is_left_without_gradients() -> None:
     layer = nn.Linear(4, 4)
     run = LayerRun(name="x", layer=layer, inputs=(torch.ones(2, 4),), differentiable=(True,))
     with gradient_buffers([layer]):
-        first = layer_bytes.measure(run)
-        assert layer_bytes.measure(run) == first
+        first = layer_bytes.measure_bytes(run)
+        assert layer_bytes.measure_bytes(run) == first
     assert layer.weight.grad is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeplan.capture.ghosts import Ghosts
+from pipeplan.capture.fake_tensors.ghosts import Ghosts
 from pipeplan.empty import has_empty, hollow, is_empty
 from tests.initialised import MODELS, WIDTH
 

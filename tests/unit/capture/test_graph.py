@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeplan import tasks
 from pipeplan.capture import split
-from pipeplan.capture.whole import run
+from pipeplan.capture.user_model.model_call import run_layers
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks
 
@@ -51,7 +51,7 @@ def whole_model(task: Task, source: Tensor, target: Tensor) -> tuple[Tensor, nn.
 def in_a_row(task: Task, model: SplitModel, source: Tensor, target: Tensor) -> Tensor:
     """The output of the layers; their backward has been done."""
     torch.manual_seed(5)
-    output = run(model, (source,))
+    output = run_layers(model, (source,))
     task.loss(output, target).backward()
     return output
 
@@ -90,7 +90,7 @@ def test_layers_equal_the_model(make: Callable[[], Task]) -> None:
     with torch.no_grad():
         result = task.model(source)
         output = result if isinstance(result, Tensor) else result.logits
-        assert torch.equal(run(model, (source,)), output)
+        assert torch.equal(run_layers(model, (source,)), output)
 
 
 @pytest.mark.parametrize("blocks", [4, pytest.param(24, marks=pytest.mark.long)])

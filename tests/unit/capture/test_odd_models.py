@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pipeplan.capture import agreement, split
-from pipeplan.capture.eager import follow_torch
+from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.errors import InputError
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.stages.random_state import layer_seed
@@ -68,7 +68,7 @@ def seeded_loop(build: Build) -> dict[str, Tensor]:
             value, target = task.microbatch(number)
             for index, layer in enumerate(model.layers):
                 torch.manual_seed(layer_seed(SEED, index, number))
-                follow_torch()
+                seed_like_torch()
                 value = layer(value)
             task.loss(value, target).backward()
         for parameter in parameters:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.capture import estimate_task, profile_task
-from pipeplan.capture.allocator import AllocatorWatch, Overhead
-from pipeplan.capture.batches import Batches
-from pipeplan.capture.place import ThreadClock, WallClock, place_of
+from pipeplan.capture.layer_costs.allocator_overhead import AllocatorOverhead, AllocatorWatch
+from pipeplan.capture.layer_costs.device_clock import ThreadClock, WallClock, device_of
+from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from tests.capture_tasks import mlp
@@ -33,19 +33,19 @@ def test_mixed_devices_are_refused_with_both_names() -> None:
     with pytest.raises(InputError, match=message):
         profile_task(replace(mlp(), model=model))
     with pytest.raises(InputError, match=message):
-        place_of(list(model))
+        device_of(list(model))
 
 
 def test_a_model_without_tensors_is_on_the_processor() -> None:
     """Nothing to place means the usual device."""
-    assert place_of(nn.Sequential(nn.ReLU())).device == torch.device("cpu")
-    assert place_of([]).is_cuda is False
+    assert device_of(nn.Sequential(nn.ReLU())).device == torch.device("cpu")
+    assert device_of([]).is_cuda is False
 
 
 def test_processor_keeps_the_task_as_it_is() -> None:
     """No copy is made where the micro-batches are there already."""
     task = mlp()
-    place = place_of(task.model)
+    place = device_of(task.model)
     assert place.bring(task) is task
     facts = place.facts()
     assert facts["device"] == "cpu"
@@ -55,7 +55,7 @@ def test_processor_keeps_the_task_as_it_is() -> None:
 def test_micro_batches_are_brought_to_the_model() -> None:
     """For a model on a GPU, input and target are moved there."""
     task = replace(mlp(), data=lambda _: (torch.ones(2, 3), torch.ones(2)))
-    place = place_of(nn.ParameterList())
+    place = device_of(nn.ParameterList())
     place.device, place.is_cuda = torch.device("meta"), True
     source, target = place.bring(task).data(0)
     assert source.is_meta
@@ -71,7 +71,7 @@ def test_one_thread_is_timed_by_its_own_time(monkeypatch: pytest.MonkeyPatch) ->
     assert own < 20_000_000 < 45_000_000 < passed
     for threads, clock in ((1, "thread"), (2, "wall")):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
-        assert place_of([]).facts()["clock"] == clock
+        assert device_of([]).facts()["clock"] == clock
 
 
 def test_a_remainder_of_samples_is_refused() -> None:
@@ -80,7 +80,7 @@ def test_a_remainder_of_samples_is_refused() -> None:
     task = replace(mlp(), data=lambda n: (samples[4 * n : 4 * n + 4], samples[4 * n : 4 * n + 4]))
     message = r"data\(2\): got input of shape \[2, 64\].*need of shape \[4, 64\].*divides them"
     with pytest.raises(InputError, match=message):
-        Batches(task).fetch(2)
+        MicroBatches(task).fetch(2)
     with pytest.raises(InputError, match=message):
         profile_task(task, repeats=3, warmup=0)
 
@@ -93,7 +93,7 @@ def test_targets_and_types_must_stay_the_same() -> None:
     types = [torch.float32, torch.float64]
     task = replace(mlp(), data=lambda n: (torch.ones(4, 64, dtype=types[n]), torch.ones(4, 64)))
     with pytest.raises(InputError, match=r"torch\.float64, need .*torch\.float32"):
-        Batches(task).fetch(1)
+        MicroBatches(task).fetch(1)
 
 
 class Counters:
@@ -131,10 +131,12 @@ def test_rounding_and_scratch_are_told_apart() -> None:
         counters.take(1000)
         counters.take(100)
         counters.take(-100)
-    assert watch.overhead(1000) == Overhead(rounding=(1024 + 512) - 1100, scratch=100)
+    assert watch.overhead(1000) == AllocatorOverhead(rounding=(1024 + 512) - 1100, scratch=100)
     assert watch.overhead(5000).scratch == 0
-    worst = Overhead(rounding=1, scratch=5).worst(Overhead(rounding=3, scratch=2))
-    assert worst == Overhead(rounding=3, scratch=5)
+    worst = AllocatorOverhead(rounding=1, scratch=5).worst(
+        AllocatorOverhead(rounding=3, scratch=2)
+    )
+    assert worst == AllocatorOverhead(rounding=3, scratch=5)
 
 
 def test_the_processor_reports_no_rounding() -> None:

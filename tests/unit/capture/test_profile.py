@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture import profile, profile_task, split
-from pipeplan.capture.companions import companions
-from pipeplan.capture.measured import times
+from pipeplan.capture.measurement.companions import companions
+from pipeplan.capture.measurement.task_profile import layer_times
 from pipeplan.chain import Chain
 from pipeplan.errors import InputError
 from pipeplan.task import Task
@@ -213,6 +213,6 @@ def test_times_are_those_of_the_quietest_round() -> None:
     def swept(number: int) -> tuple[list[int], list[int]]:
         return [10 * slowdown[number], 20 * slowdown[number]], [30 * slowdown[number], 40]
 
-    found, noise = times(swept, 15, 0, print)
+    found, noise = layer_times(swept, 15, 0, print)
     assert found == ([10, 20], [30, 40])
     assert noise == pytest.approx((20 + 40 + 60 + 40) / 100 - 1)

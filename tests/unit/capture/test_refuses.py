@@ -16,9 +16,9 @@ from torch import Tensor, fx, nn
 
 from pipeplan import fitting
 from pipeplan.capture import profile_task, split
-from pipeplan.capture.coarsen import kept
-from pipeplan.capture.export import export
-from pipeplan.capture.whole import run
+from pipeplan.capture.graph.export import export_graph
+from pipeplan.capture.partition.cut_selection import select_cuts
+from pipeplan.capture.user_model.model_call import run_layers
 from pipeplan.errors import InputError
 from pipeplan.task import Task, load
 from tests import capture_tasks, pipelines
@@ -156,7 +156,7 @@ def test_only_the_model_speaks_while_it_is_captured(capsys: pytest.CaptureFixtur
     logger = logging.getLogger("torch")
     before = logger.level
     with pytest.raises(InputError):
-        export(Loud(), (rows(0)[0],))
+        export_graph(Loud(), (rows(0)[0],))
     assert capsys.readouterr().err == "half way\n"
     assert logger.level == before
 
@@ -167,7 +167,7 @@ def test_takes(kind: Callable[[], nn.Module]) -> None:
     model = kind()
     result = split(task_of(model))
     source, _ = rows(0)
-    assert torch.equal(run(result, (source,)), model(source))
+    assert torch.equal(run_layers(result, (source,)), model(source))
 
 
 def test_a_storage_is_not_parted_from_a_later_write() -> None:
@@ -221,10 +221,10 @@ def test_a_model_that_needs_a_download(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_merging_keeps_cheap_cuts_and_even_work() -> None:
     """The cut between the smallest layers goes first; a dear one between cheap ones before it."""
-    assert kept([1, 1, 5, 5], [8, 8, 8], 3) == [1, 2]
-    assert kept([4, 4, 4, 4], [1, 9, 1], 3) == [0, 2]
-    assert kept([3, 3], [1], 5) == [0]
-    assert kept([3, 3, 3], [1, 1], 1) == []
+    assert select_cuts([1, 1, 5, 5], [8, 8, 8], 3) == [1, 2]
+    assert select_cuts([4, 4, 4, 4], [1, 9, 1], 3) == [0, 2]
+    assert select_cuts([3, 3], [1], 5) == [0]
+    assert select_cuts([3, 3, 3], [1, 1], 1) == []
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
@@ -239,9 +239,9 @@ def test_merged_layers_are_the_model(make: object, count: int) -> None:
     assert set().union(*names) == set().union(*(set(chosen.values()) for chosen in full.fqns))
     source, _ = task.microbatch(1)
     torch.manual_seed(1)
-    want = run(full, (source,))
+    want = run_layers(full, (source,))
     torch.manual_seed(1)
-    assert torch.equal(run(merged, (source,)), want)
+    assert torch.equal(run_layers(merged, (source,)), want)
 
 
 def test_a_plan_of_merged_layers_finds_them_again() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeplan.capture import roofline
-from pipeplan.capture.layer_run import LayerRun
-from pipeplan.capture.roofline import Roofline
-from pipeplan.capture.sweep import gradient_buffers
+from pipeplan.capture.layer_costs import roofline
+from pipeplan.capture.layer_costs.layer_run import LayerRun
+from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
+from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import BUILT_IN, Device, DeviceTable, find
 from pipeplan.errors import InputError
 
@@ -119,7 +119,7 @@ def test_estimate_of_a_layer_adds_forward_and_backward() -> None:
     layer = nn.Linear(64, 64, bias=False)
     run = LayerRun(name="x", layer=layer, inputs=(torch.ones(64, 64),), differentiable=(True,))
     with gradient_buffers([layer]):
-        forward, backward, light = roofline.estimate(run, SLOW)
+        forward, backward, light = roofline.estimate_times(run, SLOW)
     product = 100 + 2 * 64**3 * 2
     assert forward == light == product
     assert backward == 2 * product + (100 + 3 * 64 * 64 * 4 * 2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeplan import Pipeline
 from pipeplan.capture import profile_task, split
-from pipeplan.capture.estimated import estimate_task
+from pipeplan.capture.estimation.task_estimate import estimate_task
 from pipeplan.chain import Chain
 from pipeplan.devices import find
 from pipeplan.errors import InputError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeplan import Pipeline
 from pipeplan.capture import profile_task
-from pipeplan.capture.estimated import estimate_task
+from pipeplan.capture.estimation.task_estimate import estimate_task
 from pipeplan.devices import find
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Remat, Semantics

@@ -1,0 +1,192 @@
+"""What passes between layers: shapes, dtypes and gradients of every boundary.
+
+The pass uses fake tensors, which have shapes but no data, so it costs neither time nor memory;
+where a layer needs real data (it looks at values), the whole pass runs for real.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from pipeplan.capture.user_model.module_attributes import restored
+from pipeplan.empty import has_empty
+from pipeplan.errors import InputError
+from pipeplan.livebytes import key
+from pipeplan.precision import casting
+from pipeplan.task import TensorSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryTrace:
+    """What one pass over the layers found; one entry per layer."""
+
+    boundaries: tuple[tuple[TensorSpec, ...], ...]
+    """The layer's input."""
+    aliases: tuple[bool, ...]
+    """Whether all of the layer's output lies in the memory of its input."""
+    writes: tuple[bool, ...]
+    """Whether the layer changes its input in place."""
+
+
+def trace_boundaries(
+    layers: Mapping[str, nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    source: Tensor,
+    target: Tensor,
+    fed: Sequence[tuple[int, ...]] = (),
+) -> BoundaryTrace:
+    """The boundaries of `layers` for a micro-batch like `source`, `target`.
+
+    `fed` says per layer which tensors of boundary 0 it gets behind its own; empty: none.
+
+    Raises:
+        InputError: if a layer or the loss fails or returns the wrong kind of value.
+    """
+    with restored(layers.values()):
+        try:
+            with fake_mode(layers.values()) as fake:
+                fakes = fake.from_tensor(source), fake.from_tensor(target)
+                return _walk(layers, loss, *fakes, fed)
+        except Exception as error:
+            reason = str(error).split("\n")[0]
+        if has_empty(layers.values()):
+            raise InputError(f"task: boundary shapes need values, and there are none: {reason}")
+        traced = _walk(layers, loss, source, target, fed)
+    _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
+    return traced
+
+
+def has_fakes(layers: Iterable[nn.Module]) -> bool:
+    """Whether parameters or buffers of `layers` are fake: nothing can be computed with them."""
+    return _first_fake(layers) is not None
+
+
+def lacks_values(layers: Iterable[nn.Module]) -> bool:
+    """Whether parameters or buffers of `layers` are fake or empty: nothing can be computed."""
+    parts = list(layers)
+    return has_fakes(parts) or has_empty(parts)
+
+
+def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:
+    """The mode that the parameters of `layers` belong to where they are fake, else a new one."""
+    found = _first_fake(layers)
+    return found.fake_mode if found is not None else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _first_fake(layers: Iterable[nn.Module]) -> FakeTensor | None:
+    states = (tensor for layer in layers for tensor in [*layer.parameters(), *layer.buffers()])
+    return next((tensor for tensor in states if isinstance(tensor, FakeTensor)), None)
+
+
+def call_layer(
+    name: str,
+    layer: nn.Module,
+    boundary: tuple[Tensor, ...],
+    autocast: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """What `layer` returns for `boundary`, always as a tuple.
+
+    Args:
+        name: of the layer.
+        layer: called.
+        boundary: its arguments.
+        autocast: what it runs under; None leaves the setting as it is.
+
+    Raises:
+        InputError: if it fails or returns anything but a tensor or a tuple of tensors.
+    """
+    try:
+        with casting(autocast, boundary[0].device):
+            result = layer(*boundary)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
+        raise InputError(
+            f"task: layer {name!r}, input of shape {shapes}: forward failed:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    outputs = result if isinstance(result, tuple) else (result,)
+    wrong = next((value for value in outputs if not isinstance(value, Tensor)), None)
+    if wrong is not None or not outputs:
+        raise InputError(
+            f"task: layer {name!r}: returned {_kind(result)}, need a tensor or a tuple of tensors."
+            " Wrap the layer in a module that returns only tensors."
+        )
+    return outputs
+
+
+def check_loss(value: object) -> Tensor:
+    """`value` if it can be trained on.
+
+    Raises:
+        InputError: if the loss is no scalar tensor or no trainable parameter reaches it.
+    """
+    if not isinstance(value, Tensor):
+        raise InputError(f"task: loss: returned {_kind(value)}, need a scalar tensor")
+    if value.dim() != 0 or not value.is_floating_point():
+        raise InputError(
+            f"task: loss: returned shape {tuple(value.shape)} of {value.dtype}, need a floating"
+            " scalar. Return the mean over the micro-batch."
+        )
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise InputError(
+            "task: loss: depends on no trainable parameter, so there is nothing to train."
+            " Check requires_grad of the model's parameters."
+        )
+    return value
+
+
+def _walk(
+    layers: Mapping[str, nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    source: Tensor,
+    target: Tensor,
+    fed: Sequence[tuple[int, ...]],
+) -> BoundaryTrace:
+    boundaries, aliases, writes = [], [], []
+    values: tuple[Tensor, ...] = (source,)
+    start = values
+    for index, (name, layer) in enumerate(layers.items()):
+        # A clone is no leaf, so that a layer may work in place as it does inside the model.
+        inputs = tuple(
+            value.detach().requires_grad_(value.requires_grad).clone() for value in values
+        )
+        boundaries.append(tuple(map(_spec, inputs)))
+        versions = list(map(_version, inputs))
+        extra = tuple(start[place].clone() for place in fed[index]) if fed else ()
+        values = call_layer(name, layer, (*inputs, *extra))
+        writes.append(list(map(_version, inputs)) != versions)
+        held = {key(value) for value in inputs}
+        aliases.append(all(key(value) in held for value in values))
+    if len(values) != 1:
+        raise InputError(
+            f"task: last layer {name!r}: returned {len(values)} tensors, need one for the loss"
+        )
+    try:
+        result: object = loss(values[0], target)
+    except Exception as error:
+        raise InputError(f"task: loss failed: {type(error).__name__}: {error}") from error
+    check_loss(result)
+    return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes))
+
+
+def _version(value: Tensor) -> int:
+    """How often `value` has been written into, by torch's own count."""
+    return value._version  # noqa: SLF001
+
+
+def _spec(value: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {', '.join(type(part).__name__ for part in value) or 'nothing'}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,179 @@
+"""Detection of modules that a graph of operations cannot hold, by watching the model run.
+
+An export follows operations on tensors. It loses what stands beside them: the backward of a
+`torch.autograd.Function`, hooks, activation checkpointing, compiled code, gradients and seeds
+taken inside a forward, attributes that count, numbers drawn from Python's or numpy's generator.
+Modules that do such things are kept as they are (`eager`).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pipeplan.capture.boundary_trace import fake_mode, has_fakes
+from pipeplan.capture.eager_modules.run_watch import OpaqueModule, RunWatch
+from pipeplan.capture.user_model.interception import HOOKS, OwnCall, intercepted_calls
+from pipeplan.capture.user_model.model_call import call_options, quiet
+from pipeplan.capture.user_model.module_attributes import AttributeSnapshot, restored
+from pipeplan.capture.user_model.user_code import module_of_frame, names_by_identity, place_of_line
+from pipeplan.empty import has_empty
+from pipeplan.errors import InputError
+
+_Any = TypeVar("_Any")
+
+
+def opaque_modules(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, OpaqueModule]:
+    """The modules of `model` that a graph cannot hold, by name; the model itself has the name ''.
+
+    The model runs twice, on fake tensors where it can, and is left as it was. What fails to run
+    is not watched: the export that follows says why.
+
+    Args:
+        model: in the mode to watch it in.
+        inputs: of one micro-batch.
+    """
+    watch = RunWatch(names_by_identity(model))
+    for name, module in model.named_modules():
+        if reason := _standing(module):
+            watch.note(name, reason)
+    compiled = {name: module for name, module in model.named_modules() if is_compiled(module)}
+    with (
+        restored([model]),
+        kept_generators(),
+        intercepted_calls(outermost_modules(compiled), _without_compiling),
+    ):
+        _run(model, inputs, watch)
+    return watch.found
+
+
+def _without_compiling(
+    _: str, real: OwnCall, given: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """A compiler would follow the watching, too."""
+    with torch.compiler.set_stance("force_eager"):
+        return real(*given, **named)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Gives the generators of torch, Python and numpy their states back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def outermost_modules(found: Mapping[str, _Any]) -> dict[str, _Any]:
+    """`found`, by name of a module, without those inside another one of them."""
+    return {
+        name: opaque
+        for name, opaque in found.items()
+        if not any(name.startswith(f"{other}.") for other in found if other != name)
+    }
+
+
+def eager_notes(kept: Mapping[str, OpaqueModule]) -> tuple[str, ...]:
+    """What to tell the user about modules that run as they are, a line for all of one kind."""
+    alike: dict[OpaqueModule, list[str]] = {}
+    for name, opaque in kept.items():
+        alike.setdefault(opaque, []).append(name)
+    return tuple(_note(opaque, names) for opaque, names in alike.items())
+
+
+def _note(opaque: OpaqueModule, names: Sequence[str]) -> str:
+    if not names[0]:
+        return f"the model's forward {opaque.reason}: that runs as it is"
+    more = f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""
+    return (
+        f"module {names[0]!r}{more} {opaque.reason}: it runs as it is"
+        + (", its generators set for each layer and micro-batch" if opaque.draws else "")
+        + ("; no checkpoint holds what it changes" if opaque.counts else "")
+    )
+
+
+def innermost_module(model: nn.Module, error: BaseException) -> tuple[str, str] | None:
+    """Name of the innermost module of `model` in whose code `error` was raised, and the line.
+
+    None if no module but the model itself was running.
+    """
+    names, found, trace = names_by_identity(model), None, error.__traceback__
+    while trace is not None:
+        if name := module_of_frame(trace.tb_frame, names):
+            found = name, place_of_line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module` is the result of `torch.compile`, or was compiled in place."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def before_compile(model: nn.Module) -> nn.Module:
+    """What `torch.compile` was given, if `model` is its result; else `model`."""
+    inner = dict(model.named_children()).get("_orig_mod") if is_compiled(model) else None
+    return model if inner is None else inner
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, `model` itself, compiled in place, runs as it would without; parts of it stay."""
+    kept = model.__dict__.get("_compiled_call_impl")
+    model.__dict__["_compiled_call_impl"] = None
+    try:
+        yield
+    finally:
+        model.__dict__["_compiled_call_impl"] = kept
+
+
+def _standing(module: nn.Module) -> str | None:
+    """What can be seen of a module before it runs."""
+    if is_compiled(module):
+        return "is compiled"
+    hooks = [hook for kind in HOOKS for hook in getattr(module, kind).values()]
+    if hooks:
+        return f"has a hook, {getattr(hooks[0], '__qualname__', type(hooks[0]).__name__)}"
+    return None
+
+
+def _run(model: nn.Module, inputs: tuple[Tensor, ...], watch: RunWatch) -> None:
+    """Twice: what only the first run of a model changes is a cache."""
+    try:
+        with quiet(), fake_mode([model]) as fake, watch.watching():
+            given = tuple(map(fake.from_tensor, inputs))
+            _call_twice(model, given, watch)
+            return
+    except Exception as error:  # values are looked at: then real ones are needed
+        if has_fakes([model]):
+            return
+        if has_empty([model]):
+            raise InputError(
+                f"task: model {type(model).__name__}: looks at values, and there are none:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+    with watch.watching():
+        try:
+            _call_twice(model, inputs, watch)
+        except Exception:  # the export says why
+            return
+
+
+def _call_twice(model: nn.Module, inputs: tuple[Tensor, ...], watch: RunWatch) -> None:
+    model(*inputs, **call_options(model))
+    before = AttributeSnapshot([model])
+    model(*inputs, **call_options(model))
+    for name, attribute in before.changed():
+        watch.note(name, f"changes its attribute {attribute!r} while it runs", counts=True)

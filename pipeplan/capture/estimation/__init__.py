@@ -1,0 +1,1 @@
+"""Profiles that are estimated: exact bytes and roofline times without memory."""

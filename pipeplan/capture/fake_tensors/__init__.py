@@ -1,0 +1,1 @@
+"""Models without memory: fake tensors, and ghosts of parameters that another rank hosts."""

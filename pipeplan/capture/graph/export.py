@@ -1,0 +1,274 @@
+"""torch.export of a model in the mode it is in, and what to say where that is not possible.
+
+The graph has every operation on tensors in the order of the program, before autograd: running it
+records the same autograd graph as the model does. Training mode, dropout and in-place operations
+are in it as they are in the model; nothing is made functional and nothing is decomposed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, _subclasses, fx, nn
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.utils._pytree import tree_leaves, tree_unflatten
+
+from pipeplan.capture.eager_modules.eager_operation import EagerCalls, UnfitError
+from pipeplan.capture.graph.constant_propagation import ConstantPropagation
+from pipeplan.capture.graph.operations import returns_argument
+from pipeplan.capture.user_model.model_call import call_options, quiet
+from pipeplan.capture.user_model.user_code import is_machinery, place_of_line
+from pipeplan.errors import InputError
+
+_LIST = "Or give the model's layers as a Python list, which may do anything inside."
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """A model as one graph, with the tensors it reads."""
+
+    module: fx.GraphModule
+    """Its graph; attributes are graphs of regions inside it (such as no_grad)."""
+    states: Mapping[fx.Node, tuple[str, Tensor]]
+    """Placeholders of parameters, buffers and constants: name in the model, and the object."""
+    inputs: tuple[fx.Node, ...]
+    """Placeholders of the model's inputs."""
+    output: fx.Node
+    """The one tensor that the model returns."""
+    calls: EagerCalls
+    """Of the modules that stay eager."""
+
+
+def export_graph(
+    model: nn.Module, inputs: tuple[Tensor, ...], calls: EagerCalls | None = None
+) -> ExportedModel:
+    """The graph of `model` for inputs like these; the model is left as it is.
+
+    Args:
+        model: in the mode to export.
+        inputs: of one micro-batch.
+        calls: of modules that stay eager, recorded in this mode; None: there are none.
+
+    Raises:
+        UnfitError: if a module that stays eager is called in another way than was recorded.
+        InputError: if its operations depend on values, its tensors are on several devices, it
+            returns anything but one tensor, or torch cannot export it.
+    """
+    _check_devices(model, inputs)
+    calls = calls or EagerCalls({})
+    try:
+        with quiet(), calls.exported():
+            program = _program(model, inputs)
+    except UnfitError:
+        raise
+    except Exception as error:
+        raise InputError(_reason(model, error)) from error
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    names = {
+        id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
+    states: dict[fx.Node, tuple[str, Tensor]] = {}
+    fed = []
+    for spec in program.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            if isinstance(spec.arg, TensorArgument):
+                fed.append(node)
+            continue
+        assert spec.target is not None
+        tensor = _state(model, program, spec.kind, spec.target)
+        states[node] = names.get(id(tensor), spec.target), tensor
+    _name_buffers(states)
+    return ExportedModel(program.graph_module, states, tuple(fed), _output(model, program), calls)
+
+
+def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """The program that the model runs when nobody exports it.
+
+    Libraries ask torch whether an export is under way, and of a tensor whether it has values, and
+    then compute in another way, with other last bits (Hugging Face builds masks that it leaves
+    out otherwise). Here they hear that it is a usual run, and what they read of tensors made from
+    numbers alone has its value. Where that way cannot be exported, they hear of the export.
+    """
+    options = call_options(model)
+    asked: list[str] = []
+    try:
+        with _as_if_eager(model, asked):
+            return torch.export.export(model, inputs, options, strict=False)
+    except UnfitError:
+        raise
+    except Exception:
+        if not asked:
+            raise
+    return torch.export.export(model, inputs, options, strict=False)
+
+
+@contextmanager
+def _as_if_eager(model: nn.Module, asked: list[str]) -> Iterator[None]:
+    """While `model` runs, torch says that nothing is exported or compiled.
+
+    Args:
+        model: its forward is replaced meanwhile.
+        asked: gets what the model has asked torch.
+    """
+    usual, kept = model.forward, model.__dict__.get("forward")
+    functions = {name: getattr(torch.compiler, name) for name in ("is_exporting", "is_compiling")}
+    flags = ("_is_exporting_flag", "_is_compiling_flag")
+
+    def no(name: str) -> Callable[[], bool]:
+        def answer() -> bool:
+            if not is_machinery(sys._getframe(1).f_code.co_filename):  # noqa: SLF001
+                asked.append(name)
+            return False
+
+        return answer
+
+    @functools.wraps(usual)
+    def unaware(*arguments: Any, **named: Any) -> Any:
+        before = {flag: getattr(torch.compiler, flag) for flag in flags}
+        _set(torch.compiler, dict.fromkeys(flags, False) | {name: no(name) for name in functions})
+        fake = _subclasses.FakeTensor
+        _set(_subclasses, {"FakeTensor": _unseen(fake, asked)})
+        try:
+            with ConstantPropagation():
+                return usual(*arguments, **named)
+        finally:
+            _set(_subclasses, {"FakeTensor": fake})
+            _set(torch.compiler, before | functions)
+
+    model.__dict__["forward"] = unaware
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if kept is not None:
+            model.__dict__["forward"] = kept
+
+
+def _unseen(fake: type, asked: list[str]) -> type:
+    """A class of which, for all but torch itself, nothing is an instance."""
+
+    class Unseen(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            if is_machinery(sys._getframe(1).f_code.co_filename):  # noqa: SLF001
+                return isinstance(instance, fake)
+            asked.append("FakeTensor")
+            return False
+
+    return Unseen("FakeTensor", (), {})
+
+
+def _set(owner: object, values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
+def _name_buffers(states: Mapping[fx.Node, tuple[str, Tensor]]) -> None:
+    """Lets every use of a changed buffer name the buffer, not the operation that changed it.
+
+    An operation in place returns its argument, so they are one object; but a value that is made
+    by an operation would have to be sent.
+    """
+    for buffer in states:
+        for user in list(buffer.users):
+            if returns_argument(user) and user.args[0] is buffer:
+                user.replace_all_uses_with(buffer)
+
+
+def _state(
+    model: nn.Module, program: torch.export.ExportedProgram, kind: InputKind, target: str
+) -> Tensor:
+    if kind is InputKind.PARAMETER:
+        return model.get_parameter(target)
+    if kind is InputKind.BUFFER:
+        return model.get_buffer(target)
+    constant = program.constants[target]
+    if not isinstance(constant, Tensor):
+        raise InputError(
+            f"task: model {type(model).__name__}: {target}: got a {type(constant).__name__},"
+            f" need tensors only. {_LIST}"
+        )
+    return constant
+
+
+def _output(model: nn.Module, program: torch.export.ExportedProgram) -> fx.Node:
+    """The graph's output node, if the model returns one tensor and nothing else.
+
+    What is no tensor (None, numbers) is ignored, so a structure with one tensor will do.
+    """
+    output = next(iter(program.graph.find_nodes(op="output")))
+    spec = program.call_spec.out_spec
+    assert spec is not None
+    found = [leaf for leaf in tree_leaves(output.args[0]) if isinstance(leaf, fx.Node)]
+    if len(found) == 1:
+        return found[0]
+    form = type(tree_unflatten(list(range(spec.num_leaves)), spec)).__name__
+    got = f"{len(found)} tensors in a {form}" if found else "no tensor"
+    raise InputError(
+        f"task: model {type(model).__name__}: returned {got}, need one for the loss."
+        " Wrap it in a module that returns the tensor that the loss compares with the target."
+    )
+
+
+def _check_devices(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Refuse a model that is spread over devices."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in named:
+        first, there = named[0]
+        if tensor.device != there.device:
+            raise InputError(
+                f"task: model {type(model).__name__}: got {first} on {there.device} and {name} on"
+                f" {tensor.device}, need one device. The plan decides which layer goes where:"
+                " build the model on one device."
+            )
+        for value in inputs:
+            if value.device != there.device:
+                raise InputError(
+                    f"task: got input on {value.device} and {first} on {there.device}, need one"
+                    " device. Build model and data on the same device."
+                )
+
+
+def _reason(model: nn.Module, error: Exception) -> str:
+    """What to tell the user about a failed export: the kind of failure, the place, what to do."""
+    where = f"task: model {type(model).__name__}"
+    text = str(error)
+    place = _place(error)
+    if re.search(r"data-dependent|data dependent|unbacked|bool\(\) is not supported", text, re.I):
+        return (
+            f"{where}: its operations depend on the values of tensors{place}, need the same ones"
+            " for every micro-batch. Replace the branch by torch.where, fixed sizes or a mask."
+            f" {_LIST}"
+        )
+    if "Mutating module attribute" in text or "assigned during export" in text:
+        return (
+            f"{where}: it stores tensors in its attributes while it runs{place}, need a forward"
+            f" that keeps state in buffers only. {_LIST}"
+        )
+    first = " ".join(text.split("\n")[0].split())[:300]
+    return (
+        f"{where}: torch.export failed{place}: {type(error).__name__}: {first}."
+        f" Check that model(data(0)[0]) works. {_LIST}"
+    )
+
+
+def _place(error: BaseException) -> str:
+    """` at file.py:12 (code)` of the innermost frame outside of torch; empty if there is none."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    users = [frame for frame in frames if not is_machinery(frame[0])]
+    if not users:
+        return ""
+    file, line, name = users[-1]
+    return f" at {place_of_line(file, line)} ({name})"

@@ -1,0 +1,110 @@
+"""A model's graph, in which modules that it cannot hold stay eager."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from pipeplan.capture.boundary_trace import fake_mode, lacks_values
+from pipeplan.capture.eager_modules.detection import (
+    innermost_module,
+    kept_generators,
+    opaque_modules,
+    outermost_modules,
+)
+from pipeplan.capture.eager_modules.eager_operation import EagerCalls, UnfitError
+from pipeplan.capture.eager_modules.run_watch import OpaqueModule
+from pipeplan.capture.graph.data_flow import DataFlow
+from pipeplan.capture.graph.export import ExportedModel, export_graph
+from pipeplan.capture.user_model.model_call import call_options, quiet
+from pipeplan.capture.user_model.module_attributes import restored
+from pipeplan.errors import InputError
+
+
+def graph_of(
+    model: nn.Module, inputs: tuple[Tensor, ...], known: Mapping[str, OpaqueModule] | None = None
+) -> tuple[DataFlow, dict[str, OpaqueModule]]:
+    """The flow of `model` in its present mode, and which of its modules stay eager in it.
+
+    A module that cannot be exported stays eager, too, and all others of its class; one that fits
+    into no graph makes the module around it stay eager.
+
+    Args:
+        model: left as it is.
+        inputs: of one micro-batch.
+        known: modules that stay eager in any case.
+
+    Raises:
+        InputError: if that leaves nothing of the model to cut.
+    """
+    found = outermost_modules({**opaque_modules(model, inputs), **(known or {})})
+    while True:
+        try:
+            return DataFlow(_exported(model, inputs, found)), found
+        except UnfitError as error:
+            outer, why = error.path.rpartition(".")[0], f"holds {error.path}, which {error.why}"
+            if outer in found and not found[outer].applies:
+                raise InputError(f"task: model {type(model).__name__}: {why}") from error
+            found = outermost_modules({**found, outer: OpaqueModule(why)})
+        except InputError as error:
+            more = _failing(model, error)
+            if not more or found.keys() & more.keys():
+                raise
+            found = outermost_modules({**found, **more})
+
+
+def _exported(
+    model: nn.Module, inputs: tuple[Tensor, ...], found: Mapping[str, OpaqueModule]
+) -> ExportedModel:
+    root = found.get("")
+    if root and not root.applies:
+        raise InputError(
+            f"task: model {type(model).__name__}: its forward {root.reason}, which a graph of"
+            " torch's operations cannot hold. Do it in an nn.Module of its own inside the model,"
+            " which then runs as it is. Or give the model's layers as a Python list, which may do"
+            " anything inside."
+        )
+    calls = EagerCalls(
+        {name: model.get_submodule(name) for name in found if name},
+        frozenset(name for name, opaque in found.items() if opaque.draws),
+        frozenset(name for name, opaque in found.items() if opaque.counts),
+        model if root else None,
+    )
+    with restored([model]), kept_generators():
+        if found:
+            _record(model, inputs, calls)
+        return export_graph(model, inputs, calls)
+
+
+def _record(model: nn.Module, inputs: tuple[Tensor, ...], calls: EagerCalls) -> None:
+    """On fake tensors; on real ones where values are looked at."""
+    try:
+        with quiet(), fake_mode([model]) as fake, calls.recorded():
+            model(*map(fake.from_tensor, inputs), **call_options(model))
+            return
+    except UnfitError:
+        raise
+    except Exception as error:
+        if lacks_values([model]):
+            raise InputError(
+                f"task: model {type(model).__name__}: looks at values ({type(error).__name__}),"
+                " which it has none of here. Profile it with --mode measured."
+            ) from error
+    with calls.recorded():
+        model(*inputs, **call_options(model))
+
+
+def _failing(model: nn.Module, error: InputError) -> dict[str, OpaqueModule]:
+    """The innermost module that made an export fail, and all others of its class."""
+    cause = error.__cause__
+    place = innermost_module(model, cause) if cause is not None else None
+    if place is None or "stores tensors in its attributes" in str(error):
+        return {}
+    name, line = place
+    kind = type(model.get_submodule(name))
+    return {
+        other: OpaqueModule(f"cannot be exported (at {line})")
+        for other, module in model.named_modules()
+        if type(module) is kind and other
+    }

@@ -1,0 +1,141 @@
+"""What one node of an exported graph does: what it draws, what it writes, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeplan.livebytes import key
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What an operation does beyond returning a value."""
+
+    random: bool
+    """Whether it advances the random generator."""
+    writes: frozenset[int]
+    """Storages it changes."""
+
+
+def node_tensors(node: fx.Node) -> list[Tensor]:
+    """The tensors that `node` returns, as fake ones with shape and storage."""
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+
+
+def node_storages(node: fx.Node) -> set[int]:
+    """The storages behind what `node` returns; a view has its base's."""
+    return set(map(key, node_tensors(node)))
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions of `tensor` from the outermost in memory to the innermost."""
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda i: (-strides[i], i)))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether it is contiguous but for the order of its dimensions."""
+    return tensor.permute(memory_order(tensor)).is_contiguous()
+
+
+def node_region(node: fx.Node) -> fx.GraphModule | None:
+    """The graph inside a node that runs one (under no_grad or autocast), else None."""
+    for source in node.all_input_nodes:
+        if source.op == "get_attr":
+            owner = source.graph.owning_module
+            found = owner.get_submodule(str(source.target)) if owner is not None else None
+            if isinstance(found, fx.GraphModule):
+                return found
+    return None
+
+
+def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
+    """What `node` draws and writes, by the schemas of its operations.
+
+    Batch norm changes the buffers it is given without saying so. What a region inside writes may
+    be anything that is passed into it.
+
+    Args:
+        node: calls an operation or a region.
+        buffers: placeholders of the model's buffers.
+    """
+    inner = node_region(node)
+    if inner is not None:
+        parts = [node_effects(part, set()) for part in _calls(inner)]
+        writes = any(part.writes for part in parts) or any(map(_is_silent, _calls(inner)))
+        passed = [source for source in node.all_input_nodes if source.op != "get_attr"]
+        touched = {storage for source in passed for storage in node_storages(source)}
+        return Effects(any(p.random for p in parts), frozenset(touched if writes else ()))
+    if not isinstance(node.target, OpOverload):
+        return Effects(False, frozenset())
+    written: set[int] = set()
+    for is_write, sources in _arguments(node):
+        for source in sources:
+            if is_write or (_is_silent(node) and source in buffers):
+                written |= node_storages(source)
+    return Effects(torch.Tag.nondeterministic_seeded in node.target.tags, frozenset(written))
+
+
+def node_flops(node: fx.Node) -> int:
+    """Floating-point operations of `node`'s forward, as torch counts them; nothing is computed."""
+    inner = node_region(node)
+    if inner is not None:
+        return sum(map(node_flops, _calls(inner)))
+    target = node.target
+    if not isinstance(target, OpOverload) or _CHEAP & set(target.tags):
+        return 0
+    values = node_tensors(node)
+    if not values or not hasattr(values[0], "fake_mode"):
+        return 0
+    arguments, named = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), values[0].fake_mode, counter:
+        target(*arguments, **named)
+    return counter.get_total_flops()
+
+
+_CHEAP = {torch.Tag.pointwise, torch.Tag.reduction, torch.Tag.inplace}
+
+
+def returns_argument(node: fx.Node) -> bool:
+    """Whether `node` writes into its first argument and returns it."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    schema = node.target._schema  # noqa: SLF001
+    first = schema.arguments[0].alias_info if schema.arguments else None
+    given = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+    return bool(first and given and first.is_write and given.is_write)
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether `node` works element by element."""
+    tags: Any = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags
+
+
+def _calls(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def _is_silent(node: fx.Node) -> bool:
+    """Whether it is a composite operation, which may change its arguments without saying so."""
+    tags: Any = getattr(node.target, "tags", ())
+    return torch.Tag.maybe_aliasing_or_mutating in tags
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[bool, list[fx.Node]]]:
+    """Per argument of the schema: whether it is written, and the nodes that are passed."""
+    assert isinstance(node.target, OpOverload)
+    schema = node.target._schema  # noqa: SLF001
+    for index, argument in enumerate(schema.arguments):
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        is_write = argument.alias_info is not None and argument.alias_info.is_write
+        yield is_write, [leaf for leaf in tree_leaves(value) if isinstance(leaf, fx.Node)]

@@ -1,0 +1,147 @@
+"""Layers of a chain from the bytes and times of each layer and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
+from pipeplan.capture.layer_costs.layer_run import FusedLayers
+from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
+from pipeplan.chain import Layer
+from pipeplan.gradients import sum_of
+from pipeplan.livebytes import storage_bytes
+from pipeplan.task import SplitModel, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """All that was measured or estimated of one layer."""
+
+    forward_ns: int
+    backward_ns: int
+    forward_light_ns: int
+    size: LayerBytes
+    step: OptimizerCost
+
+
+def owned_parameters(model: SplitModel, task: Task) -> list[list[nn.Parameter]]:
+    """Per layer the parameters whose bytes it counts.
+
+    Where layers that share a parameter sit on one GPU, it counts in the first of them only;
+    where they are synchronized, each has a copy.
+    """
+    if task.tied == "synchronize":
+        return [list(layer.parameters()) for layer in model.layers]
+    again = repeated_parameters(model)
+    return [
+        [parameter for parameter in layer.parameters() if parameter not in others]
+        for layer, others in zip(model.layers, again, strict=True)
+    ]
+
+
+def repeated_parameters(model: SplitModel) -> list[set[nn.Parameter]]:
+    """Per layer the parameters that an earlier layer has, too."""
+    seen: set[nn.Parameter] = set()
+    result = []
+    for layer in model.layers:
+        result.append({parameter for parameter in layer.parameters() if parameter in seen})
+        seen.update(layer.parameters())
+    return result
+
+
+def stepped_parameters(model: SplitModel, task: Task) -> list[list[list[nn.Parameter]]]:
+    """Per layer the parameters that one optimizer of a rank steps, for each of its optimizers.
+
+    There is one for what a layer owns and one for its copies of what earlier layers own; layers
+    that count as one have theirs each.
+    """
+    seen: set[nn.Parameter] = set()
+    result = []
+    for layer in model.layers:
+        found = []
+        for part in layer.parts if isinstance(layer, FusedLayers) else (layer,):
+            mine = trainable_parameters(list(part.parameters()))
+            found.append([parameter for parameter in mine if parameter not in seen])
+            if task.tied == "synchronize":
+                found.append([parameter for parameter in mine if parameter in seen])
+            seen.update(mine)
+        result.append([parameters for parameters in found if parameters])
+    return result
+
+
+def trainable_parameters(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Those that are trained: only these have gradients, versions and optimizer state."""
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def chain_layers(model: SplitModel, costs: Sequence[LayerCost], task: Task) -> tuple[Layer, ...]:
+    """The layers of the chain of `model`; `costs` has one entry per layer."""
+    mine = owned_parameters(model, task)
+    gradients = _gradients(model, task, mine)
+    return tuple(
+        _layer(model, index, mine[index], gradients[index], cost)
+        for index, cost in enumerate(costs)
+    )
+
+
+def _gradients(
+    model: SplitModel, task: Task, mine: Sequence[Sequence[nn.Parameter]]
+) -> list[tuple[int, int]]:
+    """Per layer the bytes of all gradients, and of those that may wait for other stages.
+
+    Every layer that uses a shared parameter has a gradient of its own, which waits for the
+    first layer's; the first one of synchronized layers has room for those of all others.
+    Clipping and loss scaling make every gradient wait.
+    """
+    all_wait = task.clip_norm is not None or task.loss_scale is not None
+    first: dict[nn.Parameter, int] = {}
+    kept, waiting = [0] * len(mine), [0] * len(mine)
+    for index, (own, known) in enumerate(zip(mine, repeated_parameters(model), strict=True)):
+        for parameter in dict.fromkeys(trainable_parameters([*own, *known])):
+            total = sum_of(parameter)
+            size = total.nbytes if total is not None else 0
+            kept[index] += size
+            waiting[index] += size if all_wait or parameter in known else 0
+            if parameter in known and task.tied == "synchronize":
+                kept[first[parameter]] += size
+            first.setdefault(parameter, index)
+    return list(zip(kept, waiting, strict=True))
+
+
+def _layer(
+    model: SplitModel,
+    index: int,
+    mine: Sequence[nn.Parameter],
+    gradients: tuple[int, int],
+    cost: LayerCost,
+) -> Layer:
+    layer, fqns, size = model.layers[index], model.fqns[index], cost.size
+    weights = sum(parameter.nbytes for parameter in trainable_parameters(mine))
+    frozen = sum(p.nbytes for p in mine if not p.requires_grad)
+    constant = frozen + storage_bytes(layer.buffers())
+    same = size.output_gradient == size.output
+    return Layer(
+        name=model.names[index],
+        forward_ns=cost.forward_ns,
+        forward_light_ns=cost.forward_light_ns,
+        backward_ns=cost.backward_ns,
+        optimizer_ns=cost.step.step_ns,
+        weight_bytes=weights,
+        gradient_bytes=gradients[0],
+        waiting_gradient_bytes=gradients[1],
+        optimizer_bytes=cost.step.state_bytes + constant,
+        output_bytes=size.output,
+        output_gradient_bytes=None if same else size.output_gradient,
+        saved_input_bytes=size.saved_input,
+        saved_bytes=size.saved,
+        saved_output_bytes=size.saved_output,
+        saved_passing_bytes=size.saved_passing,
+        forward_workspace_bytes=size.forward_workspace,
+        backward_workspace_bytes=size.backward_workspace,
+        optimizer_workspace_bytes=cost.step.workspace_bytes,
+        buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
+        parameters=tuple(dict.fromkeys(fqns[local] for local, _ in layer.named_parameters())),
+    )

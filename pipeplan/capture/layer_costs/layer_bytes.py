@@ -1,0 +1,103 @@
+"""What one layer holds: saved by autograd in three parts, and the working bytes beyond them.
+
+The layer runs alone, as a stage of its own runs in the runtime, so what lives is what a rank will
+hold, and the workspaces are what the formula (M3) of docs/reference/model.md does not explain
+already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pipeplan.capture.layer_costs.allocator_record import RecordedBytes, recorded
+from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun
+from pipeplan.gradients import sum_of
+from pipeplan.livebytes import LiveBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """Bytes of one layer and one micro-batch, named as in `pipeplan.chain.Layer`; its peaks."""
+
+    output: int
+    output_gradient: int
+    saved_input: int
+    saved: int
+    saved_output: int
+    saved_passing: int
+    forward_workspace: int
+    backward_workspace: int
+    forward_peak: int
+    """Most that lived during the forward, beyond the states."""
+    backward_peak: int
+
+    @property
+    def kept(self) -> int:
+        """What lives between forward and backward."""
+        return self.saved_input + self.saved + self.saved_output
+
+
+def measure_bytes(run: LayerRun) -> LayerBytes:
+    """Runs forward and backward of one layer and counts what lives.
+
+    Saved: the storages that are alive between forward and backward. Those of the input count as
+    saved input (also where the output shares them), those of the output as saved output, all
+    others (the target among them) as saved; parameters, buffers and gradient buffers not at all.
+    Working bytes are the measured peak minus what (M3) counts for a stage of this layer alone;
+    below zero where (M3) counts a storage twice, as that of a tensor that rides along:
+
+        forward_workspace  = peak(F) - (input + saved + output)
+        backward_workspace = peak(B) - (saved, all parts + gradients of output and input)
+
+    The parameters need gradient buffers already: adding to them is part of the backward.
+    Where layers are compiled the allocator tells what lives (`recorded`), else the operations do.
+    """
+    if run.compiled:
+        with recorded(_device(run)) as taken:
+            _run(run, taken)
+            return _run(run, taken)
+    states = [*run.layer.parameters(), *run.layer.buffers()]
+    sums = (total for state in states if (total := sum_of(state)) is not None)
+    live = LiveBytes([*states, *sums])
+    with live:
+        # The first run shows what a layer makes once and keeps (tables, caches): no cost of a
+        # micro-batch, so only the second one counts.
+        _run(run, live)
+        return _run(run, live)
+
+
+def _device(run: LayerRun) -> torch.device:
+    first: torch.device = (*run.inputs, *run.fed)[0].device
+    return first
+
+
+def _run(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
+    base = live.live
+    one = LayerPass(run)
+    live.reset_peak()
+    one.forward()
+    forward_peak, kept = live.peak - base, live.live - base
+    saved_input = one.inputs.alive()
+    saved_output = min(one.outputs.alive(), one.output_bytes)
+    saved = kept - saved_input - saved_output
+    saved_passing = min(one.passing(), one.output_bytes - saved_output)
+    incoming = one.receive_gradients()
+    live.reset_peak()
+    one.backward()
+    backward_peak = live.peak - base
+    inputs = [value.nbytes for value in run.inputs]
+    outgoing = sum(size for size, flag in zip(inputs, run.differentiable, strict=True) if flag)
+    return LayerBytes(
+        output=one.output_bytes,
+        output_gradient=incoming,
+        saved_input=saved_input,
+        saved=saved,
+        saved_output=saved_output,
+        saved_passing=saved_passing,
+        forward_workspace=forward_peak - (sum(inputs) + saved + one.output_bytes),
+        backward_workspace=backward_peak - (kept + incoming + outgoing),
+        forward_peak=forward_peak,
+        backward_peak=backward_peak,
+    )

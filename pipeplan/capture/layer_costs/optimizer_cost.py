@@ -1,0 +1,161 @@
+"""What the user's optimizer keeps, needs and takes for one layer's parameters."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_iter
+
+from pipeplan.capture.layer_costs.device_clock import DeviceClock
+from pipeplan.capture.layer_costs.roofline import Roofline
+from pipeplan.devices import Device
+from pipeplan.errors import InputError
+from pipeplan.gradients import cast_back, given, stepped, sum_of
+from pipeplan.livebytes import LiveBytes, storage_bytes
+from pipeplan.task import Task
+
+Work = Callable[[], None]
+Timer = Callable[[Work], int]
+"""Runs the work, as often as it likes, and says how many nanoseconds it takes once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerCost:
+    """Of one step on one layer's parameters."""
+
+    step_ns: int = 0
+    """Update and zeroing of the gradients."""
+    state_bytes: int = 0
+    """All tensors of the optimizer's state, step counters included, and master weights."""
+    workspace_bytes: int = 0
+    """Most bytes alive at once during the step, beyond parameters, gradients and state: casts of
+    gradients among them."""
+
+
+def median_timer(repeats: int, clock: DeviceClock) -> Timer:
+    """A timer that measures `repeats` times and takes the median."""
+
+    def time(work: Work) -> int:
+        marks: list[tuple[Any, Any]] = []
+        for _ in range(repeats):
+            begin = clock.mark()
+            work()
+            marks.append((begin, clock.mark()))
+        lengths: list[int] = [clock.between(begin, end) for begin, end in marks]
+        return statistics.median_low(lengths)
+
+    return time
+
+
+def roofline_timer(device: Device) -> Timer:
+    """A timer that estimates."""
+
+    def time(work: Work) -> int:
+        roofline = Roofline(device)
+        with roofline:
+            work()
+        return round(roofline.ns)
+
+    return time
+
+
+def total_cost(costs: Iterable[OptimizerCost]) -> OptimizerCost:
+    """What optimizers cost that step one after the other."""
+    each = tuple(costs)
+    return OptimizerCost(
+        step_ns=sum(one.step_ns for one in each),
+        state_bytes=sum(one.state_bytes for one in each),
+        workspace_bytes=max((one.workspace_bytes for one in each), default=0),
+    )
+
+
+def step_cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> OptimizerCost:
+    """Steps the task's optimizer of `parameters` as a rank does; they keep their values.
+
+    The first steps, which make the state, do not count for the time, but for the bytes. With fake
+    parameters all of this is fake, too, but for the step counters, which torch keeps apart and
+    looks at.
+
+    Args:
+        task: gives the optimizer, and whether it steps master weights.
+        parameters: trainable ones, with gradient buffers; at least one.
+        timer: of one step.
+
+    Raises:
+        InputError: if the optimizer cannot be made for them, or its step fails.
+    """
+    values = [parameter.detach().clone() for parameter in parameters]
+    try:
+        with torch.no_grad():
+            found = _measure(task, parameters, timer)
+    except Exception as error:
+        raise InputError(
+            f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."
+            " It must work on any part of the model, with step() without arguments."
+        ) from error
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)
+    return found
+
+
+def _measure(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> OptimizerCost:
+    found = (sum_of(parameter) for parameter in parameters)
+    gradients = [gradient for gradient in found if gradient is not None]
+    masters = stepped(parameters, master_weights=task.master_weights)
+    known = [*parameters, *gradients]
+    live = LiveBytes([*known, *masters])
+
+    def update() -> None:
+        with given(masters, gradients):
+            optimizer.step()
+        cast_back(parameters, masters)
+
+    with live:
+        optimizer = task.optimizer(list(masters))
+        update()
+        live.count(_state(optimizer))
+        update()
+        _age(optimizer)
+        for _ in range(2):  # what the first of them decides may show in the second (ASGD)
+            update()
+    state_bytes = storage_bytes([*known, *masters, *_state(optimizer)]) - storage_bytes(known)
+
+    def step() -> None:
+        update()
+        for gradient in gradients:
+            gradient.zero_()
+
+    return OptimizerCost(
+        step_ns=timer(step),
+        state_bytes=state_bytes,
+        workspace_bytes=live.peak - storage_bytes(known) - state_bytes,
+    )
+
+
+def _state(optimizer: Optimizer) -> list[Tensor]:
+    entries = list(optimizer.state.values())
+    return [value for value in tree_iter(entries) if isinstance(value, Tensor)]
+
+
+_MANY_STEPS = 10_000_000
+"""Past all phases of torch's optimizers (ASGD averages from step 1,000,000 on); floats go on."""
+
+
+def _age(optimizer: Optimizer) -> None:
+    """Let the optimizer believe that it has made many steps.
+
+    Some change their ways meanwhile: RAdam with its sixth step, ASGD when it begins to average.
+    """
+    for entry in (*optimizer.state.values(), *optimizer.param_groups):
+        count = entry.get("step") if isinstance(entry, dict) else None
+        if isinstance(count, Tensor) and count.numel() == 1:
+            count.fill_(_MANY_STEPS)
+        elif isinstance(count, int | float):
+            entry["step"] = _MANY_STEPS

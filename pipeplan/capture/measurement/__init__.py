@@ -1,0 +1,1 @@
+"""Profiles that are measured: a task's layers, and the fused stages of a plan."""

@@ -1,0 +1,234 @@
+"""Measures a task where it is: the chain with the time and the bytes of every layer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeplan.capture.agreement import agreement
+from pipeplan.capture.boundary_trace import call_layer
+from pipeplan.capture.layer_costs import layer_bytes, optimizer_cost
+from pipeplan.capture.layer_costs.allocator_overhead import AllocatorOverhead, AllocatorWatch
+from pipeplan.capture.layer_costs.chain_layers import LayerCost, chain_layers, stepped_parameters
+from pipeplan.capture.layer_costs.device_clock import ModelDevice, device_of
+from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
+from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun, layer_run
+from pipeplan.capture.layer_costs.layer_timer import LayerTimer, gradient_buffers
+from pipeplan.capture.layer_costs.micro_batches import MicroBatches
+from pipeplan.capture.split import split
+from pipeplan.capture.user_model.module_attributes import restored
+from pipeplan.chain import Chain, Layer
+from pipeplan.compiling import compiled
+from pipeplan.gradients import sum_of
+from pipeplan.livebytes import LiveBytes
+from pipeplan.repeat import check_data
+from pipeplan.task import SplitModel, Task
+
+Progress = Callable[[str], None]
+
+ROUND = 5
+"""Consecutive micro-batches whose medians are taken together."""
+SOURCE = f"measured with torch {torch.__version__}"
+NOISY = 0.25
+"""Share by which rounds may usually be slower than the quietest before it is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerMeasurements:
+    """All that was measured of a split model."""
+
+    costs: list[LayerCost]
+    layers: tuple[Layer, ...]
+    """The same as layers of a chain."""
+    input_bytes: int
+    device: dict[str, str | int | float | bool | None]
+
+
+def profile_task(
+    task: Task,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    max_layers: int | None = None,
+    progress: Progress | None = None,
+) -> Chain:
+    """The measured chain of `task`, without a reference to find it again.
+
+    The model is left as it was: values, buffers, random state; gradients are removed.
+    Layers are merged where there are more than `max_layers`.
+
+    Raises:
+        InputError: if the task cannot be split or run, its data do not repeat, or its layers do
+            not train as it does.
+    """
+    say = progress or _silent
+    place = device_of(task.model)
+    check_data(task)
+    task = place.bring(task)
+    model = split(task, max_layers)
+    say(f"split into {len(model.layers)} layers")
+    for note in model.notes:
+        say(note)
+    running = ready(model, say)
+    say("comparing the layers with the model")
+    how = agreement(running, task)
+    say(how.told)
+    found = measure_layers(running, task, repeats=repeats, warmup=warmup, say=say)
+    return Chain(
+        name=type(task.model).__name__,
+        source=SOURCE,
+        task_digest=model.digest(),
+        mode="measured",
+        microbatch_size=model.microbatch_size,
+        input_bytes=found.input_bytes,
+        device=found.device,
+        tied=task.tied,
+        agreement=how,
+        layers=found.layers,
+    )
+
+
+def ready(model: SplitModel, say: Progress) -> SplitModel:
+    """`model` with the layers that a run has; compiled ones are compiled when they are called."""
+    if model.compile is None:
+        return model
+    count, done = len(model.layers) - len(model.eager), iter(range(1, len(model.layers) + 1))
+    say(f"compiling {count} layers with {model.compile}, each alone; the first time takes long")
+    return compiled(model, lambda name: say(f"compiling layer {next(done)} of {count}: {name}"))
+
+
+def measure_layers(
+    model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Progress
+) -> LayerMeasurements:
+    """Times and bytes of each layer of `model`, which is what `task` was split into.
+
+    Raises:
+        InputError: if its data, layers, loss or optimizer fail.
+    """
+    place = device_of(model.layers)
+    batches = MicroBatches(task)
+    sweep = LayerTimer(model, batches, task.loss, place)
+    with (
+        torch.random.fork_rng(devices=place.random_devices),
+        restored(model.layers),
+        gradient_buffers(model.layers, task.accumulate),
+    ):
+        if model.compile:
+            sweep.run(0)  # what is compiled here is no time of a layer, whatever `warmup` is
+        found, noise = layer_times(sweep.run, repeats, warmup, say)
+        if noise > NOISY:
+            say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
+        say("measuring optimizer steps")
+        timer = optimizer_cost.median_timer(repeats, place.clock)
+        steps = [
+            optimizer_cost.total_cost(optimizer_cost.step_cost(task, one, timer) for one in each)
+            for each in stepped_parameters(model, task)
+        ]
+        say("measuring bytes")
+        sizes, overhead = _sizes(model, task, batches, place)
+        costs = [
+            LayerCost(forward_ns=f, backward_ns=b, forward_light_ns=light, size=s, step=o)
+            for f, b, light, s, o in zip(*found, sizes, steps, strict=True)
+        ]
+        layers = chain_layers(model, costs, task)
+    return LayerMeasurements(
+        costs=costs,
+        layers=layers,
+        input_bytes=batches.fetch(0)[0].nbytes,
+        device={
+            **place.facts(),
+            "repeats": repeats,
+            "noise": round(noise, 3),
+            **({"compile": model.compile} if model.compile else {}),
+            **_told(overhead, say),
+        },
+    )
+
+
+def layer_times(
+    sweep: Callable[[int], tuple[list[int], ...]],
+    repeats: int,
+    warmup: int,
+    say: Progress,
+) -> tuple[tuple[list[int], ...], float]:
+    """Nanoseconds of each layer, one list per kind of work, and how much slower it usually was.
+
+    Whatever else the machine does only lengthens times, so they are the medians of the quietest
+    round of `ROUND` consecutive micro-batches. A run is judged by its best window likewise.
+    """
+    sweeps = []
+    for number in range(warmup + repeats):
+        found = sweep(number)
+        if number >= warmup:
+            sweeps.append(found)
+        done = number + 1 - warmup
+        if done > 0 and (done % 10 == 0 or done == repeats):
+            say(f"timed {done} of {repeats} micro-batches")
+    starts = range(0, max(1, repeats - ROUND + 1), ROUND)
+    rounds = [_medians(sweeps[start : start + ROUND]) for start in starts]
+    totals = [sum(map(sum, kinds)) for kinds in rounds]
+    best = rounds[totals.index(min(totals))]
+    return best, statistics.median(totals) / max(1, min(totals)) - 1
+
+
+def _medians(sweeps: Sequence[tuple[list[int], ...]]) -> tuple[list[int], ...]:
+    """Layer by layer, of each kind of work."""
+    return tuple(
+        [round(statistics.median(row)) for row in zip(*rows, strict=True)]
+        for rows in zip(*sweeps, strict=True)
+    )
+
+
+def _sizes(
+    model: SplitModel, task: Task, batches: MicroBatches, place: ModelDevice
+) -> tuple[list[LayerBytes], AllocatorOverhead | None]:
+    """The bytes of each layer, fed with what the layers before it really compute."""
+    pair = batches.fetch(0)
+    values: tuple[Tensor, ...] = (pair[0],)
+    sizes = []
+    overhead = AllocatorOverhead() if place.is_cuda and not model.compile else None
+    for index in range(len(model.layers)):
+        run = layer_run(model, index, values, pair, task.loss)
+        sizes.append(layer_bytes.measure_bytes(run))
+        if overhead is not None:
+            overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))
+        with torch.no_grad():
+            given = tuple(value.clone() for value in (*values, *run.fed))
+            outputs = call_layer(run.name, run.layer, given, run.autocast)
+            values = tuple(value.contiguous().clone() for value in outputs)
+    return sizes, overhead
+
+
+def _beyond_tensors(run: LayerRun, watch: AllocatorWatch) -> AllocatorOverhead:
+    """What the allocator takes for one pass of a layer beyond the bytes that LiveBytes counts."""
+    states = [*run.layer.parameters(), *run.layer.buffers()]
+    sums = (total for state in states if (total := sum_of(state)) is not None)
+    live = LiveBytes([*states, *sums])
+    before = live.live
+    with watch, live:
+        one = LayerPass(run)
+        one.forward()
+        one.receive_gradients()
+        one.backward()
+    return watch.overhead(live.peak - before)
+
+
+def _told(overhead: AllocatorOverhead | None, say: Progress) -> dict[str, int]:
+    if overhead is None:
+        return {}
+    say(
+        f"beyond tensors, one layer takes up to {overhead.rounding} bytes of rounding and"
+        f" {overhead.scratch} bytes of scratch; leave room for them"
+    )
+    return {
+        "allocator_rounding_bytes": overhead.rounding,
+        "kernel_scratch_bytes": overhead.scratch,
+    }
+
+
+def _silent(_: str) -> None:
+    pass

@@ -1,0 +1,201 @@
+"""Layers of a graph: one `torch.fx` module per part of it, with the user's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, fx, nn
+
+from pipeplan.capture.eager_modules.eager_operation import (
+    copied_call,
+    eager_inputs,
+    output_tensors,
+)
+from pipeplan.capture.graph.data_flow import DataFlow, Node
+from pipeplan.capture.graph.operations import memory_order
+from pipeplan.capture.partition.graph_cuts import Cut
+from pipeplan.capture.partition.layer_names import layer_names
+from pipeplan.errors import InputError
+
+
+class GraphLayer(nn.Module):
+    """A layer with one graph for training and one for evaluation, which share their tensors."""
+
+    def __init__(self, training: fx.GraphModule, evaluation: fx.GraphModule | None) -> None:
+        super().__init__()
+        self.in_training = training
+        self.in_evaluation = evaluation
+
+    def forward(self, *values: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """What the layer computes in its present mode.
+
+        Raises:
+            InputError: if the model computes in a different way when it is evaluated.
+        """
+        graph = self.in_training if self.training else self.in_evaluation
+        if graph is None:
+            raise InputError(
+                "task: model: its graph in eval mode cannot be cut where the one in training mode"
+                " is, so it cannot be evaluated. Give the model's layers as a Python list."
+            )
+        result: Tensor | tuple[Tensor, ...] = graph(*values)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class CutLayer:
+    """One layer."""
+
+    name: str
+    module: GraphLayer
+    fed: tuple[int, ...]
+    """Which of the model's inputs it gets behind its boundary."""
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether it calls a module that stays eager, in training."""
+        return any(node.target is output_tensors for node in self.module.in_training.graph.nodes)
+
+
+def graph_layers(
+    flow: DataFlow, cuts: Sequence[Cut], evaluation: DataFlow | None
+) -> list[CutLayer]:
+    """The layers between `cuts`.
+
+    Args:
+        flow: of the model in the mode in which it is trained.
+        cuts: in order.
+        evaluation: of the model in eval mode, if that can be exported.
+    """
+    edges = [0, *(cut.after for cut in cuts), len(flow.steps)]
+    groups = [flow.steps[begin:end] for begin, end in pairwise(edges)]
+    carried = [flow.exported.inputs, *(cut.values for cut in cuts), (flow.exported.output,)]
+    twins = _twins(flow, evaluation, {node for values in carried for node in values})
+    found = []
+    for name, group, taken, given in zip(
+        layer_names(flow, groups), groups, carried, carried[1:], strict=False
+    ):
+        nodes = set(group).union(*(flow.needs(step) for step in group))
+        nodes = nodes.union(*(flow.rebuilt(node, flow.position[node] + 1) for node in given))
+        fed = _fed(flow, nodes, taken)
+        train = _LayerBuilder(flow, taken, fed, given).module(nodes, {})
+        judge = None
+        if evaluation and twins:
+            judge = _LayerBuilder(evaluation, taken, fed, given).behind(twins)
+        found.append(CutLayer(name, GraphLayer(train, judge), fed))
+    return found
+
+
+def _fed(flow: DataFlow, nodes: set[Node], taken: Sequence[Node]) -> tuple[int, ...]:
+    inputs = enumerate(flow.exported.inputs)
+    return tuple(index for index, node in inputs if node in nodes and node not in taken)
+
+
+def _twins(flow: DataFlow, other: DataFlow | None, nodes: set[Node]) -> dict[Node, Node]:
+    """For each of `nodes` of `flow`, the one that `other` makes in the same place of the model.
+
+    That is the operation of the same kind that comes as often in the same call of a module. Empty
+    if one is missing, or is a tensor of another kind.
+    """
+    if other is None:
+        return {}
+    places = {place: node for node, place in other.places().items()}
+    twins = dict(zip(flow.exported.inputs, other.exported.inputs, strict=True))
+    twins[flow.exported.output] = other.exported.output
+    for node, place in flow.places().items():
+        if node in nodes - twins.keys() and place in places:
+            twins[node] = places[place]
+    alike = all(node in twins and _kind(node) == _kind(twins[node]) for node in nodes)
+    return twins if alike else {}
+
+
+def _kind(node: Node) -> tuple[torch.Size, torch.dtype]:
+    value = node.meta["val"]
+    return value.shape, value.dtype
+
+
+class _LayerBuilder:
+    """Makes the module of one layer out of copies of a graph's nodes.
+
+    Tensors that lie transposed in memory pass boundaries in the order of their memory, so that
+    they arrive as they left.
+    """
+
+    def __init__(
+        self, flow: DataFlow, taken: Sequence[Node], fed: Sequence[int], given: Sequence[Node]
+    ) -> None:
+        """Takes the layer's boundaries.
+
+        Args:
+            flow: of the mode to make the module for.
+            taken: nodes of the training graph that come in.
+            fed: the model's inputs that come behind them.
+            given: nodes of the training graph that go out.
+        """
+        self._flow, self._taken, self._fed, self._given = flow, taken, fed, given
+
+    def behind(self, twins: Mapping[Node, Node]) -> fx.GraphModule | None:
+        """The module in eval mode: all that leads from what comes in to what goes out."""
+        inputs = self._flow.exported.inputs
+        known = {twins[node] for node in self._taken} | {inputs[index] for index in self._fed}
+        nodes = self._flow.between(known, [twins[node] for node in self._given])
+        return None if set(inputs) & nodes - known else self.module(nodes, twins)
+
+    def module(self, nodes: set[Node], twins: Mapping[Node, Node]) -> fx.GraphModule:
+        """The module that computes `nodes`; `twins` are this graph's nodes for those of training.
+
+        It holds the user's own tensors under their names.
+        """
+        graph = fx.Graph()
+        made: dict[Node, Node] = {}
+        inputs = self._flow.exported.inputs
+        taken = [graph.placeholder(node.name) for node in self._taken]
+        for index in self._fed:
+            made[inputs[index]] = graph.placeholder(inputs[index].name)
+        for node, value in zip(self._taken, taken, strict=True):
+            made[twins.get(node, node)] = _permuted(graph, value, _inverse(_order(node)))
+        attributes: dict[str, Tensor | nn.Module] = {}
+        for node in sorted(nodes - made.keys(), key=self._flow.position.__getitem__):
+            made[node] = self._copied(graph, node, made, attributes)
+        results = tuple(
+            _permuted(graph, made[twins.get(node, node)], _order(node)) for node in self._given
+        )
+        graph.output(results if len(results) > 1 else results[0])
+        return fx.GraphModule(attributes, graph)
+
+    def _copied(
+        self,
+        graph: fx.Graph,
+        node: Node,
+        made: dict[Node, Node],
+        attributes: dict[str, Tensor | nn.Module],
+    ) -> Node:
+        states = self._flow.exported.states
+        if node in states:
+            name, attributes[name] = states[node]
+            return graph.get_attr(name)
+        if node.op == "get_attr":
+            name = str(node.target)
+            attributes[name] = self._flow.exported.module.get_submodule(name)
+        call = self._flow.exported.calls.of(node)
+        if call is not None:
+            attributes[call.path] = call.module
+            return copied_call(graph, call, [made[value] for value in eager_inputs(node)])
+        return graph.node_copy(node, made.__getitem__)
+
+
+def _order(node: Node) -> tuple[int, ...]:
+    return memory_order(node.meta["val"])
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(order.index(dimension) for dimension in range(len(order)))
+
+
+def _permuted(graph: fx.Graph, value: Node, order: tuple[int, ...]) -> Node:
+    if order == tuple(range(len(order))):
+        return value
+    return graph.call_function(torch.ops.aten.permute.default, (value, list(order)))

@@ -1,0 +1,181 @@
+"""Sequential models: an `nn.Sequential` or a list of modules, whose members are the layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeplan.capture.boundary_trace import BoundaryTrace, call_layer, fake_mode, trace_boundaries
+from pipeplan.capture.eager_modules.detection import opaque_modules, outermost_modules
+from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
+from pipeplan.capture.eager_modules.run_watch import OpaqueModule
+from pipeplan.capture.partition.cut_selection import select_cuts
+from pipeplan.capture.user_model.module_attributes import restored
+from pipeplan.errors import InputError
+from pipeplan.task import TensorSpec
+
+
+def is_sequential(model: nn.Module) -> bool:
+    """Whether the members of `model` are its layers."""
+    return type(model) in (nn.Sequential, nn.ModuleList)
+
+
+def sequential_layers(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    source: Tensor,
+    target: Tensor,
+    max_layers: int | None = None,
+) -> tuple[dict[str, nn.Module], BoundaryTrace]:
+    """The layers by name, such as `0:Linear`, and the boundaries between them.
+
+    A layer that only gives its input another shape, or works in place, joins the layer before it:
+    a cut there would save nothing.
+
+    Raises:
+        InputError: if there are none, one fails, returns anything but tensors, or changes its
+            input and returns something else.
+    """
+    layers = _members(model)
+    traced = trace_boundaries(layers, loss, source, target)
+    joined = _joined(layers, _starts(traced))
+    if len(joined) < len(layers):
+        layers, traced = joined, trace_boundaries(joined, loss, source, target)
+    if max_layers is not None and len(layers) > max_layers:
+        sizes = [sum(map(_size, boundary)) for boundary in traced.boundaries[1:]]
+        cuts = select_cuts(_work(layers, traced), sizes, max_layers)
+        layers = _joined(layers, [0, *(cut + 1 for cut in cuts)])
+        traced = trace_boundaries(layers, loss, source, target)
+    for index, name in enumerate(layers):
+        if index and traced.writes[index]:
+            raise InputError(
+                f"task: layer {name!r}: changes its input in place, need an input that stays as"
+                " it is, since the layer before may keep it for its backward. Use the operation"
+                " that returns a new tensor, or give both layers as one."
+            )
+    return layers, traced
+
+
+def sequential_eager(model: nn.Module, source: Tensor) -> dict[str, OpaqueModule]:
+    """Modules of the row that draw from Python's or numpy's generator, or change attributes.
+
+    All else that a graph could not hold is no matter here: the modules run as they are.
+
+    Raises:
+        InputError: if the row as a whole has a hook, which none of its layers would run.
+    """
+    is_list = isinstance(model, nn.ModuleList)
+    whole = JoinedLayer(list(model)) if isinstance(model, nn.ModuleList) else model
+    found = opaque_modules(whole, (source,))
+    if "" in found and not is_list:
+        raise InputError(
+            f"task: model {type(model).__name__}: it {found[''].reason}, need layers that run one"
+            " by one. Do it in one of the layers."
+        )
+    prefix = "parts." if is_list else ""
+    return {
+        name.removeprefix(prefix): opaque
+        for name, opaque in outermost_modules(found).items()
+        if opaque.draws or opaque.counts
+    }
+
+
+def seeding_layers(
+    layers: Mapping[str, nn.Module], drawing: Iterable[nn.Module]
+) -> dict[str, nn.Module]:
+    """`layers`, where those that hold one of the modules `drawing` set Python's generators."""
+    wanted = set(drawing)
+    return {
+        name: SeedingLayer(layer) if wanted.intersection(layer.modules()) else layer
+        for name, layer in layers.items()
+    }
+
+
+class SeedingLayer(nn.Module):
+    """A layer that draws from Python's or numpy's generator, which it sets first."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *boundary: Tensor) -> Any:
+        """What the layer returns."""
+        seed_like_torch()
+        return self.part(*boundary)
+
+
+class JoinedLayer(nn.Module):
+    """Neighbouring modules that form one layer."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *boundary: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """One part after the other."""
+        values = boundary
+        for part in self.parts:
+            result = part(*values)
+            values = result if isinstance(result, tuple) else (result,)
+        return values if len(values) > 1 else values[0]
+
+
+def _members(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a sequence by name; one that occurs twice comes twice."""
+    layers = {
+        f"{name}:{type(layer).__name__}": layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if name and "." not in name
+    }
+    if not layers:
+        raise InputError("task: model: got no layers, need at least one")
+    return layers
+
+
+def _starts(traced: BoundaryTrace) -> list[int]:
+    """Where layers begin if each whose output is its input's memory joins the one before it.
+
+    The first of all joins the one after it.
+    """
+    starts = [index for index, alias in enumerate(traced.aliases) if index == 0 or not alias]
+    if traced.aliases[0] and len(starts) > 1:
+        del starts[1]
+    return starts
+
+
+def _joined(layers: dict[str, nn.Module], starts: Sequence[int]) -> dict[str, nn.Module]:
+    """One layer from each of `starts` up to the next; names are joined by `+`."""
+    named = list(layers.items())
+    result: dict[str, nn.Module] = {}
+    for first, end in pairwise([*starts, len(named)]):
+        names, parts = zip(*named[first:end], strict=True)
+        result["+".join(names)] = JoinedLayer(parts) if len(parts) > 1 else parts[0]
+    return result
+
+
+def _work(layers: dict[str, nn.Module], traced: BoundaryTrace) -> list[int]:
+    """Floating-point operations of each layer, and one per element that it returns."""
+    found = []
+    with restored(layers.values()), fake_mode(layers.values()), torch.no_grad():
+        for (name, layer), boundary in zip(layers.items(), traced.boundaries, strict=True):
+            values = tuple(torch.zeros(spec.shape, dtype=_dtype(spec)) for spec in boundary)
+            with FlopCounterMode(display=False) as counter:
+                outputs = call_layer(name, layer, values)
+            elements = sum(output.numel() for output in outputs)
+            found.append(counter.get_total_flops() + elements)
+    return found
+
+
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
+    return dtype
+
+
+def _size(spec: TensorSpec) -> int:
+    return math.prod(spec.shape) * _dtype(spec).itemsize

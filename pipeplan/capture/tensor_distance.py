@@ -1,0 +1,42 @@
+"""How far two tensors are apart, and what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from pipeplan.task import SplitModel
+
+
+def rounding_unit(tensors: Iterable[Tensor], model: SplitModel) -> float:
+    """The unit of rounding: of the least precise type of `tensors`, or of what is computed in.
+
+    That is autocast's where layers are compiled: compiled code leaves casts between two operations
+    out, so it rounds otherwise; eager layers cast as the model does.
+    """
+    kinds = [tensor.dtype for tensor in tensors]
+    if model.compile and model.autocast:
+        kinds.append(model.autocast)
+    return max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
+
+
+def densified(tensor: Tensor) -> Tensor:
+    """`tensor` with its zeros."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def largest_size(tensor: Tensor) -> float:
+    """The largest number in `tensor`, by size; 0 for none."""
+    if not tensor.numel():
+        return 0.0
+    return float(densified(tensor.detach()).to(torch.float64).abs().max())
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two numbers in the same place; infinite for other shapes."""
+    if one.shape != other.shape:
+        return float("inf")
+    gap = one.detach().to(torch.float64) - other.detach().to(torch.float64)
+    return largest_size(gap.nan_to_num(nan=float("inf")))

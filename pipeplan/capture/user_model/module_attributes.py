@@ -1,0 +1,121 @@
+"""Python attributes of modules: what a forward changes beside parameters, and puts back.
+
+Plain values (numbers, texts, and containers of them) are compared and copied; of anything else
+only which object it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.capture.user_model.interception import HOOKS
+
+_APART = {"_parameters", "_buffers", "_modules", *HOOKS}
+"""Kept by other means."""
+
+
+class AttributeSnapshot:
+    """The attributes that modules had at some instant."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        """Takes a copy of the attributes of `modules` and all modules inside them."""
+        self._kept = [
+            (name, part, _plain_copy(_of(part)))
+            for module in modules
+            for name, part in module.named_modules()
+        ]
+        self._objects = [dict(_of(part)) for _, part, _ in self._kept]
+
+    def changed(self) -> list[tuple[str, str]]:
+        """(module, attribute) of each plain attribute that is another one by now."""
+        return [
+            (name, key)
+            for name, part, kept in self._kept
+            for key, value in _of(part).items()
+            if not isinstance(value, Tensor) and not _same(value, kept.get(key, _MISSING))
+        ]
+
+    def put_back(self) -> None:
+        """Give the modules the attributes they had; containers are the same objects again."""
+        for (_, part, kept), objects in zip(self._kept, self._objects, strict=True):
+            for key in _of(part).keys() - kept.keys():
+                del part.__dict__[key]
+            for key, value in objects.items():
+                _refill(value, kept[key])
+                part.__dict__[key] = value
+
+
+@contextmanager
+def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Gives buffers (running statistics) and Python attributes of `modules` their values back."""
+    parts = list(modules)
+    buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+    tables = [each._buffers for part in parts for each in part.modules()]  # noqa: SLF001
+    named = [dict(table) for table in tables]
+    attributes = AttributeSnapshot(parts)
+    try:
+        yield
+    finally:
+        attributes.put_back()
+        for table, names in zip(tables, named, strict=True):
+            table.update(names)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+_MISSING = object()
+
+
+def _of(module: nn.Module) -> dict[str, Any]:
+    return {key: value for key, value in module.__dict__.items() if key not in _APART}
+
+
+def _plain_copy(value: Any) -> Any:
+    """A copy of a container down to what is no container, of the same type."""
+    if type(value) is tuple:
+        return tuple(map(_plain_copy, value))
+    if type(value) not in _CONTAINERS:
+        return value
+    made = copy.copy(value)
+    if isinstance(made, set):
+        return made
+    for key in list(made) if isinstance(made, dict) else range(len(made)):
+        made[key] = _plain_copy(made[key])
+    return made
+
+
+def _same(value: Any, kept: Any) -> bool:
+    """Whether `value` still is what the copy `kept` was made of."""
+    if type(value) is not type(kept):
+        return False
+    if isinstance(value, dict) and type(value) in _CONTAINERS:
+        return list(value) == list(kept) and all(_same(value[key], kept[key]) for key in kept)
+    if type(value) in (list, tuple, deque):
+        return len(value) == len(kept) and all(map(_same, value, kept))
+    if isinstance(value, _PLAIN):
+        return bool(value == kept or value != value)
+    return value is kept or isinstance(value, Tensor)
+
+
+def _refill(value: Any, kept: Any) -> None:
+    """Make the content of the container `value` that of the copy `kept`."""
+    if type(value) not in _CONTAINERS or _same(value, kept):
+        return
+    content = _plain_copy(kept)
+    value.clear()
+    if isinstance(value, list | deque):
+        value.extend(content)
+    else:
+        value.update(content)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, set, torch.Size, torch.dtype, torch.device)
+_CONTAINERS: tuple[type, ...] = (dict, OrderedDict, Counter, defaultdict, list, set, deque)

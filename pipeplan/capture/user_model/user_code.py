@@ -1,0 +1,48 @@
+"""Where in the user's code a model is: the module that runs and the line, for messages."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+
+def place_of_line(file: str, line: int) -> str:
+    """`model.py:12`."""
+    return f"{file.rpartition('/')[2]}:{line}"
+
+
+def is_machinery(file: str) -> bool:
+    """Whether `file` is torch's or ours, so that no user looks there."""
+    return bool(re.search(r"/torch/|/contextlib\.py$|/pipeplan/capture/|^<", file))
+
+
+def names_by_identity(model: nn.Module) -> dict[int, str]:
+    """Names of modules by identity of their attributes, which stand-ins of an export share."""
+    return {id(module.__dict__): name for name, module in model.named_modules()}
+
+
+def module_of_frame(frame: Any, names: Mapping[int, str]) -> str | None:
+    """The name of the module whose method runs in `frame`; None for any other code."""
+    owner = frame.f_locals.get("self")
+    return names.get(id(owner.__dict__)) if isinstance(owner, nn.Module) else None
+
+
+def running_module(names: Mapping[int, str]) -> tuple[str, str]:
+    """The innermost of the modules `names` whose code runs now, and the user's line in it.
+
+    ('', line) where none of them does.
+    """
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    where = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not where and not is_machinery(file):
+            where = f" at {place_of_line(file, frame.f_lineno)}"
+        if (name := module_of_frame(frame, names)) is not None:
+            return name, where
+        frame = frame.f_back
+    return "", where
