@@ -21,7 +21,7 @@ from pipeplan.capture.partition.cut_selection import select_cuts
 from pipeplan.capture.user_model.model_call import run_layers
 from pipeplan.errors import InputError
 from pipeplan.task import Task, load
-from tests import capture_tasks, pipelines
+from tests import capture_tasks, grids, pipelines
 from tests.capture_tasks import sgd
 
 
@@ -227,8 +227,10 @@ def test_merging_keeps_cheap_cuts_and_even_work() -> None:
     assert select_cuts([3, 3, 3], [1, 1], 1) == []
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
-@pytest.mark.parametrize("make", [capture_tasks.gpt2, capture_tasks.mlp, capture_tasks.conv])
+@grids.each_value(
+    make={"gpt2": capture_tasks.gpt2, "mlp": capture_tasks.mlp, "conv": capture_tasks.conv},
+    count=[3, 7, 1],
+)
 def test_merged_layers_are_the_model(make: object, count: int) -> None:
     """Any number of layers computes the same, and holds every parameter."""
     torch.manual_seed(0)
