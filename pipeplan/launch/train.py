@@ -13,6 +13,7 @@ from pipeplan.launch import ending, export, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import facts_of, remark
 from pipeplan.launch.progress import Progress, resident_bytes, trim
+from pipeplan.launch.stop_signal import StopSignal
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.session import Session
@@ -61,7 +62,7 @@ class LaunchedRun:
         self.setup = setup
         self._here = place.local_size
         self.out = setup.options.out
-        self.stop = ending.StopSignal()
+        self.stop = StopSignal()
         training = Training(setup.plan, setup.split, setup.options.backend)
         options = setup.options
         self.transport = join(

@@ -7,6 +7,6 @@ pattern.
 
 from pipeplan.lowering.buffers import buffer_slots
 from pipeplan.lowering.deadlock import check_deadlock, wait_cycle
-from pipeplan.lowering.order import lower
+from pipeplan.lowering.rank_actions import lower
 
 __all__ = ["buffer_slots", "check_deadlock", "lower", "wait_cycle"]
