@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 
 from pipeplan.plan import Semantics
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.testing import reference
-from tests import models, pipelines
+from tests import grids, models, pipelines
 
 MAPS = {
     "one rank, k = 1": ([3, 5], [0, 0, 0], 1),
@@ -20,9 +19,7 @@ MAPS = {
 }
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
-@pytest.mark.parametrize("family", models.FAMILIES)
+@grids.each_pair(family=list(models.FAMILIES), shape=MAPS, semantics=["flush", "2bw"])
 def test_family_trains_exactly(
     family: str, shape: tuple[Sequence[int], Sequence[int], int], semantics: Semantics
 ) -> None:

@@ -28,7 +28,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.testing import plans, plans_offload, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import random_plan
-from tests import models, pipelines
+from tests import grids, models, pipelines
 from tests.unit.runtime import test_memory as test_runtime_memory
 from tests.unit.runtime import test_recompute_runs
 from tests.unit.runtime.test_exact import equal
@@ -190,8 +190,7 @@ def hosted(
     return plan, lower
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("name", test_runtime_memory.TASKS)
+@grids.each_value(name=list(test_runtime_memory.TASKS), semantics=["flush", "2bw"])
 def test_peak_is_as_planned(name: str, semantics: Semantics) -> None:
     """Every rank's measured peak equals `peak_bytes`, to the byte; with some it is lower so."""
     lower = 0
