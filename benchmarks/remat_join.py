@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.remat.join import Join, JoinTimes, least_slots
+from pipeplan.remat.checkpointing.join_network import JoinProgram, JoinTimes, least_slots
 from pipeplan.report.budget import Curves
 
 MODELS = {"RNN": (6,), "CM": (5, 1), "SNN": (2, 2, 2)}
@@ -18,7 +18,7 @@ EQUIVALENT = (9, 12, 15)
 class Joins:
     """Solved once per model: each table holds all shorter joins and fewer slots."""
 
-    tables: dict[str, Join]
+    tables: dict[str, JoinProgram]
 
     def time(self, model: str, size: int, slots: int) -> float:
         """Least time of the model of length `size`."""
@@ -35,7 +35,7 @@ def solve() -> Joins:
     tables = {}
     for model, sizes in LENGTHS.items():
         longest = lengths(model, max(sizes))
-        tables[model] = Join(longest, sum(longest) + len(longest))
+        tables[model] = JoinProgram(longest, sum(longest) + len(longest))
     return Joins(tables)
 
 
@@ -76,7 +76,7 @@ def length_curves(joins: Joins) -> list[Curves]:
 def chain_curves(joins: Joins) -> list[Curves]:
     """Figure 10: the join as one chain of grouped steps (EQUIV-CHAIN), against the optimum."""
     longest = max(LENGTHS["SNN"])
-    grouped = Join((2 * longest,), max(EQUIVALENT) // 3, JoinTimes(3, 3, 1))
+    grouped = JoinProgram((2 * longest,), max(EQUIVALENT) // 3, JoinTimes(3, 3, 1))
     lines = {
         f"c = {slots}": [
             (
@@ -106,7 +106,7 @@ def figures(joins: Joins) -> dict[str, object]:
     }
     return {
         "c_min of two and three long branches": [least_slots((9, 9)), least_slots((9, 9, 9))],
-        "toy (4, 10, 12), c = 9": Join((4, 10, 12), 9).time,
+        "toy (4, 10, 12), c = 9": JoinProgram((4, 10, 12), 9).time,
         "time / span with half the slots": half,
         "time / span with c_min + 2 slots": few,
     }

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from benchmarks.remat_networks import network
 from pipeplan.errors import InfeasibleError
-from pipeplan.remat import Channel, Costs, from_chain, judge, rematerialize_chain
+from pipeplan.remat import Costs, HostLink, from_chain, judge, rematerialize_chain
 from pipeplan.remat.bounds import fluid_bound, paper_bound
-from pipeplan.remat.dynprog import dynprog
-from pipeplan.remat.exact import exact, lower_bound
-from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.methods import MORE, Rematerialization, RematProblem, search
-from pipeplan.remat.periodic import keep_all
+from pipeplan.remat.checkpointing.periodic import keep_all
+from pipeplan.remat.cpsat.exact import best_known_bound, exact_offload
+from pipeplan.remat.methods import MORE, RematProblem, Rematerialization, local_search
+from pipeplan.remat.offloading.compute_order import ComputeOrder, compute_order
+from pipeplan.remat.offloading.dynprog import dynprog
 from pipeplan.report.budget import Curves, draw_curves
 
-HOST = Channel(12_200_000_000)
+HOST = HostLink(12_200_000_000)
 """The way to the host that the source measured."""
 IMAGES = {224: 32, 500: 8, 1000: 2}
 """Image side and batch: Figure 5's for the first, about as many pixels for the others."""
@@ -74,7 +74,7 @@ def measure(count: int, seconds: float, case: tuple[int, str]) -> list[Point]:
     side, name = case
     begin = time.monotonic()
     costs = from_chain(network(name, IMAGES[side], side))
-    line = line_of(costs, keep_all(costs))
+    line = compute_order(costs, keep_all(costs))
     found = []
     for at in range(count):
         budget = line.least + (line.peak - line.least) * at // (count - 1)
@@ -83,19 +83,19 @@ def measure(count: int, seconds: float, case: tuple[int, str]) -> list[Point]:
     return found
 
 
-def _point(costs: Costs, line: Line, budget: int, share: float, seconds: float) -> Point:
+def _point(costs: Costs, line: ComputeOrder, budget: int, share: float, seconds: float) -> Point:
     plans = {name: _plan(costs, budget, name) for name in ("dynprog", *COMPARATORS, "swap")}
     times = {name: plan.outcome.makespan_ns if plan else None for name, plan in plans.items()}
     ordered = dynprog(line, budget, HOST)
     times[PUBLISHED] = ordered[0][1].makespan_ns if ordered else times["greedy"]
     swap = times["swap"]
     assert swap is not None
-    best, proven = swap, lower_bound(line, budget, HOST)
+    best, proven = swap, best_known_bound(line, budget, HOST)
     bound = paper_bound(line, budget, HOST)
     if best > CLOSE * proven:
-        start = search(RematProblem(costs, budget, 500, HOST), MORE)
+        start = local_search(RematProblem(costs, budget, 500, HOST), MORE)
         goals = [int(goal * bound) for goal in (BEST_GOAL, DYNPROG_GOAL)]
-        proof = exact(line, budget, HOST, seconds, start, goals)
+        proof = exact_offload(line, budget, HOST, seconds, start, goals)
         assert proof.found is not None
         outcome = judge(costs, proof.found.schedule, budget, HOST)
         assert not outcome.violations

@@ -6,16 +6,16 @@ import random
 import time
 from collections.abc import Callable
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.join import Join
-from pipeplan.remat.judge import judge
-from pipeplan.remat.least import least_memory
-from pipeplan.remat.line import line_of
+from pipeplan.remat.checkpointing.join_network import JoinProgram
+from pipeplan.remat.checkpointing.periodic import keep_all
+from pipeplan.remat.checkpointing.rotor import rotor
+from pipeplan.remat.combined.pofo import pofo
 from pipeplan.remat.methods import rematerialize_chain
-from pipeplan.remat.periodic import keep_all
-from pipeplan.remat.pofo import pofo
-from pipeplan.remat.rotor import rotor
+from pipeplan.remat.min_memory import least_memory
+from pipeplan.remat.offloading.compute_order import compute_order
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import judge
 
 
 def chain(layers: int, seed: int = 0) -> Costs:
@@ -45,14 +45,14 @@ def chain(layers: int, seed: int = 0) -> Costs:
 
 def seconds() -> list[tuple[str, float, float]]:
     """(what, CPU seconds, seconds allowed)."""
-    channel = Channel(12 * 10**9)
+    channel = HostLink(12 * 10**9)
 
     def half(costs: Costs) -> int:
         low = judge(costs, least_memory(costs)).peak_bytes
         return (low + judge(costs, keep_all(costs)).peak_bytes) // 2
 
     small, long, wide, middle = chain(50), chain(200), chain(150), chain(100)
-    line = line_of(wide, keep_all(wide))
+    line = compute_order(wide, keep_all(wide))
     room = (line.least + line.peak) // 2
     tight, few, many = half(middle) * 2 // 3, half(small), half(long)
     runs: list[tuple[str, Callable[[], object], float]] = [
@@ -64,7 +64,7 @@ def seconds() -> list[tuple[str, float, float]]:
             10,
         ),
         ("POFO, 100 layers, 50 slots", lambda: pofo(middle, tight, channel), 30),
-        ("join (15, 75), 40 slots", lambda: Join((15, 75), 40).steps(), 10),
+        ("join (15, 75), 40 slots", lambda: JoinProgram((15, 75), 40).steps(), 10),
     ]
     found = []
     for name, run, allowed in runs:

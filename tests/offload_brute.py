@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.device import Device
-from pipeplan.remat.schedule import FORWARDS, Op, OpKind, Schedule
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.device_state import DeviceState
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.schedule import FORWARDS, DeviceOp, DeviceOpKind, DeviceSchedule
 
 
-def _copy(device: Device) -> Device:
+def _copy(device: DeviceState) -> DeviceState:
     copied = replace(
         device,
         full=set(device.full),
@@ -27,13 +27,13 @@ def _copy(device: Device) -> Device:
 @dataclass
 class _Search:
     costs: Costs
-    base: Schedule
+    base: DeviceSchedule
     budget: int
-    channel: Channel
+    channel: HostLink
     best: int | None = None
     seen: dict[object, list[tuple[int, ...]]] = field(default_factory=dict)
 
-    def visit(self, at: int, device: Device, clocks: list[int], done: dict[int, int]) -> None:
+    def visit(self, at: int, device: DeviceState, clocks: list[int], done: dict[int, int]) -> None:
         """All ways on from operation `at`; `clocks` are those of compute, out and back."""
         rest = sum(self._time(op) for op in self.base.ops[at:])
         late = self.best is not None and clocks[0] + rest >= self.best
@@ -50,16 +50,16 @@ class _Search:
         else:
             for unit in {each.unit for each in device.queue.pending}:
                 after = _copy(device)
-                after.apply(Op(OpKind.WAIT, unit))
+                after.apply(DeviceOp(DeviceOpKind.WAIT, unit))
                 self.visit(at, after, [max(clocks[0], done[unit]), *clocks[1:]], done)
         for unit in range(self.costs.layers):
-            for kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
-                self._issue(at, device, clocks, done, Op(kind, unit))
+            for kind in (DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH):
+                self._issue(at, device, clocks, done, DeviceOp(kind, unit))
 
     def _issue(
-        self, at: int, device: Device, clocks: list[int], done: dict[int, int], op: Op
+        self, at: int, device: DeviceState, clocks: list[int], done: dict[int, int], op: DeviceOp
     ) -> None:
-        out = op.kind is OpKind.OFFLOAD
+        out = op.kind is DeviceOpKind.OFFLOAD
         if (
             device.refusal(op) is not None
             or device.during(op) > self.budget
@@ -73,7 +73,9 @@ class _Search:
         after.apply(op)
         self.visit(at, after, times, {**done, op.index: times[way]})
 
-    def _beaten(self, at: int, device: Device, clocks: list[int], done: dict[int, int]) -> bool:
+    def _beaten(
+        self, at: int, device: DeviceState, clocks: list[int], done: dict[int, int]
+    ) -> bool:
         places = tuple(device.place(unit) for unit in range(self.costs.layers + 1))
         moved = tuple(sorted(done))
         key = (at, places, tuple(device.queue.pending), moved)
@@ -84,14 +86,16 @@ class _Search:
         known.append(mine)
         return False
 
-    def _time(self, op: Op) -> int:
+    def _time(self, op: DeviceOp) -> int:
         if op.kind in FORWARDS:
             return self.costs.forward[op.index]
-        return self.costs.backward[op.index] if op.kind is OpKind.BACKWARD else 0
+        return self.costs.backward[op.index] if op.kind is DeviceOpKind.BACKWARD else 0
 
 
-def fastest_offloading(costs: Costs, base: Schedule, budget: int, channel: Channel) -> int | None:
+def fastest_offloading(
+    costs: Costs, base: DeviceSchedule, budget: int, channel: HostLink
+) -> int | None:
     """Least makespan of `base` with any transfers that keep the budget; each unit leaves once."""
     search = _Search(costs, base, budget, channel)
-    search.visit(0, Device(costs, channel.duplex), [0, 0, 0], {})
+    search.visit(0, DeviceState(costs, channel.duplex), [0, 0, 0], {})
     return search.best

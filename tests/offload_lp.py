@@ -10,15 +10,15 @@ from itertools import chain, combinations
 
 from ortools.linear_solver import pywraplp
 
-from pipeplan.remat.line import Line, Unit
+from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit
 
 
-def fractional(line: Line, budget: int) -> float | None:
+def fractional(line: ComputeOrder, budget: int) -> float | None:
     """Least time where any part of any unit may be moved; None if the budget is too small."""
     return _solve(line, budget, line.units, None)
 
 
-def interruptible(line: Line, budget: int, ordered: bool = True) -> float | None:
+def interruptible(line: ComputeOrder, budget: int, ordered: bool = True) -> float | None:
     """Least time where whole units are moved, each in as many parts as wanted.
 
     `ordered`: nothing comes back before everything has left.
@@ -34,7 +34,7 @@ def interruptible(line: Line, budget: int, ordered: bool = True) -> float | None
 
 
 def _solve(
-    line: Line, budget: int, units: Sequence[Unit], whole: tuple[int | None] | None
+    line: ComputeOrder, budget: int, units: Sequence[OffloadUnit], whole: tuple[int | None] | None
 ) -> float | None:
     """`whole`: all of `units` moves, with its entry the interval from which on things come back.
 

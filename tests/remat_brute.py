@@ -7,9 +7,9 @@ import heapq
 import random
 from itertools import count
 
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.device import Device
-from pipeplan.remat.schedule import FORWARDS, Op, OpKind
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.device_state import DeviceState
+from pipeplan.remat.schedules.schedule import FORWARDS, DeviceOp, DeviceOpKind
 
 
 def random_costs(rng: random.Random, layers: int, most: int = 8, whole: bool = False) -> Costs:
@@ -49,7 +49,7 @@ def fastest_persistent(costs: Costs, budget: int, in_time: bool = True) -> int |
     `in_time`: a kept boundary is run from again only once nothing is kept behind it.
     """
     ticket = count()
-    heap = [(0, next(ticket), Device(costs), frozenset[int]())]
+    heap = [(0, next(ticket), DeviceState(costs), frozenset[int]())]
     seen: set[object] = set()
     while heap:
         time, _, device, marked = heapq.heappop(heap)
@@ -63,30 +63,35 @@ def fastest_persistent(costs: Costs, budget: int, in_time: bool = True) -> int |
             if device.refusal(op) is None and device.during(op) <= budget:
                 after = copy.deepcopy(device)
                 after.apply(op)
-                kept = marked | {op.index} if op.kind is OpKind.KEEP_INPUT else marked
-                kept = kept - {op.index} if op.kind is OpKind.KEEP_ALL else kept
+                kept = marked | {op.index} if op.kind is DeviceOpKind.KEEP_INPUT else marked
+                kept = kept - {op.index} if op.kind is DeviceOpKind.KEEP_ALL else kept
                 heapq.heappush(heap, (time + _time(costs, op), next(ticket), after, kept))
     return None
 
 
-def _operations(costs: Costs, device: Device, marked: frozenset[int], in_time: bool) -> list[Op]:
-    found = [Op(OpKind.BACKWARD, device.pending)]
+def _operations(
+    costs: Costs, device: DeviceState, marked: frozenset[int], in_time: bool
+) -> list[DeviceOp]:
+    found = [DeviceOp(DeviceOpKind.BACKWARD, device.pending)]
     for boundary in device.full:
         behind = range(boundary + 1, device.pending + 1)
         if in_time and boundary in marked and not {*behind}.isdisjoint(device.full | device.tapes):
             continue
         if boundary < costs.layers:
-            found += [Op(OpKind.KEEP_ALL, boundary), Op(OpKind.KEEP_INPUT, boundary)]
+            found += [
+                DeviceOp(DeviceOpKind.KEEP_ALL, boundary),
+                DeviceOp(DeviceOpKind.KEEP_INPUT, boundary),
+            ]
         if boundary not in marked:
-            found.append(Op(OpKind.FREE, boundary))
+            found.append(DeviceOp(DeviceOpKind.FREE, boundary))
             if boundary < costs.layers:
-                found.append(Op(OpKind.KEEP_NOTHING, boundary))
+                found.append(DeviceOp(DeviceOpKind.KEEP_NOTHING, boundary))
     return found
 
 
-def _time(costs: Costs, op: Op) -> int:
-    if op.kind is OpKind.KEEP_ALL:
+def _time(costs: Costs, op: DeviceOp) -> int:
+    if op.kind is DeviceOpKind.KEEP_ALL:
         return costs.forward[op.index]
     if op.kind in FORWARDS:
         return costs.light[op.index]
-    return costs.backward[op.index] if op.kind is OpKind.BACKWARD else 0
+    return costs.backward[op.index] if op.kind is DeviceOpKind.BACKWARD else 0

@@ -19,7 +19,7 @@ _NAMED_APART: Final = {"pins": "pin", "time_limit_s": "time-limit"}
 _REMAT: Final = {
     "budget=": "--budget ",
     "method=": "--method ",
-    "channel=Channel(...)": "--host-bandwidth",
+    "channel=HostLink(...)": "--host-bandwidth",
 }
 
 

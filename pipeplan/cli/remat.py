@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeplan.cli import common, flags, output
 
 if TYPE_CHECKING:
-    from pipeplan.remat import Channel, Costs, Rematerialization
+    from pipeplan.remat import Costs, HostLink, Rematerialization
     from pipeplan.report.budget import Curves
 
 _EXAMPLE = """\
@@ -144,19 +144,19 @@ def _call(found: Rematerialization, optimizer_bytes: int) -> str:
     return f"pipeplan.rematerialize(module, sample, {', '.join(choices)})"
 
 
-def _channel(args: argparse.Namespace) -> Channel | None:
+def _channel(args: argparse.Namespace) -> HostLink | None:
     from pipeplan.errors import InputError
-    from pipeplan.remat import Channel
+    from pipeplan.remat import HostLink
 
     if args.host_bandwidth is None:
         if args.host_duplex is not None:
             raise InputError("--host-duplex: got no --host-bandwidth, need it too.")
         return None
-    return Channel(args.host_bandwidth.bytes_per_s, args.host_duplex == "full")
+    return HostLink(args.host_bandwidth.bytes_per_s, args.host_duplex == "full")
 
 
 def _curve(
-    args: argparse.Namespace, costs: Costs, channel: Channel | None
+    args: argparse.Namespace, costs: Costs, channel: HostLink | None
 ) -> list[dict[str, int | None]]:
     """One entry per budget: bytes, and ns by method; drawn where asked for."""
     if not args.curve and not args.curve_picture:

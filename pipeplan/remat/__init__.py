@@ -1,28 +1,28 @@
 """Rematerialization of a chain on one device: which layers run twice, and when.
 
-Every planner returns a `Schedule`, and `judge` says what it does; docs/reference/remat-rules.md is
-the contract.
+Every planner returns a `DeviceSchedule`, and `judge` says what it does;
+docs/reference/remat-rules.md is the contract.
 """
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs, from_chain
 from pipeplan.remat.curve import CURVE, budgets, curve
-from pipeplan.remat.judge import Outcome, Step, judge
 from pipeplan.remat.methods import METHODS, OFFLOADING, Rematerialization, rematerialize_chain
-from pipeplan.remat.schedule import Op, OpKind, Schedule
+from pipeplan.remat.schedules.costs import Costs, from_chain
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import Outcome, ReplayedOp, judge
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
 __all__ = [
     "CURVE",
     "METHODS",
     "OFFLOADING",
-    "Channel",
     "Costs",
-    "Op",
-    "OpKind",
+    "DeviceOp",
+    "DeviceOpKind",
+    "DeviceSchedule",
+    "HostLink",
     "Outcome",
     "Rematerialization",
-    "Schedule",
-    "Step",
+    "ReplayedOp",
     "budgets",
     "curve",
     "from_chain",

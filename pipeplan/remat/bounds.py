@@ -1,4 +1,8 @@
-"""Lower bounds on the time of any offloading: (B1)-(B4) of docs/reference/remat-rules.md."""
+"""Lower bounds on the time of any offloading: (B1)-(B4) of docs/reference/remat-rules.md.
+
+(B1) is Proposition 3, (B3) Theorem 2 of O. Beaumont, L. Eyraud-Dubois, A. Shilova, *Optimal
+GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020); (B2) and (B4) are ours.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.line import Line
-from pipeplan.remat.turn import gap, phases
+from pipeplan.remat.offloading.compute_order import ComputeOrder
+from pipeplan.remat.offloading.idle_at_loss import idle_at_loss, phases
+from pipeplan.remat.schedules.host_link import HostLink
 
 _SECOND = 10**9
 _SUMS = 4096
 """Sums of unit sizes to tell apart; where there are more, (B4) takes the bytes as they are."""
 
 
-def paper_bound(line: Line, budget: int, channel: Channel) -> int:
+def paper_bound(line: ComputeOrder, budget: int, channel: HostLink) -> int:
     """(B1): all computation, or what must leave at the peak, moved out and back (Proposition 3).
 
     With independent directions, too: what leaves for the peak is back only behind it.
@@ -23,7 +27,7 @@ def paper_bound(line: Line, budget: int, channel: Channel) -> int:
     return max(line.compute, 2 * _moved_ns(max(0, line.peak - budget), channel))
 
 
-def phase_bound(line: Line, budget: int, channel: Channel) -> int:
+def phase_bound(line: ComputeOrder, budget: int, channel: HostLink) -> int:
     """(B2): what each operation lacks must have left before it, and comes back behind it."""
     ends = np.cumsum(line.time)
     best = line.compute
@@ -34,13 +38,13 @@ def phase_bound(line: Line, budget: int, channel: Channel) -> int:
     return best
 
 
-def _moved_ns(size: int, channel: Channel) -> int:
+def _moved_ns(size: int, channel: HostLink) -> int:
     """Time to move `size` bytes, rounded down: a bound must not."""
     return 0 if channel.bandwidth is None else size * _SECOND // channel.bandwidth
 
 
 @dataclass
-class _Phase:
+class _OffloadPhase:
     """Offloads of a phase while its operations run: amounts in bytes, times in bytes, too."""
 
     total: float
@@ -68,7 +72,7 @@ class _Phase:
         return self.total - self.out if self.out < self.total else -self.slack
 
 
-def fluid_bound(line: Line, budget: int, channel: Channel) -> float | None:
+def fluid_bound(line: ComputeOrder, budget: int, channel: HostLink) -> float | None:
     """(B3): the time of GREEDY where parts of units may be moved, which no offloading beats.
 
     For one transfer at a time. None where the budget is below `line.least`.
@@ -80,7 +84,7 @@ def fluid_bound(line: Line, budget: int, channel: Channel) -> float | None:
     time = line.time * (channel.bandwidth / _SECOND)
     lacking = np.maximum(line.need - budget, 0).astype(np.float64)
     total = float(lacking.max())
-    forward, backward = _Phase(total), _Phase(total)
+    forward, backward = _OffloadPhase(total), _OffloadPhase(total)
     early = {unit.ready: unit.size for unit in line.units if unit.ready < unit.away}
     late = {unit.ready: unit.size for unit in line.units if unit.ready == unit.away}
     due = {unit.due: unit.size for unit in line.units}
@@ -94,12 +98,12 @@ def fluid_bound(line: Line, budget: int, channel: Channel) -> float | None:
     room = total - lacking
     ahead, behind = phases(time, room, line.turn)
     one = np.zeros(1)
-    between = gap(one, one + forward.left, one + backward.left, ahead, behind)
+    between = idle_at_loss(one, one + forward.left, one + backward.left, ahead, behind)
     moved = float(time.sum()) + forward.idle + backward.idle + float(between[0])
     return moved * _SECOND / channel.bandwidth
 
 
-def whole_bound(line: Line, budget: int, channel: Channel) -> float | None:
+def whole_bound(line: ComputeOrder, budget: int, channel: HostLink) -> float | None:
     """(B4): (B3) where each operation lacks what whole units can cover, not single bytes.
 
     What is away at an operation are whole units that may be away there. Their sum is at least the

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeplan.errors import InfeasibleError
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.judge import INSTANT, judge
-from pipeplan.remat.least import least_memory
-from pipeplan.remat.least_away import least_with_host
+from pipeplan.remat.checkpointing.periodic import keep_all
 from pipeplan.remat.methods import OFFLOADING, Rematerialization, rematerialize_chain
-from pipeplan.remat.periodic import keep_all
+from pipeplan.remat.min_memory import least_memory, least_with_host
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import INSTANT, judge
 
 CURVE = ("rotor", "revolve", "periodic", "pofo", "swap", "dynprog", "greedy", "vdnn", "autoswap")
 """The methods of a curve; TFLMS and CP-SAT take their own time."""
 
 
-def budgets(costs: Costs, channel: Channel | None, count: int) -> tuple[int, ...]:
+def budgets(costs: Costs, channel: HostLink | None, count: int) -> tuple[int, ...]:
     """`count` budgets, evenly from the smallest feasible one to the peak with nothing given up."""
     smallest = [least_memory(costs)]
     with_host = None if channel is None else least_with_host(costs, channel)
@@ -31,7 +30,7 @@ def curve(
     costs: Costs,
     limits: Sequence[int],
     slots: int = 500,
-    channel: Channel | None = None,
+    channel: HostLink | None = None,
     methods: Sequence[str] = CURVE,
 ) -> dict[str, list[Rematerialization | None]]:
     """What each method finds at each of `limits`; None where it has nothing that small."""
@@ -44,7 +43,7 @@ def curve(
 
 
 def _one(
-    costs: Costs, budget: int, method: str, slots: int, channel: Channel | None
+    costs: Costs, budget: int, method: str, slots: int, channel: HostLink | None
 ) -> Rematerialization | None:
     try:
         return rematerialize_chain(costs, budget, method, slots, channel)

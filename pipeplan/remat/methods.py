@@ -7,22 +7,29 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.errors import InfeasibleError, InputError, InternalError
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.choices import Units, autoswap, fastest, greedy, ranking, tflms, vdnn
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.dynprog import dynprog
-from pipeplan.remat.exact import exact
-from pipeplan.remat.improve import improve
-from pipeplan.remat.judge import INSTANT, Outcome, judge
-from pipeplan.remat.least import least_memory
-from pipeplan.remat.least_away import least_with_host
-from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.nowait import Timed, no_wait
-from pipeplan.remat.periodic import keep_all, periodic_within
-from pipeplan.remat.pofo import pofo
-from pipeplan.remat.revolve import revolve_within
-from pipeplan.remat.rotor import rotor
-from pipeplan.remat.schedule import OpKind, Schedule
+from pipeplan.remat.checkpointing.periodic import keep_all, periodic_within
+from pipeplan.remat.checkpointing.revolve import revolve_within
+from pipeplan.remat.checkpointing.rotor import rotor
+from pipeplan.remat.combined.pofo import pofo
+from pipeplan.remat.cpsat.exact import exact_offload
+from pipeplan.remat.late_acceptance import late_acceptance
+from pipeplan.remat.min_memory import least_memory, least_with_host
+from pipeplan.remat.offloading.compute_order import ComputeOrder, compute_order
+from pipeplan.remat.offloading.dynprog import dynprog
+from pipeplan.remat.offloading.no_wait import NoWaitSchedule, no_wait
+from pipeplan.remat.offloading.selection import (
+    UnitSet,
+    autoswap,
+    fastest_set,
+    greedy,
+    ranked_sets,
+    tflms,
+    vdnn,
+)
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import INSTANT, Outcome, judge
+from pipeplan.remat.schedules.schedule import DeviceOpKind, DeviceSchedule
 from pipeplan.units import format_bytes
 
 
@@ -31,7 +38,7 @@ class Rematerialization:
     """A schedule within the budget, the method that found it, and what the judge says of it."""
 
     method: str
-    schedule: Schedule
+    schedule: DeviceSchedule
     outcome: Outcome
     budget: int
 
@@ -55,24 +62,24 @@ class RematProblem:
     costs: Costs
     budget: int
     slots: int
-    channel: Channel | None
+    channel: HostLink | None
 
     @property
-    def host(self) -> Channel:
+    def host(self) -> HostLink:
         """The channel of a method that offloads."""
         return self.channel or INSTANT
 
     @cached_property
-    def line(self) -> Line:
+    def line(self) -> ComputeOrder:
         """The order that keeps everything, for methods that only offload."""
-        return line_of(self.costs, keep_all(self.costs))
+        return compute_order(self.costs, keep_all(self.costs))
 
 
-Planner = Callable[[RematProblem], tuple[Schedule, ...]]
+Planner = Callable[[RematProblem], tuple[DeviceSchedule, ...]]
 """Candidates; the best is taken, or the smallest names the minimum."""
 
 
-def _rotor(problem: RematProblem) -> tuple[Schedule, ...]:
+def _rotor(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     # Rounding to slots may lose the last bytes; the two ends of the curve need no rounding.
     costs, budget = problem.costs, problem.budget
     smallest = least_memory(costs)
@@ -82,10 +89,10 @@ def _rotor(problem: RematProblem) -> tuple[Schedule, ...]:
     return tuple(each for each in (found, smallest, keep_all(costs)) if each is not None)
 
 
-def _offload(problem: RematProblem, sets: Iterable[Units]) -> tuple[Schedule, ...]:
+def _offload(problem: RematProblem, sets: Iterable[UnitSet]) -> tuple[DeviceSchedule, ...]:
     """The best of `sets`, and what needs least memory: everything away that may be."""
     line, channel = problem.line, problem.host
-    found = fastest(line, sets, problem.budget, channel)
+    found = fastest_set(line, sets, problem.budget, channel)
     if found is not None:
         return (found[1].schedule,)
     everything = frozenset(unit.index for unit in line.units)
@@ -93,34 +100,34 @@ def _offload(problem: RematProblem, sets: Iterable[Units]) -> tuple[Schedule, ..
     return () if smallest is None else (smallest.schedule,)
 
 
-def _greedy(problem: RematProblem) -> tuple[Schedule, ...]:
+def _greedy(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     return _offload(problem, [greedy(problem.line, problem.budget)])
 
 
-def _dynprog(problem: RematProblem) -> tuple[Schedule, ...]:
+def _dynprog(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     line, budget, channel = problem.line, problem.budget, problem.host
     found = dynprog(line, budget, channel, problem.slots)
     if not found:
         # Where rounding leaves no room; GREEDY's choice needs no rounding.
         return _greedy(problem)
-    fitted = improve(line, found[0][0], budget, channel)
+    fitted = late_acceptance(line, found[0][0], budget, channel)
     return () if fitted is None else (fitted.schedule,)
 
 
-def _vdnn(problem: RematProblem) -> tuple[Schedule, ...]:
+def _vdnn(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     return _offload(problem, vdnn(problem.line))
 
 
-def _autoswap(problem: RematProblem) -> tuple[Schedule, ...]:
+def _autoswap(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     return _offload(problem, autoswap(problem.line, problem.budget, problem.host))
 
 
-def _tflms(problem: RematProblem) -> tuple[Schedule, ...]:
+def _tflms(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     found = tflms(problem.line, problem.budget, problem.host)
     return () if found is None else (found.schedule,)
 
 
-def search(problem: RematProblem, more: int = 1) -> Timed | None:
+def local_search(problem: RematProblem, more: int = 1) -> NoWaitSchedule | None:
     """The fastest schedule found around the best sets of DYNPROG, finer DYNPROG and all others.
 
     `more`: times as many changes as `swap` tries.
@@ -128,27 +135,27 @@ def search(problem: RematProblem, more: int = 1) -> Timed | None:
     line, budget, channel, slots = problem.line, problem.budget, problem.host, problem.slots
     others = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, channel)]
     ranked = [dynprog(line, budget, channel, count) for count in (slots, FINER * slots)]
-    ranked.append(ranking(line, others, budget, channel))
+    ranked.append(ranked_sets(line, others, budget, channel))
     starts = dict.fromkeys(each[0][0] for each in ranked if each)
-    found = [improve(line, start, budget, channel, more) for start in starts]
+    found = [late_acceptance(line, start, budget, channel, more) for start in starts]
     known = [each for each in (*found, tflms(line, budget, channel)) if each is not None]
     return min(known, key=lambda each: each.makespan_ns, default=None)
 
 
-def _swap(problem: RematProblem) -> tuple[Schedule, ...]:
-    found = search(problem)
+def _swap(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
+    found = local_search(problem)
     return _offload(problem, []) if found is None else (found.schedule,)
 
 
-def _exact(problem: RematProblem) -> tuple[Schedule, ...]:
-    start = search(problem, MORE)
+def _exact(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
+    start = local_search(problem, MORE)
     if start is None:
         return _offload(problem, [])
-    proof = exact(problem.line, problem.budget, problem.host, EXACT_S, start)
+    proof = exact_offload(problem.line, problem.budget, problem.host, EXACT_S, start)
     return () if proof.found is None else (proof.found.schedule,)
 
 
-def _pofo(problem: RematProblem) -> tuple[Schedule, ...]:
+def _pofo(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     """POFO's own schedule, and both of its parts alone: sizes are rounded differently there."""
     costs, budget, channel = problem.costs, problem.budget, problem.host
     slots = min(problem.slots, POFO_SLOTS)
@@ -158,7 +165,7 @@ def _pofo(problem: RematProblem) -> tuple[Schedule, ...]:
     found += [] if smallest is None else [smallest]
     both = pofo(costs, budget, channel, slots)
     if both is not None:
-        timed = no_wait(line_of(costs, both.base), both.units, budget, channel)
+        timed = no_wait(compute_order(costs, both.base), both.units, budget, channel)
         found += [] if timed is None else [timed.schedule]
     return tuple(found)
 
@@ -188,7 +195,7 @@ def rematerialize_chain(
     budget: int,
     method: str = "auto",
     slots: int = 500,
-    channel: Channel | None = None,
+    channel: HostLink | None = None,
 ) -> Rematerialization:
     """The fastest schedule of `method` within `budget` bytes, static bytes included.
 
@@ -211,7 +218,7 @@ def rematerialize_chain(
         )
     if method in OFFLOADING and channel is None:
         raise InputError(
-            f"method {method}: got no way to the host, need one. Give channel=Channel(...)."
+            f"method {method}: got no way to the host, need one. Give channel=HostLink(...)."
         )
     return _best(RematProblem(costs, budget, slots, channel), method)
 
@@ -248,7 +255,7 @@ def _refusal(costs: Costs, smallest: Rematerialization, method: str) -> str:
     step, least = smallest.outcome.peak_step, smallest.outcome.peak_bytes
     layer = min(step.op.index, costs.layers - 1)
     kept = f"{step.bytes} bytes, {costs.static} of them"
-    what = "backward" if step.op.kind is OpKind.BACKWARD else "forward"
+    what = "backward" if step.op.kind is DeviceOpKind.BACKWARD else "forward"
     return (
         f"budget, method {method}: got {smallest.budget} bytes, need at least {least}"
         f" ({format_bytes(least)}): the {what} of layer {layer} ({costs.names[layer]!r}) holds"

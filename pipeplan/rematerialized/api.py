@@ -12,7 +12,7 @@ from pipeplan.capture import check_output, split
 from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.errors import InputError
 from pipeplan.host_copy import measured_bandwidth
-from pipeplan.remat import Channel, judge, rematerialize_chain
+from pipeplan.remat import HostLink, judge, rematerialize_chain
 from pipeplan.rematerialized import arguments, measured
 from pipeplan.rematerialized.conditions import Conditions
 from pipeplan.rematerialized.measured import Loss, Measured, Sample
@@ -113,7 +113,7 @@ def rematerialize(
             shown = rehearsed(costs, plan.schedule, called, taken, place, repeats)
     script = script_of(plan.schedule)
     costs = replace(shown.costs, static=static + kept.bytes(script.again), left=left)
-    outcome = judge(costs, plan.schedule, limit, channel or Channel())
+    outcome = judge(costs, plan.schedule, limit, channel or HostLink())
     prepared = _prepared(cut, found, taken.source, script, offload)
     plan = replace(plan, outcome=outcome)
     return wrapped(module, prepared, plan, costs, shown.spread, parts, conditions)
@@ -173,7 +173,7 @@ def _channel(
     offload: bool,
     host_bandwidth: str | None,
     device: torch.device,
-) -> Channel | None:
+) -> HostLink | None:
     if not offload:
         return None
     pairs = zip(cut.names, found.facts, strict=True)
@@ -184,8 +184,8 @@ def _channel(
             " outputs are new to offload them one by one. Give offload=False."
         )
     if host_bandwidth is None:
-        return Channel(measured_bandwidth(device))
-    return Channel(parse_bandwidth(host_bandwidth, "host_bandwidth"))
+        return HostLink(measured_bandwidth(device))
+    return HostLink(parse_bandwidth(host_bandwidth, "host_bandwidth"))
 
 
 def _prepared(

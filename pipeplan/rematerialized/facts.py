@@ -14,7 +14,7 @@ from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
 from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.errors import InputError
 from pipeplan.livebytes import dense, key, storage_bytes
-from pipeplan.remat.costs import Storage
+from pipeplan.remat.schedules.costs import SharedStorage
 from pipeplan.rematerialized.parts import Buffer, buffers_of
 
 
@@ -109,7 +109,7 @@ def _storages(tensors: Sequence[Tensor]) -> list[torch.UntypedStorage]:
     return list({key(tensor): tensor.untyped_storage() for tensor in tensors}.values())
 
 
-def shared(facts: Sequence[LayerFacts], loss: LayerBytes) -> tuple[Storage, ...]:
+def shared(facts: Sequence[LayerFacts], loss: LayerBytes) -> tuple[SharedStorage, ...]:
     """The storages of all boundaries, where one rides along in the next; none otherwise.
 
     The module's input has no bytes here: it is static.
@@ -138,4 +138,4 @@ def shared(facts: Sequence[LayerFacts], loss: LayerBytes) -> tuple[Storage, ...]
     boundaries.append({last + 1})
     tapes.append({last} if loss.saved_output else set())
     rows = zip(sizes, boundaries, tapes, strict=True)
-    return tuple(Storage(size, frozenset(full), frozenset(by)) for size, full, by in rows)
+    return tuple(SharedStorage(size, frozenset(full), frozenset(by)) for size, full, by in rows)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.pinned import PinnedPool
-from pipeplan.remat import Op, OpKind
+from pipeplan.remat import DeviceOp, DeviceOpKind
 from pipeplan.rematerialized.parts import Buffer
 from pipeplan.rematerialized.precision import Autocast, as_in
 from pipeplan.rematerialized.script import Order, Script, used
@@ -27,7 +27,7 @@ from pipeplan.runtime.stages.segment import Fed, SegmentSpec, StoredSegment
 from pipeplan.task import SplitModel
 
 Flags = tuple[bool, ...]
-Watch = Callable[[Op], AbstractContextManager[Any]]
+Watch = Callable[[DeviceOp], AbstractContextManager[Any]]
 """What every operation runs inside of: a clock, or nothing."""
 
 
@@ -119,28 +119,28 @@ class Pass:
             self._compute(op)
             if order.last_use and self._units is not None:
                 self._units.used(used(op))
-        elif op.kind is OpKind.FREE:
+        elif op.kind is DeviceOpKind.FREE:
             self._full.pop(op.index, None)
         else:
             assert self._units is not None
             self._units.move(order)
 
-    def _compute(self, op: Op) -> None:
-        if op.kind is OpKind.BACKWARD:
+    def _compute(self, op: DeviceOp) -> None:
+        if op.kind is DeviceOpKind.BACKWARD:
             self._gradients = self._segments[op.index].backward(0, self._gradients, 1.0)
         else:
             self._forward(op)
 
-    def _forward(self, op: Op) -> None:
+    def _forward(self, op: DeviceOp) -> None:
         layer = op.index
         segment, units = self._segments[layer], self._units
         inputs = list(self._full[layer])
-        if op.kind is not OpKind.KEEP_INPUT:
+        if op.kind is not DeviceOpKind.KEEP_INPUT:
             del self._full[layer]
         # Backwards run as the caller's does, as those of the plain module.
         cast = as_in(self._prepared.device, self._prepared.autocast)
         with self._states.of(layer), cast:
-            if op.kind is OpKind.KEEP_ALL:
+            if op.kind is DeviceOpKind.KEEP_ALL:
                 with torch.enable_grad(), units.taping(layer) if units else nullcontext():
                     outputs = segment.forward(0, inputs, _no_target)
             else:

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from pipeplan.capture.layer_costs.device_clock import DeviceClock, ModelDevice
 from pipeplan.capture.measurement.task_profile import layer_times
-from pipeplan.remat import Costs, Op, OpKind, Schedule
-from pipeplan.remat.periodic import periodic
+from pipeplan.remat import Costs, DeviceOp, DeviceOpKind, DeviceSchedule
+from pipeplan.remat.checkpointing.periodic import periodic
 from pipeplan.rematerialized.measured import Sample
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Watch
@@ -54,8 +54,12 @@ def timed(costs: Costs, run: Run, sample: Sample, place: ModelDevice, repeats: i
 
     def call(_: int) -> tuple[list[int], ...]:
         first, second = (_Call.of(run, script, sample, place.clock) for script in (again, once))
-        rows = (OpKind.KEEP_ALL, second), (OpKind.BACKWARD, second), (OpKind.KEEP_INPUT, first)
-        kinds = [call.row(costs, kind) for kind, call in (*rows, (OpKind.KEEP_ALL, first))]
+        rows = (
+            (DeviceOpKind.KEEP_ALL, second),
+            (DeviceOpKind.BACKWARD, second),
+            (DeviceOpKind.KEEP_INPUT, first),
+        )
+        kinds = [call.row(costs, kind) for kind, call in (*rows, (DeviceOpKind.KEEP_ALL, first))]
         return (*kinds, second.rests)
 
     (forward, backward, light, restored, rests), _ = layer_times(
@@ -81,7 +85,12 @@ class Rehearsal:
 
 
 def rehearsed(
-    costs: Costs, schedule: Schedule, run: Run, sample: Sample, place: ModelDevice, repeats: int
+    costs: Costs,
+    schedule: DeviceSchedule,
+    run: Run,
+    sample: Sample,
+    place: ModelDevice,
+    repeats: int,
 ) -> Rehearsal:
     """`costs` with times such that those of the operations of `schedule` add up to its calls'.
 
@@ -102,8 +111,10 @@ def rehearsed(
     def call(_: int) -> tuple[list[int], ...]:
         one = _Call.of(run, script, sample, place.clock)
         wholes.append(sum(one.wholes))
-        light = one.row(costs, OpKind.KEEP_INPUT, OpKind.KEEP_NOTHING, else_=costs.light)
-        kinds = [one.row(costs, kind) for kind in (OpKind.KEEP_ALL, OpKind.BACKWARD)]
+        light = one.row(
+            costs, DeviceOpKind.KEEP_INPUT, DeviceOpKind.KEEP_NOTHING, else_=costs.light
+        )
+        kinds = [one.row(costs, kind) for kind in (DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD)]
         return (*kinds, light, one.rests)
 
     (forward, backward, light, rests), _ = layer_times(call, repeats, WARMUP, lambda _: None)
@@ -136,7 +147,7 @@ class _Call:
     """One forward and backward of the module, watched."""
 
     clock: DeviceClock
-    parts: list[list[tuple[Op, Any, Any]]] = field(default_factory=list)
+    parts: list[list[tuple[DeviceOp, Any, Any]]] = field(default_factory=list)
     """What ran in the forward and in the backward, each with the marks around it."""
     ends: list[Any] = field(default_factory=list)
     """Before the forward, between it and the backward, behind that."""
@@ -160,13 +171,13 @@ class _Call:
         self.ends.append(self.clock.mark())
 
     @contextmanager
-    def watch(self, op: Op) -> Iterator[None]:
+    def watch(self, op: DeviceOp) -> Iterator[None]:
         """Marks what lies around `op`."""
         begin = self.clock.mark()
         yield
         self.parts[-1].append((op, begin, self.clock.mark()))
 
-    def row(self, costs: Costs, *kinds: OpKind, else_: tuple[int, ...] = ()) -> list[int]:
+    def row(self, costs: Costs, *kinds: DeviceOpKind, else_: tuple[int, ...] = ()) -> list[int]:
         """Mean time of the operations of `kinds`, layer by layer, without the loss.
 
         Args:
@@ -199,5 +210,5 @@ class _Call:
         ]
 
 
-def _charged(op: Op) -> bool:
-    return op.computes or op.kind is OpKind.WAIT
+def _charged(op: DeviceOp) -> bool:
+    return op.computes or op.kind is DeviceOpKind.WAIT

@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeplan.host_copy import flat
 from pipeplan.livebytes import dense, key
 from pipeplan.pinned import PinnedPool
-from pipeplan.remat import OpKind
+from pipeplan.remat import DeviceOpKind
 from pipeplan.rematerialized.host import Host
 from pipeplan.rematerialized.script import Order
 
@@ -79,9 +79,9 @@ class Units:
     def move(self, order: Order) -> None:
         """Runs an offload, a prefetch or a wait."""
         op = order.op
-        if op.kind is OpKind.WAIT:
+        if op.kind is DeviceOpKind.WAIT:
             self._host.wait(op.index)
-        elif op.kind is OpKind.PREFETCH:
+        elif op.kind is DeviceOpKind.PREFETCH:
             self._host.prefetch(op.index)
         else:
             unused = Event() if order.used_later else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import rematerialize, tasks
-from pipeplan.remat import Channel, OpKind, budgets
+from pipeplan.remat import DeviceOpKind, HostLink, budgets
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,10 +38,10 @@ def test_gpu_module_within_a_budget_is_the_plain_module(offload: bool) -> None:
 
     expected = trained(copy.deepcopy(plain))
     free = rematerialize(plain, pair, "1TiB", **options)
-    channel = Channel(20 * 10**9) if offload else None
+    channel = HostLink(20 * 10**9) if offload else None
     moved = 0
     for budget in budgets(free.rematerialization_costs, channel, 4):
         lean = rematerialize(copy.deepcopy(plain), pair, budget, **options)
         assert all(map(torch.equal, expected, trained(lean)))
-        moved += sum(op.kind is OpKind.OFFLOAD for op in lean.rematerialization.schedule.ops)
+        moved += sum(op.kind is DeviceOpKind.OFFLOAD for op in lean.rematerialization.schedule.ops)
     assert bool(moved) == offload

@@ -9,8 +9,8 @@ from itertools import combinations_with_replacement, count
 import pytest
 
 from pipeplan.errors import InfeasibleError, InputError, InvalidPlanError
-from pipeplan.remat.join import Join, JoinTimes, least_slots
-from pipeplan.remat.join_steps import JoinKind, JoinStep, effect, replay_join
+from pipeplan.remat.checkpointing.join_network import JoinProgram, JoinTimes, least_slots
+from pipeplan.remat.checkpointing.join_replay import JoinKind, JoinStep, effect, replay_join
 
 TIMES = (JoinTimes(1, 1, 1), JoinTimes(3, 1, 2), JoinTimes(2, 5, 0))
 SMALL = [
@@ -75,7 +75,7 @@ def test_join_equals_exhaustive_search(lengths: tuple[int, ...]) -> None:
     assert fastest(lengths, least - 1, TIMES[0]) is None
     for slots in range(least, least + 3):
         for times in TIMES:
-            join = Join(lengths, slots, times)
+            join = JoinProgram(lengths, slots, times)
             assert join.time == fastest(lengths, slots, times)
             steps = join.steps()
             assert replay_join(lengths, steps) <= slots
@@ -86,13 +86,13 @@ def test_the_papers_figures() -> None:
     """Two and three long chains need 5 and 7 slots; half the memory costs 25 % more time."""
     assert least_slots((10, 20)) == 5
     assert least_slots((4, 10, 12)) == 7
-    toy = Join((4, 10, 12), 9)
+    toy = JoinProgram((4, 10, 12), 9)
     assert (toy.time, toy.span) == (74, 53)
     assert replay_join(toy.lengths, toy.steps()) == 9
     assert sum(_time(step, toy.times) for step in toy.steps()) == 74
     for lengths, ratio in (((15, 75), 1.254), ((10, 10, 10), 1.279)):
         enough = sum(lengths) + len(lengths)
-        half = Join(lengths, enough // 2)
+        half = JoinProgram(lengths, enough // 2)
         assert half.time / half.span == pytest.approx(ratio, abs=0.001)
 
 
@@ -100,7 +100,7 @@ def test_a_slot_more_is_never_slower() -> None:
     """Times fall with slots and the steps keep them, for branches of the toy example."""
     times = []
     for slots in range(7, 17, 3):
-        join = Join((4, 10, 12), slots)
+        join = JoinProgram((4, 10, 12), slots)
         assert replay_join(join.lengths, join.steps()) <= slots
         times.append(join.time)
     assert times == sorted(times, reverse=True)
@@ -111,7 +111,7 @@ def test_a_slot_more_is_never_slower() -> None:
 def test_join_is_fast_enough() -> None:
     """Branches of 15 and 75 steps with 40 slots take at most 10 s of CPU, as accepted."""
     start = time.process_time()
-    join = Join((15, 75), 40, JoinTimes(1, 2, 1))
+    join = JoinProgram((15, 75), 40, JoinTimes(1, 2, 1))
     assert replay_join(join.lengths, join.steps()) <= 40
     assert time.process_time() - start < 10
 
@@ -119,10 +119,10 @@ def test_join_is_fast_enough() -> None:
 def test_refusals() -> None:
     """Too few slots and impossible lengths are refused; so are steps without their inputs."""
     with pytest.raises(InfeasibleError, match="need at least 7"):
-        Join((4, 10, 12), 6)
+        JoinProgram((4, 10, 12), 6)
     for lengths in ((), (3, -1)):
         with pytest.raises(InputError, match="none negative"):
-            Join(lengths, 9)
+            JoinProgram(lengths, 9)
     with pytest.raises(InvalidPlanError, match="needs"):
         replay_join((1,), [JoinStep(JoinKind.BACKWARD, 0, 0)])
     with pytest.raises(InvalidPlanError, match="left"):

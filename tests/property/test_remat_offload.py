@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 
 from pipeplan.remat.bounds import fluid_bound
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.dynprog import choose
-from pipeplan.remat.exact import exact
-from pipeplan.remat.judge import judge
-from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.periodic import keep_all
-from pipeplan.remat.slots import discretize
+from pipeplan.remat.checkpointing.periodic import keep_all
+from pipeplan.remat.cpsat.exact import exact_offload
+from pipeplan.remat.offloading.compute_order import ComputeOrder, compute_order
+from pipeplan.remat.offloading.discretization import discretize
+from pipeplan.remat.offloading.dynprog import choose
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import judge
 from tests import grids
 from tests.offload_brute import fastest_offloading
 from tests.offload_lp import fractional, interruptible
 from tests.remat_brute import random_costs
 
-ONE = Channel(10**9)
+ONE = HostLink(10**9)
 
 
-def _case(seed: int, sizes: tuple[int, ...]) -> tuple[Costs, Line, int]:
+def _case(seed: int, sizes: tuple[int, ...]) -> tuple[Costs, ComputeOrder, int]:
     rng = random.Random(seed)
     costs = random_costs(rng, rng.choice(sizes))
-    line = line_of(costs, keep_all(costs))
+    line = compute_order(costs, keep_all(costs))
     return costs, line, rng.randint(line.least, max(line.least, line.peak))
 
 
@@ -60,9 +60,9 @@ def test_exact_equals_exhaustive_search(first: int) -> None:
     """CP-SAT finds and proves the fastest placement of transfers that the device's rules allow."""
     for seed in range(first, first + 20):
         rng = random.Random(seed)
-        channel = Channel(rng.choice([10**9, 4 * 10**8]), duplex=False)
+        channel = HostLink(rng.choice([10**9, 4 * 10**8]), duplex=False)
         costs, line, budget = _case(seed, (2, 3))
-        proof = exact(line, budget, channel, 60)
+        proof = exact_offload(line, budget, channel, 60)
         assert proof.found is not None
         outcome = judge(costs, proof.found.schedule, budget, channel)
         assert outcome.violations == ()
@@ -78,9 +78,9 @@ def test_rounded_times_prove_nothing_that_is_false() -> None:
             name: tuple(12347 * each + seed for each in getattr(costs, name))
             for name in ("forward", "light", "backward")
         }
-        costs, channel = replace(costs, **times), Channel(10**9 // 12347)
-        line = line_of(costs, keep_all(costs))
-        proof = exact(line, budget, channel, 60)
+        costs, channel = replace(costs, **times), HostLink(10**9 // 12347)
+        line = compute_order(costs, keep_all(costs))
+        proof = exact_offload(line, budget, channel, 60)
         best = fastest_offloading(costs, keep_all(costs), budget, channel)
         assert best is not None
         assert proof.found is not None

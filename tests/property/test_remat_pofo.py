@@ -9,35 +9,34 @@ from itertools import combinations
 import pytest
 
 from pipeplan.errors import InfeasibleError
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.judge import judge
-from pipeplan.remat.least import least_memory
-from pipeplan.remat.least_away import least_with_host
-from pipeplan.remat.line import Line, Unit, line_of
+from pipeplan.remat.checkpointing.rotor import rotor
+from pipeplan.remat.combined.pofo import pofo
 from pipeplan.remat.methods import rematerialize_chain
-from pipeplan.remat.nowait import no_wait
-from pipeplan.remat.pofo import pofo
-from pipeplan.remat.rotor import rotor
-from pipeplan.remat.schedule import Op, OpKind, Schedule
+from pipeplan.remat.min_memory import least_memory, least_with_host
+from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit, compute_order
+from pipeplan.remat.offloading.no_wait import no_wait
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import judge
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 from tests import grids
 from tests.remat_brute import random_costs
 
-ONE = Channel(10**9)
+ONE = HostLink(10**9)
 
 
-def trees(s: int, t: int) -> Iterator[tuple[Op, ...]]:
+def trees(s: int, t: int) -> Iterator[tuple[DeviceOp, ...]]:
     """All persistent orders of layers s..t from the full boundary s."""
-    for tail in [(Op(OpKind.FREE, s + 1),)] if s == t else trees(s + 1, t):
-        yield (Op(OpKind.KEEP_ALL, s), *tail, Op(OpKind.BACKWARD, s))
+    for tail in [(DeviceOp(DeviceOpKind.FREE, s + 1),)] if s == t else trees(s + 1, t):
+        yield (DeviceOp(DeviceOpKind.KEEP_ALL, s), *tail, DeviceOp(DeviceOpKind.BACKWARD, s))
     for cut in range(s + 1, t + 1):
-        sweep = tuple(Op(OpKind.KEEP_NOTHING, k) for k in range(s + 1, cut))
+        sweep = tuple(DeviceOp(DeviceOpKind.KEEP_NOTHING, k) for k in range(s + 1, cut))
         for right in trees(cut, t):
             for left in trees(s, cut - 1):
-                yield (Op(OpKind.KEEP_INPUT, s), *sweep, *right, *left)
+                yield (DeviceOp(DeviceOpKind.KEEP_INPUT, s), *sweep, *right, *left)
 
 
-def idle(line: Line, units: tuple[Unit, ...], budget: int) -> int | None:
+def idle(line: ComputeOrder, units: tuple[OffloadUnit, ...], budget: int) -> int | None:
     """Least idle time with transfers of one byte a ns that may be interrupted; None if it is full.
 
     Offloads end before the turn, prefetches begin behind it.
@@ -66,7 +65,7 @@ def fastest(costs: Costs, budget: int) -> int | None:
     """The least time over all orders and sets."""
     best: int | None = None
     for ops in trees(0, costs.layers - 1):
-        line = line_of(costs, Schedule(costs.layers, ops))
+        line = compute_order(costs, DeviceSchedule(costs.layers, ops))
         for size in range(len(line.units) + 1):
             for units in combinations(line.units, size):
                 wait = idle(line, units, budget)
@@ -93,7 +92,7 @@ def test_pofo_equals_all_orders_and_sets(first: int) -> None:
             assert best is None
             continue
         assert found.time_ns == best
-        timed = no_wait(line_of(costs, found.base), found.units, budget, ONE)
+        timed = no_wait(compute_order(costs, found.base), found.units, budget, ONE)
         assert timed is not None
         assert judge(costs, timed.schedule, budget, ONE).violations == ()
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.judge import judge
-from pipeplan.remat.least import least_memory
-from pipeplan.remat.rotor import rotor
+from pipeplan.remat.checkpointing.rotor import rotor
+from pipeplan.remat.min_memory import least_memory
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.replay import judge
 from tests.remat_brute import fastest_persistent, random_costs
 
 

@@ -15,7 +15,7 @@ def test_glossary_has_names() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     headers = [line for line in rows if line.startswith("| our word")]
     named = [line for line in rows if re.match(r"^\|[^|]+\|[^|]+\| `[\w.]+` \|", line)]
-    assert len(headers) == 5
+    assert len(headers) == 6
     assert len(named) == len(rows) - len(headers)
 
 

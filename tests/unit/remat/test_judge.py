@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs, Storage, from_chain
-from pipeplan.remat.judge import judge
-from pipeplan.remat.periodic import keep_all
-from pipeplan.remat.schedule import Op, OpKind, Schedule
+from pipeplan.remat.checkpointing.periodic import keep_all
+from pipeplan.remat.schedules.costs import Costs, SharedStorage, from_chain
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import judge
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 from tests.documents import data
 from tests.remat_brute import random_costs
 
@@ -36,7 +36,7 @@ PLAIN = "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\nB 1\nB 0\n"
 
 def test_bytes_of_each_step_are_those_counted_by_hand() -> None:
     """Input, output, tape, what two tapes share of a boundary, gradients and working space."""
-    outcome = judge(HAND, Schedule.from_text(PLAIN))
+    outcome = judge(HAND, DeviceSchedule.from_text(PLAIN))
     assert outcome.violations == ()
     first = 100 + 10 + 7 + 2 + 20
     second = 100 + (7 + 10) + 20 + 3 + 0 + 1
@@ -45,13 +45,13 @@ def test_bytes_of_each_step_are_those_counted_by_hand() -> None:
     last, final = kept + 1 + 4 + 20, 100 + (7 + 10) + 6 + 20 + 1 + 0
     assert [step.bytes for step in outcome.steps] == [first, second, loss, last, final]
     assert outcome.makespan_ns == 10
-    assert outcome.peak_step.op == Op(OpKind.BACKWARD, 1)
+    assert outcome.peak_step.op == DeviceOp(DeviceOpKind.BACKWARD, 1)
 
 
 def test_kept_inputs_and_dropped_ones() -> None:
     """A kept input stays beside the output; one that is given up makes place for it."""
     text = "pipeplan-remat/1 2\nF_ck 0\nF_all 1\nfree 2\nB 1\nF_all 0\nfree 1\nB 0\n"
-    outcome = judge(HAND, Schedule.from_text(text))
+    outcome = judge(HAND, DeviceSchedule.from_text(text))
     assert outcome.violations == ()
     assert [step.bytes for step in outcome.steps[:4]] == [139, 134, 119, 143]
     assert outcome.steps[4].bytes == 100 + 10 + 20 + 7 + 2 + 20
@@ -64,7 +64,7 @@ def test_transfers_overlap_computation_and_wait_joins_them() -> None:
         "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\noffload 0\nwait 0\nprefetch 0\n"
         "B 1\nwait 0\nB 0\n"
     )
-    outcome = judge(HAND, Schedule.from_text(text), channel=Channel(10**10))
+    outcome = judge(HAND, DeviceSchedule.from_text(text), channel=HostLink(10**10))
     assert outcome.violations == ()
     times = {str(step.op): (step.start_ns, step.end_ns) for step in outcome.steps}
     assert times["offload 0"] == (3, 4)
@@ -81,8 +81,8 @@ SWAP = "pipeplan-remat/1 2\nF_all 0\nF_all 1\nfree 2\noffload 0\n"
 def test_what_comes_takes_the_place_of_what_left_before_it() -> None:
     """On one way a prefetch behind an offload adds only what exceeds it; on two it adds all."""
     text = SWAP + "wait 0\noffload 1\nprefetch 0\nwait 0\nprefetch 1\nwait 1\nB 1\nB 0\n"
-    one = judge(HAND, Schedule.from_text(text), channel=Channel(10**9))
-    two = judge(HAND, Schedule.from_text(text), channel=Channel(10**9, duplex=True))
+    one = judge(HAND, DeviceSchedule.from_text(text), channel=HostLink(10**9))
+    two = judge(HAND, DeviceSchedule.from_text(text), channel=HostLink(10**9, duplex=True))
     assert one.violations == two.violations == ()
     zero, first = 10, 7 + 6
     rest = 100 + 3
@@ -107,7 +107,7 @@ def test_what_comes_takes_the_place_of_what_left_before_it() -> None:
 def test_a_unit_may_be_called_back_while_it_leaves(duplex: bool) -> None:
     """Its way back begins behind its own way out, whatever the directions share."""
     text = SWAP + "prefetch 0\nwait 0\nB 1\nB 0\n"
-    found = judge(HAND, Schedule.from_text(text), channel=Channel(10**9, duplex))
+    found = judge(HAND, DeviceSchedule.from_text(text), channel=HostLink(10**9, duplex))
     assert found.violations == ()
     assert found.makespan_ns == 3 + 10 + 10 + 7
 
@@ -115,11 +115,14 @@ def test_a_unit_may_be_called_back_while_it_leaves(duplex: bool) -> None:
 def test_with_two_ways_a_wait_ends_only_its_own_direction() -> None:
     """Waiting for what comes says nothing about what leaves meanwhile."""
     text = SWAP + "wait 0\noffload 1\nprefetch 0\nwait 0\nprefetch 1\nwait 1\nB 1\nB 0\n"
-    steps = judge(HAND, Schedule.from_text(text), channel=Channel(10**9, duplex=True)).steps
+    steps = judge(HAND, DeviceSchedule.from_text(text), channel=HostLink(10**9, duplex=True)).steps
     assert steps[8].bytes == 103 + 13 + 10
     late = SWAP + "wait 0\noffload 1\nprefetch 0\nwait 0\nwait 1\nprefetch 1\nwait 1\nB 1\nB 0\n"
-    assert judge(HAND, Schedule.from_text(late), channel=Channel(1, duplex=True)).violations == ()
-    found = judge(HAND, Schedule.from_text(late), channel=Channel(1)).violations
+    assert (
+        judge(HAND, DeviceSchedule.from_text(late), channel=HostLink(1, duplex=True)).violations
+        == ()
+    )
+    found = judge(HAND, DeviceSchedule.from_text(late), channel=HostLink(1)).violations
     assert found == ("step 8, wait 1: no transfer to wait for",)
 
 
@@ -144,14 +147,14 @@ def test_with_two_ways_a_wait_ends_only_its_own_direction() -> None:
 )
 def test_each_rule_is_enforced(ops: str, rule: str) -> None:
     """A schedule that breaks a rule is told which, at which step."""
-    found = judge(HAND, Schedule.from_text(f"pipeplan-remat/1 2\n{ops}\n")).violations
+    found = judge(HAND, DeviceSchedule.from_text(f"pipeplan-remat/1 2\n{ops}\n")).violations
     assert len(found) == 1
     assert rule in found[0]
 
 
 def test_the_budget_is_kept_at_every_step() -> None:
     """The first step over the budget is named; at the peak itself there is none."""
-    schedule = Schedule.from_text(PLAIN)
+    schedule = DeviceSchedule.from_text(PLAIN)
     peak = judge(HAND, schedule).peak_bytes
     assert judge(HAND, schedule, peak).violations == ()
     assert "holds 151 bytes, need at most 150" in judge(HAND, schedule, peak - 1).violations[0]
@@ -159,9 +162,9 @@ def test_the_budget_is_kept_at_every_step() -> None:
 
 def test_text_round_trip() -> None:
     """A schedule survives its text form, with every kind of operation."""
-    ops = tuple(Op(kind, index) for index, kind in enumerate(OpKind))
-    schedule = Schedule(9, ops)
-    assert Schedule.from_text(schedule.to_text()) == schedule
+    ops = tuple(DeviceOp(kind, index) for index, kind in enumerate(DeviceOpKind))
+    schedule = DeviceSchedule(9, ops)
+    assert DeviceSchedule.from_text(schedule.to_text()) == schedule
 
 
 @pytest.mark.parametrize(
@@ -182,13 +185,13 @@ def test_text_round_trip() -> None:
 def test_broken_texts_are_refused_with_their_line(text: str) -> None:
     """Nothing but well-formed lines with indices inside the chain is read."""
     with pytest.raises(InputError, match=r"line [0-9]+: got"):
-        Schedule.from_text(text)
+        DeviceSchedule.from_text(text)
 
 
 def test_a_schedule_of_another_chain_is_refused() -> None:
     """The number of layers must agree."""
     with pytest.raises(InputError, match="3 layers, need 2"):
-        judge(HAND, Schedule(3, ()))
+        judge(HAND, DeviceSchedule(3, ()))
 
 
 def test_everything_kept_agrees_with_the_stage_formulas() -> None:
@@ -220,13 +223,13 @@ def test_what_rides_along_counts_once_and_what_a_backward_leaves_stays() -> None
     rides = replace(
         HAND,
         storages=(
-            Storage(10, frozenset({0, 1}), frozenset({0})),
-            Storage(10, frozenset({1}), frozenset({0})),
-            Storage(1, frozenset({2}), frozenset()),
+            SharedStorage(10, frozenset({0, 1}), frozenset({0})),
+            SharedStorage(10, frozenset({1}), frozenset({0})),
+            SharedStorage(1, frozenset({2}), frozenset()),
         ),
         left=(0, 50),
     )
-    plain, once = (judge(costs, Schedule.from_text(PLAIN)).steps for costs in (HAND, rides))
+    plain, once = (judge(costs, DeviceSchedule.from_text(PLAIN)).steps for costs in (HAND, rides))
     # Behind layer 0 its tape keeps 10 of boundary 0 and boundary 1 is full: 10 are in both.
     apart = [first.bytes - second.bytes for first, second in zip(plain, once, strict=True)]
     assert apart[0] == 0

@@ -16,20 +16,20 @@ from pipeplan.cli import remat as verb
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.remat import (
     METHODS,
-    Channel,
     Costs,
-    Schedule,
+    DeviceSchedule,
+    HostLink,
     from_chain,
     judge,
     rematerialize_chain,
 )
-from pipeplan.remat.periodic import keep_all, periodic, periodic_within
-from pipeplan.remat.revolve import opt_0, revolve, revolve_within
-from pipeplan.remat.rotor import rotor
+from pipeplan.remat.checkpointing.periodic import keep_all, periodic, periodic_within
+from pipeplan.remat.checkpointing.revolve import opt_0, revolve, revolve_within
+from pipeplan.remat.checkpointing.rotor import rotor
 from pipeplan.testing.refusals import least_bytes
 from tests.remat_brute import random_costs
 
-HOST = Channel(10**9)
+HOST = HostLink(10**9)
 
 
 def equal_layers(layers: int) -> Costs:
@@ -134,7 +134,7 @@ def test_what_never_waits_says_so() -> None:
 def test_offloading_needs_a_way_to_the_host() -> None:
     """A method that offloads is refused without a channel; auto then only recomputes."""
     costs = random_costs(random.Random(0), 5)
-    with pytest.raises(InputError, match=r"Give channel=Channel\(...\)"):
+    with pytest.raises(InputError, match=r"Give channel=HostLink\(...\)"):
         rematerialize_chain(costs, 1000, "greedy")
     assert rematerialize_chain(costs, 1000).method == "rotor"
 
@@ -187,14 +187,14 @@ def test_the_verb_plans_writes_and_refuses(
     words = ["remat", str(file), "--budget", "8KB"]
     assert main([*words, "--json", "-o", str(out)]) == 0
     figures = json.loads(capsys.readouterr().out)
-    outcome = judge(from_chain(chain()), Schedule.from_text(out.read_text()), 8000)
+    outcome = judge(from_chain(chain()), DeviceSchedule.from_text(out.read_text()), 8000)
     assert outcome.violations == ()
     assert figures["peak_bytes"] == outcome.peak_bytes <= 8000
     assert figures["makespan_ns"] == outcome.makespan_ns > figures["compute_ns"] == 1800
     assert main([*words, "--method", "periodic"]) == 0
     assert "over running every layer once" in capsys.readouterr().out
     assert main([*words, "--json", "-o", "-"]) == 0
-    assert Schedule.from_text(capsys.readouterr().out).layers == 6
+    assert DeviceSchedule.from_text(capsys.readouterr().out).layers == 6
     assert main([*words[:-1], "1KB"]) == 3
     assert "need at least" in capsys.readouterr().err
 

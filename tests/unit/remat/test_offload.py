@@ -14,29 +14,29 @@ from pipeplan.remat.bounds import (
     smallest_cover,
     whole_bound,
 )
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.choices import autoswap, fastest, greedy, tflms, vdnn
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.dynprog import dynprog
-from pipeplan.remat.exact import exact
-from pipeplan.remat.improve import improve
-from pipeplan.remat.judge import judge
-from pipeplan.remat.line import Line, line_of
-from pipeplan.remat.nowait import in_order, no_wait
-from pipeplan.remat.periodic import keep_all
-from pipeplan.remat.schedule import OpKind
+from pipeplan.remat.checkpointing.periodic import keep_all
+from pipeplan.remat.cpsat.exact import exact_offload
+from pipeplan.remat.late_acceptance import late_acceptance
+from pipeplan.remat.offloading.compute_order import ComputeOrder, compute_order
+from pipeplan.remat.offloading.dynprog import dynprog
+from pipeplan.remat.offloading.no_wait import no_wait, no_wait_in_order
+from pipeplan.remat.offloading.selection import autoswap, fastest_set, greedy, tflms, vdnn
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.replay import judge
+from pipeplan.remat.schedules.schedule import DeviceOpKind
 from tests import grids
 from tests.offload_brute import fastest_offloading
 from tests.remat_brute import random_costs
 
-ONE = Channel(10**9)
+ONE = HostLink(10**9)
 
 
-def case(seed: int, most: int = 9) -> tuple[random.Random, Costs, Line, int]:
+def case(seed: int, most: int = 9) -> tuple[random.Random, Costs, ComputeOrder, int]:
     """A random chain, everything kept, and a budget between the least and the peak."""
     rng = random.Random(seed)
     costs = random_costs(rng, rng.randint(1, most))
-    line = line_of(costs, keep_all(costs))
+    line = compute_order(costs, keep_all(costs))
     return rng, costs, line, rng.randint(line.least, max(line.least, line.peak))
 
 
@@ -46,7 +46,7 @@ def test_no_wait_schedules_keep_rules_budget_and_time(duplex: bool) -> None:
     built = 0
     for seed in range(250):
         rng, costs, line, budget = case(seed)
-        channel = Channel(rng.choice([None, 10**9, 3 * 10**8]), duplex)
+        channel = HostLink(rng.choice([None, 10**9, 3 * 10**8]), duplex)
         chosen = [unit.index for unit in line.units if rng.random() < 0.7]
         timed = no_wait(line, chosen, budget, channel)
         if timed is not None:
@@ -62,18 +62,18 @@ def test_any_order_of_copies_keeps_rules_budget_and_time() -> None:
     built = 0
     for seed in range(250):
         rng, costs, line, budget = case(seed)
-        channel = Channel(rng.choice([None, 10**9, 3 * 10**8]), rng.random() < 0.3)
+        channel = HostLink(rng.choice([None, 10**9, 3 * 10**8]), rng.random() < 0.3)
         chosen = [unit.index for unit in line.units if rng.random() < 0.7]
         back = rng.sample(chosen, len(chosen))
-        timed = in_order(line, rng.sample(chosen, len(chosen)), back, budget, channel)
+        timed = no_wait_in_order(line, rng.sample(chosen, len(chosen)), back, budget, channel)
         if timed is not None:
             outcome = judge(costs, timed.schedule, budget, channel)
             assert outcome.violations == ()
             assert outcome.makespan_ns == timed.makespan_ns
-            out = [op.index for op in timed.schedule.ops if op.kind is OpKind.OFFLOAD]
+            out = [op.index for op in timed.schedule.ops if op.kind is DeviceOpKind.OFFLOAD]
             less = timed.makespan_ns - 1
-            assert in_order(line, out, back, budget, channel, most_ns=less) is None
-            again = in_order(line, out, back, budget, channel, most_ns=timed.makespan_ns)
+            assert no_wait_in_order(line, out, back, budget, channel, most_ns=less) is None
+            again = no_wait_in_order(line, out, back, budget, channel, most_ns=timed.makespan_ns)
             assert again == timed
             built += 1
     assert built > 60
@@ -106,9 +106,9 @@ def test_no_method_is_faster_than_a_bound(first: int) -> None:
         program = dynprog(line, budget, ONE, max(1, budget - line.static))
         sets = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, ONE)]
         sets += [chosen for chosen, _ in program]
-        best = fastest(line, sets, budget, ONE)
+        best = fastest_set(line, sets, budget, ONE)
         assert best is not None
-        found = improve(line, best[0], budget, ONE)
+        found = late_acceptance(line, best[0], budget, ONE)
         assert found is not None
         assert whole - 1e-6 <= found.makespan_ns <= best[1].makespan_ns
 
@@ -168,9 +168,9 @@ def test_tflms_never_waits_for_room() -> None:
         coming: set[int] = set()
         now = 0
         for step in judge(costs, timed.schedule, budget, ONE).steps:
-            if step.op.kind is OpKind.PREFETCH:
+            if step.op.kind is DeviceOpKind.PREFETCH:
                 coming.add(step.op.index)
-            if step.op.kind is OpKind.WAIT and step.op.index not in coming:
+            if step.op.kind is DeviceOpKind.WAIT and step.op.index not in coming:
                 assert step.end_ns == now
             now = step.end_ns if not step.moved else now
     assert found > 20
@@ -182,7 +182,7 @@ def test_rounding_never_breaks_the_budget() -> None:
     for seed in range(15):
         rng = random.Random(seed)
         costs = random_costs(rng, 12, most=1000)
-        line = line_of(costs, keep_all(costs))
+        line = compute_order(costs, keep_all(costs))
         for share in (0.1, 0.4, 0.8):
             budget = int(line.least + share * (line.peak - line.least))
             for slots in (13, 50, 200):
@@ -200,11 +200,11 @@ def test_exact_bounds_and_beats_the_rest_in_time() -> None:
     for seed in range(4):
         rng = random.Random(seed)
         costs = random_costs(rng, 6)
-        line = line_of(costs, keep_all(costs))
+        line = compute_order(costs, keep_all(costs))
         budget = (line.least + line.peak) // 2
-        start = fastest(line, [greedy(line, budget)], budget, ONE)
+        start = fastest_set(line, [greedy(line, budget)], budget, ONE)
         assert start is not None
-        proof = exact(line, budget, ONE, 20, start[1])
+        proof = exact_offload(line, budget, ONE, 20, start[1])
         assert proof.found is not None
         assert judge(costs, proof.found.schedule, budget, ONE).violations == ()
         assert proof.bound_ns == proof.found.makespan_ns <= start[1].makespan_ns
@@ -214,9 +214,9 @@ def test_exact_knows_of_units_that_take_turns_during_an_operation() -> None:
     """One leaves and another comes back during one operation: faster than if neither could."""
     rng = random.Random(128)
     costs = random_costs(rng, rng.choice((5, 6)))
-    line = line_of(costs, keep_all(costs))
+    line = compute_order(costs, keep_all(costs))
     budget = rng.randint(line.least, line.peak)
-    proof = exact(line, budget, ONE, 60)
+    proof = exact_offload(line, budget, ONE, 60)
     assert proof.found is not None
     outcome = judge(costs, proof.found.schedule, budget, ONE)
     assert outcome.violations == ()

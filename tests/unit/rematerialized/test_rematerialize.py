@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipeplan import rematerialize, tasks
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.livebytes import peak_bytes
-from pipeplan.remat import Channel, OpKind, budgets
+from pipeplan.remat import DeviceOpKind, HostLink, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
@@ -123,13 +123,13 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     expected = trained(copy.deepcopy(task.model), task)
     options = {"loss": task.loss, "repeats": 1, **FAST}
     free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
-    for budget in budgets(free.rematerialization_costs, Channel(10**13), 4)[:3:2]:
+    for budget in budgets(free.rematerialization_costs, HostLink(10**13), 4)[:3:2]:
         model = copy.deepcopy(task.model)
         lean = rematerialize(model, task.microbatch(0), budget, **options)
         found = trained(lean, task)
         assert all(map(torch.equal, expected, found))
         kinds = {op.kind for op in lean.rematerialization.schedule.ops}
-        assert OpKind.OFFLOAD in kinds
+        assert DeviceOpKind.OFFLOAD in kinds
         assert peak(lean, task) <= budget
 
 
@@ -153,7 +153,7 @@ def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPa
     assert isinstance(task.model, nn.Module)
     options = {"loss": task.loss, "repeats": 1, **FAST}
     free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
-    budget, *_ = budgets(free.rematerialization_costs, Channel(10**13), 2)
+    budget, *_ = budgets(free.rematerialization_costs, HostLink(10**13), 2)
     lean = rematerialize(task.model, task.microbatch(0), budget, **options)
     orders = lean._prepared.script.forward
     layer = next(order.op.index for order in orders if order.used_later)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.remat import Channel, Costs, Op, OpKind, Schedule, judge
-from pipeplan.remat.periodic import keep_all, periodic
+from pipeplan.remat import Costs, DeviceOp, DeviceOpKind, DeviceSchedule, HostLink, judge
+from pipeplan.remat.checkpointing.periodic import keep_all, periodic
 from pipeplan.rematerialized.measured import Sample
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Watch
@@ -77,12 +77,12 @@ class Machine:
             with watch(order.op):
                 self.clock.now += self._slower * self._takes(order.op, seen, script.again)
 
-    def _takes(self, op: Op, seen: set[int], again: frozenset[int]) -> int:
+    def _takes(self, op: DeviceOp, seen: set[int], again: frozenset[int]) -> int:
         if not op.computes:
-            return 10**6 if op.kind is OpKind.WAIT else FREEING
-        if op.kind is OpKind.BACKWARD:
+            return 10**6 if op.kind is DeviceOpKind.WAIT else FREEING
+        if op.kind is DeviceOpKind.BACKWARD:
             return BACKWARD[op.index]
-        plain = (FORWARD if op.kind is OpKind.KEEP_ALL else LIGHT)[op.index]
+        plain = (FORWARD if op.kind is DeviceOpKind.KEEP_ALL else LIGHT)[op.index]
         if op.index not in again:
             return plain
         extra = RESTORING if op.index in seen else STORING
@@ -114,7 +114,7 @@ def sample(machine: Machine) -> Sample:
     return Sample(source=torch.zeros(3, requires_grad=True), loss=(machine.loss, torch.zeros(3)))
 
 
-def spent(machine: Machine, schedule: Schedule) -> int:
+def spent(machine: Machine, schedule: DeviceSchedule) -> int:
     """What one call by `schedule` takes, with its loss, unwatched."""
     begin = machine.clock.now
     given = sample(machine)
@@ -143,8 +143,8 @@ def test_operations_taken_apart_add_up_in_other_schedules() -> None:
     assert found.backward[:-1] == BACKWARD
     assert found.light[:-1] == tuple(each + STORING + RESTORING for each in LIGHT)
     for schedule in (keep_all(costs()), again, periodic(costs(), 2)):
-        frees = sum(op.kind is OpKind.FREE for op in schedule.ops)
-        more = FREEING * (sum(op.kind is OpKind.FREE for op in again.ops) - frees)
+        frees = sum(op.kind is DeviceOpKind.FREE for op in schedule.ops)
+        more = FREEING * (sum(op.kind is DeviceOpKind.FREE for op in again.ops) - frees)
         assert judge(found, schedule).makespan_ns == spent(machine, schedule) + more
 
 
@@ -162,18 +162,18 @@ def test_waits_are_the_channels_affair() -> None:
     """How long the rehearsal waited for a transfer is no time of any operation."""
     machine = Machine()
     ops = list(keep_all(costs()).ops)
-    turn = ops.index(Op(OpKind.BACKWARD, LAYERS - 1))
+    turn = ops.index(DeviceOp(DeviceOpKind.BACKWARD, LAYERS - 1))
     ops[turn + 1 : turn + 1] = [
-        Op(OpKind.PREFETCH, 1),
-        Op(OpKind.WAIT, 1),
+        DeviceOp(DeviceOpKind.PREFETCH, 1),
+        DeviceOp(DeviceOpKind.WAIT, 1),
     ]
-    ops.insert(3, Op(OpKind.WAIT, 1))
-    ops.insert(3, Op(OpKind.OFFLOAD, 1))
-    with_waits = Schedule(LAYERS, tuple(ops))
+    ops.insert(3, DeviceOp(DeviceOpKind.WAIT, 1))
+    ops.insert(3, DeviceOp(DeviceOpKind.OFFLOAD, 1))
+    with_waits = DeviceSchedule(LAYERS, tuple(ops))
     shown = rehearsed(costs(), with_waits, machine.run, sample(machine), machine, 1).costs
     plain = rehearsed(costs(), keep_all(costs()), machine.run, sample(machine), machine, 1).costs
     assert shown.compute == plain.compute + 2 * FREEING
-    assert judge(shown, with_waits, None, Channel()).violations == ()
+    assert judge(shown, with_waits, None, HostLink()).violations == ()
 
 
 def test_spread_is_that_of_the_calls() -> None:

@@ -1,4 +1,7 @@
-"""The offloading program's states and which to drop: (O10) of docs/reference/remat-rules.md."""
+"""Pareto filter: states of a dynamic program that no other one dominates.
+
+(O10) of docs/reference/remat-rules.md; the dominance rules are ours.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeplan.remat.line import Ints
+from pipeplan.remat.arrays import Ints
 
 
 @dataclass(frozen=True)
-class States:
+class StateSet:
     """Arrays with one entry per state; times and amounts in slots.
 
     Attributes:
@@ -32,16 +35,16 @@ class States:
     def __len__(self) -> int:
         return len(self.idle)
 
-    def take(self, which: npt.NDArray[np.bool_] | Ints) -> States:
+    def take(self, which: npt.NDArray[np.bool_] | Ints) -> StateSet:
         """The states at `which`."""
-        return States(
+        return StateSet(
             self.kept[which], self.a[which], self.b[which], self.idle[which], self.came[which]
         )
 
 
-def both(first: States, second: States) -> States:
+def concatenated(first: StateSet, second: StateSet) -> StateSet:
     """All states of the two."""
-    return States(
+    return StateSet(
         *(
             np.concatenate([getattr(first, name), getattr(second, name)])
             for name in ("kept", "a", "b", "idle", "came")
@@ -49,7 +52,7 @@ def both(first: States, second: States) -> States:
     )
 
 
-def undominated(states: States) -> States:
+def non_dominated(states: StateSet) -> StateSet:
     """(O10) along each axis: the states that no other one replaces.
 
     Waiting turns time into transfers one to one, so what is smaller in one amount by d and later
@@ -62,7 +65,7 @@ def undominated(states: States) -> States:
     return states
 
 
-def _front(states: States, axis: Ints, others: tuple[Ints, Ints], waits: bool) -> States:
+def _front(states: StateSet, axis: Ints, others: tuple[Ints, Ints], waits: bool) -> StateSet:
     """Within equal `others`: no entry beaten by one of smaller `axis`; with `waits`, nor by one
     of larger `axis` that is as much earlier.
     """

@@ -1,6 +1,6 @@
 """The fastest whole-unit offloading, in any order of transfers, with a bound: CP-SAT on Problem 1.
 
-(O11)-(O14) of docs/reference/remat-rules.md.
+(O11)-(O14) of docs/reference/remat-rules.md; the model is ours.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeplan.remat.bounds import paper_bound, whole_bound
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.exact_model import Model, Move
-from pipeplan.remat.line import Line
-from pipeplan.remat.nowait import Timed, complete, no_wait
-from pipeplan.remat.schedule import Op, OpKind
+from pipeplan.remat.cpsat.model import OffloadModel, UnitCopies
+from pipeplan.remat.offloading.compute_order import ComputeOrder
+from pipeplan.remat.offloading.no_wait import NoWaitSchedule, no_wait, with_transfers
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind
 
 LARGEST = 8000
 """Units times operations above which the model is not worth its building."""
@@ -29,16 +29,16 @@ _LEAST_SHARE = 1 / 16
 class Proof:
     """The best schedule found, and a time that none is below; None where there is no schedule."""
 
-    found: Timed | None
+    found: NoWaitSchedule | None
     bound_ns: int
 
 
-def exact(
-    line: Line,
+def exact_offload(
+    line: ComputeOrder,
     budget: int,
-    channel: Channel,
+    channel: HostLink,
     seconds: float = 10.0,
-    start: Timed | None = None,
+    start: NoWaitSchedule | None = None,
     goals: Sequence[int] = (),
 ) -> Proof:
     """Search all offloadings of `line` for `seconds`, for what is faster than `start`.
@@ -56,10 +56,10 @@ def exact(
         return Proof(None, line.compute)
     known = start or no_wait(line, [unit.index for unit in line.units], budget, channel)
     assert known is not None, "all units away is what the least budget is"
-    bound = lower_bound(line, budget, channel)
+    bound = best_known_bound(line, budget, channel)
     if known.makespan_ns <= bound or len(line.units) * len(line.ops) > LARGEST:
         return Proof(known, bound)
-    search = _Search(line, budget, channel, known, bound)
+    search = _ExactSearch(line, budget, channel, known, bound)
     end, share = time.monotonic() + seconds, 0.5
     for goal in sorted(goals):
         if search.bound < goal < search.known.makespan_ns and not search.closed:
@@ -74,17 +74,17 @@ def exact(
 
 
 @dataclass
-class _Search:
+class _ExactSearch:
     """The best schedule known and a time that none is below, while questions narrow them.
 
     Whether there is a schedule within a time, anywhere between both, is answered much sooner than
     what the shortest one is: a short horizon decides most of what is away when.
     """
 
-    line: Line
+    line: ComputeOrder
     budget: int
-    channel: Channel
-    known: Timed
+    channel: HostLink
+    known: NoWaitSchedule
     bound: int
     proven: bool = False
     """Whether the model's optimum is known, and nothing left but what rounding to ticks hides."""
@@ -97,9 +97,11 @@ class _Search:
         """Ask for schedules of at most `most` ns; whether an answer came in time."""
         from ortools.sat.python import cp_model
 
-        model = Model(cp_model.CpModel(), self.line, self.budget, self.channel, most)
+        model = OffloadModel(cp_model.CpModel(), self.line, self.budget, self.channel, most)
         ops = self.known.schedule.ops
-        model.build(self.bound, frozenset(op.index for op in ops if op.kind is OpKind.OFFLOAD))
+        model.build(
+            self.bound, frozenset(op.index for op in ops if op.kind is DeviceOpKind.OFFLOAD)
+        )
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = seconds
         solver.parameters.num_workers = 1
@@ -115,14 +117,14 @@ class _Search:
             return False
         self.proven = status == cp_model.OPTIMAL
         issues = _issues(*model.solution(solver.value), self.channel.duplex)
-        found = complete(self.line, issues, self.budget, self.channel)
+        found = with_transfers(self.line, issues, self.budget, self.channel)
         if found is None or found.makespan_ns >= self.known.makespan_ns:
             return False
         self.known = found
         return True
 
 
-def lower_bound(line: Line, budget: int, channel: Channel) -> int:
+def best_known_bound(line: ComputeOrder, budget: int, channel: HostLink) -> int:
     """The best bound known without search."""
     whole = None if channel.duplex else whole_bound(line, budget, channel)
     # The fluid bound is a float: a little less than it cannot be too much.
@@ -134,7 +136,7 @@ class _Copy:
     """A copy of a solution, times in ticks; it is issued from `earliest` to before `latest`."""
 
     begin: int
-    op: Op
+    op: DeviceOp
     time: int
     due: int
     earliest: int
@@ -142,10 +144,10 @@ class _Copy:
 
     @property
     def out(self) -> bool:
-        return self.op.kind is OpKind.OFFLOAD
+        return self.op.kind is DeviceOpKind.OFFLOAD
 
 
-def _issues(ends: list[int], moves: list[Move], duplex: bool) -> dict[int, list[Op]]:
+def _issues(ends: list[int], moves: list[UnitCopies], duplex: bool) -> dict[int, list[DeviceOp]]:
     """Copies in the order of their begins, each behind the operations that had ended by then.
 
     Operations that take no time do not tell by the clock what comes first; then an offload comes
@@ -154,13 +156,16 @@ def _issues(ends: list[int], moves: list[Move], duplex: bool) -> dict[int, list[
     copies: list[_Copy] = []
     for move in moves:
         unit = move.unit
-        offload, prefetch = Op(OpKind.OFFLOAD, unit.index), Op(OpKind.PREFETCH, unit.index)
+        offload, prefetch = (
+            DeviceOp(DeviceOpKind.OFFLOAD, unit.index),
+            DeviceOp(DeviceOpKind.PREFETCH, unit.index),
+        )
         copies.append(_Copy(move.out, offload, move.time, move.due, unit.ready, move.first))
         copies.append(_Copy(move.back, prefetch, move.time, move.due, move.last + 1, unit.due))
     copies.sort(key=lambda copy: (copy.begin, not copy.out, copy.latest))
     if not duplex:
         _offloads_first(ends, copies)
-    issues: dict[int, list[Op]] = {}
+    issues: dict[int, list[DeviceOp]] = {}
     at = 0
     for copy in copies:
         at = max(at, copy.earliest)

@@ -7,17 +7,15 @@ Equations (C1)-(C6) of docs/reference/remat-rules.md; after the recurrence of Ro
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.persistent import KEEP, Ints, Needs, unroll
-from pipeplan.remat.schedule import Schedule
+from pipeplan.remat.arrays import Floats, Ints
+from pipeplan.remat.checkpointing.persistent import KEEP, Needs, unroll
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.schedule import DeviceSchedule
 from pipeplan.units import ceil_div
 
-Floats = npt.NDArray[np.float64]
 
-
-def rotor(costs: Costs, budget: int, slots: int = 500) -> Schedule | None:
+def rotor(costs: Costs, budget: int, slots: int = 500) -> DeviceSchedule | None:
     """The fastest persistent schedule whose rounded sizes fit `budget` bytes.
 
     Args:
@@ -38,7 +36,9 @@ def rotor(costs: Costs, budget: int, slots: int = 500) -> Schedule | None:
     if np.isinf(table.at[0][0, costs.layers - 1, -1]):
         return None
     whole = (0, costs.layers - 1, 0, table.top)
-    return Schedule(costs.layers, tuple(unroll(table.decide, whole, table.taken, table.full)))
+    return DeviceSchedule(
+        costs.layers, tuple(unroll(table.decide, whole, table.taken, table.full))
+    )
 
 
 class _Table:

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.device import Device
-from pipeplan.remat.schedule import Op, OpKind, Schedule
-
-Ints = npt.NDArray[np.int64]
+from pipeplan.remat.arrays import Ints
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.device_state import DeviceState
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A unit that nothing uses for a while around the turn; positions are those of `Line.ops`."""
+class OffloadUnit:
+    """A unit unused for a while around the turn; positions are those of `ComputeOrder.ops`."""
 
     index: int
     size: int
@@ -33,7 +31,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComputeOrder:
     """Operations without transfers, what each needs, and what may be away meanwhile.
 
     Attributes:
@@ -45,11 +43,11 @@ class Line:
 
     layers: int
     static: int
-    ops: tuple[Op, ...]
+    ops: tuple[DeviceOp, ...]
     need: Ints
     held: Ints
     time: Ints
-    units: tuple[Unit, ...]
+    units: tuple[OffloadUnit, ...]
 
     @cached_property
     def leavable(self) -> Ints:
@@ -62,7 +60,7 @@ class Line:
     @cached_property
     def turn(self) -> int:
         """Position of the first backward."""
-        return next(at for at, op in enumerate(self.ops) if op.kind is OpKind.BACKWARD)
+        return next(at for at, op in enumerate(self.ops) if op.kind is DeviceOpKind.BACKWARD)
 
     @cached_property
     def rest(self) -> list[int]:
@@ -86,10 +84,10 @@ class Line:
         return int((self.need - self.leavable).max())
 
 
-def line_of(costs: Costs, base: Schedule) -> Line:
+def compute_order(costs: Costs, base: DeviceSchedule) -> ComputeOrder:
     """What may leave during `base`, an allowed schedule without transfers (O1)."""
-    device = Device(costs)
-    turn = next(at for at, op in enumerate(base.ops) if op.kind is OpKind.BACKWARD)
+    device = DeviceState(costs)
+    turn = next(at for at, op in enumerate(base.ops) if op.kind is DeviceOpKind.BACKWARD)
     need: list[int] = []
     held: list[int] = []
     last: dict[int, int] = {}
@@ -110,13 +108,13 @@ def line_of(costs: Costs, base: Schedule) -> Line:
         if at < turn:
             after.update({unit: device.size(unit) for unit in used})
     units = [
-        Unit(unit, after[unit], at + (before[unit] != after[unit]), at + 1, due[unit])
+        OffloadUnit(unit, after[unit], at + (before[unit] != after[unit]), at + 1, due[unit])
         for unit, at in last.items()
         if after[unit] and due.get(unit, 0) > turn
     ]
     units.sort(key=lambda unit: unit.index)
     times = [costs.time(op) for op in base.ops]
-    return Line(
+    return ComputeOrder(
         costs.layers,
         costs.static,
         base.ops,
@@ -127,6 +125,6 @@ def line_of(costs: Costs, base: Schedule) -> Line:
     )
 
 
-def _uses(op: Op) -> tuple[int, ...]:
+def _uses(op: DeviceOp) -> tuple[int, ...]:
     """Units that an operation reads, makes or gives up."""
     return (op.index, op.index + 1) if op.computes else (op.index,)

@@ -1,4 +1,7 @@
-"""Search around a choice of units and the orders of their copies, by the time of the schedule."""
+"""Late acceptance hill climbing over a set of offloaded units and the orders of their copies.
+
+E. Burke, Y. Bykov, *The late acceptance hill-climbing heuristic* (2017); the moves are ours.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeplan.remat.bounds import phase_bound
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.choices import Units
-from pipeplan.remat.line import Line
-from pipeplan.remat.nowait import Timed, in_order
+from pipeplan.remat.offloading.compute_order import ComputeOrder
+from pipeplan.remat.offloading.no_wait import NoWaitSchedule, no_wait_in_order
+from pipeplan.remat.offloading.selection import UnitSet
+from pipeplan.remat.schedules.host_link import HostLink
 
 TRIES, SPAN = 3000, 300_000
 """Changes to try, and changes times operations, at most."""
@@ -22,16 +25,16 @@ _ORDERS = 0.4
 """Share of changes that leave the set as it is."""
 
 
-class Orders(NamedTuple):
+class CopyOrders(NamedTuple):
     """Units in the orders in which they leave and come back."""
 
     out: tuple[int, ...]
     back: tuple[int, ...]
 
 
-def improve(
-    line: Line, start: Units, budget: int, channel: Channel, more: int = 1
-) -> Timed | None:
+def late_acceptance(
+    line: ComputeOrder, start: UnitSet, budget: int, channel: HostLink, more: int = 1
+) -> NoWaitSchedule | None:
     """The fastest no-wait schedule found by changes to a set and to the orders of its copies.
 
     Late acceptance hill climbing (E. Burke, Y. Bykov, 2017) with seeded changes: one unit more or
@@ -48,8 +51,8 @@ def improve(
         None where the schedule of `start` itself does not fit.
     """
     order = tuple(sorted(start))
-    held = Orders(order, order[::-1])
-    best = in_order(line, *held, budget, channel)
+    held = CopyOrders(order, order[::-1])
+    best = no_wait_in_order(line, *held, budget, channel)
     if best is None:
         return None
     bound = phase_bound(line, budget, channel)
@@ -61,7 +64,7 @@ def improve(
         same = rng.random() < _ORDERS
         other = _reordered(held, rng) if same else _other_set(held, units, rng)
         most = max(now, past[at % _LATE])
-        found = in_order(line, *other, budget, channel, most_ns=most)
+        found = no_wait_in_order(line, *other, budget, channel, most_ns=most)
         if found is not None and found.makespan_ns <= most:
             held, now = other, found.makespan_ns
             best = min(best, found, key=lambda each: each.makespan_ns)
@@ -69,7 +72,7 @@ def improve(
     return best
 
 
-def _reordered(held: Orders, rng: random.Random) -> Orders:
+def _reordered(held: CopyOrders, rng: random.Random) -> CopyOrders:
     """One unit elsewhere among those that leave, or among those that come back."""
     if not held.out:
         return held
@@ -85,18 +88,18 @@ def _moved(order: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
     return tuple(rest)
 
 
-def _other_set(held: Orders, units: Sequence[int], rng: random.Random) -> Orders:
+def _other_set(held: CopyOrders, units: Sequence[int], rng: random.Random) -> CopyOrders:
     """One unit more, in its place by the line, or less; or one in for another near it."""
     unit = rng.choice(units)
     if unit not in held.out:
-        return Orders(_with(held.out, unit, 1), _with(held.back, unit, -1))
+        return CopyOrders(_with(held.out, unit, 1), _with(held.back, unit, -1))
     near = units.index(unit) + rng.randint(-_NEAR, _NEAR)
     other = units[min(max(near, 0), len(units) - 1)]
     if other in held.out:
         out, back = ([each for each in way if each != unit] for way in held)
     else:
         out, back = ([other if each == unit else each for each in way] for way in held)
-    return Orders(tuple(out), tuple(back))
+    return CopyOrders(tuple(out), tuple(back))
 
 
 def _with(order: tuple[int, ...], unit: int, sign: int) -> tuple[int, ...]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.choices import Units, ranking
-from pipeplan.remat.line import Ints, Line
-from pipeplan.remat.nowait import Timed
-from pipeplan.remat.slots import Slots, discretize
-from pipeplan.remat.states import States, both, undominated
-from pipeplan.remat.turn import gap, phases
+from pipeplan.remat.arrays import Ints
+from pipeplan.remat.offloading.compute_order import ComputeOrder
+from pipeplan.remat.offloading.discretization import DiscretizedOrder, discretize
+from pipeplan.remat.offloading.idle_at_loss import idle_at_loss, phases
+from pipeplan.remat.offloading.no_wait import NoWaitSchedule
+from pipeplan.remat.offloading.selection import UnitSet, ranked_sets
+from pipeplan.remat.pareto import StateSet, concatenated, non_dominated
+from pipeplan.remat.schedules.host_link import HostLink
 
 FEW, MANY = 256, 100_000
 """States kept by the quick pass that bounds the idle time, and by the pass after it."""
@@ -26,7 +27,7 @@ MOST = 32
 
 
 @dataclass(frozen=True)
-class Choice:
+class OffloadChoice:
     """Sets of units that idle least, in slots; `exact` where no state was left out."""
 
     sets: tuple[frozenset[int], ...]
@@ -37,8 +38,8 @@ class Choice:
 
 
 def dynprog(
-    line: Line, budget: int, channel: Channel, slots: int = 500
-) -> list[tuple[Units, Timed]]:
+    line: ComputeOrder, budget: int, channel: HostLink, slots: int = 500
+) -> list[tuple[UnitSet, NoWaitSchedule]]:
     """Sets whose offloading idles least with interruptible transfers, sizes in `slots`.
 
     Each with its no-wait schedule, the shortest of these first. Unit sizes are rounded
@@ -57,7 +58,7 @@ def dynprog(
         choice = choose(table)
         if choice is None:
             return []
-        found = ranking(line, choice.sets, budget, channel)
+        found = ranked_sets(line, choice.sets, budget, channel)
         if found:
             return found
         lacking = [
@@ -72,7 +73,7 @@ def dynprog(
         step *= 2
 
 
-def choose(table: Slots) -> Choice | None:
+def choose(table: DiscretizedOrder) -> OffloadChoice | None:
     """The optimum of the program on `table`: a quick pass bounds it, a second one finds it."""
     quick = _Program(table, FEW, None).solve()
     if quick is None or quick.exact:
@@ -90,7 +91,7 @@ class _Program:
         exact: whether no state was left out for want of space.
     """
 
-    def __init__(self, table: Slots, most: int, bound: int | None) -> None:
+    def __init__(self, table: DiscretizedOrder, most: int, bound: int | None) -> None:
         self.table, self.line, self.most, self.bound = table, table.line, most, bound
         self.exact = True
         total = int(table.size.sum())
@@ -99,10 +100,10 @@ class _Program:
         self.least = total - int(table.spare.min())
         self.history: list[Ints] = []
 
-    def solve(self) -> Choice | None:
+    def solve(self) -> OffloadChoice | None:
         """All levels, then the turn."""
         line, zero = self.line, np.zeros(1, dtype=np.int64)
-        states = States(zero, zero, zero, zero, zero)
+        states = StateSet(zero, zero, zero, zero, zero)
         at, end, total = 0, len(line.ops), 0
         for unit, size in zip(line.units, self.table.size.tolist(), strict=True):
             states = self._backward(self._forward(states, at, unit.ready), unit.due, end)
@@ -112,7 +113,7 @@ class _Program:
             if early:
                 kept = self._forward(states, unit.ready, at)
                 moved = self._forward(states, unit.ready, at, size)
-            states = both(_keep(kept, size), _move(moved, 0 if early else size, size))
+            states = concatenated(_keep(kept, size), _move(moved, 0 if early else size, size))
             states = self._prune(states, at, end, total)
             if not len(states):
                 return None
@@ -121,7 +122,7 @@ class _Program:
         states = self._backward(self._forward(states, at, line.turn), line.turn, end)
         return self._finish(states)
 
-    def _forward(self, states: States, at: int, end: int, size: int = 0) -> States:
+    def _forward(self, states: StateSet, at: int, end: int, size: int = 0) -> StateSet:
         """(O8) forwards; a unit of `size` may leave from the begin of the one operation on."""
         for op in range(at, end):
             states = states.take(states.kept <= self.table.room[op])
@@ -132,7 +133,7 @@ class _Program:
             states = replace(states, a=a, idle=states.idle + wait)
         return states
 
-    def _backward(self, states: States, at: int, end: int) -> States:
+    def _backward(self, states: StateSet, at: int, end: int) -> StateSet:
         """(O8) backwards, from the last operation to the first."""
         for op in range(end - 1, at - 1, -1):
             states = states.take(states.kept <= self.table.room[op])
@@ -141,7 +142,7 @@ class _Program:
             states = replace(states, b=b, idle=states.idle + wait)
         return states
 
-    def _prune(self, states: States, at: int, end: int, total: int) -> States:
+    def _prune(self, states: StateSet, at: int, end: int, total: int) -> StateSet:
         """States that may still beat the bound, undominated; the most promising `most` of them."""
         if not len(states):
             return states
@@ -156,14 +157,14 @@ class _Program:
         if len(states) > 8 * self.most:
             states = states.take(np.argsort(least, kind="stable")[: 8 * self.most])
             self.exact = False
-        states = undominated(states) if len(states) else states
+        states = non_dominated(states) if len(states) else states
         if len(states) > self.most:
             least = states.idle + np.maximum(states.a + states.b - ahead, 0)
             states = states.take(np.argsort(least, kind="stable")[: self.most])
             self.exact = False
         return states
 
-    def _finish(self, states: States) -> Choice | None:
+    def _finish(self, states: StateSet) -> OffloadChoice | None:
         """(O9) for all last states, best prospects first; of these the `MOST` that idle least."""
         least = states.idle + np.maximum(states.a + states.b, 0)
         order = np.lexsort((-states.kept, least))
@@ -174,7 +175,7 @@ class _Program:
             if len(found) == MOST and least[some[0]] >= idles[-1]:
                 break
             part = states.take(some)
-            gaps = gap(part.kept, part.a, part.b, *sides)
+            gaps = idle_at_loss(part.kept, part.a, part.b, *sides)
             idles = np.concatenate([idles, part.idle + gaps])
             found = np.concatenate([found, some])
             first = np.lexsort((-states.kept[found], idles))[:MOST]
@@ -182,7 +183,7 @@ class _Program:
         if not len(found) or (self.bound is not None and idles[0] >= self.bound):
             return None
         sets = dict.fromkeys(self._chosen(int(states.came[at]) // 2) for at in found)
-        return Choice(tuple(sets), int(idles[0]), self.exact)
+        return OffloadChoice(tuple(sets), int(idles[0]), self.exact)
 
     def _chosen(self, state: int) -> frozenset[int]:
         found = []
@@ -193,11 +194,11 @@ class _Program:
         return frozenset(found)
 
 
-def _keep(states: States, size: int) -> States:
+def _keep(states: StateSet, size: int) -> StateSet:
     return replace(states, kept=states.kept + size)
 
 
-def _move(states: States, ahead: int, behind: int) -> States:
+def _move(states: StateSet, ahead: int, behind: int) -> StateSet:
     """Offload a unit: `ahead` slots join the offloads, `behind` slots the prefetches."""
     a = np.maximum(states.a, 0) + ahead if ahead else states.a
     return replace(states, a=a, b=np.maximum(states.b, 0) + behind, came=states.came + 1)

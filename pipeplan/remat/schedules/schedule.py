@@ -16,7 +16,7 @@ _HEADER = "pipeplan-remat/1"
 _MAX_LAYERS = 100_000
 
 
-class OpKind(StrEnum):
+class DeviceOpKind(StrEnum):
     """What an operation does; its index is a layer (F, B) or a boundary (the others)."""
 
     KEEP_ALL = "F_all"
@@ -36,14 +36,14 @@ class OpKind(StrEnum):
     """Compute on only once the last transfer of a unit has ended, and so all before it."""
 
 
-FORWARDS = (OpKind.KEEP_ALL, OpKind.KEEP_INPUT, OpKind.KEEP_NOTHING)
+FORWARDS = (DeviceOpKind.KEEP_ALL, DeviceOpKind.KEEP_INPUT, DeviceOpKind.KEEP_NOTHING)
 
 
 @dataclass(frozen=True, order=True)
-class Op:
+class DeviceOp:
     """One operation; `index` is a layer of a forward or backward, else a boundary."""
 
-    kind: OpKind
+    kind: DeviceOpKind
     index: int
 
     def __str__(self) -> str:
@@ -52,22 +52,22 @@ class Op:
     @property
     def computes(self) -> bool:
         """Whether it takes time of the device: a forward or a backward."""
-        return self.kind in FORWARDS or self.kind is OpKind.BACKWARD
+        return self.kind in FORWARDS or self.kind is DeviceOpKind.BACKWARD
 
 
 @dataclass(frozen=True)
-class Schedule:
+class DeviceSchedule:
     """Operations in the order in which the device issues them, for a chain of `layers` layers."""
 
     layers: int
-    ops: tuple[Op, ...]
+    ops: tuple[DeviceOp, ...]
 
     def to_text(self) -> str:
         """A header, then one operation a line."""
         return "\n".join([f"{_HEADER} {self.layers}", *map(str, self.ops)]) + "\n"
 
     @classmethod
-    def from_text(cls, text: str, where: str = "schedule") -> Schedule:
+    def from_text(cls, text: str, where: str = "schedule") -> DeviceSchedule:
         """The schedule in `text`; `where` names it in errors.
 
         Raises:
@@ -85,14 +85,14 @@ class Schedule:
         return cls(layers, ops)
 
 
-def _op(line: str, layers: int, where: str) -> Op:
-    known = {str(kind): kind for kind in OpKind}
+def _op(line: str, layers: int, where: str) -> DeviceOp:
+    known = {str(kind): kind for kind in DeviceOpKind}
     kind = known.get(line.split(" ")[0])
     if kind is None:
         raise InputError(
             f"{where}: got {shown(line)}, need one of {', '.join(known)} and an index"
         )
-    return Op(kind, _number(line, 0, layers - Op(kind, 0).computes, where))
+    return DeviceOp(kind, _number(line, 0, layers - DeviceOp(kind, 0).computes, where))
 
 
 def _number(line: str, least: int, most: int, where: str) -> int:

@@ -1,4 +1,4 @@
-"""The one judge of every planner: replay a schedule, by rule, by byte and by time.
+"""Replay of a schedule, by rule, by byte and by time: the one judge of every planner.
 
 Computation and transfers overlap: the device runs forwards and backwards in order on one queue,
 transfers in order of issue on the channel; only `wait` ties the first to the second:
@@ -10,23 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.device import Device
-from pipeplan.remat.schedule import Op, OpKind, Schedule
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.device_state import DeviceState
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
-INSTANT = Channel()
+INSTANT = HostLink()
 """Where transfers take no time."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayedOp:
     """One replayed operation: when it runs, and the bytes on device and host meanwhile.
 
     A transfer's times are those on the channel, its bytes those from its issue on.
     """
 
-    op: Op
+    op: DeviceOp
     start_ns: int
     end_ns: int
     bytes: int
@@ -38,7 +38,7 @@ class Step:
 class Outcome:
     """What a schedule does: its steps, makespan, peak bytes, and every rule it breaks."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayedOp, ...]
     makespan_ns: int
     peak_bytes: int
     violations: tuple[str, ...]
@@ -51,13 +51,13 @@ class Outcome:
         return self.makespan_ns - busy
 
     @property
-    def peak_step(self) -> Step:
+    def peak_step(self) -> ReplayedOp:
         """The first operation that reaches the peak."""
         return max(self.steps, key=lambda step: step.bytes)
 
 
 def judge(
-    costs: Costs, schedule: Schedule, budget: int | None = None, channel: Channel = INSTANT
+    costs: Costs, schedule: DeviceSchedule, budget: int | None = None, channel: HostLink = INSTANT
 ) -> Outcome:
     """Replay `schedule` over `channel`.
 
@@ -69,8 +69,8 @@ def judge(
             f"schedule: got one for {schedule.layers} layers, need {costs.layers}."
             " Plan this chain again."
         )
-    device, clock = Device(costs, channel.duplex), _Clock(costs, channel)
-    steps: list[Step] = []
+    device, clock = DeviceState(costs, channel.duplex), _Clock(costs, channel)
+    steps: list[ReplayedOp] = []
     found: list[str] = []
     for number, op in enumerate(schedule.ops):
         refusal = device.refusal(op)
@@ -79,16 +79,20 @@ def judge(
         used = device.during(op)
         if budget is not None and used > budget and not found:
             found.append(f"step {number}, {op}: holds {used} bytes, need at most {budget}")
-        moved = device.size(op.index) if op.kind in (OpKind.OFFLOAD, OpKind.PREFETCH) else 0
+        moved = (
+            device.size(op.index)
+            if op.kind in (DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH)
+            else 0
+        )
         times = clock.run(op, moved)
         device.apply(op)
-        steps.append(Step(op, *times, used, moved, sum(device.host.values())))
+        steps.append(ReplayedOp(op, *times, used, moved, sum(device.host.values())))
     if device.pending >= 0:
         found.append(f"the end: the backward of layer {device.pending} is missing")
     return _outcome(steps, clock, found)
 
 
-def _outcome(steps: list[Step], clock: _Clock, found: list[str]) -> Outcome:
+def _outcome(steps: list[ReplayedOp], clock: _Clock, found: list[str]) -> Outcome:
     peak = max((step.bytes for step in steps), default=0)
     host = max((step.host_bytes for step in steps), default=0)
     return Outcome(tuple(steps), max(clock.compute, *clock.free), peak, tuple(found), host)
@@ -97,25 +101,25 @@ def _outcome(steps: list[Step], clock: _Clock, found: list[str]) -> Outcome:
 class _Clock:
     """When the device and the directions of the channel are free next."""
 
-    def __init__(self, costs: Costs, channel: Channel) -> None:
+    def __init__(self, costs: Costs, channel: HostLink) -> None:
         self.costs, self.channel = costs, channel
         self.compute = 0
         self.free = [0, 0]
         self.done: dict[int, int] = {}
 
-    def run(self, op: Op, moved: int) -> tuple[int, int]:
+    def run(self, op: DeviceOp, moved: int) -> tuple[int, int]:
         """Start and end of `op`."""
-        if op.kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
+        if op.kind in (DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH):
             return self._transfer(op, moved)
         start = self.compute
-        if op.kind is OpKind.WAIT:
+        if op.kind is DeviceOpKind.WAIT:
             self.compute = max(start, self.done[op.index])
         else:
             self.compute += self.costs.time(op)
         return start, self.compute
 
-    def _transfer(self, op: Op, moved: int) -> tuple[int, int]:
-        way = int(self.channel.duplex and op.kind is OpKind.PREFETCH)
+    def _transfer(self, op: DeviceOp, moved: int) -> tuple[int, int]:
+        way = int(self.channel.duplex and op.kind is DeviceOpKind.PREFETCH)
         # A unit comes back no earlier than it has left; on one way that follows from the order.
         start = max(self.compute, self.free[way], self.done.get(op.index, 0))
         end = start + self.channel.time_ns(moved)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.persistent import Ints
-from pipeplan.remat.pofo_inner import Inner, scale_of, up
-from pipeplan.remat.schedule import Op, OpKind, Schedule
-from pipeplan.remat.states import States, both, undominated
+from pipeplan.remat.arrays import Ints
+from pipeplan.remat.combined.pofo_inner import InnerTable, ceil_slots, scale_of
+from pipeplan.remat.pareto import StateSet, concatenated, non_dominated
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
 FEW, MANY = 100, 2000
 """States kept at a boundary by the quick pass that bounds the time, and by the pass after it."""
@@ -26,7 +26,7 @@ FEW, MANY = 100, 2000
 class Pofo:
     """Operations without transfers, the units to offload, and the time the program expects."""
 
-    base: Schedule
+    base: DeviceSchedule
     units: frozenset[int]
     time_ns: float
 
@@ -40,7 +40,7 @@ class _Step:
     moved: bool
 
 
-def pofo(costs: Costs, budget: int, channel: Channel, slots: int = 50) -> Pofo | None:
+def pofo(costs: Costs, budget: int, channel: HostLink, slots: int = 50) -> Pofo | None:
     """The fastest combination in the model of (P6)-(P9), sizes rounded up to `slots`.
 
     Returns:
@@ -48,7 +48,7 @@ def pofo(costs: Costs, budget: int, channel: Channel, slots: int = 50) -> Pofo |
     """
     if budget <= costs.static:
         return None
-    inner = Inner(costs, scale_of(costs, budget, channel, slots))
+    inner = InnerTable(costs, scale_of(costs, budget, channel, slots))
     inner.fill()
     quick = _Forward(costs, inner, FEW, np.inf).solve()
     if quick is None:
@@ -59,22 +59,22 @@ def pofo(costs: Costs, budget: int, channel: Channel, slots: int = 50) -> Pofo |
 class _Forward:
     """The forward phase: states at each boundary, kept boundary by kept boundary.
 
-    In `States`, `kept` is what no longer is free of the slots, `a` what is to offload still, `b`
+    In `StateSet`, `kept` is what no longer is free of the slots, `a` what is to offload still, `b`
     what must be back before the backward phase comes here, `idle` the time of both phases.
     """
 
-    def __init__(self, costs: Costs, inner: Inner, most: int, bound: float) -> None:
+    def __init__(self, costs: Costs, inner: InnerTable, most: int, bound: float) -> None:
         self.costs, self.inner, self.scale = costs, inner, inner.scale
         self.most, self.bound = most, bound
         both_ways = inner.forward + inner.backward
         self.ahead = np.concatenate([np.cumsum(both_ways[::-1])[::-1], [0.0]])
-        self.reached: dict[tuple[int, int], list[tuple[States, _Step | None]]] = {}
-        self.settled: dict[tuple[int, int], tuple[States, list[_Step | None], Ints]] = {}
+        self.reached: dict[tuple[int, int], list[tuple[StateSet, _Step | None]]] = {}
+        self.settled: dict[tuple[int, int], tuple[StateSet, list[_Step | None], Ints]] = {}
 
     def solve(self) -> Pofo | None:
         """All boundaries in order, then the best way back."""
         zero = np.zeros(1, dtype=np.int64)
-        start = States(zero, zero, zero, np.zeros(1), zero)
+        start = StateSet(zero, zero, zero, np.zeros(1), zero)
         self.reached[0, 0] = [(start, None)]
         last = self.costs.layers - 1
         best = (self.bound, -1, -1)
@@ -92,15 +92,15 @@ class _Forward:
                     best = (float(ends[where]), v, where)
         return None if best[1] < 0 else self._unroll(*best)
 
-    def _settle(self, s: int, v: int) -> States:
+    def _settle(self, s: int, v: int) -> StateSet:
         """The undominated states at (s, v), whatever way they came."""
         parts = self.reached.pop((s, v))
         states, which = parts[0][0], [np.zeros(len(parts[0][0]), dtype=np.int64)]
         for number, (part, _) in enumerate(parts[1:], start=1):
-            states = both(states, part)
+            states = concatenated(states, part)
             which.append(np.full(len(part), number))
         came, origin = states.came, np.concatenate(which)
-        states = undominated(replace(states, came=np.arange(len(states))))
+        states = non_dominated(replace(states, came=np.arange(len(states))))
         if len(states) > self.most:
             order = np.argsort(self._least(s, states), kind="stable")
             states = states.take(order[: self.most])
@@ -111,13 +111,13 @@ class _Forward:
         )
         return replace(states, came=np.arange(len(states)))
 
-    def _reach(self, s: int, v: int, states: States, step: _Step) -> None:
+    def _reach(self, s: int, v: int, states: StateSet, step: _Step) -> None:
         room = self.scale.top - states.kept
         fits = (states.a <= room) & (states.b <= room) & (self._least(s, states) < self.bound)
         if fits.any():
             self.reached.setdefault((s, v), []).append((states.take(fits), step))
 
-    def _least(self, s: int, states: States) -> np.ndarray:
+    def _least(self, s: int, states: StateSet) -> np.ndarray:
         """What the whole takes at least: computation ahead, or what the channel has to move."""
         found: np.ndarray = states.idle + np.maximum(self.ahead[s], states.a + states.b)
         return found
@@ -126,7 +126,7 @@ class _Forward:
         """Bytes of the tape of layer s - 1 that belong to unit s."""
         return self.costs.saved[s - 1] if v else 0
 
-    def _own(self, s: int, v: int, states: States) -> tuple[Ints, Ints, Ints]:
+    def _own(self, s: int, v: int, states: StateSet) -> tuple[Ints, Ints, Ints]:
         """(P7): time of the forward and of the backward of layer s, and whether both fit."""
         c, up_slots = self.costs, self.scale.up
         rest, needs = self._rest(s, v), self.inner.needs
@@ -141,7 +141,7 @@ class _Forward:
         fits = np.where(m >= max(ahead, behind), 0.0, np.inf)
         return forward, backward, fits
 
-    def _expand(self, s: int, v: int, states: States) -> None:
+    def _expand(self, s: int, v: int, states: StateSet) -> None:
         c = self.costs
         kept = self._rest(s, v) + self.inner.needs.residue(s, v)
         forward, backward, fits = self._own(s, v, states)
@@ -149,8 +149,8 @@ class _Forward:
         early = self.inner.needs.residue(s, v) == c.boundary[s]
         for moved in (False, True) if kept else (False,):
             size = self.scale.up(kept)
-            a = up(states.a + (size if moved and early else 0) - forward)
-            b = up(states.b - backward)
+            a = ceil_slots(states.a + (size if moved and early else 0) - forward)
+            b = ceil_slots(states.b - backward)
             after = replace(
                 states,
                 kept=states.kept + (0 if moved else size),
@@ -162,7 +162,7 @@ class _Forward:
         for moved in (False, True):
             self._segments(s, v, states, moved)
 
-    def _segments(self, s: int, v: int, states: States, moved: bool) -> None:
+    def _segments(self, s: int, v: int, states: StateSet, moved: bool) -> None:
         """(P8): keep boundary s in full and go on to each later boundary without tapes."""
         c, inner, scale = self.costs, self.inner, self.scale
         rest = self._rest(s, v)
@@ -193,13 +193,13 @@ class _Forward:
             after = replace(
                 states,
                 kept=states.kept + (0 if moved else size),
-                a=up(a - forward),
-                b=up(states.b - again) + (size if moved else 0),
+                a=ceil_slots(a - forward),
+                b=ceil_slots(states.b - again) + (size if moved else 0),
                 idle=states.idle + forward + again,
             )
             self._reach(end, 0, after, _Step(s, v, moved))
 
-    def _end(self, v: int, states: States) -> np.ndarray:
+    def _end(self, v: int, states: StateSet) -> np.ndarray:
         """(P9): the last layer, and what is still to move between its forward and backward."""
         forward, backward, fits = self._own(self.costs.layers - 1, v, states)
         left = np.maximum(states.a - forward, 0) + np.maximum(states.b - backward, 0)
@@ -209,8 +209,8 @@ class _Forward:
     def _unroll(self, time: float, v: int, where: int) -> Pofo:
         """The operations and units behind the best state."""
         last = s = self.costs.layers - 1
-        ahead = [[Op(OpKind.KEEP_ALL, last), Op(OpKind.FREE, last + 1)]]
-        behind = [Op(OpKind.BACKWARD, last)]
+        ahead = [[DeviceOp(DeviceOpKind.KEEP_ALL, last), DeviceOp(DeviceOpKind.FREE, last + 1)]]
+        behind = [DeviceOp(DeviceOpKind.BACKWARD, last)]
         units = []
         while True:
             states, steps, origin = self.settled[s, v]
@@ -222,14 +222,14 @@ class _Forward:
             if step.moved:
                 units.append(s)
             if by_tape:
-                ahead.append([Op(OpKind.KEEP_ALL, s)])
-                behind.append(Op(OpKind.BACKWARD, s))
+                ahead.append([DeviceOp(DeviceOpKind.KEEP_ALL, s)])
+                behind.append(DeviceOp(DeviceOpKind.BACKWARD, s))
             else:
-                sweep = [Op(OpKind.KEEP_NOTHING, k) for k in range(s + 1, end)]
-                ahead.append([Op(OpKind.KEEP_INPUT, s), *sweep])
+                sweep = [DeviceOp(DeviceOpKind.KEEP_NOTHING, k) for k in range(s + 1, end)]
+                ahead.append([DeviceOp(DeviceOpKind.KEEP_INPUT, s), *sweep])
                 before = self.settled[s, v][0]
                 own = self.scale.top - int(before.kept[where]) - self.scale.up(self._rest(s, v))
                 behind += self.inner.ops(s, end - 1, v, own, int(before.b[where]))
         ops = [op for part in reversed(ahead) for op in part] + behind
-        base = Schedule(self.costs.layers, tuple(ops))
+        base = DeviceSchedule(self.costs.layers, tuple(ops))
         return Pofo(base, frozenset(units), time / self.scale.per_ns)

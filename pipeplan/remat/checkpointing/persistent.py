@@ -2,7 +2,7 @@
 
 A subproblem (s, t, v) runs layers s..t forward and backward, starting with the full boundary s
 and, for t < L - 1, the gradient behind t; v = 1 where the tape of layer s - 1 is alive.
-docs/reference/remat-rules.md §3.
+docs/reference/remat-rules.md §3, after Rotor (`rotor`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.schedule import Op, OpKind
+from pipeplan.remat.arrays import Ints
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind
 
-Ints = npt.NDArray[np.int64]
 KEEP = -1
 """The decision to run layer s for its backward; any other is the next boundary to keep in full."""
 
@@ -65,25 +64,25 @@ Sub = tuple[int, int, int, int]
 
 def unroll(
     decide: Decide, whole: Sub, taken: Callable[[int, int], int], full: list[int]
-) -> list[Op]:
+) -> list[DeviceOp]:
     """The operations of `whole`; `taken(s, v)` and `full[s]` are sizes in the memory's unit."""
-    ops: list[Op] = []
-    todo: list[Op | Sub] = [whole]
+    ops: list[DeviceOp] = []
+    todo: list[DeviceOp | Sub] = [whole]
     while todo:
         item = todo.pop()
-        if isinstance(item, Op):
+        if isinstance(item, DeviceOp):
             ops.append(item)
             continue
         s, t, v, m = item
         cut = decide(s, t, v, m)
         if cut == KEEP:
-            ops.append(Op(OpKind.KEEP_ALL, s))
-            todo.append(Op(OpKind.BACKWARD, s))
+            ops.append(DeviceOp(DeviceOpKind.KEEP_ALL, s))
+            todo.append(DeviceOp(DeviceOpKind.BACKWARD, s))
             inside = (s + 1, t, 1, m - taken(s, v))
-            todo.append(inside if t > s else Op(OpKind.FREE, s + 1))
+            todo.append(inside if t > s else DeviceOp(DeviceOpKind.FREE, s + 1))
         else:
-            ops.append(Op(OpKind.KEEP_INPUT, s))
-            ops.extend(Op(OpKind.KEEP_NOTHING, k) for k in range(s + 1, cut))
+            ops.append(DeviceOp(DeviceOpKind.KEEP_INPUT, s))
+            ops.extend(DeviceOp(DeviceOpKind.KEEP_NOTHING, k) for k in range(s + 1, cut))
             todo.append((s, cut - 1, v, m))
             todo.append((cut, t, 0, m - full[s]))
     return ops

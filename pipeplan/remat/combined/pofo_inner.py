@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.persistent import KEEP, Needs
-from pipeplan.remat.schedule import Op, OpKind
+from pipeplan.remat.checkpointing.persistent import KEEP, Needs
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind
 from pipeplan.units import ceil_div
 
-Floats = npt.NDArray[np.float32]
+Singles = npt.NDArray[np.float32]
 _SECOND = 10**9
 _INSTANT = 10**18
 """Bytes per second that stand for a channel without a limit."""
@@ -26,7 +26,7 @@ _NEAR = 1e-3
 """Part of a slot that rounding up forgives: single precision in sums of times."""
 
 
-def up(values: npt.ArrayLike) -> npt.NDArray[np.intp]:
+def ceil_slots(values: npt.ArrayLike) -> npt.NDArray[np.intp]:
     """Whole slots, not less than `values` and none below 0."""
     whole: npt.NDArray[np.intp] = np.ceil(np.maximum(np.asarray(values) - _NEAR, 0)).astype(
         np.intp
@@ -35,7 +35,7 @@ def up(values: npt.ArrayLike) -> npt.NDArray[np.intp]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class SlotScale:
     """Slots: their bytes, how many there are, and how long a ns is in them."""
 
     unit: int
@@ -47,17 +47,17 @@ class Scale:
         return ceil_div(size, self.unit)
 
 
-def scale_of(costs: Costs, budget: int, channel: Channel, slots: int) -> Scale:
+def scale_of(costs: Costs, budget: int, channel: HostLink, slots: int) -> SlotScale:
     """`budget`, less what is always there, in `slots`."""
     unit = ceil_div(budget - costs.static, slots)
     per_ns = (channel.bandwidth or _INSTANT) / (unit * _SECOND)
-    return Scale(unit, (budget - costs.static) // unit, per_ns)
+    return SlotScale(unit, (budget - costs.static) // unit, per_ns)
 
 
-class Inner:
+class InnerTable:
     """at[v][s, t, m, d]: least time of (s, t, v) in m slots, d of them filled by its end (P1)."""
 
-    def __init__(self, costs: Costs, scale: Scale) -> None:
+    def __init__(self, costs: Costs, scale: SlotScale) -> None:
         self.costs, self.scale, self.needs = costs, scale, Needs(costs)
         size, wide = costs.layers, scale.top + 1
         self.forward = np.array(costs.forward, dtype=np.float64) * scale.per_ns
@@ -82,7 +82,7 @@ class Inner:
                         np.minimum(best, splits.min(axis=0), out=best)
                     self.at[v][s, t] = best
 
-    def _keep(self, s: int, t: int, v: int) -> Floats:
+    def _keep(self, s: int, t: int, v: int) -> Singles:
         """(P2): run s for its backward, the rest, its backward."""
         c, scale = self.costs, self.scale
         ahead = scale.up(
@@ -97,13 +97,13 @@ class Inner:
             inner = np.full_like(total, np.inf)
             if gone <= scale.top:
                 table = self.at[1][s + 1, t, : scale.top + 1 - gone]
-                inner[gone:] = np.take_along_axis(table, up(left[gone:]), axis=1)
-            left = np.maximum(up(left) - inner, 0)
+                inner[gone:] = np.take_along_axis(table, ceil_slots(left[gone:]), axis=1)
+            left = np.maximum(ceil_slots(left) - inner, 0)
             total += inner
         total += self.forward[s] + np.maximum(ahead - self.m + left, 0)
         return total
 
-    def _splits(self, s: int, t: int, v: int) -> Floats | None:
+    def _splits(self, s: int, t: int, v: int) -> Singles | None:
         """(P3): one table per next kept boundary s + 1..t."""
         gone, top = self.scale.up(self.costs.boundary[s]), self.scale.top
         if t == s or gone > top:
@@ -111,7 +111,7 @@ class Inner:
         most, tight = self._sweep(s, t)
         end = self.at[v][s, s:t, gone:]
         middle = self.at[0][s + 1 : t + 1, t, : top + 1 - gone]
-        left = up(self.d - end)
+        left = ceil_slots(self.d - end)
         again = np.take_along_axis(middle, left, axis=2)
         late = np.maximum(left - again, 0)
         late += tight[:, None, None] - self.m[gone:]
@@ -124,7 +124,7 @@ class Inner:
         result[:, gone:] = late
         return result
 
-    def _sweep(self, s: int, t: int) -> tuple[npt.NDArray[np.int64], Floats]:
+    def _sweep(self, s: int, t: int) -> tuple[npt.NDArray[np.int64], Singles]:
         """(P4) for each end: the largest need, and the largest less what is moved behind it."""
         c, scale = self.costs, self.scale
         kept = c.boundary[s] + c.incoming(t)
@@ -144,27 +144,27 @@ class Inner:
         best = int(splits[:, m, d].argmin())
         return KEEP if keep <= splits[best, m, d] else s + 1 + best
 
-    def ops(self, s: int, t: int, v: int, m: int, d: int) -> list[Op]:
+    def ops(self, s: int, t: int, v: int, m: int, d: int) -> list[DeviceOp]:
         """The operations of the subproblem."""
-        found: list[Op] = []
-        todo: list[Op | tuple[int, int, int, int, int]] = [(s, t, v, m, d)]
+        found: list[DeviceOp] = []
+        todo: list[DeviceOp | tuple[int, int, int, int, int]] = [(s, t, v, m, d)]
         while todo:
             item = todo.pop()
-            if isinstance(item, Op):
+            if isinstance(item, DeviceOp):
                 found.append(item)
                 continue
             s, t, v, m, d = item
             cut = self.decide(s, t, v, m, d)
             if cut == KEEP:
-                found.append(Op(OpKind.KEEP_ALL, s))
-                todo.append(Op(OpKind.BACKWARD, s))
+                found.append(DeviceOp(DeviceOpKind.KEEP_ALL, s))
+                todo.append(DeviceOp(DeviceOpKind.BACKWARD, s))
                 gone = self.scale.up(self.needs.taken(s, v))
                 inside = (s + 1, t, 1, m - gone, self._before_backward(s, v, m, d))
-                todo.append(inside if t > s else Op(OpKind.FREE, s + 1))
+                todo.append(inside if t > s else DeviceOp(DeviceOpKind.FREE, s + 1))
             else:
-                found.append(Op(OpKind.KEEP_INPUT, s))
-                found += [Op(OpKind.KEEP_NOTHING, k) for k in range(s + 1, cut)]
-                left = int(up(np.float32(d) - self.at[v][s, cut - 1, m, d]))
+                found.append(DeviceOp(DeviceOpKind.KEEP_INPUT, s))
+                found += [DeviceOp(DeviceOpKind.KEEP_NOTHING, k) for k in range(s + 1, cut)]
+                left = int(ceil_slots(np.float32(d) - self.at[v][s, cut - 1, m, d]))
                 todo.append((s, cut - 1, v, m, d))
                 todo.append((cut, t, 0, m - self.scale.up(self.costs.boundary[s]), left))
         return found
@@ -178,4 +178,4 @@ class Inner:
     def _before_backward(self, s: int, v: int, m: int, d: int) -> int:
         """Slots still to come back ahead of the backward of layer s, which ends with d there."""
         wait = max(0, self._behind(s, v) - m + d)
-        return int(up(np.float32(d) - np.float32(self.backward[s] + wait)))
+        return int(ceil_slots(np.float32(d) - np.float32(self.backward[s] + wait)))

@@ -1,4 +1,8 @@
-"""Which units to offload, by the rules of others and by ours; docs/reference/remat-rules.md §5.
+"""Selection heuristics: units to offload by GREEDY, vDNN, AutoSwap and TFLMS.
+
+docs/reference/remat-rules.md §5 says how each is read: M. Rhu et al., *vDNN* (2016); J. Zhang et
+al., *Efficient memory management for GPU-based deep learning systems* (2019, AutoSwap); T. Le et
+al., *TFLMS: large model support in TensorFlow by graph rewriting* (2018).
 
 Each function yields sets of units or timed schedules; the no-wait schedule of the best one counts.
 """
@@ -9,15 +13,19 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.line import Line, Unit
-from pipeplan.remat.nowait import Timed, complete, no_wait, prefetch_positions
-from pipeplan.remat.schedule import Op, OpKind
+from pipeplan.remat.arrays import Floats
+from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit
+from pipeplan.remat.offloading.no_wait import (
+    NoWaitSchedule,
+    no_wait,
+    prefetch_positions,
+    with_transfers,
+)
+from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind
 
-Floats = npt.NDArray[np.float64]
-Units = frozenset[int]
+UnitSet = frozenset[int]
 
 AHEAD = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610)
 """Operations ahead of its use at which TFLMS calls a unit back."""
@@ -25,23 +33,23 @@ _QUARTERS = 4
 """Steps of a score's weight in AUTOSWAP."""
 
 
-def ranking(
-    line: Line, sets: Iterable[Units], budget: int, channel: Channel
-) -> list[tuple[Units, Timed]]:
+def ranked_sets(
+    line: ComputeOrder, sets: Iterable[UnitSet], budget: int, channel: HostLink
+) -> list[tuple[UnitSet, NoWaitSchedule]]:
     """The sets that have a no-wait schedule, with it, fastest first."""
     timed = ((chosen, no_wait(line, chosen, budget, channel)) for chosen in dict.fromkeys(sets))
     found = [(chosen, each) for chosen, each in timed if each is not None]
     return sorted(found, key=lambda pair: pair[1].makespan_ns)
 
 
-def fastest(
-    line: Line, sets: Iterable[Units], budget: int, channel: Channel
-) -> tuple[Units, Timed] | None:
+def fastest_set(
+    line: ComputeOrder, sets: Iterable[UnitSet], budget: int, channel: HostLink
+) -> tuple[UnitSet, NoWaitSchedule] | None:
     """The set whose no-wait schedule is shortest, and that schedule."""
-    return next(iter(ranking(line, sets, budget, channel)), None)
+    return next(iter(ranked_sets(line, sets, budget, channel)), None)
 
 
-def greedy(line: Line, budget: int) -> Units:
+def greedy(line: ComputeOrder, budget: int) -> UnitSet:
     """The first units that together cover what the peak lacks (Theorem 2, rounded up)."""
     lacking = line.peak - budget
     chosen: list[int] = []
@@ -53,7 +61,7 @@ def greedy(line: Line, budget: int) -> Units:
     return frozenset(chosen)
 
 
-def vdnn(line: Line) -> Iterator[Units]:
+def vdnn(line: ComputeOrder) -> Iterator[UnitSet]:
     """Units whose next forward is long for their size, above each threshold; all, or every other.
 
     After VDNN++ as the paper generalizes it to layers that are not known to be convolutions.
@@ -65,12 +73,12 @@ def vdnn(line: Line) -> Iterator[Units]:
         yield frozenset(chosen[::2])
 
 
-def tflms(line: Line, budget: int, channel: Channel) -> Timed | None:
+def tflms(line: ComputeOrder, budget: int, channel: HostLink) -> NoWaitSchedule | None:
     """The first n units, each called back a fixed number of operations before its use.
 
     The best n and distance; computation never waits for offloads, as in TFLMS.
     """
-    best: Timed | None = None
+    best: NoWaitSchedule | None = None
     for count in range(len(line.units) + 1):
         units = line.units[:count]
         if prefetch_positions(line, units[::-1], budget) is None:
@@ -85,18 +93,18 @@ def tflms(line: Line, budget: int, channel: Channel) -> Timed | None:
 
 
 def _at_distance(
-    line: Line, units: tuple[Unit, ...], ahead: int, budget: int, channel: Channel
-) -> Timed | None:
-    issues: dict[int, list[Op]] = {}
+    line: ComputeOrder, units: tuple[OffloadUnit, ...], ahead: int, budget: int, channel: HostLink
+) -> NoWaitSchedule | None:
+    issues: dict[int, list[DeviceOp]] = {}
     for unit in units:
-        issues.setdefault(unit.ready, []).append(Op(OpKind.OFFLOAD, unit.index))
+        issues.setdefault(unit.ready, []).append(DeviceOp(DeviceOpKind.OFFLOAD, unit.index))
     for unit in reversed(units):
         at = max(line.turn, unit.due - ahead)
-        issues.setdefault(at, []).append(Op(OpKind.PREFETCH, unit.index))
-    return complete(line, issues, budget, channel, late=False)
+        issues.setdefault(at, []).append(DeviceOp(DeviceOpKind.PREFETCH, unit.index))
+    return with_transfers(line, issues, budget, channel, late=False)
 
 
-def autoswap(line: Line, budget: int, channel: Channel) -> Iterator[Units]:
+def autoswap(line: ComputeOrder, budget: int, channel: HostLink) -> Iterator[UnitSet]:
     """Units by a weighted mean of four scores, as many as make every operation fit.
 
     The scores of AUTOSWAP: time away, time away times size, excess of the load over the budget
@@ -109,7 +117,7 @@ def autoswap(line: Line, budget: int, channel: Channel) -> Iterator[Units]:
             yield _until_it_fits(line, np.array(weights) @ scores, budget)
 
 
-def _until_it_fits(line: Line, score: Floats, budget: int) -> Units:
+def _until_it_fits(line: ComputeOrder, score: Floats, budget: int) -> UnitSet:
     load = line.need.copy()
     chosen: list[int] = []
     for at in np.argsort(-score, kind="stable"):
@@ -121,7 +129,7 @@ def _until_it_fits(line: Line, score: Floats, budget: int) -> Units:
     return frozenset(chosen)
 
 
-def _scores(line: Line, budget: int, channel: Channel) -> Floats:
+def _scores(line: ComputeOrder, budget: int, channel: HostLink) -> Floats:
     """One row per score, each with 1 as its largest."""
     ends = np.cumsum(line.time)
     time = line.time.astype(np.float64)
@@ -138,13 +146,13 @@ def _scores(line: Line, budget: int, channel: Channel) -> Floats:
     return scaled
 
 
-def _relief(unit: Unit, excess: Floats, time: Floats) -> float:
+def _relief(unit: OffloadUnit, excess: Floats, time: Floats) -> float:
     """Bytes over the budget that the unit's absence saves, over time."""
     away = slice(unit.away, unit.due)
     return float((np.minimum(excess[away], unit.size) * time[away]).sum())
 
 
-def _submodular(line: Line, excess: Floats, time: Floats) -> Floats:
+def _submodular(line: ComputeOrder, excess: Floats, time: Floats) -> Floats:
     """The relief of each unit when it is chosen, the largest first, behind those chosen before."""
     left, found = list(range(len(line.units))), np.zeros(len(line.units))
     excess = excess.copy()

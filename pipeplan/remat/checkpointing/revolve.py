@@ -8,14 +8,12 @@ comparator elsewhere.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeplan.remat.costs import Costs
-from pipeplan.remat.judge import judge
-from pipeplan.remat.persistent import KEEP, unroll
-from pipeplan.remat.schedule import Schedule
-
-Floats = npt.NDArray[np.float64]
+from pipeplan.remat.arrays import Floats
+from pipeplan.remat.checkpointing.persistent import KEEP, unroll
+from pipeplan.remat.schedules.costs import Costs
+from pipeplan.remat.schedules.replay import judge
+from pipeplan.remat.schedules.schedule import DeviceSchedule
 
 
 def opt_0(length: int, slots: int, forward: float = 1, backward: float = 1) -> Floats:
@@ -37,7 +35,7 @@ def opt_0(length: int, slots: int, forward: float = 1, backward: float = 1) -> F
     return table
 
 
-def revolve(costs: Costs, slots: int) -> Schedule:
+def revolve(costs: Costs, slots: int) -> DeviceSchedule:
     """The schedule of Opt_0 on this chain as if its layers were equal, with `slots` >= 3."""
     table = opt_0(costs.layers - 1, slots)
 
@@ -49,10 +47,10 @@ def revolve(costs: Costs, slots: int) -> Schedule:
 
     whole = (0, costs.layers - 1, 0, slots)
     ops = unroll(decide, whole, lambda _s, _v: 0, [1] * (costs.layers + 1))
-    return Schedule(costs.layers, tuple(ops))
+    return DeviceSchedule(costs.layers, tuple(ops))
 
 
-def revolve_within(costs: Costs, budget: int) -> Schedule:
+def revolve_within(costs: Costs, budget: int) -> DeviceSchedule:
     """Revolve with the most slots whose schedule keeps `budget`; with 3 slots where none does."""
     for slots in range(costs.layers + 2, 3, -1):
         schedule = revolve(costs, slots)

@@ -1,4 +1,4 @@
-"""The idle time between forward and backward phase: (O9) of docs/reference/remat-rules.md.
+"""Idle time at the loss, between forward and backward: (O9) of docs/reference/remat-rules.md.
 
 Amounts and times share one unit: what the channel moves in a time is that time.
 """
@@ -16,7 +16,7 @@ Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Side:
+class PhaseSide:
     """Operations of one phase seen from the turn: the nearest first.
 
     Attributes:
@@ -28,16 +28,18 @@ class Side:
     room: Numbers
 
 
-def phases(time: Numbers, room: Numbers, turn: int) -> tuple[Side, Side]:
+def phases(time: Numbers, room: Numbers, turn: int) -> tuple[PhaseSide, PhaseSide]:
     """Both phases seen from the turn, given `time` and `room` of all operations."""
     ahead, behind = time[:turn][::-1], time[turn:]
     return (
-        Side(np.cumsum(ahead) - ahead, room[:turn][::-1]),
-        Side(np.cumsum(behind) - behind, room[turn:]),
+        PhaseSide(np.cumsum(ahead) - ahead, room[:turn][::-1]),
+        PhaseSide(np.cumsum(behind) - behind, room[turn:]),
     )
 
 
-def gap(kept: Numbers, a: Numbers, b: Numbers, forward: Side, backward: Side) -> Numbers:
+def idle_at_loss(
+    kept: Numbers, a: Numbers, b: Numbers, forward: PhaseSide, backward: PhaseSide
+) -> Numbers:
     """Least idle time at the turn, one entry per state.
 
     Args:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeplan.errors import InfeasibleError, InputError, InternalError
-from pipeplan.remat.join_steps import JoinKind, JoinStep
-from pipeplan.remat.revolve import opt_0
-
-Floats = npt.NDArray[np.float64]
+from pipeplan.remat.arrays import Floats
+from pipeplan.remat.checkpointing.join_replay import JoinKind, JoinStep
+from pipeplan.remat.checkpointing.revolve import opt_0
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ def least_slots(lengths: Sequence[int]) -> int:
     return base if any(length <= 1 for length in lengths) else base + 1
 
 
-class Join:
+class JoinProgram:
     """Least times of all joins of at most `lengths` and `slots`, and the steps that take them.
 
     Attributes:

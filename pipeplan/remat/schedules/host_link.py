@@ -16,7 +16,7 @@ _SECOND = 10**9
 
 
 @dataclass(frozen=True)
-class Channel:
+class HostLink:
     """Bytes per second (None: transfers take no time), and whether directions are independent."""
 
     bandwidth: int | None = None
@@ -36,7 +36,7 @@ class Transfer:
 
 
 @dataclass
-class Queue:
+class TransferQueue:
     """Transfers that were issued and are not known to have ended, in order of issue."""
 
     duplex: bool

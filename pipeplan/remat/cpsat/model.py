@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.line import Line, Unit
+from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit
+from pipeplan.remat.schedules.host_link import HostLink
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -16,13 +16,13 @@ TICKS = 50_000
 
 
 @dataclass(frozen=True)
-class Move:
+class UnitCopies:
     """A chosen unit: begins and length of its copies in ticks, and when it must be back.
 
     `first` and `last` are the first and last operation that it is away.
     """
 
-    unit: Unit
+    unit: OffloadUnit
     out: int
     back: int
     time: int
@@ -31,7 +31,7 @@ class Move:
     last: int
 
 
-class Model:
+class OffloadModel:
     """When operations and copies begin, and which units are away at which operation.
 
     Times are whole ticks, rounded down, so that every schedule has its image in the model: what is
@@ -43,7 +43,12 @@ class Model:
     """
 
     def __init__(
-        self, cp: cp_model.CpModel, line: Line, budget: int, channel: Channel, most_ns: int
+        self,
+        cp: cp_model.CpModel,
+        line: ComputeOrder,
+        budget: int,
+        channel: HostLink,
+        most_ns: int,
     ) -> None:
         self.cp, self.line, self.budget, self.channel = cp, line, budget, channel
         self.grain = max(1, line.compute // TICKS)
@@ -64,13 +69,13 @@ class Model:
         """When operation `at` ends; -1 is before the first."""
         return self.begin[at] + self.time[at] if at >= 0 else 0
 
-    def left(self, unit: Unit, at: int) -> Any:
+    def left(self, unit: OffloadUnit, at: int) -> Any:
         """Whether the unit has left before operation `at` begins."""
         if at < unit.away:
             return 0
         return self._left[unit.index, at] if at < unit.due else self.moves[unit.index]
 
-    def called(self, unit: Unit, at: int) -> Any:
+    def called(self, unit: OffloadUnit, at: int) -> Any:
         """Whether its way back has begun before operation `at` ends."""
         if at < unit.away:
             return 0
@@ -100,7 +105,7 @@ class Model:
         self.cp.add(self.begin[-1] >= max(0, least_ns // self.grain - rounding))
         self.cp.minimize(self.begin[-1])
 
-    def _states(self, unit: Unit) -> None:
+    def _states(self, unit: OffloadUnit) -> None:
         """(O11) present, away, back again: each once, in this order."""
         moves = self.moves[unit.index]
         for at in range(unit.away, unit.due):
@@ -113,7 +118,7 @@ class Model:
                 self.cp.add_implication(self._called[unit.index, at - 1], called)
             self._left[unit.index, at], self._called[unit.index, at] = left, called
 
-    def _copies(self, unit: Unit) -> tuple[Any, Any]:
+    def _copies(self, unit: OffloadUnit) -> tuple[Any, Any]:
         """(O12) both copies of a unit, in ticks."""
         key, time = unit.index, self.moved[unit.index]
         moves, out, back = self.moves[key], self.out[key], self.back[key]
@@ -173,7 +178,7 @@ class Model:
         else:
             self.cp.add(span >= out + back)
 
-    def solution(self, value: Any) -> tuple[list[int], list[Move]]:
+    def solution(self, value: Any) -> tuple[list[int], list[UnitCopies]]:
         """Ends of operations in ticks and the moves, where `value` gives a variable's value."""
         ends = [value(begin) + time for begin, time in zip(self.begin, self.time, strict=False)]
         found = []
@@ -187,5 +192,5 @@ class Model:
             out, back, due = (
                 value(v) for v in (self.out[key], self.back[key], self.begin[unit.due])
             )
-            found.append(Move(unit, out, back, self.moved[key], due, first, last))
+            found.append(UnitCopies(unit, out, back, self.moved[key], due, first, last))
         return ends, found

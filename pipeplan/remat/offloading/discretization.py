@@ -1,6 +1,7 @@
-"""A line in whole slots of memory: (O7) of docs/reference/remat-rules.md.
+"""Discretization of an order and its units to whole slots of memory: (O7) of the rules.
 
-Source: §5.3.2 of the offloading paper.
+docs/reference/remat-rules.md; §5.3.2 of O. Beaumont, L. Eyraud-Dubois, A. Shilova, *Optimal
+GPU-CPU Offloading Strategies for Deep Neural Network Training* (2020).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.remat.channel import Channel
-from pipeplan.remat.line import Ints, Line
+from pipeplan.remat.arrays import Ints
+from pipeplan.remat.offloading.compute_order import ComputeOrder
+from pipeplan.remat.schedules.host_link import HostLink
 from pipeplan.units import ceil_div
 
 _SECOND = 10**9
@@ -19,7 +21,7 @@ _ENDLESS = 10**9
 
 
 @dataclass(frozen=True)
-class Slots:
+class DiscretizedOrder:
     """Sizes, room and durations of a line, in slots of `unit` bytes.
 
     Attributes:
@@ -28,7 +30,7 @@ class Slots:
         time: slots that the channel moves during each operation.
     """
 
-    line: Line
+    line: ComputeOrder
     unit: int
     size: Ints
     room: Ints
@@ -44,13 +46,15 @@ class Slots:
         return spare
 
 
-def discretize(line: Line, budget: int, channel: Channel, slots: int, more: Ints) -> Slots:
+def discretize(
+    line: ComputeOrder, budget: int, channel: HostLink, slots: int, more: Ints
+) -> DiscretizedOrder:
     """The line in slots: room and times down, unit sizes by their sums, `more` added to each."""
     free = budget - line.static
     unit = ceil_div(free, slots)
     rest = line.need - line.leavable - line.static
     ends = np.cumsum([each.size for each in line.units], dtype=np.int64)
-    return Slots(
+    return DiscretizedOrder(
         line,
         unit,
         np.diff(-(-ends // unit), prepend=0) + more,
@@ -59,7 +63,7 @@ def discretize(line: Line, budget: int, channel: Channel, slots: int, more: Ints
     )
 
 
-def _durations(line: Line, unit: int, channel: Channel) -> Ints:
+def _durations(line: ComputeOrder, unit: int, channel: HostLink) -> Ints:
     """Rounded down as sums from the outer end of each phase, so that they are never too long."""
     speed = channel.bandwidth
     if speed is None:

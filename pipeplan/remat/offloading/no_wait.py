@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeplan.remat.channel import Channel, Queue, Transfer
-from pipeplan.remat.line import Line, Unit
-from pipeplan.remat.schedule import Op, OpKind, Schedule
+from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit
+from pipeplan.remat.schedules.host_link import HostLink, Transfer, TransferQueue
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
-Issues = Mapping[int, Sequence[Op]]
+Issues = Mapping[int, Sequence[DeviceOp]]
 """Transfers to issue before each position, in order."""
 
 
 @dataclass(frozen=True)
-class Timed:
+class NoWaitSchedule:
     """A schedule, and the makespan its builder expects; the judge has the last word."""
 
-    schedule: Schedule
+    schedule: DeviceSchedule
     makespan_ns: int
 
 
 def no_wait(
-    line: Line, chosen: Collection[int], budget: int, channel: Channel, late: bool = True
-) -> Timed | None:
+    line: ComputeOrder, chosen: Collection[int], budget: int, channel: HostLink, late: bool = True
+) -> NoWaitSchedule | None:
     """Offload the `chosen` units in increasing, and prefetch them in decreasing order.
 
     Args:
@@ -45,18 +45,18 @@ def no_wait(
         None where some operation does not fit though all chosen units that may be are away.
     """
     order = sorted(chosen)
-    return in_order(line, order, order[::-1], budget, channel, late)
+    return no_wait_in_order(line, order, order[::-1], budget, channel, late)
 
 
-def in_order(
-    line: Line,
+def no_wait_in_order(
+    line: ComputeOrder,
     out: Sequence[int],
     back: Sequence[int],
     budget: int,
-    channel: Channel,
+    channel: HostLink,
     late: bool = True,
     most_ns: int | None = None,
-) -> Timed | None:
+) -> NoWaitSchedule | None:
     """The no-wait schedule that offloads units in the order `out` and prefetches them in `back`.
 
     None also where a unit that comes back behind others would be late for its use, and where the
@@ -66,17 +66,19 @@ def in_order(
     positions = prefetch_positions(line, [known[index] for index in back], budget)
     if positions is None:
         return None
-    issues: dict[int, list[Op]] = defaultdict(list)
+    issues: dict[int, list[DeviceOp]] = defaultdict(list)
     at = 0
     for index in out:
         at = max(at, known[index].ready)
-        issues[at].append(Op(OpKind.OFFLOAD, index))
+        issues[at].append(DeviceOp(DeviceOpKind.OFFLOAD, index))
     for index in back:
-        issues[positions[index]].append(Op(OpKind.PREFETCH, index))
-    return complete(line, issues, budget, channel, late, most_ns)
+        issues[positions[index]].append(DeviceOp(DeviceOpKind.PREFETCH, index))
+    return with_transfers(line, issues, budget, channel, late, most_ns)
 
 
-def prefetch_positions(line: Line, back: Sequence[Unit], budget: int) -> dict[int, int] | None:
+def prefetch_positions(
+    line: ComputeOrder, back: Sequence[OffloadUnit], budget: int
+) -> dict[int, int] | None:
     """(O5): the first operation that has room for each unit again; None if nothing fits."""
     room = budget - line.need
     for unit in back:
@@ -99,15 +101,17 @@ def prefetch_positions(line: Line, back: Sequence[Unit], budget: int) -> dict[in
 class _Run:
     """The queue and the clock while `complete` goes through the operations."""
 
-    line: Line
-    channel: Channel
+    line: ComputeOrder
+    channel: HostLink
     budget: int
-    queue: Queue
-    ops: list[Op] = field(default_factory=list)
+    queue: TransferQueue
+    ops: list[DeviceOp] = field(default_factory=list)
     now: int = 0
     free: list[int] = field(default_factory=lambda: [0, 0])
     done: dict[int, int] = field(default_factory=dict)
-    asked: tuple[deque[Op], deque[Op]] = field(default_factory=lambda: (deque(), deque()))
+    asked: tuple[deque[DeviceOp], deque[DeviceOp]] = field(
+        default_factory=lambda: (deque(), deque())
+    )
     """What is to be issued on each way, in order."""
     gone: int = 0
     """Bytes known to be on the host, and not called back."""
@@ -119,22 +123,22 @@ class _Run:
             self.due[unit.due].append(unit.index)
         self.need, self.time = self.line.need.tolist(), self.line.time.tolist()
 
-    def ask(self, op: Op) -> None:
+    def ask(self, op: DeviceOp) -> None:
         """Put a transfer behind those of its way."""
         self.asked[self._way(op)].append(op)
 
     def issue(self, at: int) -> None:
         """All that can go now: offloads; of prefetches what `at` needs and what may begin."""
         for way in self.asked:
-            needed = [Op(OpKind.PREFETCH, unit) for unit in self.due.get(at, ())]
+            needed = [DeviceOp(DeviceOpKind.PREFETCH, unit) for unit in self.due.get(at, ())]
             while way and (
                 any(op in way for op in needed)
-                or way[0].kind is OpKind.OFFLOAD
+                or way[0].kind is DeviceOpKind.OFFLOAD
                 or self._begins(at, way[0])
             ):
                 self._issue(way.popleft())
 
-    def _begins(self, at: int, op: Op) -> bool:
+    def _begins(self, at: int, op: DeviceOp) -> bool:
         """Whether a prefetch begins before `at` ends, and `at` need not wait for it."""
         start = self._start(op)
         if start > self.now and start >= self.now + self.time[at]:
@@ -143,10 +147,10 @@ class _Run:
             self.wait(op.index)
         return not self.exceeds(at, coming=op.index)
 
-    def _way(self, op: Op) -> int:
-        return int(self.channel.duplex and op.kind is OpKind.PREFETCH)
+    def _way(self, op: DeviceOp) -> int:
+        return int(self.channel.duplex and op.kind is DeviceOpKind.PREFETCH)
 
-    def _start(self, op: Op) -> int:
+    def _start(self, op: DeviceOp) -> int:
         return max(self.now, self.free[self._way(op)], self.done.get(op.index, 0))
 
     def _leaving(self, unit: int) -> bool:
@@ -158,8 +162,8 @@ class _Run:
         own = self.line.ops[at].index
         return leaving[: leaving.index(own)] if own in leaving else leaving
 
-    def _issue(self, op: Op) -> None:
-        out, way = op.kind is OpKind.OFFLOAD, self._way(op)
+    def _issue(self, op: DeviceOp) -> None:
+        out, way = op.kind is DeviceOpKind.OFFLOAD, self._way(op)
         self.free[way] = self._start(op) + self.channel.time_ns(self.size[op.index])
         self.done[op.index] = self.free[way]
         if not out and not self._leaving(op.index):
@@ -174,7 +178,7 @@ class _Run:
         called = {each.unit for each in self.queue.pending}
         self.gone += sum(self.size[each] for each in left - back - called)
         self.now = max(self.now, self.done[unit])
-        self.ops.append(Op(OpKind.WAIT, unit))
+        self.ops.append(DeviceOp(DeviceOpKind.WAIT, unit))
 
     def exceeds(self, at: int, coming: int | None = None) -> bool:
         """Whether `at` lacks room in the worst state of the queue, `coming` behind the others."""
@@ -190,7 +194,7 @@ class _Run:
             pending = [*pending, Transfer(coming, out=False)]
         still = sum(self.size[unit] for unit in {each.unit for each in pending})
         op = self.line.ops[at]
-        queue = Queue(self.channel.duplex, pending)
+        queue = TransferQueue(self.channel.duplex, pending)
         most = queue.most(self.size.__getitem__, op.index if op.computes else None)
         return bool(here - still + most > self.budget)
 
@@ -211,21 +215,21 @@ class _Run:
         return True
 
 
-def complete(
-    line: Line,
+def with_transfers(
+    line: ComputeOrder,
     issues: Issues,
     budget: int,
-    channel: Channel,
+    channel: HostLink,
     late: bool = True,
     most_ns: int | None = None,
-) -> Timed | None:
+) -> NoWaitSchedule | None:
     """(O5), (O6): the operations with the transfers of `issues` and the waits that they need.
 
     A prefetch is issued no sooner than it can begin. A wait comes before an operation that uses
     what comes back, and before one that lacks room while offloads are under way. None where no
     wait makes room, or one would last but `late` is not allowed, or `most_ns` is not kept.
     """
-    run = _Run(line, channel, budget, Queue(channel.duplex))
+    run = _Run(line, channel, budget, TransferQueue(channel.duplex))
     for at, op in enumerate(line.ops):
         for each in issues.get(at, ()):
             run.ask(each)
@@ -238,4 +242,4 @@ def complete(
             return None
         run.now += run.time[at]
         run.ops.append(op)
-    return Timed(Schedule(line.layers, tuple(run.ops)), max(run.now, *run.free))
+    return NoWaitSchedule(DeviceSchedule(line.layers, tuple(run.ops)), max(run.now, *run.free))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.chain import Chain
-from pipeplan.remat.schedule import Op, OpKind
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind
 
 
 @dataclass(frozen=True)
-class Storage:
+class SharedStorage:
     """One piece of memory that boundaries and tapes share."""
 
     size: int
@@ -49,7 +49,7 @@ class Costs:
     """Bytes that are there all the time: weights, their gradients, optimizer states."""
     left: tuple[int, ...] = ()
     """Bytes that each backward leaves until the end (R6); empty: none."""
-    storages: tuple[Storage, ...] = ()
+    storages: tuple[SharedStorage, ...] = ()
     """Of all boundaries, where one rides along in the next (R5); empty where none does."""
 
     @property
@@ -57,13 +57,13 @@ class Costs:
         """L, the number of layers."""
         return len(self.forward)
 
-    def time(self, op: Op) -> int:
+    def time(self, op: DeviceOp) -> int:
         """Time that `op` takes of the device; none for what only moves or frees."""
         if not op.computes:
             return 0
-        if op.kind is OpKind.BACKWARD:
+        if op.kind is DeviceOpKind.BACKWARD:
             return self.backward[op.index]
-        return (self.forward if op.kind is OpKind.KEEP_ALL else self.light)[op.index]
+        return (self.forward if op.kind is DeviceOpKind.KEEP_ALL else self.light)[op.index]
 
     @property
     def compute(self) -> int:

@@ -1,0 +1,1 @@
+"""Rematerialization alone: Rotor, Revolve, periodic checkpoints, joins of chains."""

@@ -1,0 +1,1 @@
+"""Rematerialization and offloading together: POFO."""

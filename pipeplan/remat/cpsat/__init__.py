@@ -1,0 +1,1 @@
+"""Exact whole-unit offloading by CP-SAT, with a lower bound."""

@@ -1,0 +1,1 @@
+"""Offloading alone: which units may leave, which do, and the no-wait schedule of their copies."""
