@@ -39,7 +39,7 @@ class PinnedPool:
         """
         self._lock = lock or _register
         self._unlock = unlock or _unregister
-        self._idle: dict[int, deque[_Block]] = defaultdict(deque)
+        self._idle: dict[int, deque[_PinnedPages]] = defaultdict(deque)
 
     def __reduce__(self) -> tuple[type[PinnedPool], tuple[()]]:
         """A copy of it (of the module it belongs to) begins with no block."""
@@ -58,13 +58,13 @@ class PinnedPool:
         try:
             block = idle.popleft()  # atomic, as is append: storages end in any thread
         except IndexError:
-            block = _Block(part.nbytes, self._lock, self._unlock)
+            block = _PinnedPages(part.nbytes, self._lock, self._unlock)
         flat = torch.frombuffer(block.memory, dtype=part.dtype, count=part.numel())
         weakref.finalize(flat.untyped_storage(), idle.append, block).atexit = False
         return flat.as_strided(part.shape, strides)
 
 
-class _Block:
+class _PinnedPages:
     """Whole pages of memory, locked as long as this object lives."""
 
     def __init__(self, size: int, lock: Lock, unlock: Callable[[int], None]) -> None:

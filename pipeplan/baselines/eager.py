@@ -21,7 +21,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class OpCycle:
     """What repeats: k micro-batches every `period` ns, their start times by op number."""
 
     k: int
@@ -47,7 +47,7 @@ class Cycle:
 
 def cycle_of(
     outline: Plan, ops: Ops, policy: Policy, microbatches: int = MICROBATCHES
-) -> Cycle | None:
+) -> OpCycle | None:
     """What eager execution of `outline` settles into; None if it shows no cycle.
 
     Args:
@@ -70,7 +70,7 @@ def cycle_of(
     found = eager_cycle(steps, policy.caps, policy.order, microbatches)
     if found is None:
         return None
-    return Cycle(found.k, found.period, dict(zip(order, found.times, strict=True)))
+    return OpCycle(found.k, found.period, dict(zip(order, found.times, strict=True)))
 
 
 def eager_plan(outline: Plan, policy: Policy) -> Plan | None:

@@ -29,13 +29,13 @@ from pipeplan.simulator.tape import Ops, number
 STEP = 0.96
 """The next memory target: below the last answer's own count by this factor at least."""
 GLANCE = 100
-"""Micro-batches after which an execution that shows no cycle is put off; see `Cloud.finish`."""
+"""Micro-batches after which an execution that shows no cycle is put off; see `PartitionCloud.finish`."""
 
 _ORDERS: tuple[Order, ...] = ("alternate", "backward")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PartitionPoint:
     """One eager execution of one partition, by what it takes; `plan` makes it a plan again."""
 
     peak_bytes: tuple[int, ...]
@@ -144,7 +144,7 @@ class _Pipeline:
             yield period, self.at_least([ceil(span / period) for span in self.passage])
 
 
-class Cloud:
+class PartitionCloud:
     """The points of all partitions on one cluster.
 
     What needs more than the cluster has, or is surely no better in bytes and time than a point
@@ -153,7 +153,7 @@ class Cloud:
 
     def __init__(self, setting: Setting, than: Fraction | None = None) -> None:
         """`than`, ns per micro-batch: only faster points count, so that far fewer are judged."""
-        self.points: list[Point] = []
+        self.points: list[PartitionPoint] = []
         self._put_off: list[tuple[_Pipeline, Policy]] = []
         self._front: list[tuple[Fraction, float]] = []
         """(period, bytes over) of the points that no other one beats."""
@@ -162,7 +162,7 @@ class Cloud:
         self._setting = setting
         self._budgets = tuple(gpu.budget_bytes for gpu in setting.cluster.gpus)
 
-    def best(self, budgets: tuple[int, ...]) -> Point | None:
+    def best(self, budgets: tuple[int, ...]) -> PartitionPoint | None:
         """The fastest point that fits; among equally fast ones the one of the smallest peak."""
         fitting = [point for point in self.points if point.fits(budgets)]
         return min(fitting, key=lambda point: (point.period_ns, point.peak), default=None)
@@ -205,10 +205,10 @@ class Cloud:
             peaks = tuple(row.peak_bytes for row in plan.memory)
             if _over(peaks, self._budgets) > 0:
                 return False
-            self._add(Point(peaks, period, cycle.k, pipeline.ends, policy))
+            self._add(PartitionPoint(peaks, period, cycle.k, pipeline.ends, policy))
         return period > pipeline.shortest
 
-    def _is_best(self, point: Point) -> bool:
+    def _is_best(self, point: PartitionPoint) -> bool:
         return (point.period_ns, _over(point.peak_bytes, self._budgets)) in self._front
 
     def _is_hopeless(self, pipeline: _Pipeline, noam: int) -> bool:
@@ -222,7 +222,7 @@ class Cloud:
     def _is_beaten(self, period: Fraction, over: int) -> bool:
         return any(faster <= period and smaller <= over for faster, smaller in self._front)
 
-    def _add(self, point: Point) -> None:
+    def _add(self, point: PartitionPoint) -> None:
         new = point.period_ns, _over(point.peak_bytes, self._budgets)
         self.points.append(point)
         self._front = [old for old in self._front if old[0] < new[0] or old[1] < new[1]] + [new]

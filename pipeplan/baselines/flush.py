@@ -11,11 +11,11 @@ asks; its time and bytes are the same as in the opposite order.
 
 from __future__ import annotations
 
-from pipeplan.baselines.listed import Step
+from pipeplan.baselines.listed import ListedOp
 from pipeplan.plan import OpKind
 
 
-def gpipe(stages: int, microbatches: int) -> list[list[Step]]:
+def gpipe(stages: int, microbatches: int) -> list[list[ListedOp]]:
     """All forwards, then all backwards; stage s on GPU s."""
     return [
         [(kind, stage, m) for kind in (OpKind.F, OpKind.B) for m in range(microbatches)]
@@ -23,7 +23,7 @@ def gpipe(stages: int, microbatches: int) -> list[list[Step]]:
     ]
 
 
-def one_f_one_b(stages: int, microbatches: int) -> list[list[Step]]:
+def one_f_one_b(stages: int, microbatches: int) -> list[list[ListedOp]]:
     """P - 1 - s forwards, then forward and backward in turn, then the backwards that are left."""
     return [
         alternating(
@@ -35,7 +35,9 @@ def one_f_one_b(stages: int, microbatches: int) -> list[list[Step]]:
     ]
 
 
-def alternating(forwards: list[Step], backwards: list[Step], warm_up: int) -> list[Step]:
+def alternating(
+    forwards: list[ListedOp], backwards: list[ListedOp], warm_up: int
+) -> list[ListedOp]:
     """`warm_up` forwards, then one of each in turn, then what is left."""
     first = min(warm_up, len(forwards))
     steps = forwards[:first]

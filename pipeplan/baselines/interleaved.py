@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from pipeplan.baselines.flush import alternating
-from pipeplan.baselines.listed import Step
+from pipeplan.baselines.listed import ListedOp
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind
 
@@ -23,7 +23,7 @@ def looped_gpus(gpus: int, chunks: int) -> list[int]:
     return [stage % gpus for stage in range(gpus * chunks)]
 
 
-def looped(gpus: int, chunks: int, microbatches: int) -> list[list[Step]]:
+def looped(gpus: int, chunks: int, microbatches: int) -> list[list[ListedOp]]:
     """Micro-batches pass in groups of P; every GPU does a group's chunks one after the other.
 
     GPU g starts with 2 * (P - 1 - g) + (v - 1) * P forwards, then alternates.
@@ -45,7 +45,9 @@ def looped(gpus: int, chunks: int, microbatches: int) -> list[list[Step]]:
     ]
 
 
-def _rounds(kind: OpKind, gpu: int, gpus: int, chunks: list[int], microbatches: int) -> list[Step]:
+def _rounds(
+    kind: OpKind, gpu: int, gpus: int, chunks: list[int], microbatches: int
+) -> list[ListedOp]:
     return [
         (kind, chunk * gpus + gpu, begin + m)
         for begin in range(0, microbatches, gpus)
@@ -59,7 +61,7 @@ def v_gpus(gpus: int) -> list[int]:
     return [*range(gpus), *reversed(range(gpus))]
 
 
-def v_shaped(gpus: int, microbatches: int, in_flight: int) -> list[list[Step]]:
+def v_shaped(gpus: int, microbatches: int, in_flight: int) -> list[list[ListedOp]]:
     """Two stages per GPU as a V, at most `in_flight` micro-batches in the pipeline.
 
     The order is that of equal stages whose backward takes twice the forward, where a GPU prefers
@@ -72,10 +74,10 @@ class _Greedy:
     """Runs the V in units of one forward, to see who does what in which order."""
 
     def __init__(self, gpus: int, microbatches: int, in_flight: int) -> None:
-        self.lists: list[list[Step]] = [[] for _ in range(gpus)]
+        self.lists: list[list[ListedOp]] = [[] for _ in range(gpus)]
         self._places = v_gpus(gpus)
-        self._waiting: list[list[tuple[bool, int, Step]]] = [[] for _ in range(gpus)]
-        self._running: list[tuple[int, int, Step]] = []
+        self._waiting: list[list[tuple[bool, int, ListedOp]]] = [[] for _ in range(gpus)]
+        self._running: list[tuple[int, int, ListedOp]] = []
         self._busy = [False] * gpus
         self._later = list(range(microbatches))[::-1]
         for _ in range(min(in_flight, microbatches)):
@@ -87,7 +89,7 @@ class _Greedy:
             while self._running and self._running[0][0] == now:
                 self._end(*heappop(self._running)[1:])
 
-    def _wait(self, step: Step) -> None:
+    def _wait(self, step: ListedOp) -> None:
         kind, stage, microbatch = step
         heappush(self._waiting[self._places[stage]], (kind is OpKind.B, microbatch, step))
 
@@ -99,7 +101,7 @@ class _Greedy:
                 self._busy[gpu] = True
                 heappush(self._running, (now + (1 if step[0] is OpKind.F else 2), gpu, step))
 
-    def _end(self, gpu: int, step: Step) -> None:
+    def _end(self, gpu: int, step: ListedOp) -> None:
         self._busy[gpu] = False
         kind, stage, microbatch = step
         if kind is OpKind.F:

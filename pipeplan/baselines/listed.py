@@ -16,9 +16,9 @@ from pipeplan.program import Action, ActionKind, Program
 from pipeplan.simulator import Simulation, replay
 from pipeplan.simulator.tape import Ops, number
 
-Step = tuple[OpKind, int, int]
+ListedOp = tuple[OpKind, int, int]
 """(F or B, stage, micro-batch)."""
-Lists = Sequence[Sequence[Step]]
+Lists = Sequence[Sequence[ListedOp]]
 """Per GPU, what it computes in order."""
 
 MOST = 1024
@@ -52,7 +52,7 @@ def run(outline: Plan, lists: Lists) -> Simulation:
 
 
 def program(
-    outline: Plan, lists: Lists, behind: Callable[[Step], Sequence[Action]] = lambda _: ()
+    outline: Plan, lists: Lists, behind: Callable[[ListedOp], Sequence[Action]] = lambda _: ()
 ) -> Program:
     """Actions around the computes: receives first, sends behind their producers, frees last.
 
@@ -88,14 +88,14 @@ def check_count(microbatches: int) -> None:
         raise InputError(f"flush: got {microbatches} micro-batches per step, need 1 to {MOST}")
 
 
-def _receive(ops: Ops, step: Step) -> Iterator[Action]:
+def _receive(ops: Ops, step: ListedOp) -> Iterator[Action]:
     kind, stage, microbatch = step
     before = ops.before[number(kind, stage)]
     if before >= 0 and not ops.kind(before).is_compute:
         yield Action(ActionKind(f"RECV_{kind}"), stage, microbatch)
 
 
-def _send(ops: Ops, step: Step) -> Iterator[Action]:
+def _send(ops: Ops, step: ListedOp) -> Iterator[Action]:
     kind, stage, microbatch = step
     after = ops.after[number(kind, stage)]
     if after >= 0 and not ops.kind(after).is_compute:

@@ -131,7 +131,7 @@ def _split(setting: Setting, stages: tuple[Stage, ...]) -> Chain:
 def _program(split: Plan, microbatches: int) -> Program:
     """1F1B with W, as OPT, behind the backwards."""
 
-    def weights(step: listed.Step) -> list[Action]:
+    def weights(step: listed.ListedOp) -> list[Action]:
         kind, stage, microbatch = step
         if kind is OpKind.F:
             return []

@@ -160,7 +160,7 @@ def _progress() -> Iterator[Callable[[float, str], None]]:
     """A bar on a terminal, a line per new phase in a log."""
     console = common.screen(to_stderr=True)
     if not console.is_terminal:
-        yield _Log()
+        yield _PhaseLog()
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -170,7 +170,7 @@ def _progress() -> Iterator[Callable[[float, str], None]]:
         yield lambda share, what: bar.update(task, completed=share, description=what)
 
 
-class _Log:
+class _PhaseLog:
     """Says each new phase once."""
 
     def __init__(self) -> None:

@@ -184,7 +184,7 @@ def _stages(args: argparse.Namespace) -> int:
 def _show(found: StageProfile, chain: Chain) -> None:
     """What the chain says of each stage beside what was measured."""
     from pipeplan.report import remat
-    from pipeplan.report.tables import Comparison, comparison_table
+    from pipeplan.report.tables import PredictedMeasured, comparison_table
 
     rows = []
     for stage in found.stages:
@@ -194,9 +194,13 @@ def _show(found: StageProfile, chain: Chain) -> None:
         backward = sum(layer.backward_ns for layer in inside)
         predicted = stage.predicted_forward_peak_bytes, stage.predicted_backward_peak_bytes
         rows += [
-            Comparison(f"{name}: forward", "ns", forward, stage.forward_ns),
-            Comparison(f"{name}: backward", "ns", backward, stage.backward_ns),
-            Comparison(f"{name}: forward peak", "bytes", predicted[0], stage.forward_peak_bytes),
-            Comparison(f"{name}: backward peak", "bytes", predicted[1], stage.backward_peak_bytes),
+            PredictedMeasured(f"{name}: forward", "ns", forward, stage.forward_ns),
+            PredictedMeasured(f"{name}: backward", "ns", backward, stage.backward_ns),
+            PredictedMeasured(
+                f"{name}: forward peak", "bytes", predicted[0], stage.forward_peak_bytes
+            ),
+            PredictedMeasured(
+                f"{name}: backward peak", "bytes", predicted[1], stage.backward_peak_bytes
+            ),
         ]
     common.screen().print(comparison_table(rows, "stages, fused"))

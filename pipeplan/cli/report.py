@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeplan.cli import common
 
 if TYPE_CHECKING:
-    from pipeplan.report.tables import Comparison
+    from pipeplan.report.tables import PredictedMeasured
 
 _EXAMPLE = """\
 pipeplan report run
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(row: Comparison) -> dict[str, object]:
+def _plain(row: PredictedMeasured) -> dict[str, object]:
     """A quantity as plain data; a rank's peak has the stages it is of."""
     stages = [share.model_dump(mode="json") for share in row.stages]
     told = {"name": row.name, "unit": row.unit, "predicted": row.predicted}

@@ -87,14 +87,16 @@ def _present(plan: Plan, simulation: Simulation) -> None:
 
     title = f"{simulation.microbatches} micro-batches on the {simulation.clock} clock"
     rows = [
-        tables.Comparison(f"peak of {gpu.name}", "bytes", row.peak_bytes, replayed.peak_bytes)
+        tables.PredictedMeasured(
+            f"peak of {gpu.name}", "bytes", row.peak_bytes, replayed.peak_bytes
+        )
         for gpu, row, replayed in zip(
             plan.cluster.gpus, plan.memory, simulation.memory, strict=True
         )
     ]
     if simulation.period_ns is not None:
         period = float(simulation.period_ns)
-        rows.insert(0, tables.Comparison("period", "ns", plan.period_ns, period))
+        rows.insert(0, tables.PredictedMeasured("period", "ns", plan.period_ns, period))
     names = ("plan", "replay", "difference")
     common.screen().print(tables.comparison_table(rows, title, names))
     if simulation.period_ns is None:

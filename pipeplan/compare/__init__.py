@@ -5,7 +5,7 @@ idle time by cause and bytes of each into one row. All of them are judged by
 docs/reference/model.md.
 """
 
-from pipeplan.compare.points import Comparison, Point, Request, compare
+from pipeplan.compare.points import Comparison, ComparisonPoint, Request, compare
 from pipeplan.compare.rows import Absent, Bubble, Row
 
-__all__ = ["Absent", "Bubble", "Comparison", "Point", "Request", "Row", "compare"]
+__all__ = ["Absent", "Bubble", "Comparison", "ComparisonPoint", "Request", "Row", "compare"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from fractions import Fraction
 
-from pipeplan.baselines.exhaustive import Cloud, partitions
+from pipeplan.baselines.exhaustive import PartitionCloud, partitions
 from pipeplan.baselines.timed import Setting
 from pipeplan.cluster import Cluster
 from pipeplan.compare.families import FAMILIES, pipedream
@@ -32,7 +32,7 @@ class Field:
 
         With `than`, ns per micro-batch, PipeDream's search looks for faster points only.
         """
-        self.cloud = Cloud(setting, than)
+        self.cloud = PartitionCloud(setting, than)
         self.left_out = 0
         self._setting = setting
         self._microbatches = microbatches

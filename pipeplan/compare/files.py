@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from pipeplan.compare.ours import CONTIGUOUS, OURS
-from pipeplan.compare.points import Comparison, Point
+from pipeplan.compare.points import Comparison, ComparisonPoint
 from pipeplan.compare.rows import Row
 from pipeplan.plan import Plan
 from pipeplan.report.cloud import Picture
@@ -43,7 +43,7 @@ def plans(comparison: Comparison) -> Iterator[tuple[str, Plan]]:
                 yield f"{_word(row.name)}-{len(row.peak_bytes)}gpus-{memory}.plan.json", row.plan
 
 
-def _series(points: list[Point], name: str) -> list[tuple[int, float]]:
+def _series(points: list[ComparisonPoint], name: str) -> list[tuple[int, float]]:
     rows = [(point, point.row(name)) for point in points]
     return [(point.budget_bytes, float(row.period_ns)) for point, row in rows if row is not None]
 

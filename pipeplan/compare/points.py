@@ -42,7 +42,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ComparisonPoint:
     """One cluster and all rows on it."""
 
     cluster: Cluster
@@ -86,7 +86,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Cloud:
+class PointCloud:
     """All points of the exhaustive search for one number of GPUs: (bytes, ns per micro-batch)."""
 
     gpus: int
@@ -101,8 +101,8 @@ class Comparison:
     chain: Chain
     microbatches: int
     """Per update, for throughputs and steps with a flush; of the largest number of GPUs."""
-    points: tuple[Point, ...]
-    clouds: tuple[Cloud, ...]
+    points: tuple[ComparisonPoint, ...]
+    clouds: tuple[PointCloud, ...]
     left_out: tuple[str, ...] = ()
     """What Ctrl-C left undone: rows and points that would be there."""
 
@@ -126,7 +126,7 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
     results = run(jobs, request.jobs, lambda share, what: tell(0.95 * share, what))
     left_out = [job.what for job, result in zip(jobs, results, strict=True) if result is None]
     fields = {each.gpus: each for each in results if isinstance(each, Field)}
-    points: list[Point] = []
+    points: list[ComparisonPoint] = []
     try:
         for group in groups:
             gpus = len(group[0].gpus)
@@ -200,7 +200,7 @@ def _ours(request: Request, cluster: Cluster) -> Job[Field | Found]:
 
 def _points(
     group: Sequence[Cluster], field: Field | None, found: Sequence[Found]
-) -> Iterator[Point]:
+) -> Iterator[ComparisonPoint]:
     """The rows that are there of each cluster that has any, checked."""
     checked: set[tuple[str, str, Fraction]] = set()
     for cluster in group:
@@ -215,9 +215,9 @@ def _points(
                 checked.add((row.name, row.detail, row.period_ns))
         if own or others:
             bound = None if here is None else ours.bound(here, found)
-            yield Point(cluster, bound, (*own, *others))
+            yield ComparisonPoint(cluster, bound, (*own, *others))
 
 
-def _cloud(field: Field) -> Cloud:
+def _cloud(field: Field) -> PointCloud:
     points = tuple((point.peak, float(point.period_ns)) for point in field.cloud.points)
-    return Cloud(field.gpus, points, field.left_out)
+    return PointCloud(field.gpus, points, field.left_out)

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.compare.ours import OURS
-from pipeplan.compare.points import Comparison, Point
+from pipeplan.compare.points import Comparison, ComparisonPoint
 from pipeplan.compare.rows import Absent, Row
 from pipeplan.units import format_bytes, format_ns
 
@@ -18,7 +18,7 @@ LEGEND = (
 _SHARES = ("imbalance", "communication", "waiting", "fill_drain")
 
 
-def table(comparison: Comparison, point: Point) -> Table:
+def table(comparison: Comparison, point: ComparisonPoint) -> Table:
     """One point: of every row period, throughput, idle time by cause, bytes, does it fit."""
     gpus = point.cluster.gpus
     memories = sorted({gpu.budget_bytes for gpu in gpus})
@@ -68,12 +68,12 @@ def _cells(comparison: Comparison, row: Row, size: int) -> list[str | Text]:
     ]
 
 
-def absences(point: Point) -> list[str]:
+def absences(point: ComparisonPoint) -> list[str]:
     """Why what is missing in the table is missing, line by line."""
     return [f"{row.name}: {row.reason}" for row in point.rows if isinstance(row, Absent)]
 
 
-def loss(point: Point) -> str | None:
+def loss(point: ComparisonPoint) -> str | None:
     """What to shout if somebody beats our plan."""
     if point.lost is None:
         return None
@@ -104,7 +104,7 @@ def data(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def _point(comparison: Comparison, point: Point) -> dict[str, object]:
+def _point(comparison: Comparison, point: ComparisonPoint) -> dict[str, object]:
     return {
         "gpus": len(point.cluster.gpus),
         "memory_bytes": [gpu.memory_bytes for gpu in point.cluster.gpus],

@@ -15,7 +15,7 @@ from pipeplan.host_copy import measured_bandwidth
 from pipeplan.remat import HostLink, judge, rematerialize_chain
 from pipeplan.rematerialized import arguments, measured
 from pipeplan.rematerialized.conditions import Conditions
-from pipeplan.rematerialized.measured import Loss, Measured, Sample
+from pipeplan.rematerialized.measured import Loss, ModuleMeasurements, Sample
 from pipeplan.rematerialized.module import run, wrapped
 from pipeplan.rematerialized.parts import Parts, buffers_of
 from pipeplan.rematerialized.precision import as_in, autocast
@@ -106,7 +106,7 @@ def rematerialize(
             sizes = measured.costs_of(cut, found, taken, static)
             costs = timed(sizes, called, taken, place, repeats)
             channel = _channel(cut, found, offload, host_bandwidth, place.device)
-            kept = _Kept(tuple(facts.changed_bytes for facts in found.facts))
+            kept = _KeptBuffers(tuple(facts.changed_bytes for facts in found.facts))
             left = measured.left_bytes(cut)
             high = replace(costs, static=static + kept.at_most + sum(left))
             plan = rematerialize_chain(high, limit, method, slots, channel)
@@ -120,7 +120,7 @@ def rematerialize(
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptBuffers:
     """Bytes of what is kept of buffers so that layers can run again with their old values.
 
     `sizes` are those of the changed buffers of each layer: copies from their first forward on, and
@@ -169,7 +169,7 @@ def _no_optimizer(_: object) -> torch.optim.Optimizer:
 
 def _channel(
     cut: SplitModel,
-    found: Measured,
+    found: ModuleMeasurements,
     offload: bool,
     host_bandwidth: str | None,
     device: torch.device,
@@ -189,7 +189,7 @@ def _channel(
 
 
 def _prepared(
-    cut: SplitModel, found: Measured, source: Tensor, script: Script, offload: bool
+    cut: SplitModel, found: ModuleMeasurements, source: Tensor, script: Script, offload: bool
 ) -> Prepared:
     changed = {id(each.tensor) for facts in found.facts for each in facts.changed}
     return Prepared(

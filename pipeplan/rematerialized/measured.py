@@ -50,7 +50,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ModuleMeasurements:
     """All that was found; one entry of `facts` per layer of the module, without the loss."""
 
     facts: tuple[LayerFacts, ...]
@@ -65,7 +65,7 @@ class Measured:
     """Of the storage behind the loss, which may be larger than a scalar; 0 without a loss."""
 
 
-def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
+def measure(split: SplitModel, sample: Sample, offload: bool) -> ModuleMeasurements:
     """Bytes of each layer of `split`, and of the loss behind them.
 
     With `offload` as units are found that may leave.
@@ -85,7 +85,7 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> Measured:
     if sample.loss is None:
         sizes.append(_NOTHING)
         back.append(_Backward(work=0, gradient=0))
-    return Measured(
+    return ModuleMeasurements(
         facts=facts,
         sizes=tuple(sizes),
         light=light,
@@ -202,7 +202,7 @@ def _one_backward(run: LayerRun, size: LayerBytes, gradients: list[Tensor]) -> _
     return _Backward(work=work, gradient=left)
 
 
-def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) -> Costs:
+def costs_of(split: SplitModel, found: ModuleMeasurements, sample: Sample, static: int) -> Costs:
     """What planners read, without times: the chain of the module's layers and the loss.
 
     The module's input lives all the time in the caller's hands: it is static, not boundary 0.
@@ -230,7 +230,9 @@ def costs_of(split: SplitModel, found: Measured, sample: Sample, static: int) ->
     )
 
 
-def states_bytes(module: nn.Module, split: SplitModel, sample: Sample, found: Measured) -> int:
+def states_bytes(
+    module: nn.Module, split: SplitModel, sample: Sample, found: ModuleMeasurements
+) -> int:
     """Bytes that live all the time: weights, buffers, gradients, input, target, and the loss.
 
     The loss is held by the caller, its gradient by autograd.

@@ -110,7 +110,7 @@ def run(
     output = now.forward()
     link = _Link(now, parts)
     token = _Body.apply(link, _TRIGGER, source)  # type: ignore[no-untyped-call]
-    result: Tensor = _Exit.apply(link, token, output)  # type: ignore[no-untyped-call]
+    result: Tensor = _PassExit.apply(link, token, output)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -168,7 +168,7 @@ class _Body(torch.autograd.Function):
         return None, None, gradients[0] if ctx.wanted else None
 
 
-class _Exit(torch.autograd.Function):
+class _PassExit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, link: _Link, token: Tensor, output: Tensor) -> Tensor:
         ctx.link = link

@@ -18,7 +18,7 @@ Generators = list[Tensor]
 """The state of the processor's generator, and of the device's."""
 
 
-class States:
+class ForwardStates:
     """What each layer saw in its first forward, for the layers that run again."""
 
     def __init__(self, device: torch.device, again: Mapping[int, tuple[Buffer, ...]]) -> None:

@@ -21,7 +21,7 @@ from pipeplan.remat import DeviceOp, DeviceOpKind
 from pipeplan.rematerialized.parts import Buffer
 from pipeplan.rematerialized.precision import Autocast, as_in
 from pipeplan.rematerialized.script import Order, Script, used
-from pipeplan.rematerialized.states import States
+from pipeplan.rematerialized.states import ForwardStates
 from pipeplan.rematerialized.units import Units
 from pipeplan.runtime.stages.segment import Fed, SegmentSpec, StoredSegment
 from pipeplan.task import SplitModel
@@ -63,7 +63,7 @@ class Pass:
         """Shares the caller's bytes and count of changes."""
         self._segments = [self._segment(index) for index in range(len(prepared.split.layers))]
         again = {layer: prepared.changed[layer] for layer in prepared.script.again}
-        self._states = States(prepared.device, again)
+        self._states = ForwardStates(prepared.device, again)
         self._full: dict[int, list[Tensor]] = {0: [self.source]}
         self._gradients: list[Tensor] = []
         self._units = _units(prepared, self.source)

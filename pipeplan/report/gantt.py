@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import HOST_LEGEND, Row, batches, label, offloads, rows, short
+from pipeplan.report.grid import HOST_LEGEND, GridRow, batches, label, offloads, rows, short
 from pipeplan.report.picture import save
 from pipeplan.simulator import simulate
 from pipeplan.units import format_bytes, format_ns
@@ -50,7 +50,7 @@ def figure(plan: Plan) -> Figure:
     return picture
 
 
-def _draw_period(axes: Axes, plan: Plan, lines: Sequence[Row]) -> None:
+def _draw_period(axes: Axes, plan: Plan, lines: Sequence[GridRow]) -> None:
     for height, row in enumerate(lines):
         for op in row.ops:
             _bar(axes, plan, op, height)

@@ -35,7 +35,7 @@ HOST_LEGEND = "O to the host, P back"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GridRow:
     """A GPU, a link or a GPU's way to the host, and what happens on it."""
 
     name: str
@@ -102,12 +102,12 @@ def label(plan: Plan, op: Op, earlier: int = 0) -> str:
     return f"{op.stage}{_LETTER[op.kind]}{microbatch(plan, op) - earlier * plan.k}"
 
 
-def rows(plan: Plan) -> tuple[Row, ...]:
+def rows(plan: Plan) -> tuple[GridRow, ...]:
     """GPUs first, then the links and the ways to the host that are in use.
 
     `0>1` is one way, `0-1` a link that both ways share; so are `0>host`, `host>0` and `0-host`.
     """
-    gpus = {index: Row(short(gpu.name), ()) for index, gpu in enumerate(plan.cluster.gpus)}
+    gpus = {index: GridRow(short(gpu.name), ()) for index, gpu in enumerate(plan.cluster.gpus)}
     used: dict[tuple[int, int], list[Op]] = {}
     ways: dict[tuple[int, str], list[Op]] = {}
     for op in plan.ops:
@@ -120,8 +120,8 @@ def rows(plan: Plan) -> tuple[Row, ...]:
     arrow = ">" if plan.cluster.links.duplex == "full" else "-"
     return (
         *gpus.values(),
-        *(Row(f"{one}{arrow}{two}", tuple(ops)) for (one, two), ops in sorted(used.items())),
-        *(Row(name, tuple(ops)) for (_, name), ops in sorted(ways.items())),
+        *(GridRow(f"{one}{arrow}{two}", tuple(ops)) for (one, two), ops in sorted(used.items())),
+        *(GridRow(name, tuple(ops)) for (_, name), ops in sorted(ways.items())),
     )
 
 

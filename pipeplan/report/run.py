@@ -11,7 +11,7 @@ from pydantic import ConfigDict, model_validator
 from pipeplan.document import Document, Record
 from pipeplan.errors import InputError
 from pipeplan.report.remat import Share
-from pipeplan.report.tables import Comparison, stage_table
+from pipeplan.report.tables import PredictedMeasured, stage_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,7 @@ class Predicted(Record):
     stages: tuple[Share, ...] = ()
 
 
-class Measured(Record):
+class RunMeasurements(Record):
     """What happened; None where it was not measured."""
 
     model_config = _LENIENT
@@ -49,7 +49,7 @@ class Measured(Record):
     last_loss: float | None
 
 
-class Host(Record):
+class RunMachine(Record):
     """The first rank's machine; None where a run does not tell."""
 
     model_config = _LENIENT
@@ -67,8 +67,8 @@ class Run(Document):
     steps: int
     instrumented: bool
     predicted: Predicted
-    measured: Measured
-    host: Host = Host()
+    measured: RunMeasurements
+    host: RunMachine = RunMachine()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -107,7 +107,7 @@ def read(folder: str | Path) -> Run:
     return Run.read(file)
 
 
-def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+def comparisons(runs: Sequence[Run]) -> list[PredictedMeasured]:
     """Predicted and measured, for all that the runs measured.
 
     Times come from runs that were not instrumented, bytes from those that were: counting bytes
@@ -130,33 +130,33 @@ def crowded(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _times(run: Run) -> Iterator[Comparison]:
+def _times(run: Run) -> Iterator[PredictedMeasured]:
     predicted, measured = run.predicted, run.measured
     how = ", predicted by an estimate" if predicted.times == "estimated" else ""
     if measured.period_ns is not None:
         name = f"{run.semantics}: period, best window{how}"
-        yield Comparison(name, "ns", predicted.period_ns, measured.period_ns)
+        yield PredictedMeasured(name, "ns", predicted.period_ns, measured.period_ns)
     if measured.step_ns is not None:
         name = f"{run.semantics}: step, best{how}"
-        yield Comparison(name, "ns", predicted.step_ns, measured.step_ns)
+        yield PredictedMeasured(name, "ns", predicted.step_ns, measured.step_ns)
 
 
-def _bytes(run: Run) -> Iterator[Comparison]:
+def _bytes(run: Run) -> Iterator[PredictedMeasured]:
     pairs = zip(run.predicted.peak_bytes, run.measured.peak_bytes, strict=True)
     for rank, (predicted, measured) in enumerate(pairs):
         if measured is not None:
             name = f"{run.semantics}: peak of rank {rank}"
             stages = tuple(share for share in run.predicted.stages if share.gpu == rank)
-            yield Comparison(name, "bytes", predicted, measured, stages)
+            yield PredictedMeasured(name, "bytes", predicted, measured, stages)
 
 
-def _taken(run: Run) -> Iterator[Comparison]:
+def _taken(run: Run) -> Iterator[PredictedMeasured]:
     """What the GPUs' allocators held, rounding, kernels' scratch and gaps included."""
     measured = {"allocated": run.measured.allocated_bytes, "reserved": run.measured.reserved_bytes}
     for rank, predicted in enumerate(run.predicted.peak_bytes):
         for how, sizes in measured.items():
             if sizes and (size := sizes[rank]) is not None:
-                yield Comparison(
+                yield PredictedMeasured(
                     f"{run.semantics}: {how} on rank {rank}", "bytes", predicted, size
                 )
 

@@ -198,7 +198,7 @@ def _percent(value: Fraction) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PredictedMeasured:
     """One quantity, predicted and measured, in its own unit (`ns` or `bytes`)."""
 
     name: str
@@ -217,7 +217,7 @@ class Comparison:
 
 
 def comparison_table(
-    rows: Sequence[Comparison],
+    rows: Sequence[PredictedMeasured],
     title: str,
     names: Sequence[str] = ("predicted", "measured", "error"),
 ) -> Table:

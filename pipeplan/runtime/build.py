@@ -30,7 +30,7 @@ from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.tied_parameters import find_ties
 from pipeplan.runtime.stages.compiling import compile_ahead
 from pipeplan.runtime.stages.segment import Fed
-from pipeplan.runtime.stages.stage import Stage, StageSpec
+from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.runtime.supervision.run_ahead import RunAhead
 from pipeplan.runtime.supervision.stop_consensus import NeverStop, StopConsensus
 from pipeplan.runtime.transport.backend import device_of
@@ -49,7 +49,7 @@ class Worker:
     """One rank, ready to run: its executor, the stages it hosts, its loss scale if it has one."""
 
     executor: Executor
-    stages: dict[int, Stage]
+    stages: dict[int, StageRunner]
     endpoints: dict[int, StageEndpoints]
     scaler: LossScaler | None
     tied: TiedGradients
@@ -112,7 +112,7 @@ def build(
     device = device_of(split)
     ahead = ahead or RunAhead.of(device)
     host = _way_to_host(plan, device)
-    maker = _Maker(plan, split, task, feed, seed, scale, number, ownership, device, host)
+    maker = _StageBuilder(plan, split, task, feed, seed, scale, number, ownership, device, host)
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
     links = {index: endpoints(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
@@ -133,7 +133,7 @@ def build(
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _StageBuilder:
     """Makes the stages of one rank, in chain order."""
 
     plan: Plan
@@ -147,7 +147,7 @@ class _Maker:
     device: torch.device
     host: CopyEngine
 
-    def stage(self, index: int) -> Stage:
+    def stage(self, index: int) -> StageRunner:
         split, planned = self.split, self.plan.stages[index]
         last = index == len(self.plan.stages) - 1
         again, offload = _runs(planned)
@@ -175,7 +175,9 @@ class _Maker:
             host=self.host if offload else None,
         )
         compile_ahead(spec)
-        return Stage(spec, self.plan.microbatches, self.ownership.hold(spec.layers, planned.first))
+        return StageRunner(
+            spec, self.plan.microbatches, self.ownership.hold(spec.layers, planned.first)
+        )
 
 
 def _runs(planned: PlannedStage) -> tuple[Runs, Runs]:

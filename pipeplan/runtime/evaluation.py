@@ -12,7 +12,7 @@ from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import LossRecord, StepPolicy
-from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.stages.stage import StageRunner
 from pipeplan.runtime.supervision.run_ahead import RunAhead
 from pipeplan.runtime.supervision.stop_consensus import NeverStop
 from pipeplan.runtime.transport.base import Transport
@@ -23,7 +23,7 @@ _FORWARD = {ActionKind.F, ActionKind.RECV_F, ActionKind.SEND_F, ActionKind.FREE_
 
 def evaluate(
     pattern: Pattern,
-    stages: Mapping[int, Stage],
+    stages: Mapping[int, StageRunner],
     endpoints: Mapping[int, StageEndpoints],
     feed: Feed,
     transport: Transport,
@@ -55,7 +55,7 @@ def evaluate(
 
 
 @contextmanager
-def _eval_mode(stages: Mapping[int, Stage]) -> Iterator[None]:
+def _eval_mode(stages: Mapping[int, StageRunner]) -> Iterator[None]:
     modules = {m: m.training for s in stages.values() for x in s.spec.layers for m in x.modules()}
     for module in modules:
         module.training = False
@@ -70,7 +70,7 @@ def _eval_mode(stages: Mapping[int, Stage]) -> Iterator[None]:
 class _Evaluated:
     """A stage whose forwards leave no graph."""
 
-    stage: Stage
+    stage: StageRunner
     in_flight = 0
 
     @property
@@ -81,7 +81,7 @@ class _Evaluated:
     def forward(
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
     ) -> list[Tensor]:
-        """See `Stage`."""
+        """See `StageRunner`."""
         return self.stage.evaluate(microbatch, inputs, target)
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:

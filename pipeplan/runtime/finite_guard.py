@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.stages.stage import StageRunner
 
 
 class FiniteGuard:
@@ -41,7 +41,7 @@ class FiniteGuard:
         if not self._skips and not math.isfinite(value):
             self.nonfinite(step, f"the loss of micro-batch {microbatch} (stage {stage})")
 
-    def weights(self, step: int, stages: Iterable[Stage]) -> None:
+    def weights(self, step: int, stages: Iterable[StageRunner]) -> None:
         """Look at the weights that would be saved after `step`."""
         if self._ignores or self.found:
             return

@@ -49,7 +49,7 @@ class StageWeights(Protocol):
 
 
 class HostedStage(Protocol):
-    """A stage as the executor sees it: `Stage` in a training, `TimedStage` in a dry run."""
+    """A stage as the executor sees it: `StageRunner` in a training, `TimedStage` in a dry run."""
 
     @property
     def in_flight(self) -> int:

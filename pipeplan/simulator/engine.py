@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeplan.plan import OpKind
-from pipeplan.simulator.links import Links
+from pipeplan.simulator.links import LinkStates
 from pipeplan.simulator.tape import Does, Entry, Ops, number
 
 LONG_AGO = -(2**100)
@@ -67,7 +67,7 @@ class Engine:
         ops: Ops,
         tapes: list[list[Entry]],
         microbatches: int,
-        links: Links,
+        links: LinkStates,
         *,
         due: list[list[int]] | None = None,
         updates: bool = False,

@@ -39,7 +39,7 @@ class Level(NamedTuple):
         return self.saved + self.working + self.direct + self.message
 
 
-class Ledger:
+class RankLedger:
     """One rank's ledger.
 
     `in_flight` and `unversioned` are filled while `levels` runs.

@@ -12,7 +12,7 @@ Resource = tuple[int | str, int]
 """A link by its two GPUs, or a GPU's way to the host by direction (`host`: both) and GPU."""
 
 
-class Links(ABC):
+class LinkStates(ABC):
     """All links of a run, and the ways to the host, which carry like links.
 
     A transfer is offered once its SEND and RECV have both happened; an OFFLOAD when it is issued,
@@ -43,7 +43,7 @@ class LateTransfer:
     reason: str
 
 
-class PlannedLinks(Links):
+class PlannedLinks(LinkStates):
     """Each link takes its transfers in the plan's order.
 
     Args:
@@ -67,16 +67,16 @@ class PlannedLinks(Links):
         self._changed: set[Resource] = set()
 
     def offer(self, op: int, microbatch: int, ready: int) -> None:
-        """See `Links`."""
+        """See `LinkStates`."""
         self._offered[op, microbatch] = ready
         self._changed.add(self._resource[op])
 
     def idle(self) -> bool:
-        """See `Links`."""
+        """See `LinkStates`."""
         return not self._changed
 
     def grant(self) -> Iterator[tuple[int, int, int]]:
-        """See `Links`."""
+        """See `LinkStates`."""
         changed, self._changed = self._changed, set()
         for link in changed:
             queue = self._queues[link]
@@ -103,7 +103,7 @@ class PlannedLinks(Links):
         return start
 
 
-class QueueLinks(Links):
+class QueueLinks(LinkStates):
     """Each link takes whatever is ready first: for programs without a plan's order.
 
     Asked for a grant only when no rank can move, it names the transfer that starts first of all
@@ -117,15 +117,15 @@ class QueueLinks(Links):
         """(earliest start, ready, micro-batch, op)."""
 
     def offer(self, op: int, microbatch: int, ready: int) -> None:
-        """See `Links`."""
+        """See `LinkStates`."""
         heappush(self._heap, (ready, ready, microbatch, op))
 
     def idle(self) -> bool:
-        """See `Links`."""
+        """See `LinkStates`."""
         return not self._heap
 
     def grant(self) -> Iterator[tuple[int, int, int]]:
-        """See `Links`."""
+        """See `LinkStates`."""
         while self._heap:
             start, ready, microbatch, op = heappop(self._heap)
             link = self._resource[op]

@@ -11,7 +11,7 @@ from pipeplan.program import Program
 from pipeplan.simulator import measure
 from pipeplan.simulator.charges import Charges
 from pipeplan.simulator.engine import Engine, Times
-from pipeplan.simulator.ledger import Ledger
+from pipeplan.simulator.ledger import RankLedger
 from pipeplan.simulator.links import PlannedLinks
 from pipeplan.simulator.result import Clock, Discrepancy, Simulation
 from pipeplan.simulator.tape import Does, Ops
@@ -27,7 +27,7 @@ def report(
     charges = Charges.of(plan, times.ops)
     # With updates the tape holds only the real ones: which weights a forward uses is not in doubt.
     steps = plan.microbatches if plan.semantics == "2bw" and clock == "plan" else None
-    ledgers = [Ledger(charges, times, rank, engine.tapes[rank], steps) for rank in ranks]
+    ledgers = [RankLedger(charges, times, rank, engine.tapes[rank], steps) for rank in ranks]
     peaks = [measure.Peaks() for _ in ranks]
     for each, ledger, tape in zip(peaks, ledgers, engine.tapes, strict=True):
         each.watch(ledger.levels(), tape, window, flush=plan.semantics == "flush")
@@ -54,7 +54,7 @@ def report(
         times=times,
         levels=lambda g: (
             (level.time, always[g] + level.total)
-            for level in Ledger(charges, times, g, engine.tapes[g], steps).levels()
+            for level in RankLedger(charges, times, g, engine.tapes[g], steps).levels()
         ),
     )
 
@@ -146,7 +146,7 @@ def _order(times: Times) -> Iterator[Discrepancy]:
             last = microbatch, end
 
 
-def _weights(plan: Plan, ledgers: list[Ledger]) -> Iterator[Discrepancy]:
+def _weights(plan: Plan, ledgers: list[RankLedger]) -> Iterator[Discrepancy]:
     """Under 2bw the weights that a forward uses must exist when it starts."""
     for ledger in ledgers:
         if ledger.unversioned is not None:

@@ -6,11 +6,11 @@ from pipeplan.errors import DeadlockError
 from pipeplan.plan import OpKind
 from pipeplan.program import Action, ActionKind, Program
 from pipeplan.simulator.engine import Engine
-from pipeplan.simulator.links import Links, PlannedLinks
+from pipeplan.simulator.links import LinkStates, PlannedLinks
 from pipeplan.simulator.tape import Does, Entry, Ops
 
 
-def explain(program: Program, engine: Engine, links: Links) -> DeadlockError:
+def explain(program: Program, engine: Engine, links: LinkStates) -> DeadlockError:
     """The error for a run that stopped, with the waits from one stopped rank on, line by line."""
     stopped = [rank for rank, at in enumerate(engine.position) if at < len(engine.tapes[rank])]
     lines: list[str] = []
@@ -33,7 +33,7 @@ def explain(program: Program, engine: Engine, links: Links) -> DeadlockError:
     )
 
 
-def _needed(engine: Engine, links: Links, entry: Entry) -> Action:
+def _needed(engine: Engine, links: LinkStates, entry: Entry) -> Action:
     """The action that must happen before `entry` can."""
     does, op, microbatch = entry
     awaited = _awaited(engine, does, op, microbatch)

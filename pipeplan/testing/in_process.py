@@ -74,7 +74,7 @@ class RoundRobinScheduler:
             raise RankError(f"rank {rank}: stopped because another rank failed")
 
 
-class _Message:
+class _MailboxMessage:
     """One message; either end may be known first. The copy happens when both are."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class InProcTransport:
         missing = (m for m in queue if (m.sent if buffer is None else m.buffer) is None)
         message = next(missing, None)
         if message is None:
-            message = _Message()
+            message = _MailboxMessage()
             queue.append(message)
         message.add(sent, buffer)
         if message.done:
@@ -158,7 +158,7 @@ class _World:
     def __init__(self, size: int) -> None:
         self.size = size
         self.scheduler = RoundRobinScheduler(size)
-        self.channels: dict[tuple[int, int, int], deque[_Message]] = {}
+        self.channels: dict[tuple[int, int, int], deque[_MailboxMessage]] = {}
         self.ballots: dict[int, dict[int, Any]] = {}
 
 

@@ -36,7 +36,7 @@ class Terms(NamedTuple):
         return Terms(*(mine + times * its for mine, its in zip(self, other, strict=True)))
 
 
-class Ledger:
+class GpuLedger:
     """All intervals of one GPU."""
 
     def __init__(self, period: int, k: int) -> None:

@@ -19,7 +19,7 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
     return memory_paper.peaks(table)
 
 
-def judge(table: Timetable) -> Iterator[Violation]:
+def judge_memory(table: Timetable) -> Iterator[Violation]:
     """All that is said of bytes: needs order on each GPU."""
     plan, computed, away = table.plan, peaks(table), host_bytes(table)
     yield from rows(plan, computed, away)

@@ -7,16 +7,16 @@ from itertools import pairwise
 from pipeplan.plan import OpKind, Plan, Stage
 from pipeplan.verifier import offload, stage_bytes
 from pipeplan.verifier.durations import link, message_bytes
-from pipeplan.verifier.ledger import Ledger, Terms, first_peak
+from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak
 from pipeplan.verifier.moments import Hold, end_of, free_of, start_of, update_of
 from pipeplan.verifier.stage_bytes import StageBytes
-from pipeplan.verifier.timetable import Timed, Timetable
+from pipeplan.verifier.timetable import TimedOp, Timetable
 
 
 def peaks(table: Timetable) -> tuple[Terms, ...]:
     """(M6): the terms after the first event that reaches each GPU's peak."""
     plan = table.plan
-    ledgers = [Ledger(table.period, plan.k) for _ in plan.cluster.gpus]
+    ledgers = [GpuLedger(table.period, plan.k) for _ in plan.cluster.gpus]
     hold = Hold(table)
     sizes = [stage_bytes.exact(plan, stage.id) for stage in plan.stages]
     for copy in range(plan.k):
@@ -34,7 +34,9 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
     return tuple(_peak(plan, gpu, ledger) for gpu, ledger in enumerate(ledgers))
 
 
-def _computes(table: Timetable, ledger: Ledger, stage: Stage, size: StageBytes, copy: int) -> None:
+def _computes(
+    table: Timetable, ledger: GpuLedger, stage: Stage, size: StageBytes, copy: int
+) -> None:
     """(M2), (M3) and the optimizer instant of one stage and copy."""
     forward, backward = table[OpKind.F, stage.id, copy], table[OpKind.B, stage.id, copy]
     ledger.hold(Terms(saved=size.kept), start_of(forward), end_of(backward))
@@ -46,7 +48,9 @@ def _computes(table: Timetable, ledger: Ledger, stage: Stage, size: StageBytes, 
         ledger.hold(workspace, update, update._replace(step=1))
 
 
-def _direct(table: Timetable, ledgers: list[Ledger], producer: Timed, consumer: Timed) -> None:
+def _direct(
+    table: Timetable, ledgers: list[GpuLedger], producer: TimedOp, consumer: TimedOp
+) -> None:
     """(M4): between two stages on one GPU, from the producer's end to the consumer's start."""
     terms = Terms(direct=_unsaved(table.plan, producer))
     ledgers[table.gpu(producer)].hold(terms, end_of(producer), start_of(consumer))
@@ -54,11 +58,11 @@ def _direct(table: Timetable, ledgers: list[Ledger], producer: Timed, consumer: 
 
 def _message(
     table: Timetable,
-    ledgers: list[Ledger],
+    ledgers: list[GpuLedger],
     hold: Hold,
-    producer: Timed,
-    transfer: Timed,
-    consumer: Timed,
+    producer: TimedOp,
+    transfer: TimedOp,
+    consumer: TimedOp,
 ) -> None:
     """(M5): on the sender from the producer's end to FREE, on the receiver from RECV on."""
     source, target = link(table.plan, transfer.kind, transfer.stage)
@@ -69,7 +73,7 @@ def _message(
     ledgers[target].hold(received, hold.post(transfer), start_of(consumer))
 
 
-def _unsaved(plan: Plan, producer: Timed) -> int:
+def _unsaved(plan: Plan, producer: TimedOp) -> int:
     """Bytes of a result that its own stage does not keep anyway: y - so - po, or gx."""
     stage = plan.stages[producer.stage]
     if producer.kind is OpKind.B:
@@ -85,7 +89,7 @@ def _workspace(plan: Plan, stage: Stage) -> int:
     return max(layer.optimizer_workspace_bytes for layer in layers)
 
 
-def _peak(plan: Plan, gpu: int, ledger: Ledger) -> Terms:
+def _peak(plan: Plan, gpu: int, ledger: GpuLedger) -> Terms:
     """(M1) plus the largest state of the period, or flush's update after the drain."""
     hosted = plan.hosted(gpu)
     versions = 2 if plan.semantics == "2bw" else 1

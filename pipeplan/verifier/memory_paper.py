@@ -7,7 +7,7 @@ from itertools import pairwise
 from pipeplan.plan import OpKind, Stage
 from pipeplan.verifier import stage_bytes
 from pipeplan.verifier.durations import link
-from pipeplan.verifier.ledger import Ledger, Terms, first_peak, most_at_once
+from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak, most_at_once
 from pipeplan.verifier.moments import Moment, end_of, start_of
 from pipeplan.verifier.stage_bytes import StageBytes
 from pipeplan.verifier.timetable import Timetable
@@ -35,7 +35,7 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
 
 def _busiest(table: Timetable, sizes: list[StageBytes], gpu: int) -> Terms:
     """The first peak over the starts of this GPU's computes, permanent terms left out."""
-    ledger = Ledger(table.period, table.plan.k)
+    ledger = GpuLedger(table.period, table.plan.k)
     starts: set[Moment] = set()
     for copy in range(table.plan.k):
         for stage in table.plan.hosted(gpu):
@@ -50,7 +50,7 @@ def _busiest(table: Timetable, sizes: list[StageBytes], gpu: int) -> Terms:
 
 
 def _computes(
-    table: Timetable, ledger: Ledger, stage: Stage, size: StageBytes, copy: int
+    table: Timetable, ledger: GpuLedger, stage: Stage, size: StageBytes, copy: int
 ) -> set[Moment]:
     """(P2) and (P3) of one stage and copy; returns the starts of its ops."""
     forward, backward = table[OpKind.F, stage.id, copy], table[OpKind.B, stage.id, copy]

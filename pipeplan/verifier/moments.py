@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from pipeplan.verifier.durations import link
-from pipeplan.verifier.timetable import Timed, Timetable
+from pipeplan.verifier.timetable import TimedOp, Timetable
 
 END, POST, SHORT, UPDATE, START = range(5)
 """Classes of (O5): ends, RECVs, zero-length ops and SENDs, optimizer steps, starts."""
@@ -31,26 +31,26 @@ class Moment(NamedTuple):
     step: int = 0
 
 
-def start_of(op: Timed) -> Moment:
+def start_of(op: TimedOp) -> Moment:
     """The start of a compute op."""
     return Moment(op.start, START if op.duration else SHORT, op.copy, op.position)
 
 
-def end_of(op: Timed) -> Moment:
+def end_of(op: TimedOp) -> Moment:
     """The end of a compute op."""
     if op.duration:
         return Moment(op.end, END, op.copy, op.position)
     return Moment(op.end, SHORT, op.copy, op.position, step=1)
 
 
-def free_of(transfer: Timed) -> Moment:
+def free_of(transfer: TimedOp) -> Moment:
     """(O4), (H5): the sent bytes are given back."""
     if transfer.duration:
         return Moment(transfer.end, END, transfer.copy, transfer.position)
     return Moment(transfer.end, SHORT, transfer.copy, transfer.position, sub=1)
 
 
-def update_of(backward: Timed) -> Moment:
+def update_of(backward: TimedOp) -> Moment:
     """The optimizer step that may follow a backward."""
     return Moment(backward.end, UPDATE, backward.copy, backward.position)
 
@@ -81,12 +81,12 @@ class Hold:
         inside = (time - start) % self._period
         return time - inside if 0 < inside < duration else time
 
-    def issue(self, transfer: Timed) -> Moment:
+    def issue(self, transfer: TimedOp) -> Moment:
         """(O2), (H5): when the SEND is handed to the link, or OFFLOAD begins."""
         time = self(self._table.gpu(transfer), transfer.start)
         return Moment(time, SHORT, transfer.copy, transfer.position)
 
-    def post(self, transfer: Timed) -> Moment:
+    def post(self, transfer: TimedOp) -> Moment:
         """(O3), (H5): when the RECV is posted, or PREFETCH begins: of its GPU, after `issue`."""
         target = self._table.gpu(transfer)
         if transfer.kind.is_send:

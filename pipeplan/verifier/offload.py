@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeplan.plan import OpKind, Plan
-from pipeplan.verifier.ledger import Ledger, Terms, first_peak
+from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak
 from pipeplan.verifier.moments import Hold, free_of, start_of
 from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.timetable import Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
 
-def release(table: Timetable, ledgers: Sequence[Ledger], hold: Hold) -> None:
+def release(table: Timetable, ledgers: Sequence[GpuLedger], hold: Hold) -> None:
     """(H6): takes what is away out of each GPU's saved bytes."""
     for stage, copies in table.offloaded.items():
         ledger = ledgers[table.plan.stages[stage].gpu]
@@ -25,7 +25,7 @@ def release(table: Timetable, ledgers: Sequence[Ledger], hold: Hold) -> None:
 
 def host_bytes(table: Timetable) -> tuple[int, ...]:
     """(H7): per GPU, the most that it has in the host's memory at once."""
-    ledgers = [Ledger(table.period, table.plan.k) for _ in table.plan.cluster.gpus]
+    ledgers = [GpuLedger(table.period, table.plan.k) for _ in table.plan.cluster.gpus]
     hold = Hold(table)
     for stage, copies in table.offloaded.items():
         size = Terms(saved=offloaded(table.plan, table.plan.stages[stage]))

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pipeplan.plan import OpKind
 from pipeplan.verifier.durations import link
 from pipeplan.verifier.moments import Hold
-from pipeplan.verifier.timetable import Timed, Timetable
+from pipeplan.verifier.timetable import TimedOp, Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
 
@@ -51,7 +51,7 @@ def precedence(table: Timetable) -> Iterator[Violation]:
             yield from _late(table, back, backward, backward.start)
 
 
-def _late(table: Timetable, u: Timed, v: Timed, begin: int) -> Iterator[Violation]:
+def _late(table: Timetable, u: TimedOp, v: TimedOp, begin: int) -> Iterator[Violation]:
     """Whether `u` ends after `begin`, the time at which `v` begins."""
     if u.end > begin:
         held = f" (its rank is busy from then to {v.start} ns)" if begin < v.start else ""
@@ -64,7 +64,7 @@ def _late(table: Timetable, u: Timed, v: Timed, begin: int) -> Iterator[Violatio
 
 def gpu(table: Timetable) -> Iterator[Violation]:
     """(R3): the computes of a GPU are disjoint modulo T."""
-    busy: dict[int, list[Timed]] = defaultdict(list)
+    busy: dict[int, list[TimedOp]] = defaultdict(list)
     for op in table.all:
         if op.kind.is_compute:
             busy[table.gpu(op)].append(op)
@@ -77,8 +77,8 @@ def links(table: Timetable) -> Iterator[Violation]:
 
     What excludes each other, the duplex says.
     """
-    busy: dict[tuple[int, int], list[Timed]] = defaultdict(list)
-    ways: dict[str, list[Timed]] = defaultdict(list)
+    busy: dict[tuple[int, int], list[TimedOp]] = defaultdict(list)
+    ways: dict[str, list[TimedOp]] = defaultdict(list)
     links, host = table.plan.cluster.links, table.plan.cluster.host
     for op in table.all:
         if op.kind.is_send:
@@ -95,7 +95,7 @@ def links(table: Timetable) -> Iterator[Violation]:
 
 
 def _disjoint(
-    table: Timetable, rule: Rule, what: str, ops: Iterable[Timed]
+    table: Timetable, rule: Rule, what: str, ops: Iterable[TimedOp]
 ) -> Iterator[Violation]:
     """Each op against the one before it that lasts longest, around the period.
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
 from pipeplan.verifier.durations import optimizer_ns
-from pipeplan.verifier.ledger import Ledger, Terms
+from pipeplan.verifier.ledger import GpuLedger, Terms
 from pipeplan.verifier.moments import Moment, end_of, start_of, update_of
-from pipeplan.verifier.timetable import Timed, Timetable
+from pipeplan.verifier.timetable import TimedOp, Timetable
 from pipeplan.verifier.violation import Rule, Violation
 
 
-def in_flight(table: Timetable, leaves: Callable[[Timed], Moment] = end_of) -> tuple[int, ...]:
+def in_flight(table: Timetable, leaves: Callable[[TimedOp], Moment] = end_of) -> tuple[int, ...]:
     """Per stage, the most micro-batches at once between start of F and end of B, in order (O5).
 
     `leaves` tells from B when a micro-batch counts no longer.
     """
     counts = []
     for stage in table.plan.stages:
-        ledger = Ledger(table.period, table.plan.k)
+        ledger = GpuLedger(table.period, table.plan.k)
         for copy in range(table.plan.k):
             forward, backward = (table[kind, stage.id, copy] for kind in (OpKind.F, OpKind.B))
             ledger.hold(Terms(saved=1), start_of(forward), leaves(backward))

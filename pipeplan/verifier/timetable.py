@@ -13,7 +13,7 @@ _HOST = (OpKind.OFFLOAD, OpKind.PREFETCH)
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedOp:
     """One op of micro-batch `copy`, in period 0: `start` is (T4) with j = 0, in ns."""
 
     kind: OpKind
@@ -43,8 +43,8 @@ class Timetable:
         self.period = plan.period_ns
         self._ops = {(op.kind, op.stage, op.copy_): self._timed(op) for op in plan.ops}
 
-    def _timed(self, op: Op) -> Timed:
-        return Timed(
+    def _timed(self, op: Op) -> TimedOp:
+        return TimedOp(
             kind=op.kind,
             stage=op.stage,
             copy=op.copy_,
@@ -53,7 +53,7 @@ class Timetable:
             position=position(op.kind, op.stage, len(self.plan.stages)),
         )
 
-    def __getitem__(self, key: tuple[OpKind, int, int]) -> Timed:
+    def __getitem__(self, key: tuple[OpKind, int, int]) -> TimedOp:
         return self._ops[key]
 
     @cached_property
@@ -79,11 +79,11 @@ class Timetable:
             yield from ((kind, stage, having) for kind in _HOST)
 
     @property
-    def all(self) -> tuple[Timed, ...]:
+    def all(self) -> tuple[TimedOp, ...]:
         """Every op of every copy, in the plan's order."""
         return tuple(self._ops.values())
 
-    def gpu(self, op: Timed) -> int:
+    def gpu(self, op: TimedOp) -> int:
         """Of a compute op and on the way to the host its GPU, of a SEND the one that it leaves."""
         return self.plan.stages[op.stage].gpu
 

@@ -39,7 +39,7 @@ _ADMITTED: dict[tuple[str, str], object] = {
 }
 
 
-class _Reader(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         """What `name` of `module` stands for.
 
@@ -62,7 +62,7 @@ def read(path: Path) -> Metadata:
     """
     try:
         with (path / ".metadata").open("rb") as file:
-            found = _Reader(file).load()
+            found = _PlainUnpickler(file).load()
         _check(found)
     except Exception as error:  # bytes of chance raise anything
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]

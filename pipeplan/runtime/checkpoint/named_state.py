@@ -22,10 +22,10 @@ from pipeplan.runtime.build import Worker
 from pipeplan.runtime.checkpoint.storage import CheckpointReader, read_meta
 from pipeplan.runtime.parameters.optimizer_factory import kept_fields
 from pipeplan.runtime.parameters.weights import Weights
-from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.stages.stage import StageRunner
 
 
-def state_of(stages: Iterable[Stage]) -> dict[str, Any]:
+def state_of(stages: Iterable[StageRunner]) -> dict[str, Any]:
     """What a rank with these `stages` adds to a checkpoint; not copied.
 
     Call it with an empty pipeline.
@@ -90,7 +90,7 @@ def _restore_scaler(
         worker.scaler.restore(step, scales, good_steps)
 
 
-def _begin(stage: Stage, step: int) -> dict[str, Tensor]:
+def _begin(stage: StageRunner, step: int) -> dict[str, Tensor]:
     """The weights of `stage`, to be filled in place."""
     for unit in stage.units:
         unit.restore(step)
@@ -107,7 +107,7 @@ def _kind(tensor: Tensor) -> _Kind:
 
 
 def _check(
-    stage: Stage, wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str
+    stage: StageRunner, wanted: Mapping[str, Tensor], known: Mapping[str, _Kind], where: str
 ) -> None:
     """Refuse a state that lacks something, or whose numbers would be spread, rounded or left."""
     masters = {f"{_MASTER}{name}" for name in stage.names.values()}
@@ -130,7 +130,7 @@ def _check(
             )
 
 
-def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: bool) -> None:
+def _check_optimizer(stage: StageRunner, known: Iterable[str], where: str, *, skips: bool) -> None:
     """Refuse a state that lacks what the optimizers would silently begin anew, or miss.
 
     A parameter that no gradient has reached yet has no field at all, while others have such
@@ -151,7 +151,7 @@ def _check_optimizer(stage: Stage, known: Iterable[str], where: str, *, skips: b
                 )
 
 
-def _load_stage(reading: CheckpointReader, step: int, stage: Stage) -> None:
+def _load_stage(reading: CheckpointReader, step: int, stage: StageRunner) -> None:
     """Stage by stage: two of them may hold copies of one parameter under one name."""
     known = reading.metadata.state_dict_metadata
     kinds = {
@@ -202,7 +202,7 @@ def _in_file(file: Path, like: Tensor) -> Tensor:
     return flat.view(like.shape)
 
 
-def _weights(stage: Stage) -> dict[str, Tensor]:
+def _weights(stage: StageRunner) -> dict[str, Tensor]:
     older = {
         f"previous.{stage.names[parameter]}": value
         for unit in stage.units
@@ -216,7 +216,7 @@ def _weights(stage: Stage) -> dict[str, Tensor]:
     return {f"model.{name}": value for name, value in stage.state().items()} | older | masters
 
 
-def _optimizer(stage: Stage) -> dict[str, Any]:
+def _optimizer(stage: StageRunner) -> dict[str, Any]:
     return {
         f"optimizer.{stage.names[unit.weight_of(parameter)]}.{field}": value
         for unit in stage.units
@@ -225,12 +225,12 @@ def _optimizer(stage: Stage) -> dict[str, Any]:
     }
 
 
-def _optimizer_keys(known: Iterable[str], stage: Stage, unit: Weights) -> list[str]:
+def _optimizer_keys(known: Iterable[str], stage: StageRunner, unit: Weights) -> list[str]:
     wanted = {f"optimizer.{stage.names[parameter]}" for parameter in unit.parameters}
     return [key for key in known if key.rpartition(".")[0] in wanted]
 
 
-def _restore_optimizer(stage: Stage, unit: Weights, state: Mapping[str, Any]) -> None:
+def _restore_optimizer(stage: StageRunner, unit: Weights, state: Mapping[str, Any]) -> None:
     on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
     for parameter, optimizer in unit.optimizers.parameters():
         prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from pipeplan.errors import RankError
 from pipeplan.pinned import PinnedPool
 from pipeplan.runtime.checkpoint import named_state, storage
-from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.stages.stage import StageRunner
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 
 
@@ -55,7 +55,9 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._failure: RankError | None = None
 
-    def save(self, path: Path, meta: storage.CheckpointMeta, stages: Iterable[Stage]) -> None:
+    def save(
+        self, path: Path, meta: storage.CheckpointMeta, stages: Iterable[StageRunner]
+    ) -> None:
         """Write a checkpoint of `stages` at `path`; all ranks call it, with an empty pipeline.
 
         Replicas hold the same: the first one writes.

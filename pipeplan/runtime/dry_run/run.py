@@ -83,13 +83,13 @@ class TimedStage:
     def forward(
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
     ) -> list[Tensor]:
-        """See `Stage`: one empty tensor, or the last stage's loss."""
+        """See `StageRunner`: one empty tensor, or the last stage's loss."""
         self.in_flight += 1
         self._clock.until(self._clock.now() + self._forward_ns)
         return [torch.zeros(() if self._last else 0)]
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
-        """See `Stage`."""
+        """See `StageRunner`."""
         self.in_flight -= 1
         if microbatch in self._back:
             self._back.pop(microbatch).wait()
@@ -97,15 +97,15 @@ class TimedStage:
         return [] if self._first else [torch.zeros(0)]
 
     def offload(self, microbatch: int) -> None:
-        """See `Stage`."""
+        """See `StageRunner`."""
         self._out[microbatch] = self._ways.start(OpKind.OFFLOAD, self._index, microbatch)
 
     def free(self, microbatch: int) -> None:
-        """See `Stage`."""
+        """See `StageRunner`."""
         self._out.pop(microbatch).wait()
 
     def prefetch(self, microbatch: int) -> None:
-        """See `Stage`."""
+        """See `StageRunner`."""
         self._back[microbatch] = self._ways.start(OpKind.PREFETCH, self._index, microbatch)
 
     def update(self, step: int) -> None:

@@ -72,7 +72,7 @@ class SegmentSpec:
 
 
 @dataclass(slots=True)
-class _Graph:
+class _SegmentGraph:
     """What waits for the backward of one micro-batch."""
 
     root: Tensor | None
@@ -86,7 +86,7 @@ class StoredSegment:
 
     def __init__(self, spec: SegmentSpec) -> None:
         self.spec = spec
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, _SegmentGraph] = {}
 
     def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
         """Outputs for `microbatch`, cut off the graph; the last segment returns [loss].
@@ -100,7 +100,7 @@ class StoredSegment:
             InputError: if the loss is no scalar.
         """
         saved = SavedTensors(self.spec.offload, self.spec.first_layer)
-        graph = _Graph(None, Slot(), Slot(), saved)
+        graph = _SegmentGraph(None, Slot(), Slot(), saved)
         outputs = self._run_layers(
             microbatch, self._enter(graph.entry, inputs), target, graph.saved
         )

@@ -64,7 +64,7 @@ class StageSpec:
     """The way there; needed where something is offloaded."""
 
 
-class Stage:
+class StageRunner:
     """Runs the layers of one stage; tensors pass through, none stays in a Python frame."""
 
     def __init__(self, spec: StageSpec, microbatches: int, held: StageParameters) -> None:

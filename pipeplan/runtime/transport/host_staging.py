@@ -18,7 +18,7 @@ Move = Callable[[Tensor], Pending]
 """Hands a tensor of the host to the link, or posts its receive."""
 
 
-class _Sent:
+class _StagedSend:
     """Keeps the copy until it has left."""
 
     def __init__(self, host: Tensor, carried: Pending) -> None:
@@ -54,7 +54,7 @@ def send_staged(tensor: Tensor, move: Move) -> Pending:
     host = _beside(tensor)
     host.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
-    return _Sent(host, move(host))
+    return _StagedSend(host, move(host))
 
 
 def receive_staged(tensor: Tensor, move: Move) -> Pending:

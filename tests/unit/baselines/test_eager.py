@@ -11,7 +11,7 @@ import pytest
 
 from pipeplan import lowering, simulator, verifier
 from pipeplan.baselines.eager import Policy, cycle_of, eager_plan
-from pipeplan.baselines.exhaustive import Cloud, Point, partitions
+from pipeplan.baselines.exhaustive import PartitionCloud, PartitionPoint, partitions
 from pipeplan.baselines.splits import to_stages
 from pipeplan.baselines.timed import Setting, busiest
 from pipeplan.baselines.twobw import equal_blocks
@@ -89,9 +89,9 @@ def test_two_stages_on_one_gpu_are_refused() -> None:
         eager_plan(outline, Policy((1, 1)))
 
 
-def search(of: Setting, than: Fraction | None = None) -> Cloud:
+def search(of: Setting, than: Fraction | None = None) -> PartitionCloud:
     """The finished exhaustive search."""
-    cloud = Cloud(of, than)
+    cloud = PartitionCloud(of, than)
     for ends in partitions(of):
         cloud.explore(ends)
     cloud.finish()
@@ -143,7 +143,7 @@ def test_points_are_plans_and_fit_the_cluster() -> None:
     """A point made a plan again has its bytes and its period; none needs more than there is."""
     memory = 60
     of = setting(random_chain(3, 6), 3, bandwidth=GBYTES, memory=memory)
-    points: list[Point] = search(of).points
+    points: list[PartitionPoint] = search(of).points
     assert points
     for point in points[::5]:
         plan = point.plan(of, "test")

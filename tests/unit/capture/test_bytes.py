@@ -16,7 +16,7 @@ from pipeplan.chain import Chain
 from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
-from pipeplan.runtime.stages.stage import Stage, StageSpec
+from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.task import SplitModel, Task, TensorSpec
 from tests.capture_tasks import conv, gpt2, mlp, skips, transformer
 
@@ -108,7 +108,7 @@ def measured(task: Task, model: SplitModel, first: int, last: int, count: int) -
 
 def make_stage(
     task: Task, model: SplitModel, first: int, last: int, count: int
-) -> tuple[Stage, tuple[Tensor, ...], bool]:
+) -> tuple[StageRunner, tuple[Tensor, ...], bool]:
     """The runtime's stage of layers first..last, an input for it, whether it is the last one."""
     final = last == len(model.layers) - 1
     spec = StageSpec(
@@ -128,7 +128,7 @@ def make_stage(
         for layer in model.layers[:first]:
             result = layer(*values)
             values = result if isinstance(result, tuple) else (result,)
-    return Stage(spec, count, ownership.hold(spec.layers, first)), values, final
+    return StageRunner(spec, count, ownership.hold(spec.layers, first)), values, final
 
 
 def zeros(spec: TensorSpec) -> Tensor:
@@ -202,7 +202,7 @@ def test_optimizer_workspace_is_the_peak_of_a_real_step() -> None:
     assert base == states
 
 
-def _reach(stage: Stage, step: int) -> None:
+def _reach(stage: StageRunner, step: int) -> None:
     """Add to all gradients, as a backward does: what none reaches is not updated."""
     for gradient in stage.weights.gradients(step):
         gradient.add_(0.5)

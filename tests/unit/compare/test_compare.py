@@ -16,7 +16,7 @@ from pipeplan.baselines.listed import listed_plan
 from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Gpu
-from pipeplan.compare import Absent, Comparison, Point, Request, Row, compare, ours
+from pipeplan.compare import Absent, Comparison, ComparisonPoint, Request, Row, compare, ours
 from pipeplan.compare.families import FAMILIES
 from pipeplan.compare.field import EXHAUSTIVE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
@@ -165,14 +165,17 @@ def _work(row: Row) -> float:
 def test_a_loss_is_shouted() -> None:
     """A faster row of our semantics that fits is a loss, of another or without room it is none."""
     mine, theirs = eager_row(OURS, (1, 1), 1000), eager_row("them", (3, 3), 1000)
-    lost = Point(machines(1000), None, (mine, theirs))
+    lost = ComparisonPoint(machines(1000), None, (mine, theirs))
     assert lost.lost is theirs
     shout = loss(lost)
     assert shout is not None
     assert "LOST: them" in shout
-    assert Point(machines(1000), None, (mine, replace(theirs, semantics="flush"))).lost is None
-    assert Point(machines(1), None, (mine, theirs.on(machines(1)))).lost is None
-    assert Point(machines(9), None, (Absent(OURS, "time"), theirs)).lost is theirs
+    assert (
+        ComparisonPoint(machines(1000), None, (mine, replace(theirs, semantics="flush"))).lost
+        is None
+    )
+    assert ComparisonPoint(machines(1), None, (mine, theirs.on(machines(1)))).lost is None
+    assert ComparisonPoint(machines(9), None, (Absent(OURS, "time"), theirs)).lost is theirs
 
 
 def test_clusters_of_one_size_differ_in_memory_only() -> None:

@@ -140,15 +140,15 @@ def test_error_is_relative_to_the_prediction(
     predicted: float, measured: float, error: float
 ) -> None:
     """The error is signed and relative to what was predicted."""
-    comparison = tables.Comparison("period", "ns", predicted, measured)
+    comparison = tables.PredictedMeasured("period", "ns", predicted, measured)
     assert comparison.error == pytest.approx(error)
 
 
 def test_comparison_table_uses_each_rows_unit() -> None:
     """Times and sizes stand in one table, each in its unit."""
     rows = [
-        tables.Comparison("period", "ns", 2e6, 3e6),
-        tables.Comparison("peak of rank 0", "bytes", 2048, 2048),
+        tables.PredictedMeasured("period", "ns", 2e6, 3e6),
+        tables.PredictedMeasured("peak of rank 0", "bytes", 2048, 2048),
     ]
     shown = text(tables.comparison_table(rows, "run"))
     assert "2 ms" in shown

@@ -25,7 +25,7 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.parameters.optimizer_factory import LayerOptimizers
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.parameters.weights import Weights
-from pipeplan.runtime.stages.stage import Stage
+from pipeplan.runtime.stages.stage import StageRunner
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale
@@ -251,7 +251,7 @@ def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: st
     unit = SimpleNamespace(optimizers=optimizers, weight_of={parameter: parameter}.get)
     saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
     stage = SimpleNamespace(names={parameter: "w"})
-    named_state._restore_optimizer(cast("Stage", stage), cast("Weights", unit), saved)
+    named_state._restore_optimizer(cast("StageRunner", stage), cast("Weights", unit), saved)
     restored = optimizer.state[parameter]
     assert restored["step"].device.type == device
     assert restored["exp_avg"].device.type == "meta"

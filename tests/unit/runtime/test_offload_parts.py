@@ -26,7 +26,7 @@ from pipeplan.runtime.instrument import CountedFeed
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.stages.segment import Fed
-from pipeplan.runtime.stages.stage import Stage, StageSpec
+from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks, pipelines
 from tests.unit.runtime.test_exact import Recomputed
@@ -69,7 +69,7 @@ class Alone:
             offload=runs,
             host=CopyEngine(torch.device("cpu"), duplex=duplex),
         )
-        self.stage = Stage(spec, 8, self.held)
+        self.stage = StageRunner(spec, 8, self.held)
         states = [t for x in model.layers for t in (*x.parameters(), *x.buffers())]
         self.live.count([*states, *(t for x in self.stage.slots for t in x.tensors())])
         self.states = self.live.live
