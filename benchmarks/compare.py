@@ -28,7 +28,7 @@ from pipeplan.compare import Request, compare
 from pipeplan.compare.table import data
 from pipeplan.errors import InfeasibleError
 from pipeplan.planner import Config, solve
-from pipeplan.report.cloud import draw
+from pipeplan.report.cloud import draw_cloud
 from pipeplan.testing.instances import ample_peak, chain_of, machines
 
 RESULT = Path(__file__).parent / "results" / "compare.json"
@@ -120,7 +120,7 @@ def main() -> int:
             save(cases, args.results)
     for case in cases.values():
         if case["chain"] in PICTURED:
-            draw(picture(case), Path("docs") / image(case))
+            draw_cloud(picture(case), Path("docs") / image(case))
     pages.main()
     points = [(key, point) for key, case in cases.items() for point in case["points"]]
     lost = [(key, point["memory_bytes"][0]) for key, point in points if point["lost_to"]]

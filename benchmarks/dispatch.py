@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from pipeplan.calibrate.overhead import one_f_one_b
+from pipeplan.calibrate.overhead import one_f_one_b_plan
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.plan import OpKind, Plan, Stage
@@ -25,7 +25,7 @@ STEPS = 20
 
 def measure(ranks: int) -> float:
     """CPU us per action of a 1F1B pipeline of `ranks` ranks, contiguous, with flush."""
-    plan, pattern = _plan(ranks), one_f_one_b(ranks)
+    plan, pattern = _plan(ranks), one_f_one_b_plan(ranks)
     computes = {(kind, stage): 0 for kind in (OpKind.F, OpKind.B) for stage in range(ranks)}
     times = PlannedTimes(computes, (0,) * ranks)
 

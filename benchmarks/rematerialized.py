@@ -33,7 +33,7 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.livebytes import peak_bytes
 from pipeplan.remat import budgets, judge
 from pipeplan.rematerialized.measured import Sample
-from pipeplan.rematerialized.timing import rehearsed, timed
+from pipeplan.rematerialized.timing import rehearsed, with_times
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
 
@@ -137,7 +137,7 @@ def _times(leans: list[Any], task: Task) -> list[dict[str, float]]:
     found: list[list[dict[str, float]]] = [[] for _ in leans]
     for _ in range(ROUNDS):
         first = leans[0]
-        alone = timed(first.rematerialization_costs, first.run_as, sample, place, STEPS)
+        alone = with_times(first.rematerialization_costs, first.run_as, sample, place, STEPS)
         for lean, rounds in zip(leans, found, strict=True):
             schedule = lean.rematerialization.schedule
             before = _step_ns(lean, task)

@@ -98,7 +98,7 @@ BUILT_IN: tuple[Device, ...] = (
 """Peaks without sparsity; float32 without TF32, which torch leaves off."""
 
 
-def find(name: str, own: Sequence[Device] = ()) -> Device:
+def find_device(name: str, own: Sequence[Device] = ()) -> Device:
     """The device `name`, of `own` before the built-in ones.
 
     Raises:

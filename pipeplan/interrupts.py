@@ -15,7 +15,7 @@ from typing import NoReturn
 INTERRUPTED = 130
 
 
-def told(name: str, run: Callable[[], int], *, speaks: bool = True) -> int:
+def exit_code_of(name: str, run: Callable[[], int], *, speaks: bool = True) -> int:
     """The exit code of `run`; 130 behind one line, if this process `speaks`, on Ctrl-C."""
     try:
         return run()

@@ -341,7 +341,7 @@ class Pipeline:
             with self._whole():
                 self._session.agree(weights=True)
             self._check_finite()
-        if storage.is_complete(storage.folder(folder, self.steps)):
+        if storage.is_complete(storage.step_folder(folder, self.steps)):
             raise InputError(
                 f"pipeline: save {folder}: step {self.steps} is there already and nothing is ever"
                 " overwritten. Choose another directory, or train on."

@@ -116,7 +116,7 @@ def _check_fits(chain: Chain, profile: StageProfile) -> None:
 
 def _refined(layers: Sequence[Layer], stage: StageMeasure) -> list[Layer]:
     times = {
-        name: shares([getattr(layer, name) for layer in layers], getattr(stage, name))
+        name: proportional_shares([getattr(layer, name) for layer in layers], getattr(stage, name))
         for name in ("forward_ns", "backward_ns", "optimizer_ns")
     }
     forward = max(0, stage.forward_peak_bytes - stage.predicted_forward_peak_bytes)
@@ -144,7 +144,7 @@ def _like(time: int | None, was: int, now: int) -> int | None:
     return time if time is None or was == 0 else time * now // was
 
 
-def shares(parts: Sequence[int], total: int) -> list[int]:
+def proportional_shares(parts: Sequence[int], total: int) -> list[int]:
     """`total` divided in proportion to `parts` (evenly if all are zero), in integers.
 
     Cut at the rounded running sums, so that every part is within one of its exact share.

@@ -177,7 +177,7 @@ def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) 
         raise
     except Exception as error:
         raise InputError(
-            f"task {parts.text!r}: {parts.name}() failed: {taskref.told(error)}"
+            f"task {parts.text!r}: {parts.name}() failed: {taskref.error_line(error)}"
         ) from error
     if not isinstance(task, Task):
         raise InputError(f"task {parts.text!r}: got a {type(task).__name__}, need a pipeplan Task")

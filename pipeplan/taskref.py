@@ -175,7 +175,9 @@ def _module(reference: Reference) -> object:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"task {text!r}: importing {place} failed: {told(error)}") from error
+        raise InputError(
+            f"task {text!r}: importing {place} failed: {error_line(error)}"
+        ) from error
 
 
 def _look_here() -> None:
@@ -203,7 +205,7 @@ def _look_beside(folder: Path) -> None:
     _FOLDERS.add(folder)
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """`error` in one line, with a next step where it comes from a download that failed."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     chain: list[BaseException] = [error]

@@ -113,7 +113,7 @@ class _Pipeline:
     def of(cls, setting: Setting, ends: tuple[int, ...]) -> _Pipeline:
         outline = setting.outline(to_stages(ends), "2bw", "")
         ops, stages = Ops.of(outline), range(len(ends))
-        count = costs.paper_bytes if setting.memory_model == "paper" else costs.exact_bytes
+        count = costs.paper_bytes if setting.memory_model == "paper" else costs.live_stage_bytes
         return cls(
             ends,
             outline,

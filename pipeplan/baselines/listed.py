@@ -38,15 +38,15 @@ def listed_plan(outline: Plan, lists: Lists, microbatches: int) -> Plan:
         DeadlockError: if GPUs wait for each other for ever.
     """
     check_count(microbatches)
-    simulation = run(outline, lists)
+    simulation = replay_lists(outline, lists)
     ops = Ops.of(outline)
-    times = {op: known(simulation.times.start[op]) for op in in_order(ops)}
+    times = {op: known_times(simulation.times.start[op]) for op in in_order(ops)}
     period = max(1, simulation.makespan_ns)
     step = outline.model_copy(update={"microbatches": microbatches})
     return timed(step, ops, times, microbatches, period)
 
 
-def run(outline: Plan, lists: Lists) -> Simulation:
+def replay_lists(outline: Plan, lists: Lists) -> Simulation:
     """The replay of `lists` on the eager clock, every message given room in time."""
     return replay(outline, program(outline, lists))
 
@@ -107,7 +107,7 @@ def _free(sent: Action) -> Action:
     return Action(kind, sent.stage, sent.microbatch)
 
 
-def known(times: Sequence[int | None]) -> list[int]:
+def known_times(times: Sequence[int | None]) -> list[int]:
     """The times of an op that every micro-batch passed.
 
     Raises:

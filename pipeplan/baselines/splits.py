@@ -35,7 +35,7 @@ def keeps_ties(chain: Chain, stages: Sequence[Stage]) -> bool:
     )
 
 
-def uniform(chain: Chain, parts: int) -> list[int]:
+def uniform_split(chain: Chain, parts: int) -> list[int]:
     """Ends of `parts` stages of equal numbers of layers; the first ones take the remainder.
 
     Source: the `uniform` method of DeepSpeed's pipeline module, Megatron's default.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeplan.baselines.eager import Policy, eager_plan
-from pipeplan.baselines.splits import keeps_ties, to_stages, uniform
+from pipeplan.baselines.splits import keeps_ties, to_stages, uniform_split
 from pipeplan.baselines.timed import Setting
 from pipeplan.plan import Plan
 from pipeplan.self_timed import staircase
@@ -21,7 +21,7 @@ from pipeplan.self_timed import staircase
 def equal_blocks(setting: Setting) -> Iterator[Plan]:
     """A plan for every depth, deepest first, of blocks of equal numbers of layers."""
     for depth in range(min(setting.gpus, len(setting.chain.layers)), 0, -1):
-        stages = to_stages(uniform(setting.chain, depth))
+        stages = to_stages(uniform_split(setting.chain, depth))
         if not keeps_ties(setting.chain, stages):
             continue
         outline = setting.outline(stages, "2bw", "pipedream-2bw")

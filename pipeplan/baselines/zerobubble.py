@@ -144,7 +144,7 @@ def _program(split: Plan, microbatches: int) -> Program:
 def _computes(split: Plan, simulation: Simulation, microbatches: int) -> Plan:
     """The F and B of a step as a plan of its own, so that messages are held as long as needed."""
     ops = Ops.of(split)
-    times = {op: listed.known(simulation.times.start[op]) for op in in_order(ops)}
+    times = {op: listed.known_times(simulation.times.start[op]) for op in in_order(ops)}
     return timed(split, ops, times, microbatches, max(1, simulation.makespan_ns))
 
 
@@ -165,11 +165,13 @@ def _peak(outline: Plan, judged: Simulation, gpu: int, weights: list[int]) -> in
     stage = outline.stages[gpu]
     layers = outline.chain.layers[stage.first : stage.last + 1]
     given = [layer.saved_for_weight_bytes for layer in layers]
-    whole = costs.exact_bytes(outline, stage.id).kept
+    whole = costs.live_stage_bytes(outline, stage.id).kept
     kept = whole if None in given else sum(each or 0 for each in given)
     workspace = max(layer.backward_workspace_bytes for layer in layers)
     length = judged.times.ops.update[stage.id]
-    changes = [(time, kept) for time in listed.known(judged.times.end[number(OpKind.B, stage.id)])]
+    changes = [
+        (time, kept) for time in listed.known_times(judged.times.end[number(OpKind.B, stage.id)])
+    ]
     changes += [(time, workspace) for time in weights]
     changes += [(time + length, -kept - workspace) for time in weights]
     update = max(layer.optimizer_workspace_bytes for layer in layers)

@@ -18,7 +18,7 @@ _TIMEOUT_NS = 120 * 10**9
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure on one rank; rank 0 writes the file. Returns the exit code."""
     speaks = interrupts.is_first_rank()
-    return interrupts.told("calibrate", lambda: _checked(argv), speaks=speaks)
+    return interrupts.exit_code_of("calibrate", lambda: _checked(argv), speaks=speaks)
 
 
 def _checked(argv: Sequence[str] | None) -> int:
@@ -73,8 +73,8 @@ def _measure(memory_bytes: int, output: Path) -> None:
     torch.set_num_threads(1)
     place = TorchrunEnv.of(os.environ)
     transport = join(place, _TIMEOUT_NS)
-    measured = links.combine(links.measure(transport))
-    cost_ns = overhead.measure(transport)
+    measured = links.combine(links.measure_links(transport))
+    cost_ns = overhead.measure_overhead(transport)
     if transport.rank == 0:
         gpus = tuple(Gpu(name=f"rank{i}", memory_bytes=memory_bytes) for i in range(place.size))
         cluster = Cluster(gpus=gpus, action_overhead_ns=cost_ns, links=measured)

@@ -36,7 +36,7 @@ class Link:
     bandwidth_bytes_per_s: int
 
 
-def measure(transport: Transport) -> list[Link]:
+def measure_links(transport: Transport) -> list[Link]:
     """Every pair of ranks, one after the other; all ranks get the same result."""
     links = []
     for pair in combinations(range(transport.size), 2):

@@ -29,13 +29,13 @@ MICROBATCHES = 40
 _WIDTH = 16
 
 
-def measure(transport: Transport) -> int:
+def measure_overhead(transport: Transport) -> int:
     """Ns per forward or backward: the median over steps of the slowest rank."""
     task, split = _tiny(transport.size)
     plan = _plan(transport.size)
     feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
     worker = build(
-        plan, one_f_one_b(transport.size), split, task, feed, transport, Observer(), seed=0
+        plan, one_f_one_b_plan(transport.size), split, task, feed, transport, Observer(), seed=0
     )
     bare = min(_bare(task, split.layers[transport.rank]) for _ in range(STEPS))
     spent = []
@@ -47,7 +47,7 @@ def measure(transport: Transport) -> int:
     return max(int(cost) for cost in transport.gather(mine))
 
 
-def one_f_one_b(ranks: int) -> Pattern:
+def one_f_one_b_plan(ranks: int) -> Pattern:
     """Rank r hosts stage r; one forward and one backward per period, drained after each step."""
     lists = []
     for rank in range(ranks):

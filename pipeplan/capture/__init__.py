@@ -2,7 +2,7 @@
 
 from pipeplan.capture.agreement import agreement, check_output
 from pipeplan.capture.estimation.task_estimate import estimate_task
-from pipeplan.capture.measurement.fused_stages import fuse, measure_stages
+from pipeplan.capture.measurement.fused_stages import fuse_stages, measure_stages
 from pipeplan.capture.measurement.task_profile import profile_task
 from pipeplan.capture.profile import estimate, profile, profile_stages
 from pipeplan.capture.split import split
@@ -12,7 +12,7 @@ __all__ = [
     "check_output",
     "estimate",
     "estimate_task",
-    "fuse",
+    "fuse_stages",
     "measure_stages",
     "profile",
     "profile_stages",

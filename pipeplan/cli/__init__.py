@@ -19,4 +19,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return entry.main(argv)
 
-    return interrupts.told("pipeplan", run)
+    return interrupts.exit_code_of("pipeplan", run)

@@ -83,14 +83,14 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument("--force", action="store_true", help="replace files in that folder")
 
 
-@flags.told(flags.of_config)
+@flags.errors_as_flags(flags.of_config)
 def run(args: argparse.Namespace) -> int:
     """Compare, show, save."""
     from pipeplan.compare import compare
-    from pipeplan.compare.table import LEGEND, absences, data, loss, table
+    from pipeplan.compare.table import LEGEND, absences, data, loss, point_table
 
     request = _request(args)
-    folder = None if args.out is None else output.folder(args.out, args.force)
+    folder = None if args.out is None else output.output_folder(args.out, args.force)
     with _progress() as tell:
         comparison = compare(request, tell)
     if folder is not None:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         common.emit(data(comparison))
     else:
         for point in comparison.points:
-            common.screen().print(table(comparison, point), "", sep="\n")
+            common.screen().print(point_table(comparison, point), "", sep="\n")
             for absent in absences(point):
                 print(f"  {absent}")
         print(LEGEND)
@@ -142,7 +142,7 @@ def _request(args: argparse.Namespace) -> Request:
 def _save(comparison: Comparison, folder: Path) -> None:
     from pipeplan.compare.files import pictures, plans
     from pipeplan.compare.table import data
-    from pipeplan.report.cloud import draw
+    from pipeplan.report.cloud import draw_cloud
 
     output.write(
         str(folder / "comparison.json"), json.dumps(data(comparison), indent=1) + "\n", force=True
@@ -151,7 +151,7 @@ def _save(comparison: Comparison, folder: Path) -> None:
         output.write(str(folder / name), plan.to_json(), force=True)
     for name, picture in pictures(comparison):
         for ending in ("png", "svg"):
-            draw(picture, folder / f"{name}.{ending}")
+            draw_cloud(picture, folder / f"{name}.{ending}")
     common.say(f"saved: {folder}/comparison.json, plans and pictures")
 
 

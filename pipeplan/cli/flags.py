@@ -24,7 +24,7 @@ _REMAT: Final = {
 
 
 @contextmanager
-def told(as_flags: Callable[[str], str]) -> Iterator[None]:
+def errors_as_flags(as_flags: Callable[[str], str]) -> Iterator[None]:
     """Errors inside leave with their message through `as_flags`; also a decorator."""
     try:
         yield

@@ -64,7 +64,7 @@ def check_picture(path: str | None, endings: Sequence[str] = ("png", "svg", "pdf
         raise InputError(f"picture {path}: need a name that ends with {wanted}.")
 
 
-def folder(path: str, force: bool) -> Path:
+def output_folder(path: str, force: bool) -> Path:
     """The folder for results, made if needed; refused before the work if it cannot be used.
 
     Raises:

@@ -181,7 +181,7 @@ def _k(text: str) -> int | str:
     return "auto" if text == "auto" else common.count(1, 16)(text)
 
 
-@flags.told(flags.of_config)
+@flags.errors_as_flags(flags.of_config)
 def run(args: argparse.Namespace) -> int:
     """Plan, save, show, replay; a folder of plans where several machines are named."""
     from pipeplan.chain import Chain
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.stage_profile import StageProfile, refine
 
     points = list(clusters(args))
-    folder = output.folder(args.output, args.force) if len(points) > 1 else None
+    folder = output.output_folder(args.output, args.force) if len(points) > 1 else None
     if folder is None:
         output.check_output(args.output, args.force)
     chain = common.read(Chain, args.chain)

@@ -155,11 +155,11 @@ def _device(args: argparse.Namespace) -> Device:
     Raises:
         InputError: if there is none of that name, or the table cannot be read.
     """
-    from pipeplan.devices import DeviceTable, find
+    from pipeplan.devices import DeviceTable, find_device
 
     own = common.read(DeviceTable, args.device_table).devices if args.device_table else ()
     only = own[0].name if len(own) == 1 else _DEVICE
-    return find(args.device or only, own)
+    return find_device(args.device or only, own)
 
 
 def _stages(args: argparse.Namespace) -> int:

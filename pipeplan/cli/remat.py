@@ -90,7 +90,7 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
 
 
-@flags.told(flags.of_remat)
+@flags.errors_as_flags(flags.of_remat)
 def run(args: argparse.Namespace) -> int:
     """Plan `args.chain` within `args.budget`."""
     from pipeplan.chain import Chain

@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(plan, Chain):
         return _show_chain(plan, args)
     if files:
-        from pipeplan.report.gantt import draw
+        from pipeplan.report.gantt import draw_gantt
 
         for file in files:
-            draw(plan, file)
+            draw_gantt(plan, file)
             common.say(f"drawn: {file}")
     if args.json:
         common.emit(figures(plan))
@@ -108,7 +108,7 @@ def figures(plan: Plan) -> dict[str, object]:
     """The figures of a plan as plain data, for `--json`."""
     from pipeplan.report import tables
 
-    bound = tables.bound(plan)
+    bound = tables.plan_bound(plan)
     contiguous = plan.solver.contiguous_period_ns
     return {
         "semantics": plan.semantics,

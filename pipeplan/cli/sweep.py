@@ -36,7 +36,7 @@ def run(
     if as_json:
         common.emit(data)
     else:
-        common.screen().print(table(points))
+        common.screen().print(sweep_table(points))
         for point in points:
             if point.plan is None:
                 print(f"{point.gpus} GPUs, {format_bytes(point.memory_bytes)}: {point.reason}")
@@ -52,7 +52,7 @@ def run(
     return InfeasibleError.exit_code if proven else TimeLimitError.exit_code
 
 
-def table(points: tuple[Point, ...]) -> Table:
+def sweep_table(points: tuple[Point, ...]) -> Table:
     """One line per point; what a missing plan lacks is said below it."""
     from rich.table import Table
 
@@ -71,7 +71,7 @@ def _cells(plan: Plan | None) -> Iterator[str]:
     if plan is None:
         yield from ("none", *["-"] * 8)
         return
-    bound, gap = tables.bound(plan), plan.solver.gap
+    bound, gap = tables.plan_bound(plan), plan.solver.gap
     contiguous = plan.solver.contiguous_period_ns
     yield format_ns(plan.period_per_microbatch)
     yield str(plan.k)
@@ -120,10 +120,10 @@ def _draw(folder: Path, name: str, points: list[Point]) -> None:
         ours.append((memory, float(point.plan.period_per_microbatch)))
         if solver.contiguous_period_ns is not None:
             contiguous.append((memory, float(tables.fraction(solver.contiguous_period_ns))))
-        bound = tables.bound(point.plan)
+        bound = tables.plan_bound(point.plan)
         if bound is not None:
             bounds.append((memory, float(bound)))
     gpus = points[0].gpus
     picture = cloud.Picture(f"{name}, {gpus} GPUs", (), ours, contiguous, bounds)
     for ending in ("png", "svg"):
-        cloud.draw(picture, folder / f"sweep-{gpus}gpus.{ending}")
+        cloud.draw_cloud(picture, folder / f"sweep-{gpus}gpus.{ending}")

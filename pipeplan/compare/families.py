@@ -20,7 +20,7 @@ Split = Callable[[Chain, int], list[int]]
 
 SPLITS: dict[str, Split] = {
     "equal times": splits.time_balanced,
-    "equal layers": splits.uniform,
+    "equal layers": splits.uniform_split,
     "equal parameters": splits.parameter_balanced,
 }
 CHUNKS = (2, 3, 4)

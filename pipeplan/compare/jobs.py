@@ -32,7 +32,7 @@ class Job(Generic[Result]):
     call: Callable[[], Result]
 
 
-def run(jobs: Sequence[Job[Result]], processes: int, tell: Tell) -> list[Result | None]:
+def run_jobs(jobs: Sequence[Job[Result]], processes: int, tell: Tell) -> list[Result | None]:
     """The results of `jobs`, in their order; None for those that Ctrl-C left undone.
 
     Args:

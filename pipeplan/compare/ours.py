@@ -52,7 +52,7 @@ class Found:
         return max((Fraction(*bound) for bound in proven if bound is not None), default=None)
 
 
-def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
+def find_ours(chain: Chain, cluster: Cluster, config: Config) -> Found:
     """Our best plan, and our best contiguous one, which is found in a quarter of the time.
 
     With recomputation also what it is worth: plans that do none, all, or decide after the cuts;
@@ -60,7 +60,7 @@ def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
     of the one that may do less, so that it is never longer.
     """
     if config.offload == "auto":
-        found = find(chain, cluster, replace(config, offload="off"))
+        found = find_ours(chain, cluster, replace(config, offload="off"))
         away = _row(again.AWAY, chain, cluster, _from(found.free, config))
         return replace(found, away=away)
     quarter = replace(config, method="contiguous", time_limit_s=config.time_limit_s / 4)
@@ -90,7 +90,7 @@ def _row(name: str, chain: Chain, cluster: Cluster, config: Config) -> Row | Abs
     return row_of(name, plan, f"{len(plan.stages)} stages, k = {plan.k}")
 
 
-def rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, ...]:
+def our_rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, ...]:
     """Our rows on the cluster of `here`, the first two best of what was found on `everywhere`.
 
     Those that say what recomputation is worth follow as they were found; one with offloading,
@@ -117,7 +117,7 @@ def _with_host(
     return _fastest(mine, [*fitting, *(row for row in known if row.fits)], again.AWAY)
 
 
-def bound(here: Found, everywhere: Sequence[Found]) -> Fraction | None:
+def largest_bound(here: Found, everywhere: Sequence[Found]) -> Fraction | None:
     """The largest bound that holds on the cluster of `here`: more memory allows more plans."""
     proven = [found.bound_ns for found in everywhere if _has_no_less(found.cluster, here.cluster)]
     return max((value for value in proven if value is not None), default=None)

@@ -13,7 +13,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.compare import ours
 from pipeplan.compare.again import AWAY, NONE
 from pipeplan.compare.field import Field, prepared
-from pipeplan.compare.jobs import Job, Tell, run
+from pipeplan.compare.jobs import Job, Tell, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import Absent, Row, check
 from pipeplan.errors import InputError
@@ -123,7 +123,7 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
     groups = _groups(request.clusters)
     jobs = [_others(request, group) for group in groups]
     jobs += [_ours(request, cluster) for group in groups for cluster in group]
-    results = run(jobs, request.jobs, lambda share, what: tell(0.95 * share, what))
+    results = run_jobs(jobs, request.jobs, lambda share, what: tell(0.95 * share, what))
     left_out = [job.what for job, result in zip(jobs, results, strict=True) if result is None]
     fields = {each.gpus: each for each in results if isinstance(each, Field)}
     points: list[ComparisonPoint] = []
@@ -195,7 +195,7 @@ def _others(request: Request, group: list[Cluster]) -> Job[Field | Found]:
 
 def _ours(request: Request, cluster: Cluster) -> Job[Field | Found]:
     what = f"{len(cluster.gpus)} GPUs of {format_bytes(_least_memory(cluster))}: pipeplan"
-    return Job(what, partial(ours.find, request.chain, cluster, request.config))
+    return Job(what, partial(ours.find_ours, request.chain, cluster, request.config))
 
 
 def _points(
@@ -205,7 +205,7 @@ def _points(
     checked: set[tuple[str, str, Fraction]] = set()
     for cluster in group:
         here = next((each for each in found if each.cluster == cluster), None)
-        own = () if here is None else ours.rows(here, found)
+        own = () if here is None else ours.our_rows(here, found)
         others = () if field is None else tuple(field.rows(cluster))
         for row in (*own, *others):
             # Memory changes the budget alone, so one check of a schedule holds for all.
@@ -214,7 +214,7 @@ def _points(
                 check(row)
                 checked.add((row.name, row.detail, row.period_ns))
         if own or others:
-            bound = None if here is None else ours.bound(here, found)
+            bound = None if here is None else ours.largest_bound(here, found)
             yield ComparisonPoint(cluster, bound, (*own, *others))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from pipeplan import lowering, simulator, verifier
-from pipeplan.baselines.listed import Lists, run
+from pipeplan.baselines.listed import Lists, replay_lists
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan, Semantics
 from pipeplan.simulator import costs
@@ -115,7 +115,7 @@ def row_of(name: str, plan: Plan, detail: str = "", lists: Lists | None = None) 
     if plan.semantics == "flush":
         period = Fraction(plan.step_ns - update, plan.microbatches)
     if lists is not None:
-        more = run(plan, lists).makespan_ns
+        more = replay_lists(plan, lists).makespan_ns
         added = Fraction(more - (plan.step_ns - update), plan.microbatches)
     return Row(
         name=name,

@@ -18,7 +18,7 @@ LEGEND = (
 _SHARES = ("imbalance", "communication", "waiting", "fill_drain")
 
 
-def table(comparison: Comparison, point: ComparisonPoint) -> Table:
+def point_table(comparison: Comparison, point: ComparisonPoint) -> Table:
     """One point: of every row period, throughput, idle time by cause, bytes, does it fit."""
     gpus = point.cluster.gpus
     memories = sorted({gpu.budget_bytes for gpu in gpus})

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Nothing is imported before it listens to Ctrl-C, of which only rank 0 speaks: all have it.
     """
     speaks = interrupts.is_first_rank()
-    return interrupts.told("launch", lambda: _checked(argv), speaks=speaks)
+    return interrupts.exit_code_of("launch", lambda: _checked(argv), speaks=speaks)
 
 
 def _checked(argv: Sequence[str] | None) -> int:
@@ -52,7 +52,7 @@ def _run(options: LaunchOptions, place: TorchrunEnv) -> int:
     from pipeplan.launch import checks
 
     if options.clock != "real":
-        plan, pattern = checks.planned(options, place)
+        plan, pattern = checks.planned_run(options, place)
         return _table(plan, place) if options.dry_run else _dry_run(options, place, plan, pattern)
     if options.dry_run and (foreign := checks.foreign_task(options)):
         return _table(checks.check_without_task(options, place), place, foreign)
@@ -74,7 +74,7 @@ def _table(plan: Plan, place: TorchrunEnv, unloaded: str | None = None) -> int:
     from pipeplan.launch import checks
 
     if place.rank == 0:
-        print(checks.table(plan, unloaded))
+        print(checks.rank_table(plan, unloaded))
     return 0
 
 

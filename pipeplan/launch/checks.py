@@ -60,7 +60,7 @@ def prepare(options: LaunchOptions, place: TorchrunEnv) -> Setup:
         DeadlockError: if its program could not end.
     """
     options = _after_restart(options, place)
-    plan, pattern = planned(options, place)
+    plan, pattern = planned_run(options, place)
     begun = _begun(options)
     meta = begun.meta
     _check_resume(plan, options, meta)
@@ -113,12 +113,12 @@ def check_without_task(options: LaunchOptions, place: TorchrunEnv) -> Plan:
         InvalidPlanError: if the plan breaks a rule.
         DeadlockError: if its program could not end.
     """
-    plan, _ = planned(options, place)
+    plan, _ = planned_run(options, place)
     _check_resume(plan, options, _begun(options).meta)
     return plan
 
 
-def planned(options: LaunchOptions, place: TorchrunEnv) -> tuple[Plan, Pattern]:
+def planned_run(options: LaunchOptions, place: TorchrunEnv) -> tuple[Plan, Pattern]:
     """The plan and its program, for these ranks: all that a dry run needs.
 
     Raises:
@@ -136,7 +136,7 @@ def planned(options: LaunchOptions, place: TorchrunEnv) -> tuple[Plan, Pattern]:
     return plan, pattern
 
 
-def table(plan: Plan, unloaded: str | None = None) -> str:
+def rank_table(plan: Plan, unloaded: str | None = None) -> str:
     """What each rank hosts and how many bytes it is predicted to hold at most, for people.
 
     `unloaded` is the task that nothing was checked of.

@@ -137,7 +137,7 @@ def _content(options: LaunchOptions, plan: Plan, ranks: list[Heard]) -> dict[str
             "last_loss": None,
             "peak_bytes": [None for _ in ranks],
         },
-        "versions": results.versions(),
+        "versions": results.library_versions(),
     }
 
 

@@ -13,7 +13,7 @@ Facts = Mapping[str, str | int | float | bool | None]
 """About a machine, as chains have them (`device`)."""
 
 
-def facts_of(device: torch.device) -> Facts:
+def chain_facts(device: torch.device) -> Facts:
     """What a chain that was measured here, on `device`, would say."""
     return ModelDevice(device).facts()
 

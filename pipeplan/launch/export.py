@@ -28,7 +28,7 @@ class UserModel:
 
     def write(self, source: Path, target: Path) -> None:
         """Write `model.pt`, which `model.load_state_dict(torch.load(...))` loads."""
-        named_state.export(source, target, self._names, self._rest)
+        named_state.export_weights(source, target, self._names, self._rest)
 
 
 def _names(split: SplitModel) -> dict[int, str]:

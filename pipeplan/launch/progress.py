@@ -134,7 +134,7 @@ class Progress(Observer):
         )
 
     def _report(self, metrics: StepMetrics) -> None:
-        line = json.dumps({**asdict(metrics), "loss": known(metrics.loss)}, allow_nan=False)
+        line = json.dumps({**asdict(metrics), "loss": json_number(metrics.loss)}, allow_nan=False)
         if self._metrics:
             with self._metrics.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -154,12 +154,12 @@ class Progress(Observer):
         )
 
 
-def known(value: float | None) -> float | None:
+def json_number(value: float | None) -> float | None:
     """`value` as JSON has it: None where it is not finite."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def trim(metrics: Path, steps: int) -> None:
+def drop_after(metrics: Path, steps: int) -> None:
     """Drop what an earlier run wrote after the step that is resumed from."""
     if not metrics.exists():
         return

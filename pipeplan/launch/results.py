@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.progress import RunFigures, known, replace
-from pipeplan.report.remat import shares
+from pipeplan.launch.progress import RunFigures, json_number, replace
+from pipeplan.report.remat import remat_shares
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 
 FORMAT = "pipeplan-run/1"
@@ -29,7 +29,7 @@ class RankResult:
     taken: GpuMemoryUse
 
 
-def describe(
+def run_document(
     setup: Setup, ranks: list[RankResult], steps_done: int, ranks_here: int
 ) -> dict[str, Any]:
     """The content of run.json; `ranks_here` run on the first rank's machine."""
@@ -54,10 +54,10 @@ def describe(
             "times": plan.chain.mode,
             "peak_bytes": [row.peak_bytes for row in plan.memory],
             "host_bytes": [row.host_bytes for row in plan.memory],
-            "stages": [share.model_dump(mode="json") for share in shares(plan)],
+            "stages": [share.model_dump(mode="json") for share in remat_shares(plan)],
         },
         "measured": _measured(ranks),
-        "versions": versions(),
+        "versions": library_versions(),
         "host": {
             "machine": platform.machine(),
             "cores": os.cpu_count(),
@@ -72,7 +72,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """What computed the numbers."""
     import torch
 
@@ -91,8 +91,8 @@ def _measured(ranks: list[RankResult]) -> dict[str, Any]:
         "period_window": periods.window if periods else None,
         "median_period_ns": periods.median_ns if periods else None,
         "step_ns": teller.best_step_ns if teller else None,
-        "first_loss": known(teller.first_loss) if teller else None,
-        "last_loss": known(teller.last_loss) if teller else None,
+        "first_loss": json_number(teller.first_loss) if teller else None,
+        "last_loss": json_number(teller.last_loss) if teller else None,
         "peak_bytes": [rank.peak_bytes for rank in ranks],
         "resident_bytes": [rank.resident_bytes for rank in ranks],
         "allocated_bytes": [rank.taken.allocated for rank in ranks],

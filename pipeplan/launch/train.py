@@ -11,8 +11,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from pipeplan.errors import DisagreementError
 from pipeplan.launch import ending, export, results, terms
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.elsewhere import facts_of, remark
-from pipeplan.launch.progress import Progress, resident_bytes, trim
+from pipeplan.launch.elsewhere import chain_facts, remark
+from pipeplan.launch.progress import Progress, resident_bytes, drop_after
 from pipeplan.launch.stop_signal import StopSignal
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.job import SessionOptions, TrainingJob
@@ -114,7 +114,7 @@ class LaunchedRun:
             for optimizer in stage.weights.optimizers.each
         }
         names = set().union(*self.transport.gather(optimizers))
-        elsewhere = remark(self.setup.plan, self.transport.gather(facts_of(self.setup.device)))
+        elsewhere = remark(self.setup.plan, self.transport.gather(chain_facts(self.setup.device)))
         if not self._speaks:
             return
         for note in self.setup.split.notes:
@@ -149,7 +149,7 @@ class LaunchedRun:
         return session.steps
 
     def _save(self) -> None:
-        if self.out and not storage.is_complete(storage.folder(self.out, self.session.steps)):
+        if self.out and not storage.is_complete(storage.step_folder(self.out, self.session.steps)):
             self.session.save(self.out)
 
     def give_up(self) -> None:
@@ -176,9 +176,9 @@ class LaunchedRun:
         )
         ranks = self.transport.gather(result)
         if self.model and self.out:
-            self.model.write(storage.folder(self.out, step), self.out / "model.pt")
+            self.model.write(storage.step_folder(self.out, step), self.out / "model.pt")
             results.write(
-                self.out / "run.json", results.describe(self.setup, ranks, step, self._here)
+                self.out / "run.json", results.run_document(self.setup, ranks, step, self._here)
             )
             if step < self.setup.options.steps:
                 lost = "; the steps behind it are too long to be finished" * (
@@ -198,7 +198,7 @@ class LaunchedRun:
         metrics: Path | None = None
         if self.out and self.leads and self.transport.rank == setup.plan.stages[-1].gpu:
             metrics = self.out / "metrics.jsonl"
-            trim(metrics, setup.first_step)
+            drop_after(metrics, setup.first_step)
         return Progress(
             setup.plan,
             total_steps=setup.options.steps,

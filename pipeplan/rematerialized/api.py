@@ -21,7 +21,7 @@ from pipeplan.rematerialized.parts import Parts, buffers_of
 from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Prepared, Watch
-from pipeplan.rematerialized.timing import rehearsed, timed
+from pipeplan.rematerialized.timing import rehearsed, with_times
 from pipeplan.rematerialized.untouched import as_it_was, check_replaced, gradients
 from pipeplan.task import SplitModel, Task
 from pipeplan.units import parse_bandwidth
@@ -96,15 +96,15 @@ def rematerialize(
         parts = Parts.of(module, cut.layers)
         conditions = Conditions.of(parts, taken.source)
         with gradients([*cut.layers, *touched[1:]]):
-            found = measured.measure(cut, taken, offload)
+            found = measured.measure_module(cut, taken, offload)
 
             def called(script: Script, source: Tensor, watch: Watch) -> Tensor:
                 prepared = _prepared(cut, found, taken.source, script, offload)
                 return run(parts, conditions, prepared, source, watch)
 
-            static = measured.states_bytes(module, cut, taken, found) + extra
+            static = measured.constant_bytes(module, cut, taken, found) + extra
             sizes = measured.costs_of(cut, found, taken, static)
-            costs = timed(sizes, called, taken, place, repeats)
+            costs = with_times(sizes, called, taken, place, repeats)
             channel = _channel(cut, found, offload, host_bandwidth, place.device)
             kept = _KeptBuffers(tuple(facts.changed_bytes for facts in found.facts))
             left = measured.left_bytes(cut)

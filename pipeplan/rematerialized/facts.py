@@ -55,7 +55,7 @@ def fresh(run: LayerRun) -> tuple[Tensor, ...]:
     return (*own, *(value.clone() for value in run.fed))
 
 
-def facts_of(run: LayerRun) -> LayerFacts:
+def layer_facts(run: LayerRun) -> LayerFacts:
     """What one forward of `run` shows.
 
     Raises:

@@ -19,7 +19,7 @@ from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
 from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun, fed_tensors
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.remat import Costs
-from pipeplan.rematerialized.facts import LayerFacts, facts_of, fresh, shared
+from pipeplan.rematerialized.facts import LayerFacts, fresh, layer_facts, shared
 from pipeplan.rematerialized.parts import buffers_of
 from pipeplan.rematerialized.units import taped
 from pipeplan.task import SplitModel
@@ -65,7 +65,7 @@ class ModuleMeasurements:
     """Of the storage behind the loss, which may be larger than a scalar; 0 without a loss."""
 
 
-def measure(split: SplitModel, sample: Sample, offload: bool) -> ModuleMeasurements:
+def measure_module(split: SplitModel, sample: Sample, offload: bool) -> ModuleMeasurements:
     """Bytes of each layer of `split`, and of the loss behind them.
 
     With `offload` as units are found that may leave.
@@ -75,7 +75,7 @@ def measure(split: SplitModel, sample: Sample, offload: bool) -> ModuleMeasureme
     """
     runs = list(_Runs(split, sample))
     own = runs[: len(split.layers)]
-    facts = _changed_by_any(own, [facts_of(run) for run in own])
+    facts = _changed_by_any(own, [layer_facts(run) for run in own])
     light = tuple(map(_light, own))
     sizes: list[LayerBytes] = []
     for run in runs:
@@ -230,7 +230,7 @@ def costs_of(split: SplitModel, found: ModuleMeasurements, sample: Sample, stati
     )
 
 
-def states_bytes(
+def constant_bytes(
     module: nn.Module, split: SplitModel, sample: Sample, found: ModuleMeasurements
 ) -> int:
     """Bytes that live all the time: weights, buffers, gradients, input, target, and the loss.

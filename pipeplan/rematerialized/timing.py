@@ -36,7 +36,7 @@ Run = Callable[[Script, Tensor, Watch], Tensor]
 WARMUP = 2
 
 
-def timed(costs: Costs, run: Run, sample: Sample, place: ModelDevice, repeats: int) -> Costs:
+def with_times(costs: Costs, run: Run, sample: Sample, place: ModelDevice, repeats: int) -> Costs:
     """`costs` with the times of all operations, the loss's among them.
 
     A light forward is charged what comes of it: keeping random numbers and buffers, and putting

@@ -40,16 +40,16 @@ class Picture:
     """Proven for every plan of as much memory or less, so that it is drawn as steps."""
 
 
-def draw(picture: Picture, path: str | Path) -> None:
+def draw_cloud(picture: Picture, path: str | Path) -> None:
     """Write the picture to `path`; its ending (.png, .svg) chooses the format.
 
     Raises:
         InputError: if the format is unknown or the file cannot be written.
     """
-    save(lambda: figure(picture), path, dpi=120, font=9)
+    save(lambda: cloud_figure(picture), path, dpi=120, font=9)
 
 
-def figure(picture: Picture) -> Figure:
+def cloud_figure(picture: Picture) -> Figure:
     """The picture as a matplotlib figure, made without any global state."""
     from matplotlib.figure import Figure
 

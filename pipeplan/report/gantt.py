@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import HOST_LEGEND, GridRow, batches, label, offloads, rows, short
+from pipeplan.report.grid import HOST_LEGEND, GridRow, batches, grid_rows, label, offloads, short
 from pipeplan.report.picture import save
 from pipeplan.simulator import simulate
 from pipeplan.units import format_bytes, format_ns
@@ -22,23 +22,23 @@ _HEIGHT = 0.8
 _FORWARD = (OpKind.F, OpKind.SEND_F, OpKind.OFFLOAD)
 
 
-def draw(plan: Plan, path: str | Path) -> None:
+def draw_gantt(plan: Plan, path: str | Path) -> None:
     """Write a picture of `plan` to `path`; its ending (.png, .svg, .pdf) chooses the format.
 
     Raises:
         InputError: if the format is unknown or the file cannot be written.
     """
-    save(lambda: figure(plan), path, dpi=150, font=8)
+    save(lambda: gantt_figure(plan), path, dpi=150, font=8)
 
 
-def figure(plan: Plan) -> Figure:
+def gantt_figure(plan: Plan) -> Figure:
     """The picture of `plan` as a matplotlib figure, made without any global state.
 
     A plan that cannot be replayed has no memory to show: then only the period is drawn.
     """
     from matplotlib.figure import Figure
 
-    lines, held = rows(plan), memory_curves(plan)
+    lines, held = grid_rows(plan), memory_curves(plan)
     heights = [1.0 + 0.38 * len(lines), 1.8][: 2 if held else 1]
     picture = Figure(figsize=(11, sum(heights)), layout="constrained")
     axes, *below = picture.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]

@@ -53,7 +53,7 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
     Returns:
         A head line with the scale, one line per GPU, link and way to the host in use, a legend.
     """
-    resources = rows(plan)
+    resources = grid_rows(plan)
     margin = max(cell_len(row.name) for row in resources)
     columns = max(40, width) - margin - 3
     hidden = 0
@@ -102,7 +102,7 @@ def label(plan: Plan, op: Op, earlier: int = 0) -> str:
     return f"{op.stage}{_LETTER[op.kind]}{microbatch(plan, op) - earlier * plan.k}"
 
 
-def rows(plan: Plan) -> tuple[GridRow, ...]:
+def grid_rows(plan: Plan) -> tuple[GridRow, ...]:
     """GPUs first, then the links and the ways to the host that are in use.
 
     `0>1` is one way, `0-1` a link that both ways share; so are `0>host`, `host>0` and `0-host`.

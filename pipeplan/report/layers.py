@@ -15,7 +15,7 @@ _LEGEND = (
 )
 
 
-def states_bytes(layer: Layer) -> int:
+def weights_bytes(layer: Layer) -> int:
     """What one version of a layer's weights holds, with gradients and optimizer (M1, V = 1)."""
     return layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
 
@@ -44,7 +44,7 @@ def layer_table(chain: Chain) -> Table:
     for name, values, show in (
         ("forward", [layer.forward_ns for layer in layers], format_ns),
         ("backward", [layer.backward_ns for layer in layers], format_ns),
-        ("states", [states_bytes(layer) for layer in layers], format_bytes),
+        ("states", [weights_bytes(layer) for layer in layers], format_bytes),
         ("kept", [kept_bytes(layer) for layer in layers], format_bytes),
     ):
         table.add_column(name, show(sum(values)), justify="right")
@@ -55,7 +55,7 @@ def layer_table(chain: Chain) -> Table:
             layer.name,
             format_ns(layer.forward_ns),
             format_ns(layer.backward_ns),
-            format_bytes(states_bytes(layer)),
+            format_bytes(weights_bytes(layer)),
             format_bytes(kept_bytes(layer)),
             format_bytes(layer.output_bytes),
         )

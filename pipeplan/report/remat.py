@@ -46,7 +46,7 @@ class Share(Record):
         return f"{spans(self.offload)}: {format_bytes(self.offload_bytes)} {which}"
 
 
-def shares(plan: Plan) -> tuple[Share, ...]:
+def remat_shares(plan: Plan) -> tuple[Share, ...]:
     """Every stage of `plan`, which may be broken."""
     return tuple(_share(plan, index, stage) for index, stage in enumerate(plan.stages))
 
@@ -86,7 +86,7 @@ def named(runs: Sequence[tuple[int, int]]) -> str:
 
 def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """(what, text) for the figures of `plan`: stage by stage, then the host's memory."""
-    every = shares(plan)
+    every = remat_shares(plan)
     for what in ("again", "away"):
         for share in every:
             if text := getattr(share, what):

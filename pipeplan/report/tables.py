@@ -168,7 +168,7 @@ def fraction(value: Rational) -> Fraction:
     return Fraction(*value)
 
 
-def bound(plan: Plan) -> Fraction | None:
+def plan_bound(plan: Plan) -> Fraction | None:
     """The bound on the period per micro-batch that the plan's gap is measured against, in ns."""
     value: Rational | None = getattr(plan.solver.bounds, plan.solver.gap_bound)
     return None if value is None else fraction(value)
@@ -181,7 +181,7 @@ def samples_per_second(plan: Plan) -> float:
 
 
 def _bound(plan: Plan) -> str:
-    value, gap = bound(plan), plan.solver.gap
+    value, gap = plan_bound(plan), plan.solver.gap
     if value is None or gap is None:
         return "none proven"
     proven = {

@@ -53,7 +53,7 @@ class Charges:
     def _charge_stage(self, plan: Plan, stage: int) -> None:
         """(M2) and (M3), or (P2) and (P3), and the workspace of the optimizer."""
         paper = plan.memory_model == "paper"
-        size = (costs.paper_bytes if paper else costs.exact_bytes)(plan, stage)
+        size = (costs.paper_bytes if paper else costs.live_stage_bytes)(plan, stage)
         forward, backward = number(OpKind.F, stage), number(OpKind.B, stage)
         # The paper counts what is kept from the end of F on, the exact model from its start.
         (self.end if paper else self.start)[forward][SAVED] += size.kept

@@ -81,7 +81,7 @@ def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
     return plan.chain.gradient_of_input(home.first)
 
 
-def exact_bytes(plan: Plan, stage: int) -> StageBytes:
+def live_stage_bytes(plan: Plan, stage: int) -> StageBytes:
     """Live bytes of a stage, layer by layer forward and back ((M2), (M3), (M7))."""
     home = plan.stages[stage]
     layers = plan.chain.layers[home.first : home.last + 1]

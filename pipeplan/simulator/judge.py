@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.simulator.replay import simulate
-from pipeplan.simulator.result import Discrepancy, Simulation, refuse
+from pipeplan.simulator.result import Discrepancy, Simulation, refuse_invalid
 
 
 def check(plan: Plan, pattern: Pattern) -> Simulation:
@@ -18,7 +18,7 @@ def check(plan: Plan, pattern: Pattern) -> Simulation:
         DeadlockError: if ranks wait for each other for ever.
     """
     simulation = simulate(plan, pattern)
-    refuse(list(disagreements(plan, simulation)), "plan")
+    refuse_invalid(list(disagreements(plan, simulation)), "plan")
     return simulation
 
 

@@ -13,7 +13,7 @@ from pipeplan.simulator.links import PlannedLinks, QueueLinks, Resource
 from pipeplan.simulator.planned import Planned, inspect, inspect_stages
 from pipeplan.simulator.recompute import condensed
 from pipeplan.simulator.report import late, report
-from pipeplan.simulator.result import Clock, Simulation, refuse
+from pipeplan.simulator.result import Clock, Simulation, refuse_invalid
 from pipeplan.simulator.stall import explain
 from pipeplan.simulator.tape import Does, Entry, Ops, record
 from pipeplan.simulator.window import Window
@@ -53,7 +53,7 @@ def simulate(
         InputError: if pattern and plan do not belong together, or the replay is too long.
     """
     plan = _condensed(plan, clock)
-    refuse(list(inspect(plan)), clock)
+    refuse_invalid(list(inspect(plan)), clock)
     _check_pattern(plan, pattern)
     if updates and clock == "plan":
         raise InputError("simulate: got updates on the plan clock, need the eager clock for them")
@@ -81,7 +81,7 @@ def simulate(
     window = Window.of(engine.times, plan.k, flow, every, planned if due is not None else None)
     result = report(plan, clock, program, engine, window, updates)
     if clock == "plan":
-        refuse([*late(program, engine, links), *result.discrepancies], clock)
+        refuse_invalid([*late(program, engine, links), *result.discrepancies], clock)
     return result
 
 
@@ -97,7 +97,7 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
         InvalidPlanError: if the plan's stages are not sound.
     """
     plan = _condensed(plan, "eager")
-    refuse([each for each in inspect(plan) if each.what == "tied"], "eager")
+    refuse_invalid([each for each in inspect(plan) if each.what == "tied"], "eager")
     ops = Ops.of(plan)
     tapes, count = record(program, ops)
     _check_once(program, tapes)
@@ -111,7 +111,7 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
 
 def _condensed(plan: Plan, clock: Clock) -> Plan:
     """The plan as the replay charges it: what is computed again is one layer."""
-    refuse(list(inspect_stages(plan)), clock)
+    refuse_invalid(list(inspect_stages(plan)), clock)
     return condensed(plan)
 
 

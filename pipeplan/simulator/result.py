@@ -88,7 +88,7 @@ class Simulation:
             yield Span(kind, stage, microbatch, place, start, end)
 
 
-def refuse(found: list[Discrepancy], clock: str) -> None:
+def refuse_invalid(found: list[Discrepancy], clock: str) -> None:
     """Raises InvalidPlanError listing `found`, if anything was."""
     if not found:
         return

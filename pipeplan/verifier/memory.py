@@ -22,12 +22,12 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
 def judge_memory(table: Timetable) -> Iterator[Violation]:
     """All that is said of bytes: needs order on each GPU."""
     plan, computed, away = table.plan, peaks(table), host_bytes(table)
-    yield from rows(plan, computed, away)
+    yield from check_rows(plan, computed, away)
     yield from budget(plan, computed)
     yield from host(plan, away)
 
 
-def rows(plan: Plan, computed: Sequence[Terms], away: Sequence[int]) -> Iterator[Violation]:
+def check_rows(plan: Plan, computed: Sequence[Terms], away: Sequence[int]) -> Iterator[Violation]:
     """One row per GPU in order, equal to what is computed, the budget too.
 
     Args:

@@ -64,7 +64,7 @@ def _judge_schedule(table: Timetable) -> Iterator[Violation]:
     ]
     yield from found
     if not any(violation.rule in _TIMELESS for violation in found):
-        yield from step.versions(table)
+        yield from step.weight_versions(table)
         yield from memory.judge_memory(table)
     yield from step.step(table)
 

@@ -41,7 +41,7 @@ def step_ns(table: Timetable) -> int:
     return latest - min(op.start for op in used) + update
 
 
-def versions(table: Timetable) -> Iterator[Violation]:
+def weight_versions(table: Timetable) -> Iterator[Violation]:
     """(R6): two weight versions suffice, `microbatches >= in_flight(s) - 1` for every stage.
 
     A micro-batch counts until its update: at one instant, forwards without length come before it.

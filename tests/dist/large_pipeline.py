@@ -10,7 +10,7 @@ import torch
 from pipeplan import Pipeline
 from pipeplan.capture import estimate
 from pipeplan.capture.split import module_of
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
 from tests import launch_task
@@ -22,7 +22,7 @@ REFERENCE = "tests.large_task:large(form='exported', blocks=4, width=16)"
 def work(folder: Path) -> None:
     """Two steps; the parameters of the other rank have no memory."""
     torch.set_num_threads(1)
-    chain = launch_task.leveled(estimate(REFERENCE, find("h100")))
+    chain = launch_task.leveled(estimate(REFERENCE, find_device("h100")))
     plan = launch_task.plan_of(chain, 2, "flush")
     seed_all(0)
     with Pipeline(lambda: load(REFERENCE), plan) as pipeline:

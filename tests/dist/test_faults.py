@@ -139,7 +139,7 @@ def test_flipped_byte_in_a_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "run"
     resume = spec(tmp_path, plan, "--resume", str(out))
     launched(spec(tmp_path, plan, "--steps", "4", "--save-every", "2"))
-    newest = storage.folder(out, 4)
+    newest = storage.step_folder(out, 4)
     data = newest / "__1_0.distcp"
     flipped = bytearray(data.read_bytes())
     flipped[len(flipped) // 2] ^= 1
@@ -162,7 +162,7 @@ def test_metadata_that_would_run_code(tmp_path: Path) -> None:
     resume = spec(tmp_path, plan, "--resume", str(out))
     launched(spec(tmp_path, plan, "--steps", "4", "--save-every", "2"))
     hostile = f"cposix\nsystem\n(Vtouch {ran}\ntR.".encode()
-    (storage.folder(out, 4) / ".metadata").write_bytes(hostile)
+    (storage.step_folder(out, 4) / ".metadata").write_bytes(hostile)
     (told,) = launched(resume)
     assert [each["code"] for each in told] == [0, 0], told
     assert "passed over: " in told[0]["said"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 
 from pipeplan.capture import estimate, split
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
 from pipeplan.testing import reference
@@ -43,7 +43,7 @@ def reference_of(form: str, blocks: int, width: int, weights: Path | None = None
 def launch(folder: Path, ranks: int, task: str, *more: str, steps: int = STEPS) -> Ran:
     """Train the task on `ranks` ranks."""
     plan = folder / "plan.json"
-    chain = launch_task.leveled(estimate(task, find("h100")))
+    chain = launch_task.leveled(estimate(task, find_device("h100")))
     plan.write_text(launch_task.plan_of(chain, ranks, "flush").to_json())
     out = folder / "run"
     options = ("--plan", str(plan), "--task", task, "--instrument", "--steps", str(steps))

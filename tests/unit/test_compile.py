@@ -20,7 +20,7 @@ from pipeplan.capture.layer_costs.allocator_record import recorded
 from pipeplan.capture.measurement.fused_stages import measure_stages
 from pipeplan.chain import Chain
 from pipeplan.compiling import Compiled, compiled
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.launch.checks import prepare
 from pipeplan.launch.options import parse
@@ -337,7 +337,7 @@ def test_counting_the_bytes_of_a_run_is_refused(tmp_path: Path) -> None:
 def test_an_estimate_is_refused() -> None:
     """Nothing is known of code that has not been made."""
     with pytest.raises(InputError, match=r"mode fake: got Task\(compile=True\)"):
-        estimate_task(tiny(), find("h100"))
+        estimate_task(tiny(), find_device("h100"))
 
 
 def test_plans_with_and_without_are_told_apart() -> None:

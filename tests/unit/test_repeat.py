@@ -18,7 +18,7 @@ from pipeplan import Pipeline
 from pipeplan.capture import profile, profile_task
 from pipeplan.capture.estimation.task_estimate import estimate_task
 from pipeplan.capture.measurement.fused_stages import measure_stages
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.launch.__main__ import main as launch
 from pipeplan.repeat import check_data, fingerprint, seed_all
@@ -85,7 +85,7 @@ def test_data_that_are_no_function_of_the_number(name: str) -> None:
     plan = launch_task.plan(1, "flush")
     for take in (
         lambda: profile_task(of(data), repeats=1, warmup=0),
-        lambda: estimate_task(of(data), find("a100")),
+        lambda: estimate_task(of(data), find_device("a100")),
         lambda: measure_stages(of(data), plan, repeats=1, warmup=0),
         lambda: Pipeline(of(data), plan),
     ):

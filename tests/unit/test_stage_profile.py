@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeplan.capture import fuse, measure_stages, profile_task, split
+from pipeplan.capture import fuse_stages, measure_stages, profile_task, split
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
-from pipeplan.stage_profile import StageMeasure, StageProfile, refine, shares
+from pipeplan.stage_profile import StageMeasure, StageProfile, proportional_shares, refine
 from tests.capture_tasks import conv, gpt2, mlp, rows, skips
 
 
@@ -66,7 +66,7 @@ def planned(chain: Chain, *edges: int) -> Plan:
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=20), st.integers(0, 10**12))
 def test_shares_add_up_and_are_fair(parts: list[int], total: int) -> None:
     """Exactly the total, each part within one of its exact share."""
-    found = shares(parts, total)
+    found = proportional_shares(parts, total)
     assert sum(found) == total
     whole = sum(parts)
     for part, value in zip(parts, found, strict=True):
@@ -167,7 +167,9 @@ def test_a_tied_stage_is_seen_to_hold_more() -> None:
 def test_fused_model_has_the_parameters_of_its_layers() -> None:
     """Fusing renames nothing: the same objects under the user's names."""
     model = split(gpt2())
-    fused = fuse(model, [Stage(id=0, layers=(0, 2), gpu=0), Stage(id=1, layers=(3, 4), gpu=0)])
+    fused = fuse_stages(
+        model, [Stage(id=0, layers=(0, 2), gpu=0), Stage(id=1, layers=(3, 4), gpu=0)]
+    )
     assert fused.names == ("0-2", "3-4")
     assert fused.boundaries == (model.boundaries[0], model.boundaries[3])
     for layer, fqns in zip(fused.layers, fused.fqns, strict=True):

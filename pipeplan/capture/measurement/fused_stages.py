@@ -35,7 +35,7 @@ def measure_stages(
     task = place.bring(task)
     model = split(task, len(plan.chain.layers) if plan.task_digest else None)
     _check(model, plan)
-    fused = fuse(ready(model, say), plan.stages)
+    fused = fuse_stages(ready(model, say), plan.stages)
     found = measure_layers(fused, task, repeats=repeats, warmup=warmup, say=say)
     return StageProfile(
         source=SOURCE,
@@ -46,7 +46,7 @@ def measure_stages(
     )
 
 
-def fuse(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
+def fuse_stages(model: SplitModel, stages: Sequence[Stage]) -> SplitModel:
     """`model` with one layer for each of `stages`."""
     return SplitModel(
         layers=tuple(_row(model, stage) for stage in stages),

@@ -69,7 +69,7 @@ class Checkpoints:
             good_steps=good_steps,
             drawn=drawn,
         )
-        self._writer_of(out).save(storage.folder(out, step), meta, stages)
+        self._writer_of(out).save(storage.step_folder(out, step), meta, stages)
 
     def finish(self) -> None:
         """Wait until the last one is complete.

@@ -169,7 +169,9 @@ def _load_stage(reading: CheckpointReader, step: int, stage: StageRunner) -> Non
         _restore_optimizer(stage, unit, {key: state[key] for key in keys})
 
 
-def export(path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]) -> None:
+def export_weights(
+    path: Path, target: Path, names: Mapping[str, str], rest: Mapping[str, Any]
+) -> None:
     """Write the newest weights of the checkpoint at `path` as a plain `state_dict` file.
 
     The model need not fit into memory: its tensors lie in files beside `target` meanwhile.

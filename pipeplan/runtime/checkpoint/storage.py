@@ -61,7 +61,7 @@ class CheckpointMeta(Document):
         return self.step * self.microbatches if self.drawn is None else self.drawn
 
 
-def folder(out: Path, step: int) -> Path:
+def step_folder(out: Path, step: int) -> Path:
     """Where the checkpoint after `step` steps lies in the output directory `out`."""
     return out / "checkpoint" / f"step-{step:08d}"
 

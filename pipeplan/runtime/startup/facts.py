@@ -22,7 +22,7 @@ _DATA_WAY_OUT = (
 )
 
 
-def versions() -> dict[str, Fact]:
+def compute_facts() -> dict[str, Fact]:
     """Of what computes."""
     way_out = "Install the same version for all ranks."
     return {
@@ -31,7 +31,7 @@ def versions() -> dict[str, Fact]:
     }
 
 
-def planned(plan: Plan) -> dict[str, Fact]:
+def planned_facts(plan: Plan) -> dict[str, Fact]:
     """Of what is executed."""
     return {"plan": Fact(plan.digest()[:_SHOWN], "Give all ranks the same plan.")}
 
@@ -60,7 +60,7 @@ def trained(
     same_code = "Start all ranks with the same task, from the same code."
     same_flags = "Give it alike to all ranks."
     alike = {
-        **planned(plan),
+        **planned_facts(plan),
         "task": Fact(split.digest()[:_SHOWN], same_code),
         "settings of the task": Fact(_settings(task), same_code),
         "seed": Fact(str(seed), "Give all ranks the same seed."),

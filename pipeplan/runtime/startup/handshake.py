@@ -84,7 +84,7 @@ def agree(store: Store, rank: int, size: int, facts: Facts, timeout: timedelta) 
         raise DisagreementError(said)
 
 
-def refuse(store: Store, rank: int, size: int, text: str, patience: timedelta) -> bool:
+def send_refusal(store: Store, rank: int, size: int, text: str, patience: timedelta) -> bool:
     """Tell the others that this rank was refused before it could agree with them.
 
     Returns:

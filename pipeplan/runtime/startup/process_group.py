@@ -21,8 +21,8 @@ from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint
 from pipeplan.runtime.parameters.tied_parameters import find_ties
 from pipeplan.runtime.startup.communicators import communicators
-from pipeplan.runtime.startup.facts import versions
-from pipeplan.runtime.startup.handshake import Facts, agree, refuse
+from pipeplan.runtime.startup.facts import compute_facts
+from pipeplan.runtime.startup.handshake import Facts, agree, send_refusal
 from pipeplan.runtime.startup.host_memory import check_host_room
 from pipeplan.runtime.startup.shared_directory import check_shared
 from pipeplan.runtime.transport.backend import (
@@ -78,7 +78,7 @@ class JoinTerms:
     def agree(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         """Return once all ranks have come on the same terms; see `handshake.agree`."""
         facts = self.facts()
-        agree(store, rank, size, replace(facts, alike={**versions(), **facts.alike}), timeout)
+        agree(store, rank, size, replace(facts, alike={**compute_facts(), **facts.alike}), timeout)
         if self.out is not None:
             check_shared(PrefixStore("out", store), rank, size, self.out, timeout)
 
@@ -161,7 +161,7 @@ def tell_refusal(place: TorchrunEnv, text: str, patience_s: float) -> bool:
     try:
         check_rendezvous_address(os.environ)
         return interruptible(
-            lambda: refuse(
+            lambda: send_refusal(
                 _rendezvous_store(place, patience), place.rank, place.size, text, patience
             )
         )

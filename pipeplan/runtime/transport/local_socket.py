@@ -32,9 +32,9 @@ from pipeplan.runtime.transport.send_queue import (
     QueuedSend,
     SendQueue,
     SendThread,
-    bytes_of,
     closed,
     in_ms,
+    raw_bytes,
 )
 
 LIMIT_BYTES = 2**17
@@ -196,7 +196,7 @@ class PostedReceive:
 
     def place(self) -> memoryview:
         """Where the message belongs."""
-        return bytes_of(self._tensor)
+        return raw_bytes(self._tensor)
 
     def check(self, size: int) -> None:
         """Refuse a message of `size` bytes if another one was to come."""

@@ -148,7 +148,7 @@ class QueuedSend:
     def __init__(self, tensor: Tensor, tag: int, channel: SendQueue) -> None:
         self._channel = channel
         self._tensor: Tensor | None = tensor
-        self.left: memoryview | None = bytes_of(tensor)
+        self.left: memoryview | None = raw_bytes(tensor)
         """What has not left yet."""
         self.size = tensor.nbytes
         self._head = HEAD.pack(tag, self.size)
@@ -233,7 +233,7 @@ class SendThread:
                 os.eventfd_read(self._wake)
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor of any type, without an operation of torch."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 

@@ -222,7 +222,7 @@ def test_splits_are_balanced() -> None:
             )
         }
     )
-    assert splits.uniform(of, 2) == [3, 5]
+    assert splits.uniform_split(of, 2) == [3, 5]
     assert splits.time_balanced(of, 3) == [2, 3, 5]
     assert splits.parameter_balanced(heavy, 2) == [1, 5]
     ends = splits.balanced([0, 0, 0, 5], 3)
@@ -230,7 +230,7 @@ def test_splits_are_balanced() -> None:
     assert ends[-1] == 4
     assert sorted(set(ends)) == ends
     with pytest.raises(InputError, match="1 to 5"):
-        splits.uniform(of, 6)
+        splits.uniform_split(of, 6)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -40,14 +40,14 @@ def test_one_rank_has_no_links() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_the_measured_program_cannot_hang(ranks: int) -> None:
     """The hand-made 1F1B program has no circle of waits on a transport whose sends return."""
-    lowering.check_deadlock(overhead.one_f_one_b(ranks), blocking=False)
-    lowering.check_deadlock(overhead.one_f_one_b(ranks).unroll(7), blocking=False)
+    lowering.check_deadlock(overhead.one_f_one_b_plan(ranks), blocking=False)
+    lowering.check_deadlock(overhead.one_f_one_b_plan(ranks).unroll(7), blocking=False)
 
 
 def test_every_rank_learns_the_same_figures() -> None:
     """Links and overhead come out equal on all ranks, positive, one link per pair."""
     results = run_ranks(
-        3, lambda transport: (links.measure(transport), overhead.measure(transport))
+        3, lambda transport: (links.measure_links(transport), overhead.measure_overhead(transport))
     )
     assert all(result == results[0] for result in results)
     measured, cost_ns = results[0]

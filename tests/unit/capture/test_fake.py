@@ -18,13 +18,13 @@ from pipeplan.capture.layer_costs import layer_bytes
 from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
 from pipeplan.chain import Chain, Layer
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.task import Task
 from tests.capture_tasks import adamw, conv, gpt2, llama, mlp, sgd, skips, transformer
 
 ROOT = Path(__file__).parents[3]
-H100 = find("h100")
+H100 = find_device("h100")
 
 
 def bytes_of(chain: Chain) -> list[dict[str, object]]:

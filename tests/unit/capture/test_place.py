@@ -14,7 +14,7 @@ from pipeplan.capture import estimate_task, profile_task
 from pipeplan.capture.layer_costs.allocator_overhead import AllocatorOverhead, AllocatorWatch
 from pipeplan.capture.layer_costs.device_clock import ThreadClock, WallClock, device_of
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from tests.capture_tasks import mlp
 
@@ -89,7 +89,7 @@ def test_targets_and_types_must_stay_the_same() -> None:
     """The target's shape and the types count, too; mode fake looks at the second micro-batch."""
     task = replace(mlp(), data=lambda n: (torch.ones(4, 64), torch.ones(4 + n, 64)))
     with pytest.raises(InputError, match=r"data\(1\): got target of shape \[5, 64\]"):
-        estimate_task(task, find("h100"))
+        estimate_task(task, find_device("h100"))
     types = [torch.float32, torch.float64]
     task = replace(mlp(), data=lambda n: (torch.ones(4, 64, dtype=types[n]), torch.ones(4, 64)))
     with pytest.raises(InputError, match=r"torch\.float64, need .*torch\.float32"):

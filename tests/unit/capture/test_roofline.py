@@ -16,7 +16,7 @@ from pipeplan.capture.layer_costs import roofline
 from pipeplan.capture.layer_costs.layer_run import LayerRun
 from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
 from pipeplan.capture.layer_costs.roofline import Roofline
-from pipeplan.devices import BUILT_IN, Device, DeviceTable, find
+from pipeplan.devices import BUILT_IN, Device, DeviceTable, find_device
 from pipeplan.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -129,15 +129,17 @@ def test_built_in_devices_are_ordered_as_their_data_sheets() -> None:
     """Each generation is faster; the names are those of the help."""
     names = [device.name for device in BUILT_IN]
     assert names == ["v100", "a100", "h100", "h200", "cpu"]
-    peaks = [find(name).peak_flops("torch.float16") for name in names[:4]]
+    peaks = [find_device(name).peak_flops("torch.float16") for name in names[:4]]
     assert peaks == sorted(peaks)
-    assert find("v100").peak_flops("torch.bfloat16") == find("v100").peak_flops("float32")
+    assert find_device("v100").peak_flops("torch.bfloat16") == find_device("v100").peak_flops(
+        "float32"
+    )
 
 
 def test_unknown_devices_are_named_with_the_known_ones() -> None:
     """A device that is in no table is refused, with what to do."""
     with pytest.raises(InputError, match=r"got 'b9', need one of v100.*cpu, slow.*--device-table"):
-        find("b9", [SLOW])
+        find_device("b9", [SLOW])
 
 
 def test_a_table_adds_and_replaces_devices(tmp_path: Path) -> None:
@@ -146,9 +148,9 @@ def test_a_table_adds_and_replaces_devices(tmp_path: Path) -> None:
     table = DeviceTable(devices=(SLOW, SLOW.model_copy(update={"name": "a100"})))
     file.write_text(table.to_json())
     own = DeviceTable.read(file).devices
-    assert find("slow", own) == SLOW
-    assert find("a100", own).launch_ns == 100
-    assert find("h100", own) == find("h100")
+    assert find_device("slow", own) == SLOW
+    assert find_device("a100", own).launch_ns == 100
+    assert find_device("h100", own) == find_device("h100")
 
 
 @pytest.mark.parametrize(
@@ -182,12 +184,13 @@ def test_documented_table_and_figures_are_true() -> None:
     text = (ROOT / "docs" / "explanation" / "capture.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```json\n(.*?)^```", text, re.M | re.S)
     assert (
-        find("mine", DeviceTable.from_json(example).devices).peak_flops("bfloat16") == 16 * 10**13
+        find_device("mine", DeviceTable.from_json(example).devices).peak_flops("bfloat16")
+        == 16 * 10**13
     )
     rows = re.findall(r"^\| `(\w+)` .*?\| ([\d.]+) \|.*?\| (\d+) \| (\d+) us \|$", text, re.M)
     assert [row[0] for row in rows] == [device.name for device in BUILT_IN]
     for name, tera, giga, launch in rows:
-        device = find(name)
+        device = find_device(name)
         assert device.peak_flops("float32") == round(float(tera) * 10**12)
         assert device.bandwidth_bytes_per_s == int(giga) * 10**9
         assert device.launch_ns == int(launch) * 1000

@@ -70,7 +70,7 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_work() -> None:
         with pytest.raises(InputError, match=path):
             output.check_output(path, force=False)
         with pytest.raises(InputError, match=path):
-            output.folder(path, force=False)
+            output.output_folder(path, force=False)
 
 
 def test_a_file_that_comes_meanwhile_is_kept(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_every_field_of_config_has_its_flag(capsys: pytest.CaptureFixture[str]) 
 def test_the_kind_of_an_error_stays() -> None:
     """Only its words change, and with them what the command prints; its exit code does not."""
     said = "^Give --budget 7, or a smaller micro-batch$"
-    with pytest.raises(InfeasibleError, match=said), flags.told(flags.of_remat):
+    with pytest.raises(InfeasibleError, match=said), flags.errors_as_flags(flags.of_remat):
         raise InfeasibleError("Give budget=7, or a smaller micro-batch")
 
 

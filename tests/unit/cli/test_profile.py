@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.chain import Chain
 from pipeplan.cli import main
-from pipeplan.devices import DeviceTable, find
+from pipeplan.devices import DeviceTable, find_device
 from pipeplan.stage_profile import StageProfile
 
 TASK = """
@@ -49,7 +49,7 @@ def test_the_usual_device_is_told(folder: Path, capsys: pytest.CaptureFixture[st
     """No device given is no silent choice; a table of one device is a choice."""
     assert main(["profile", "own.py:task", "--mode", "fake", "-o", "a.json"]) == 0
     assert "times are estimates for a100" in capsys.readouterr().err
-    table = DeviceTable(devices=(find("cpu").model_copy(update={"name": "mine"}),))
+    table = DeviceTable(devices=(find_device("cpu").model_copy(update={"name": "mine"}),))
     (folder / "devices.json").write_text(table.to_json())
     words = ["profile", "own.py:task", "--mode", "fake", "--device-table", "devices.json"]
     assert main([*words, "-o", "b.json"]) == 0

@@ -32,14 +32,14 @@ def machines(gpus: int, memory: int) -> Cluster:
 
 def found(memory: int) -> Found:
     """All of our rows for ResNet-18 on two GPUs."""
-    return ours.find(build("resnet18", 8, 1000), machines(2, memory), CONFIG)
+    return ours.find_ours(build("resnet18", 8, 1000), machines(2, memory), CONFIG)
 
 
 @pytest.mark.parametrize("memory", [8 * GIB // 5, 3 * GIB])
 def test_rows_in_order_and_ours_is_never_worse(memory: int) -> None:
     """Ours, contiguous, none, full and two-phase; none of them beats ours, all plans are valid."""
     here = found(memory)
-    rows = ours.rows(here, [here])
+    rows = ours.our_rows(here, [here])
     assert [row.name for row in rows] == [OURS, CONTIGUOUS, NONE, FULL, TWO_PHASE]
     mine, others = rows[0], [row for row in rows[1:] if isinstance(row, Row)]
     assert isinstance(mine, Row)
@@ -69,8 +69,8 @@ def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
     host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)
     cluster = machines(2, 3 * GIB).model_copy(update={"host": host})
     asked = replace(CONFIG, offload="auto", time_limit_s=2)
-    here = ours.find(build("resnet18", 8, 1000), cluster, asked)
-    rows = ours.rows(here, [here])
+    here = ours.find_ours(build("resnet18", 8, 1000), cluster, asked)
+    rows = ours.our_rows(here, [here])
     assert [row.name for row in rows] == [OURS, CONTIGUOUS, NONE, FULL, TWO_PHASE, AWAY]
     mine, away = rows[0], rows[-1]
     assert isinstance(mine, Row)
@@ -96,7 +96,7 @@ def test_each_search_starts_from_what_less_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ours, "solve", recorded)
     host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)
     cluster = machines(2, 4 * GIB).model_copy(update={"host": host})
-    ours.find(build("resnet18", 8, 1000), cluster, replace(CONFIG, offload="auto"))
+    ours.find_ours(build("resnet18", 8, 1000), cluster, replace(CONFIG, offload="auto"))
     assert asked["off", "off", "auto"] is None
     assert asked["auto", "off", "auto"] is plans["off", "off", "auto"]
     assert asked["auto", "auto", "auto"] is plans["auto", "off", "auto"]

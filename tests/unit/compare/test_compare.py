@@ -232,14 +232,14 @@ def test_ctrl_c_shows_and_saves_what_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that are there are shown and saved, what is not is named; nothing counts as lost."""
-    found, out = ours.find, tmp_path / "out"
+    found, out = ours.find_ours, tmp_path / "out"
 
     def find(chain: Chain, cluster: Cluster, config: Config) -> Found:
         if cluster.gpus[0].memory_bytes == 1000:
             raise KeyboardInterrupt
         return found(chain, cluster, config)
 
-    monkeypatch.setattr(ours, "find", find)
+    monkeypatch.setattr(ours, "find_ours", find)
     assert verb(chain_file, "--gpus", "2", "--memory", "900,1000", "--out", str(out)) == 0
     shown, told = capsys.readouterr()
     assert "2 GPUs of 900 B" in shown

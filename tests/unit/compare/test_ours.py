@@ -22,7 +22,7 @@ from pipeplan.baselines.listed import Lists, listed_plan
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare import Absent, Row, ours
-from pipeplan.compare.jobs import Job, run
+from pipeplan.compare.jobs import Job, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import row_of
 from pipeplan.errors import PipeplanError
@@ -46,17 +46,17 @@ def test_what_was_found_for_other_memory_competes_where_it_fits() -> None:
     here = found(enough, Absent(OURS, "time"), none)
     ample = found(1000, fast, none)
     everywhere = [scarce, here, ample]
-    for row in ours.rows(here, everywhere):
+    for row in ours.our_rows(here, everywhere):
         assert isinstance(row, Row)
         assert row.period_ns == fast.period_ns
         assert row.budget_bytes == (enough, enough)
         assert "other memory" in row.detail
         assert row.plan is not None
         assert verifier.verify(row.plan) == ()
-    assert [row.name for row in ours.rows(here, everywhere)] == [OURS, CONTIGUOUS]
-    assert ours.rows(scarce, everywhere)[0] is scarce.free
-    assert ours.rows(ample, everywhere)[0] is fast
-    assert ours.rows(here, [here]) == (here.free, none)
+    assert [row.name for row in ours.our_rows(here, everywhere)] == [OURS, CONTIGUOUS]
+    assert ours.our_rows(scarce, everywhere)[0] is scarce.free
+    assert ours.our_rows(ample, everywhere)[0] is fast
+    assert ours.our_rows(here, [here]) == (here.free, none)
 
 
 def test_a_free_plan_is_no_contiguous_one() -> None:
@@ -66,7 +66,7 @@ def test_a_free_plan_is_no_contiguous_one() -> None:
     plan = listed_plan(of.outline(stages, "flush", "test"), two_turns(), 1)
     row = replace(row_of(OURS, plan), period_ns=Fraction(1))
     here = found(1000, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
-    free, contiguous = ours.rows(here, [found(2000, row, Absent(CONTIGUOUS, "time"))])
+    free, contiguous = ours.our_rows(here, [found(2000, row, Absent(CONTIGUOUS, "time"))])
     assert isinstance(free, Row)
     assert contiguous == here.contiguous
 
@@ -89,22 +89,22 @@ def test_bounds_hold_for_less_memory_only() -> None:
         return found(memory, replace(row, plan=plan), Absent(CONTIGUOUS, "time"))
 
     less, more = proven(500, 4), proven(1000, 6)
-    assert ours.bound(less, [less, more]) == 6
+    assert ours.largest_bound(less, [less, more]) == 6
     higher = proven(500, 9)
-    assert ours.bound(more, [higher, more]) == 6
+    assert ours.largest_bound(more, [higher, more]) == 6
     nothing = found(9, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
-    assert ours.bound(nothing, [nothing]) is None
+    assert ours.largest_bound(nothing, [nothing]) is None
 
 
 def test_jobs_in_other_processes_give_what_they_give_here() -> None:
     """Two at once: same results in order, progress to the end; a failure arrives as it is."""
     jobs = [Job(f"{n} squared", partial(pow, n, 2)) for n in range(4)]
     heard: list[float] = []
-    assert run(jobs, 2, lambda share, what: heard.append(share)) == [0, 1, 4, 9]
+    assert run_jobs(jobs, 2, lambda share, what: heard.append(share)) == [0, 1, 4, 9]
     assert heard == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert run(jobs, 1, lambda share, what: None) == [0, 1, 4, 9]
+    assert run_jobs(jobs, 1, lambda share, what: None) == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="nonnegative"):
-        run(
+        run_jobs(
             [Job("bad", partial(isqrt, -1)), Job("good", partial(isqrt, 4))],
             2,
             lambda share, what: None,
@@ -123,9 +123,9 @@ def test_ctrl_c_keeps_what_is_done_and_ends_the_rest_at_once(processes: int) -> 
 
         return tell
 
-    assert run(jobs, processes, after(0.25)) == [9, None, None, None]
+    assert run_jobs(jobs, processes, after(0.25)) == [9, None, None, None]
     with pytest.raises(KeyboardInterrupt):
-        run(jobs, processes, after(0))
+        run_jobs(jobs, processes, after(0))
 
 
 def _long() -> None:
@@ -146,7 +146,7 @@ def test_an_interrupted_search_is_no_row(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ours, "solve", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ours.find(chain([(2, 3), (2, 4)], sizes=[3, 0], saved=10), machines(1000), Config())
+        ours.find_ours(chain([(2, 3), (2, 4)], sizes=[3, 0], saved=10), machines(1000), Config())
 
 
 def test_a_killed_process_is_named_not_waited_for() -> None:
@@ -154,7 +154,7 @@ def test_a_killed_process_is_named_not_waited_for() -> None:
     dies: Job[object] = Job("dies", partial(os._exit, 9))
     lives: Job[object] = Job("lives", partial(pow, 2, 2))
     with pytest.raises(PipeplanError, match="killed"):
-        run([dies, lives], 2, lambda share, what: None)
+        run_jobs([dies, lives], 2, lambda share, what: None)
 
 
 def test_ctrl_c_is_heard_by_the_parent_alone() -> None:

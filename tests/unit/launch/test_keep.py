@@ -78,7 +78,7 @@ def test_the_one_resumed_from_stays_until_there_is_a_newer_one(
 def test_torn_and_damaged_ones_are_not_touched(out: Path) -> None:
     """They are not counted either: two whole ones stay beside them."""
     assert run(out, 4, "--out", str(out)) == 0
-    torn, damaged = storage.folder(out, 1), storage.folder(out, 4)
+    torn, damaged = storage.step_folder(out, 1), storage.step_folder(out, 4)
     (torn / ".metadata").unlink()
     (damaged / ".metadata").write_bytes(b"?")
     storage.prune(out, 2)
@@ -99,11 +99,11 @@ def test_what_cannot_be_removed_is_said(out: Path, monkeypatch: pytest.MonkeyPat
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    saver.save(storage.folder(out, 1), meta, [])
+    saver.save(storage.step_folder(out, 1), meta, [])
     monkeypatch.setattr(storage.shutil, "rmtree", refuse)
     with pytest.raises(RankError, match=r"--keep 1: .*step-00000001 could not be removed: Perm"):
-        saver.save(storage.folder(out, 2), meta, [])
-    assert storage.is_complete(storage.folder(out, 2))
+        saver.save(storage.step_folder(out, 2), meta, [])
+    assert storage.is_complete(storage.step_folder(out, 2))
 
 
 def test_keep_needs_a_place(out: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from pipeplan import Pipeline, pipeline
 from pipeplan.errors import InputError
-from pipeplan.launch.elsewhere import facts_of, remark
+from pipeplan.launch.elsewhere import chain_facts, remark
 from pipeplan.launch.progress import Progress
 from pipeplan.plan import Plan
 from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
@@ -139,5 +139,5 @@ def test_other_gpus_that_the_cluster_knows_are_not_said() -> None:
 
 def test_facts_are_those_of_a_profile() -> None:
     """A chain that was measured here says the same."""
-    facts = facts_of(torch.device("cpu"))
+    facts = chain_facts(torch.device("cpu"))
     assert remark(planned(1, **facts), [facts, facts]) is None

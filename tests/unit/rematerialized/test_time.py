@@ -14,7 +14,7 @@ from pipeplan.remat.checkpointing.periodic import keep_all, periodic
 from pipeplan.rematerialized.measured import Sample
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Watch
-from pipeplan.rematerialized.timing import rehearsed, timed
+from pipeplan.rematerialized.timing import rehearsed, with_times
 
 LAYERS, ENTRY, TURN, LOSS, STORING, RESTORING, FREEING = 5, 7, 11, 100, 1000, 20_000, 3
 FORWARD = (10, 20, 30, 40)
@@ -137,7 +137,7 @@ def test_times_of_a_rehearsal_add_up_to_the_call(segments: int) -> None:
 def test_operations_taken_apart_add_up_in_other_schedules() -> None:
     """Measured where all layers run again, they tell the time where none or few do."""
     machine = Machine()
-    found = timed(costs(), machine.run, sample(machine), machine, 3)
+    found = with_times(costs(), machine.run, sample(machine), machine, 3)
     again = periodic(costs(), LAYERS)
     assert found.forward[:-1] == FORWARD
     assert found.backward[:-1] == BACKWARD
@@ -151,7 +151,7 @@ def test_operations_taken_apart_add_up_in_other_schedules() -> None:
 def test_what_a_plan_does_not_run_keeps_its_time() -> None:
     """A rehearsal of a plan without recomputation changes no light forward."""
     machine = Machine()
-    first = timed(costs(), machine.run, sample(machine), machine, 1)
+    first = with_times(costs(), machine.run, sample(machine), machine, 1)
     slow = Machine(slower=2)
     shown = rehearsed(first, keep_all(costs()), slow.run, sample(slow), slow, 1).costs
     assert shown.forward[:-1] == tuple(2 * each for each in FORWARD)

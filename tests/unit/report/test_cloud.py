@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.report.cloud import Picture, draw, figure
+from pipeplan.report.cloud import Picture, cloud_figure, draw_cloud
 
 MIB = 2**20
 
@@ -24,7 +24,7 @@ MIB = 2**20
 def test_both_axes_have_marks_to_read(points: list[tuple[int, float]], tmp_path: Path) -> None:
     """At least two times and as many memories; memories are round in binary units."""
     picture = Picture("test", (), points, (), ())
-    drawn = figure(picture)
+    drawn = cloud_figure(picture)
     (axes,) = drawn.axes
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         marks = [mark for mark in axis.get_majorticklocs() if low <= mark <= high]
@@ -33,4 +33,4 @@ def test_both_axes_have_marks_to_read(points: list[tuple[int, float]], tmp_path:
     assert all(mark % unit == 0 for mark in axes.get_xticks())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw(picture, tmp_path / "picture.png")
+        draw_cloud(picture, tmp_path / "picture.png")

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from pipeplan.plan import Plan
-from pipeplan.report.gantt import draw
+from pipeplan.report.gantt import draw_gantt
 from pipeplan.report.grid import HOST_LEGEND, LEGEND, grid, microbatch, short
 from tests import handmade_offload
 from tests.samples import two_stages
@@ -111,7 +111,7 @@ def test_names_are_drawn_as_they_are(name: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.svg"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw(named(name), file)
+        draw_gantt(named(name), file)
     comments = re.findall("<!-- (.*) -->", file.read_text())
     assert comments.count(short(name)) == 2  # the row and the legend
     assert any(text.startswith(f"{short(name, 48)}: one period") for text in comments)

@@ -129,7 +129,7 @@ def test_throughput_counts_whole_steps() -> None:
 def test_bound_is_the_one_the_gap_uses() -> None:
     """`gap_bound` chooses among the bounds."""
     solver = Solver(bounds=Bounds(any=(6, 1), k1=(15, 2)), gap=0.1, gap_bound="k1")
-    assert tables.bound(two_stages().model_copy(update={"solver": solver})) == Fraction(15, 2)
+    assert tables.plan_bound(two_stages().model_copy(update={"solver": solver})) == Fraction(15, 2)
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_picture_is_repeatable(tmp_path: Path, ending: str) -> None:
     """The same plan gives the same picture, byte for byte."""
     files = [tmp_path / f"{name}.{ending}" for name in ("one", "two")]
     for file in files:
-        gantt.draw(two_stages(), file)
+        gantt.draw_gantt(two_stages(), file)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert files[0].stat().st_size > 1000
 
 
 def test_picture_shows_each_op_and_splits_the_wrapping_one() -> None:
     """Every op is one bar; the one that crosses the period's end is two, of two micro-batches."""
-    axes = gantt.figure(two_stages()).axes[0]
+    axes = gantt.gantt_figure(two_stages()).axes[0]
     assert len(axes.patches) == 6 + 1
     assert sorted(text.get_text() for text in axes.texts) == [
         *("0B0", "0F1", "0F1", "1B0", "1B0", "1B1", "1F1")
@@ -180,7 +180,7 @@ def test_picture_shows_each_op_and_splits_the_wrapping_one() -> None:
 def test_picture_in_an_unknown_format_is_refused(tmp_path: Path) -> None:
     """A wrong ending is an input error, not a traceback."""
     with pytest.raises(InputError, match=r"plan\.xyz"):
-        gantt.draw(two_stages(), tmp_path / "plan.xyz")
+        gantt.draw_gantt(two_stages(), tmp_path / "plan.xyz")
 
 
 @pytest.mark.parametrize("semantics", ["2bw", "flush"])
@@ -200,7 +200,7 @@ def test_a_plan_that_cannot_be_replayed_has_a_picture_without_memory() -> None:
     late = plan.ops[2].model_copy(update={"start_ns": 0})
     broken = plan.model_copy(update={"ops": (*plan.ops[:2], late, *plan.ops[3:])})
     assert gantt.memory_curves(broken) == []
-    assert len(gantt.figure(broken).axes) == 1
+    assert len(gantt.gantt_figure(broken).axes) == 1
 
 
 def test_machines_line_shows_units_that_were_mistaken() -> None:

@@ -40,9 +40,9 @@ def test_each_direction_of_a_way_to_the_host_is_a_thread_of_its_gpu() -> None:
 
 def test_picture_shows_ways_to_the_host() -> None:
     """They are lanes of their own below the links, and the title says what O and P are."""
-    axes = gantt.figure(handmade_offload.two_gpus()).axes[0]
+    axes = gantt.gantt_figure(handmade_offload.two_gpus()).axes[0]
     lanes = [tick.get_text() for tick in axes.get_yticklabels()]
     assert lanes == ["gpu0", "gpu1", "0>1", "1>0", "0>host", "host>0", "1>host", "host>1"]
     assert {"0O2", "0P1", "1O2", "1P1"} <= {text.get_text() for text in axes.texts}
     assert "O to the host, P back" in axes.get_title(loc="left")
-    assert "host" not in gantt.figure(two_stages()).axes[0].get_title(loc="left")
+    assert "host" not in gantt.gantt_figure(two_stages()).axes[0].get_title(loc="left")

@@ -15,7 +15,7 @@ from pipeplan import Pipeline
 from pipeplan.capture import profile_task, split
 from pipeplan.capture.estimation.task_estimate import estimate_task
 from pipeplan.chain import Chain
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.transport.base import Transport
@@ -266,7 +266,7 @@ def test_both_profiles_count_the_same_bytes(name: str) -> None:
         return [{k: v for k, v in row.items() if not k.endswith("_ns")} for row in rows]
 
     plain = replace(cast(name), autocast=None)
-    assert sizes(estimate_task(cast(name), find("h100"))) == sizes(profiled(name))
+    assert sizes(estimate_task(cast(name), find_device("h100"))) == sizes(profiled(name))
     assert sizes(profile_task(plain, repeats=1, warmup=0)) != sizes(profiled(name))
 
 

@@ -129,7 +129,7 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
     """`torch.load` reads it, with an alias for a tied weight and what no layer holds."""
     trained = save_alone(tmp_path / "c", "flush", "sgd", 1)
     names = {"a": "2.weight", "b": "2.weight"}
-    named_state.export(tmp_path / "c", tmp_path / "model.pt", names, {"c": torch.ones(1)})
+    named_state.export_weights(tmp_path / "c", tmp_path / "model.pt", names, {"c": torch.ones(1)})
     state = torch.load(tmp_path / "model.pt")
     assert list(state) == ["a", "b", "c"]
     newest = pipelines.weights_of(trained)["2.weight"]
@@ -140,16 +140,16 @@ def test_export_is_a_plain_state_dict(tmp_path: Path) -> None:
 def test_latest_skips_torn_checkpoints(tmp_path: Path) -> None:
     """Without `.metadata`, or with a file shorter than `.metadata` says: no checkpoint."""
     for step in (3, 20):
-        storage.folder(tmp_path, step).mkdir(parents=True)
+        storage.step_folder(tmp_path, step).mkdir(parents=True)
     with pytest.raises(InputError, match="no complete checkpoint"):
         storage.latest(tmp_path)
     for step in (3, 7):
-        save_alone(storage.folder(tmp_path, step), "flush", "sgd", 1)
-    assert storage.latest(tmp_path) == storage.folder(tmp_path, 7)
-    (torn,) = storage.folder(tmp_path, 7).glob("*.distcp")
+        save_alone(storage.step_folder(tmp_path, step), "flush", "sgd", 1)
+    assert storage.latest(tmp_path) == storage.step_folder(tmp_path, 7)
+    (torn,) = storage.step_folder(tmp_path, 7).glob("*.distcp")
     torn.write_bytes(torn.read_bytes()[:-1])
-    assert storage.latest(tmp_path) == storage.folder(tmp_path, 3)
-    metadata = storage.folder(tmp_path, 3) / ".metadata"
+    assert storage.latest(tmp_path) == storage.step_folder(tmp_path, 3)
+    metadata = storage.step_folder(tmp_path, 3) / ".metadata"
     metadata.write_bytes(metadata.read_bytes()[:40])
     with pytest.raises(InputError, match="no complete checkpoint"):
         storage.latest(tmp_path)
@@ -223,9 +223,9 @@ def test_damaged_meta_is_named(tmp_path: Path, field: dict[str, object], message
 def test_metadata_of_chance_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     """Whatever `.metadata` holds instead of itself: torn, and the checkpoint before is taken."""
     for step in (3, 7):
-        save_alone(storage.folder(tmp_path, step), "flush", "sgd", 1)
-    (storage.folder(tmp_path, 7) / ".metadata").write_bytes(content)
-    assert storage.latest(tmp_path) == storage.folder(tmp_path, 3)
+        save_alone(storage.step_folder(tmp_path, step), "flush", "sgd", 1)
+    (storage.step_folder(tmp_path, 7) / ".metadata").write_bytes(content)
+    assert storage.latest(tmp_path) == storage.step_folder(tmp_path, 3)
 
 
 def test_damaged_data_are_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeplan.capture import split
 from pipeplan.errors import DisagreementError, RankError
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.startup import facts, shared_directory
-from pipeplan.runtime.startup.handshake import Fact, Facts, agree, refuse
+from pipeplan.runtime.startup.handshake import Fact, Facts, agree, send_refusal
 from tests import launch_task
 from tests.unit.runtime.test_memory import tied
 
@@ -49,7 +49,7 @@ def shaken(*each: Facts | str | None, timeout: timedelta = SOON) -> list[str]:
         if isinstance(mine, Facts):
             agree(store, rank, len(each), mine, timeout)
         elif mine is not None:
-            assert refuse(store, rank, len(each), mine, timeout)
+            assert send_refusal(store, rank, len(each), mine, timeout)
 
     return on_ranks(work, [rank for rank, mine in enumerate(each) if mine is not None])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeplan import Pipeline
 from pipeplan.capture import profile_task
 from pipeplan.capture.estimation.task_estimate import estimate_task
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.transport.base import Transport
@@ -233,7 +233,10 @@ def test_bytes_of_hooks_are_planned(semantics: Semantics) -> None:
             scaled(parameter)
         return task
 
-    chain, fake = profile_task(make(), repeats=1, warmup=0), estimate_task(make(), find("a100"))
+    chain, fake = (
+        profile_task(make(), repeats=1, warmup=0),
+        estimate_task(make(), find_device("a100")),
+    )
     assert [x.backward_workspace_bytes for x in chain.layers] == [
         x.backward_workspace_bytes for x in fake.layers
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from pipeplan.cluster import Host
 from pipeplan.errors import InputError
-from pipeplan.launch.checks import table
+from pipeplan.launch.checks import rank_table
 from pipeplan.plan import Plan
 from pipeplan.runtime.startup.host_memory import check_host_room
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
@@ -55,7 +55,7 @@ def test_plans_that_offload_nothing_have_room() -> None:
 
 def test_the_table_tells_what_waits_on_the_host() -> None:
     """A column for plans that offload, none for others."""
-    assert "on the host" not in table(launch_task.plan(2, "flush"))
-    lines = table(offloading(10**6)).splitlines()
+    assert "on the host" not in rank_table(launch_task.plan(2, "flush"))
+    lines = rank_table(offloading(10**6)).splitlines()
     assert "on the host" in lines[0]
     assert all("500 B" in line for line in lines[1:3])

@@ -109,7 +109,7 @@ def test_metadata_runs_nothing(
 ) -> None:
     """A call hidden in `.metadata` is refused by its name, and not made."""
     ran = tmp_path / "ran"
-    path = saved(storage.folder(tmp_path, 1))
+    path = saved(storage.step_folder(tmp_path, 1))
     hidden = Runs(call, *(each.format(ran) for each in arguments))
     content: object = hidden if whole else Metadata({}, planner_data=hidden, storage_data={})
     (path / ".metadata").write_bytes(pickle.dumps(content))
@@ -232,7 +232,7 @@ def test_a_file_without_digest_among_others(tmp_path: Path) -> None:
 
 def test_checkpoints_of_earlier_versions(tmp_path: Path) -> None:
     """Without digests they load as before, and it is said."""
-    path = saved(storage.folder(tmp_path, 1))
+    path = saved(storage.step_folder(tmp_path, 1))
     assert storage.passed_over(tmp_path, path) == []
     for each in path.glob("*.sha256"):
         each.unlink()
@@ -243,7 +243,7 @@ def test_checkpoints_of_earlier_versions(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path) -> None:
     """The one before is taken, and what is wrong with the newer one is said."""
-    older, newer = (saved(storage.folder(tmp_path, step)) for step in (1, 2))
+    older, newer = (saved(storage.step_folder(tmp_path, step)) for step in (1, 2))
     meta = newer / "pipeplan.json"
     meta.write_text(meta.read_text().replace('"step": 1', '"step": 9'))
     assert storage.latest(tmp_path) == older

@@ -16,7 +16,7 @@ from pipeplan import Pipeline
 from pipeplan.capture import profile_task, split
 from pipeplan.capture.estimation.task_estimate import estimate_task
 from pipeplan.chain import Chain
-from pipeplan.devices import find
+from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.build import Worker, build
@@ -211,7 +211,7 @@ def test_both_profiles_count_the_same(name: str, kind: str) -> None:
         return [{k: v for k, v in row.items() if not k.endswith("_ns")} for row in rows]
 
     chain = profiled(name, kind)
-    assert sizes(estimate_task(half(name, kind), find("h100"))) == sizes(chain)
+    assert sizes(estimate_task(half(name, kind), find_device("h100"))) == sizes(chain)
     weights = sum(layer.weight_bytes for layer in chain.layers)
     gradients = sum(layer.gradient_bytes for layer in chain.layers)
     wide, masters = kind != "masters", kind != "sums"
