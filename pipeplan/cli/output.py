@@ -89,7 +89,7 @@ def write(path: str, text: str, force: bool = False) -> None:
     """Put `text` into `path`, all of it or nothing; `-` is stdout.
 
     Args:
-        path: A file that `check_output` let pass, or one in a folder that `folder` did.
+        path: A file that `check_output` let pass, or one in a folder that `output_folder` did.
         text: The file's content.
         force: Whether a file that came to be there since is replaced.
 
