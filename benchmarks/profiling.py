@@ -30,8 +30,8 @@ _ESTIMATE = """
 import json, resource, sys, time
 begin = time.perf_counter()
 from pipeplan.capture import estimate
-from pipeplan.devices import find
-chain = estimate(sys.argv[1], find("h100"))
+from pipeplan.devices import find_device
+chain = estimate(sys.argv[1], find_device("h100"))
 used = resource.getrusage(resource.RUSAGE_SELF)
 weights = sum(layer.weight_bytes for layer in chain.layers)
 seconds = time.perf_counter() - begin

@@ -80,7 +80,7 @@ def estimate(
 
     Args:
         reference: as for `profile`.
-        device: what the times are for (`pipeplan.devices.find`).
+        device: what the times are for (`pipeplan.devices.find_device`).
         seed: as for `profile`.
         max_layers: merges layers until there are no more than these (`split`).
         progress: told what happens, one line at a time.

@@ -281,8 +281,8 @@ def task(blocks):
 MEASURE = """
 import resource, sys
 from pipeplan.capture import estimate
-from pipeplan.devices import find
-chain = estimate(sys.argv[1], find("h100"))
+from pipeplan.devices import find_device
+chain = estimate(sys.argv[1], find_device("h100"))
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(sum(layer.weight_bytes for layer in chain.layers), chain.mode)
 print(used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)

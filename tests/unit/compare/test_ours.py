@@ -162,11 +162,11 @@ def test_ctrl_c_is_heard_by_the_parent_alone() -> None:
     program = """
 import signal, time
 from functools import partial
-from pipeplan.compare.jobs import Job, run
+from pipeplan.compare.jobs import Job, run_jobs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell started us behind
 jobs = [Job("sleep", partial(time.sleep, 300))] * 2
 try:
-    run(jobs, 2, lambda share, what: print(what, flush=True))
+    run_jobs(jobs, 2, lambda share, what: print(what, flush=True))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
@@ -184,8 +184,9 @@ def test_no_process_outlives_its_parent() -> None:
     program = """
 import time
 from functools import partial
-from pipeplan.compare.jobs import Job, run
-run([Job("sleep", partial(time.sleep, 300))] * 2, 2, lambda share, what: print(what, flush=True))
+from pipeplan.compare.jobs import Job, run_jobs
+jobs = [Job("sleep", partial(time.sleep, 300))] * 2
+run_jobs(jobs, 2, lambda share, what: print(what, flush=True))
 """
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
