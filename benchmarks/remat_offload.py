@@ -17,7 +17,7 @@ from pipeplan.remat import Costs, HostLink, from_chain, judge, rematerialize_cha
 from pipeplan.remat.bounds import fluid_bound, paper_bound
 from pipeplan.remat.checkpointing.periodic import keep_all
 from pipeplan.remat.cpsat.exact import best_known_bound, exact_offload
-from pipeplan.remat.methods import MORE, RematProblem, Rematerialization, local_search
+from pipeplan.remat.methods import MORE, Rematerialization, RematProblem, local_search
 from pipeplan.remat.offloading.compute_order import ComputeOrder, compute_order
 from pipeplan.remat.offloading.dynprog import dynprog
 from pipeplan.report.budget import Curves, draw_curves

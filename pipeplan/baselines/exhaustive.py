@@ -29,7 +29,7 @@ from pipeplan.simulator.tape import Ops, number
 STEP = 0.96
 """The next memory target: below the last answer's own count by this factor at least."""
 GLANCE = 100
-"""Micro-batches after which an execution that shows no cycle is put off; see `PartitionCloud.finish`."""
+"""Micro-batches after which what shows no cycle is put off; see `PartitionCloud.finish`."""
 
 _ORDERS: tuple[Order, ...] = ("alternate", "backward")
 

@@ -12,7 +12,7 @@ from pipeplan.errors import DisagreementError
 from pipeplan.launch import ending, export, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import chain_facts, remark
-from pipeplan.launch.progress import Progress, resident_bytes, drop_after
+from pipeplan.launch.progress import Progress, drop_after, resident_bytes
 from pipeplan.launch.stop_signal import StopSignal
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.job import SessionOptions, TrainingJob
