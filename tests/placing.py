@@ -1,6 +1,6 @@
 """Depth-first placement of the ops of a period: the inner loop of the oracle.
 
-Along the chain, each transfer as soon as both of its ends are placed.
+Along the chain, with one copy each transfer as soon as both of its ends are placed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Placing:
         self.busy: dict[object, int] = {}
         self.times: dict[tuple[int, int], int] = {}
         self.passed = [0, *accumulate(self.lengths)]
-        self.steps = [(copy, index) for copy in range(k) for index in self._inwards()]
+        order = [self._inwards()] if k == 1 else self._apart()
+        self.steps = [(copy, index) for part in order for copy in range(k) for index in part]
         self.free = [self._is_free(index) for index in range(len(self.ops))]
         self.spare = self._spare()
         self.sizes = self._sizes()
@@ -52,6 +53,12 @@ class Placing:
             if not self._is_send(index):
                 order += [index, index - 1] if index and self._is_send(index - 1) else [index]
         return order
+
+    def _apart(self) -> tuple[list[int], list[int]]:
+        """Computes, then transfers: with several copies the computes refute more."""
+        every = range(len(self.ops))
+        sends = [index for index in every if self._is_send(index)]
+        return [index for index in every if not self._is_send(index)], sends
 
     def possible(self) -> bool:
         """Whether some placement keeps every rule."""
