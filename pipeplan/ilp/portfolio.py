@@ -60,6 +60,8 @@ INITIAL_SETS: Final = 0.4
 """Trying initial sets of recomputed segments."""
 EVERY_SET: Final = 0.5
 """Trying every set where layers are few, a plan is there and larger k remain to try."""
+RECOMPUTE_BALANCING: Final = 2.0
+"""Slices that load balancing may have at once: it finds most."""
 
 COARSE: Final = 0.5
 """The first round on groups of layers, where chains are very long."""

@@ -37,8 +37,9 @@ class ChainSearch:
             contiguous_known: whether contiguous plans were searched already.
         """
         self.state = state
-        self._known, self._kfkb = contiguous_known, not contiguous_known
-        self._cycles = KFkBSearch(state)
+        self.cycles = KFkBSearch(state)
+        """Contiguous plans of several micro-batches per period."""
+        self._known, self._kfkb = contiguous_known, False
         self._beyond: Callable[[], None] | None = None
 
     def run(self) -> None:
@@ -64,7 +65,7 @@ class ChainSearch:
             self._known = True
             self._kfkb = contiguous(state) and state.options.ks != (1,)
         if self._kfkb and state.infeasible is None and not state.done:
-            state.give("kfkb", self._cycles.run, portfolio.KFKB * state.remaining)
+            state.give("kfkb", self.cycles.run, portfolio.KFKB * state.remaining)
         if not state.options.contiguous_only and state.infeasible is None and not state.done:
             self._beyond = self._beyond or _beyond(state)
             self._beyond()

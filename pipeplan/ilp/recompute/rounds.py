@@ -11,9 +11,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.portfolio import Arm, Portfolio
+from pipeplan.ilp.portfolio import RECOMPUTE_BALANCING, Arm, Portfolio
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
@@ -21,8 +20,6 @@ from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.search import ChainSearch
 
-BALANCING: Final = 2.0
-"""Slices that load balancing may have at once: it finds most."""
 NEAR: Final = Fraction(11, 10)
 """How much longer the best plan that keeps everything may be to come first."""
 
@@ -43,8 +40,6 @@ class Rounds:
         self.joint, self.kept = joint, kept
         self._offered = offered
         self._seed = joint.state.options.seed
-        self._cycles: KFkBSearch | None = None
-        """On the best plan's chain, as far as it is."""
         self._searches: list[ChainSearch] = []
         """Those on the best plan's chain and on the one without recomputation, as far as begun."""
 
@@ -61,7 +56,7 @@ class Rounds:
             annealing = RecomputeAnnealing(joint, self._offered)
             runs = RecomputeBalancing(joint, annealing)
             arms = [
-                Arm(runs.name, runs.run, BALANCING),
+                Arm(runs.name, runs.run, RECOMPUTE_BALANCING),
                 Arm("recompute kfkb", self._cycle),
                 *arms,
                 Arm(annealing.name, annealing.run),
@@ -77,9 +72,7 @@ class Rounds:
         if inner.contiguous is None or inner.options.ks == (1,):
             return
         self._limit(inner, seconds)
-        if self._cycles is None or self._cycles.state is not inner:
-            self._cycles = KFkBSearch(inner)
-        self._cycles.run(seconds)
+        self._search_of(inner).cycles.run(seconds)
 
     def _around(self, seconds: float) -> None:
         """The best plan's chain, whatever it is."""
@@ -102,8 +95,8 @@ class Rounds:
 
     def _search_of(self, inner: Incumbent) -> ChainSearch:
         """What improves `inner`, begun or new; what improves no longer the best plan is let go."""
-        used = (inner, self.kept, self.joint.best.state)
-        self._searches = [each for each in self._searches if each.state in used]
+        used = {id(inner), id(self.kept), id(self.joint.best.state)}
+        self._searches = [each for each in self._searches if id(each.state) in used]
         for each in self._searches:
             if each.state is inner:
                 return each
