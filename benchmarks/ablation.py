@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.planner import Store
 from pipeplan.cli import common
 from pipeplan.errors import InfeasibleError, TimeLimitError
-from pipeplan.ilp import Limits, solve
+from pipeplan.ilp import Limits, Solution, solve
 from pipeplan.plan import Improvement
 from pipeplan.planner import Config
 from pipeplan.planner.config import problem
@@ -102,30 +102,33 @@ def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
             yield Run(case, mode, arm if arm == NONE else f"only {arm}", others)
 
 
-def planned(run: Run, work_s: float) -> dict[str, Any]:
-    """The plan's figures, and who found it."""
-    config = Config(recompute="auto" if run.mode == "recompute" else "off")
-    limits = Limits(
-        time_limit_s=work_s, deterministic=True, groups=None, without=frozenset(run.without)
-    )
+def solved(case: Case, mode: Mode, limits: Limits) -> tuple[dict[str, Any], Solution | None]:
+    """The solution's figures, and the solution; an instance without one has no period."""
+    config = Config(recompute="auto" if mode == "recompute" else "off")
     begin, work = time.monotonic(), time.process_time()
     try:
-        best = solve(problem(run.case.chain, run.case.cluster, config), limits)
+        best = solve(problem(case.chain, case.cluster, config), limits)
     except (InfeasibleError, TimeLimitError) as error:
-        found: dict[str, Any] = {"status": type(error).__name__}
+        best, found = None, dict[str, Any](status=type(error).__name__)
     else:
         found = {
             "period_ns": float(best.per_microbatch),
             "bound_ns": float(best.bounds[best.gap_bound]) or None,
         }
-        if not run.without:
-            found["history"] = _improvements(best.history)
-    return found | {
-        "layers": len(run.case.chain.layers),
-        "work_s": work_s,
-        "seconds": round(time.monotonic() - begin, 2),
-        "cpu_seconds": round(time.process_time() - work, 2),
-    }
+    found["seconds"] = round(time.monotonic() - begin, 2)
+    found["cpu_seconds"] = round(time.process_time() - work, 2)
+    return found, best
+
+
+def planned(run: Run, work_s: float) -> dict[str, Any]:
+    """The plan's figures, and who found it."""
+    limits = Limits(
+        time_limit_s=work_s, deterministic=True, groups=None, without=frozenset(run.without)
+    )
+    found, best = solved(run.case, run.mode, limits)
+    if best is not None and not run.without:
+        found["history"] = _improvements(best.history)
+    return found | {"layers": len(run.case.chain.layers), "work_s": work_s}
 
 
 def _improvements(history: Sequence[Improvement]) -> list[list[Any]]:
@@ -169,15 +172,16 @@ def worth(rows: dict[str, dict[str, Any]], name: str, arm: str) -> Worth | None:
     return Worth(
         name,
         len(ratios),
-        _mean(ratios) - 1,
+        geometric_mean(ratios) - 1,
         max(ratios) - 1,
         sum(ratio > 1 + LOST for ratio in ratios),
-        _mean(bounds) - 1 if bounds else 0.0,
+        geometric_mean(bounds) - 1 if bounds else 0.0,
         found,
     )
 
 
-def _mean(ratios: Sequence[float]) -> float:
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """Of ratios, all above 0."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 

@@ -16,19 +16,15 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation import AGAIN, KEEPING, Mode
+from benchmarks.ablation import AGAIN, KEEPING, Mode, geometric_mean, solved
 from benchmarks.planner import Store
 from pipeplan.cli import common
-from pipeplan.errors import InfeasibleError, TimeLimitError
-from pipeplan.ilp import Limits, solve
-from pipeplan.planner import Config
-from pipeplan.planner.config import problem
+from pipeplan.ilp import Limits
 from pipeplan.testing.instances import Case
 
 SMALL = (("gpt3", 2, 0.6), ("llama4", 3, 0.5), ("gpt5", 3, 0.6))
@@ -57,21 +53,11 @@ def instances() -> list[tuple[Case, Mode]]:
 
 def planned(case: Case, mode: Mode, seed: int, limit_s: float, work: bool) -> dict[str, Any]:
     """The plan's figures; an instance that has no plan has no period."""
-    config = Config(recompute="auto" if mode == "recompute" else "off")
     limits = Limits(time_limit_s=limit_s, seed=seed, deterministic=work, groups=None)
-    begin = time.monotonic()
-    try:
-        best = solve(problem(case.chain, case.cluster, config), limits)
-    except (InfeasibleError, TimeLimitError) as error:
-        found: dict[str, Any] = {"status": type(error).__name__}
-    else:
-        bound = best.bounds[best.gap_bound]
-        found = {
-            "period_ns": float(best.per_microbatch),
-            "bound_ns": float(bound),
-            "proven": best.per_microbatch == bound,
-        }
-    return found | {"limit_s": limit_s, "seconds": round(time.monotonic() - begin, 2)}
+    found, best = solved(case, mode, limits)
+    if best is not None:
+        found["proven"] = best.per_microbatch == best.bounds[best.gap_bound]
+    return found | {"limit_s": limit_s}
 
 
 def best(row: dict[str, Any]) -> tuple[float, bool]:
@@ -93,7 +79,7 @@ def compared(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
     for change, key in sorted(ratios):
         if abs(change) > 0.001:
             print(f"{change:+8.2%}  {key}")
-    mean = math.exp(sum(math.log1p(change) for change, _ in ratios) / len(ratios)) - 1
+    mean = geometric_mean([1 + change for change, _ in ratios]) - 1
     worst, where = max(ratios)
     print(f"{len(ratios)} rows: mean {mean:+.3%}, worst {worst:+.2%} ({where}),", end=" ")
     print(f"proven {proofs[0]} before, {proofs[1]} after")

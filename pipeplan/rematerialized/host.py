@@ -20,7 +20,7 @@ from pipeplan.livebytes import resized
 from pipeplan.pinned import PinnedPool
 
 
-class HostCopies:
+class OffloadedUnits:
     """What is away in one pass: one worker for both directions."""
 
     def __init__(self, device: torch.device, pinned: PinnedPool) -> None:

@@ -15,7 +15,7 @@ from pipeplan.host_copy import flat
 from pipeplan.livebytes import dense, key
 from pipeplan.pinned import PinnedPool
 from pipeplan.remat import DeviceOpKind
-from pipeplan.rematerialized.host import HostCopies
+from pipeplan.rematerialized.host import OffloadedUnits
 from pipeplan.rematerialized.script import Order
 
 Storages = dict[int, weakref.ref[torch.UntypedStorage]]
@@ -59,7 +59,7 @@ class Units:
         """
         self._moved = moved
         self._fixed = set(_storages(fixed))
-        self._host = HostCopies(device, pinned)
+        self._host = OffloadedUnits(device, pinned)
         self._boundaries: dict[int, Storages] = {}
         self._tapes: dict[int, Storages] = {}
         self._unused: dict[int, Event] = {}
