@@ -34,6 +34,7 @@ class Placing:
         self.chain, self.cluster, self.stages = chain, cluster, stages
         self.period, self.k, self.fields = period, k, fields
         self.ops = [(kind, stage) for kind, stage in handmade.order(stages)]
+        self.sends = [not kind.is_compute for kind, _ in self.ops]
         self.lengths = [handmade.length(chain, cluster, stages, *op) for op in self.ops]
         self.places = [self._place(*op) for op in self.ops]
         self.busy: dict[object, int] = {}
@@ -50,15 +51,15 @@ class Placing:
         """All ops along the chain, but each transfer behind the compute that receives it."""
         order: list[int] = []
         for index in range(len(self.ops)):
-            if not self._is_send(index):
-                order += [index, index - 1] if index and self._is_send(index - 1) else [index]
+            if not self.sends[index]:
+                order += [index, index - 1] if index and self.sends[index - 1] else [index]
         return order
 
     def _apart(self) -> tuple[list[int], list[int]]:
         """Computes, then transfers: with several copies the computes refute more."""
         every = range(len(self.ops))
-        sends = [index for index in every if self._is_send(index)]
-        return [index for index in every if not self._is_send(index)], sends
+        sends = [index for index in every if self.sends[index]]
+        return [index for index in every if not self.sends[index]], sends
 
     def possible(self) -> bool:
         """Whether some placement keeps every rule."""
@@ -148,7 +149,7 @@ class Placing:
         """
         if index == 0:
             return range(1) if copy == 0 else range(self.times[0, copy - 1], self.period)
-        if self._is_send(index):
+        if self.sends[index]:
             ready = self.times[index - 1, copy] + self.lengths[index - 1]
             last = self.times[index + 1, copy] - self.lengths[index]
             if self.free[index]:
@@ -156,7 +157,7 @@ class Placing:
             return range(
                 max(ready, last - self.period + 1), min(last, ready + self.period - 1) + 1
             )
-        behind = self._is_send(index - 1)
+        behind = self.sends[index - 1]
         waits = 2 if behind and not self.free[index - 1] else 1
         before = index - 1 - behind
         ready = self.times[before, copy] + self.passed[index] - self.passed[before]
@@ -198,7 +199,7 @@ class Placing:
         """(P5): bytes of the second and further slots of what waits longer than a period."""
         more: dict[int, int] = {}
         for (index, copy), start in self.times.items():
-            if not self._is_send(index) or copy:
+            if not self.sends[index] or copy:
                 continue
             kind, stage = self.ops[index]
             first, last, _ = self.stages[stage]
@@ -213,7 +214,7 @@ class Placing:
     def _since(self, copy: int, begin: int) -> int | None:
         """When op `begin` starts; a transfer that is not placed yet at the latest."""
         placed = self.times.get((begin, copy))
-        if placed is None and self._is_send(begin) and (begin + 1, copy) in self.times:
+        if placed is None and self.sends[begin] and (begin + 1, copy) in self.times:
             return self.times[begin + 1, copy] - self.lengths[begin]
         return placed
 
@@ -222,14 +223,11 @@ class Placing:
         placed = self.times.get((end, copy))
         if placed is not None:
             return placed
-        if self._is_send(end) and (end - 1, copy) in self.times:
+        if self.sends[end] and (end - 1, copy) in self.times:
             return self.times[end - 1, copy] + self.lengths[end - 1]
-        if self.k == 1 and not self._is_send(index) and index < end:
+        if self.k == 1 and not self.sends[index] and index < end:
             return self.times[index, 0] + self.passed[end] - self.passed[index]
         return None
-
-    def _is_send(self, index: int) -> bool:
-        return not self.ops[index][0].is_compute
 
     def _stays(self) -> list[list[Stay]]:
         """By first op: all that is surely in memory from it on."""

@@ -1,0 +1,140 @@
+"""Commands that are forked from a process that has imported torch: its import takes seconds.
+
+A `Server` listens on a socket. Its programs hand it their words, folder, environment and standard
+streams, and end with the exit code of what it forks: a module, a script or a text of Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+ROOT = Path(__file__).parents[1]
+_CLIENT = """\
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect(sys.argv[1])
+    asked = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)])
+    socket.send_fds(server, [asked.encode()], [0, 1, 2])
+    server.shutdown(socket.SHUT_WR)
+    code = server.recv(8)
+sys.exit(int(code) if code else "the process that forks commands is gone")
+"""
+
+
+class Server:
+    """A process that forks commands, and its programs in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Starts it; imports go on beside what follows."""
+        self._socket = folder / "socket"
+        self._client = folder / "client.py"
+        self._client.write_text(_CLIENT)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self._socket))
+            listener.listen()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked_commands", str(listener.fileno())],
+                cwd=ROOT,
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It ends with the last word on its standard input; so it does when this process dies."""
+        self._process.communicate(timeout=60)
+
+    def command(self, *words: str) -> list[str]:
+        """What to run in place of Python with these words."""
+        return [sys.executable, "-IS", str(self._client), str(self._socket), *words]
+
+    def program(self, path: Path, words: Sequence[str]) -> None:
+        """Write a program that is Python with these words and its own."""
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(self.command(*words))} "$@"\n')
+        path.chmod(0o755)
+
+
+def _serve(listener: socket.socket) -> None:
+    """Fork each command, until the standard input ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return
+        connection, _ = listener.accept()
+        with connection:
+            if os.fork() == 0:
+                listener.close()
+                _answer(connection)
+
+
+def _answer(connection: socket.socket) -> None:
+    """Run what a program asks for in one more process, and say how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    text, streams, _, _ = socket.recv_fds(connection, 2**16, 3)
+    while more := connection.recv(2**16):
+        text += more
+    words, folder, environ = json.loads(text)
+    command = os.fork()
+    if command == 0:
+        connection.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environ)
+        os._exit(_run(words))
+    _, status = os.waitpid(command, 0)
+    code = os.waitstatus_to_exitcode(status)
+    connection.sendall(str(code if code >= 0 else 128 - code).encode())
+    os._exit(0)
+
+
+def _run(words: list[str]) -> int:
+    """`python words..`: the exit code, once all is printed."""
+    kind, rest = words[0], words[1:]
+    code: object = None
+    try:
+        if kind == "-c":
+            sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        elif kind == "-m":
+            sys.argv, sys.path[0] = rest, os.getcwd()
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = words, str(Path(kind).parent.absolute())
+            runpy.run_path(kind, run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    from tests import imports  # noqa: F401  what commands would import for themselves
+
+    _serve(socket.socket(fileno=int(sys.argv[1])))
