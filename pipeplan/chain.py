@@ -50,7 +50,15 @@ class Layer(Record):
     """Buffers, part of `optimizer_bytes`: copied while the layer is computed again (V4)."""
     parameters: tuple[str, ...] = ()
     backward_weight_ns: Count | None = None
+    """Of the backward, the part that computes gradients of weights; None: not known."""
     saved_for_weight_bytes: Count | None = None
+    """What that part needs of what was saved, and gradients of activations; None: not known."""
+    saved_input_for_weight_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """The part of it that is the layer's input."""
+    input_backward_workspace_bytes: Signed = Field(default=0, exclude_if=lambda size: size == 0)
+    """As `backward_workspace_bytes`, of the gradients of activations alone (S4)."""
+    weight_backward_workspace_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """What the gradients of weights need beyond `saved_for_weight_bytes` (S5)."""
 
     @property
     def light_ns(self) -> int:
@@ -82,6 +90,12 @@ class Layer(Record):
             raise ValueError(
                 f"backward_weight_ns: got {self.backward_weight_ns}, need at most"
                 f" backward_ns = {self.backward_ns}: it is a part of the backward"
+            )
+        kept = self.saved_for_weight_bytes
+        if self.saved_input_for_weight_bytes > (kept or 0):
+            raise ValueError(
+                f"saved_input_for_weight_bytes: got {self.saved_input_for_weight_bytes}, need at"
+                f" most saved_for_weight_bytes = {kept}: it is a part of it"
             )
         return self
 

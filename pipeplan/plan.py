@@ -29,12 +29,15 @@ MAX_SHIFT = 1_000_000
 class OpKind(StrEnum):
     """What a periodic op does.
 
+    A backward B is one op, or two: I gives the gradients of activations, W those of weights.
     SEND_F carries a stage's output on, SEND_B its input's gradient; OFFLOAD takes what a stage
     keeps for its backward to the host, PREFETCH brings it back.
     """
 
     F = "F"
     B = "B"
+    I = "I"  # noqa: E741  the literature's letter
+    W = "W"
     SEND_F = "SEND_F"
     SEND_B = "SEND_B"
     OFFLOAD = "OFFLOAD"
@@ -43,7 +46,7 @@ class OpKind(StrEnum):
     @property
     def is_compute(self) -> bool:
         """Whether it runs on a GPU."""
-        return self in (OpKind.F, OpKind.B)
+        return self in (OpKind.F, OpKind.B, OpKind.I, OpKind.W)
 
     @property
     def is_send(self) -> bool:
@@ -85,6 +88,8 @@ class Stage(Record):
     layers: tuple[Count, Count]
     gpu: Count
     remat: Remat | None = None
+    split_backward: bool = Field(default=False, exclude_if=lambda split: not split)
+    """Whether its backward is two ops, I and W, (S1) to (S5)."""
 
     @property
     def first(self) -> int:
@@ -95,6 +100,11 @@ class Stage(Record):
     def last(self) -> int:
         """Last layer, 0-based, inclusive."""
         return self.layers[1]
+
+    @property
+    def backward(self) -> OpKind:
+        """The op that consumes the output's gradient and gives the input's: B, or I if split."""
+        return OpKind.I if self.split_backward else OpKind.B
 
 
 class Op(Record):
@@ -211,6 +221,11 @@ class Plan(Document):
     def recomputes(self) -> bool:
         """Whether a stage computes layers again in its backward."""
         return any(stage.remat is not None and stage.remat.recompute for stage in self.stages)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a stage's backward is two ops."""
+        return any(stage.split_backward for stage in self.stages)
 
     def hosted(self, gpu: int) -> tuple[Stage, ...]:
         """The stages on `gpu`, in chain order."""

@@ -25,12 +25,15 @@ class ActionKind(StrEnum):
     `3RECV_F0` posts stage 3's receive of it; `3SEND_B0` sends the gradient of stage 3's input
     back, `2RECV_B0` posts stage 2's receive of it. `2FREE_F0` waits until stage 2's sent output
     has left and gives its bytes back. `2OPT` updates stage 2's weights.
+    `2I0` and `2W0` are the two halves of a split backward (docs/reference/model.md §4).
     `2OFFLOAD0` begins to copy what stage 2 keeps of micro-batch 0 to the host, `2FREE_O0` waits
     for that and gives its bytes back, `2PREFETCH0` begins to bring them back.
     """
 
     F = "F"
     B = "B"
+    I = "I"  # noqa: E741  the literature's letter
+    W = "W"
     SEND_F = "SEND_F"
     SEND_B = "SEND_B"
     RECV_F = "RECV_F"
