@@ -202,7 +202,7 @@ class Chain(Document):
         return self
 
     def _check_workspaces(self, index: int, layer: Layer) -> None:
-        """No operation holds less than it keeps: A of (M2) is part of pF and of pB of (M3).
+        """No operation holds less than it keeps: A of (M2) is part of pF, pB and pI of (M3), (S4).
 
         Raises:
             ValueError: if a workspace below zero says so.
@@ -222,6 +222,12 @@ class Chain(Document):
             (
                 "backward_workspace_bytes",
                 layer.backward_workspace_bytes,
+                -gradients,
+                "no less than the gradients of input and output take",
+            ),
+            (
+                "input_backward_workspace_bytes",
+                layer.input_backward_workspace_bytes,
                 -gradients,
                 "no less than the gradients of input and output take",
             ),

@@ -11,10 +11,17 @@ _K = ActionKind
 _TAKES = {
     _K.F: _K.SEND_F,
     _K.B: _K.SEND_B,
+    _K.I: _K.SEND_B,
     _K.RECV_F: _K.RECV_F,
     _K.RECV_B: _K.RECV_B,
 }
-_GIVES = {_K.FREE_F: _K.SEND_F, _K.FREE_B: _K.SEND_B, _K.F: _K.RECV_F, _K.B: _K.RECV_B}
+_GIVES = {
+    _K.FREE_F: _K.SEND_F,
+    _K.FREE_B: _K.SEND_B,
+    _K.F: _K.RECV_F,
+    _K.B: _K.RECV_B,
+    _K.I: _K.RECV_B,
+}
 
 
 def buffer_slots(pattern: Pattern) -> Mapping[tuple[ActionKind, int], int]:
@@ -45,9 +52,7 @@ def _steps(
     rank: tuple[PeriodicAction, ...],
 ) -> dict[tuple[ActionKind, int], list[tuple[int, int]]]:
     """Per buffer the (+1 taken or -1 given, shift) of the rank's actions, in list order."""
-    messages = {(action.kind, action.stage) for action in rank} - {
-        (kind, action.stage) for action in rank for kind in (_K.F, _K.B)
-    }
+    messages = {(action.kind, action.stage) for action in rank}
     steps: dict[tuple[ActionKind, int], list[tuple[int, int]]] = defaultdict(list)
     for action in rank:
         for table, step in ((_GIVES, -1), (_TAKES, +1)):

@@ -22,6 +22,9 @@ _MESSAGES = {
     "F": (_K.SEND_F, _K.RECV_F, _K.FREE_F, +1),
     "B": (_K.SEND_B, _K.RECV_B, _K.FREE_B, -1),
 }
+_COMPUTES = {"F": (_K.F,), "B": (_K.B, _K.I)}
+"""What takes a message in and makes the next one."""
+_HALVES = {_K.I: _K.W, _K.W: _K.I}
 _CARRIES = {_K.OFFLOAD: _K.F, _K.FREE_O: _K.OFFLOAD, _K.PREFETCH: _K.OFFLOAD}
 """What must have acted before the host has, or gives back, what a stage keeps."""
 
@@ -58,9 +61,10 @@ def check_deadlock(program: Program | Pattern, *, blocking: bool = True) -> None
 def wait_cycle(program: Program | Pattern, *, blocking: bool = True) -> tuple[str, ...] | None:
     """A circle of waits, one readable line per wait, or None if the program always ends.
 
-    A rank executes its list in order. A compute waits for its input, a SEND for its producer and,
-    if it blocks, for the RECV, a FREE for the whole transfer. A way to the host has no other
-    end that could block: who takes it waits for what it carries, a backward for its PREFETCH.
+    A rank executes its list in order. A compute waits for its input, a W for its I, a SEND for its
+    producer and, if it blocks, for the RECV, a FREE for the whole transfer. A way to the host has
+    no other end that could block: who takes it waits for what it carries, a backward for its
+    PREFETCH.
 
     Args:
         program: as in `check_deadlock`.
@@ -132,7 +136,7 @@ class _Places:
             for letter, (send, receive, free, step) in _MESSAGES.items():
                 if action.kind is send:
                     peer = action.stage + step
-                    self._demand(action, _K(letter), action.stage)
+                    self._demand(action, self.computes(letter, action), action.stage)
                     self._demand(action, receive, peer)
                     if homes[peer] == homes[action.stage]:
                         raise InputError(
@@ -143,25 +147,46 @@ class _Places:
                     self._demand(action, send, action.stage)
                 elif action.kind is receive:
                     self._demand(action, send, action.stage - step)
-                    self._demand(action, _K(letter), action.stage)
-                elif action.kind == letter:
-                    self._check_input(action, receive, step, homes)
-            if action.kind in _CARRIES:
-                self._demand(action, _CARRIES[action.kind], action.stage)
-            if action.kind is _K.PREFETCH:
-                self._demand(action, _K.B, action.stage)
+                    self._demand(action, self.computes(letter, action), action.stage)
+                elif action.kind in _COMPUTES[letter]:
+                    self._check_input(action, letter, homes)
+            self._check_at_home(action)
 
-    def _check_input(
-        self, action: Action, receive: ActionKind, step: int, homes: dict[int, int]
-    ) -> None:
+    def computes(self, letter: str, action: Action, stage: int | None = None) -> ActionKind:
+        """What computes the forward or backward of the action's micro-batch in a stage.
+
+        F, or B, or I where the program has that; the stage is the action's if none is given.
+        """
+        home = action.stage if stage is None else stage
+        split = Action(_K.I, home, action.microbatch) in self.node
+        return _K.I if letter == "B" and split else _K(letter)
+
+    def _check_at_home(self, action: Action) -> None:
+        """What goes to the host comes back for the backward; I and W are there together, or B."""
+        if action.kind in _CARRIES:
+            self._demand(action, _CARRIES[action.kind], action.stage)
+        if action.kind is _K.PREFETCH:
+            self._demand(action, self.computes("B", action), action.stage)
+        if action.kind not in _HALVES:
+            return
+        self._demand(action, _HALVES[action.kind], action.stage)
+        whole = Action(_K.B, action.stage, action.microbatch)
+        if whole in self.node:
+            raise InputError(
+                f"program: rank {self.node[action][0]}: got {action} and {whole}, need one of"
+                " them: I and W are the two halves of B"
+            )
+
+    def _check_input(self, action: Action, letter: str, homes: dict[int, int]) -> None:
+        _, receive, _, step = _MESSAGES[letter]
         source = action.stage - step
-        if action.kind is _K.B:
+        if letter == "B":
             self._demand(action, _K.F, action.stage)
             if Action(_K.OFFLOAD, action.stage, action.microbatch) in self.node:
                 self._demand(action, _K.PREFETCH, action.stage)
         if not 0 <= source <= self.last_stage:
             return
-        self._demand(action, action.kind, source)
+        self._demand(action, self.computes(letter, action, source), source)
         if homes[source] != homes[action.stage]:
             self._demand(action, receive, action.stage)
 
@@ -190,16 +215,19 @@ def _needs(action: Action, places: _Places, blocking: bool) -> Iterator[Action]:
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     for letter, (send, receive, free, step) in _MESSAGES.items():
         if kind is send:
-            yield Action(_K(letter), stage, microbatch)
+            yield Action(places.computes(letter, action), stage, microbatch)
         if kind is free or (kind is send and blocking):
             yield Action(receive, stage + step, microbatch)
         if kind is free:
             yield Action(send, stage, microbatch)
-        if kind == letter:
-            yield Action(send, stage - step, microbatch)
+        if kind in _COMPUTES[letter]:
+            source = stage - step
+            yield Action(send, source, microbatch)
             yield Action(receive, stage, microbatch)
-            yield Action(kind, stage - step, microbatch)
-    if kind is _K.B:
+            yield Action(places.computes(letter, action, source), source, microbatch)
+    if kind is _K.W:
+        yield Action(_K.I, stage, microbatch)
+    if kind in _COMPUTES["B"]:
         yield Action(_K.F, stage, microbatch)
         yield Action(_K.PREFETCH, stage, microbatch)
     if kind in _CARRIES:

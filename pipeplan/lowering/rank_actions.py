@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeplan.errors import InvalidPlanError
-from pipeplan.plan import Op, OpKind, Plan
+from pipeplan.plan import Op, OpKind, Plan, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 
 _END, _POST, _INSTANT, _UPDATE, _START = range(5)
@@ -41,12 +42,12 @@ def lower(plan: Plan) -> Pattern:
         One list of periodic actions per GPU of the cluster, empty for a GPU without stages.
 
     Raises:
-        InvalidPlanError: if an op of (T1) or (H2) is missing or given twice.
+        InvalidPlanError: if an op of (T1), (H2) or (S1) is missing or given twice.
 
     Source: ours (docs/reference/model.md §3).
     """
     _check_ops(plan)
-    busy = _busy(plan)
+    busy = _Busy.of(plan)
     period, k = plan.period_ns, plan.k
     ranks: list[list[tuple[tuple[int, ...], PeriodicAction]]] = [[] for _ in plan.cluster.gpus]
     for event in _events(plan, busy):
@@ -67,7 +68,7 @@ def lower(plan: Plan) -> Pattern:
     )
 
 
-def _events(plan: Plan, busy: list[list[tuple[int, int]]]) -> Iterator[_Event]:
+def _events(plan: Plan, busy: _Busy) -> Iterator[_Event]:
     for op in plan.ops:
         if op.kind.is_compute:
             yield from _compute_events(plan, op)
@@ -87,7 +88,7 @@ def _compute_events(plan: Plan, op: Op) -> Iterator[_Event]:
         yield _Event(rank, ActionKind.OPT, op.stage, op.copy_, end, _UPDATE, position)
 
 
-def _transfer_events(plan: Plan, op: Op, busy: list[list[tuple[int, int]]]) -> Iterator[_Event]:
+def _transfer_events(plan: Plan, op: Op, busy: _Busy) -> Iterator[_Event]:
     forward = op.kind is OpKind.SEND_F
     peer = op.stage + 1 if forward else op.stage - 1
     sender, receiver = plan.stages[op.stage].gpu, plan.stages[peer].gpu
@@ -97,19 +98,19 @@ def _transfer_events(plan: Plan, op: Op, busy: list[list[tuple[int, int]]]) -> I
         else (ActionKind.SEND_B, ActionKind.RECV_B, ActionKind.FREE_B)
     )
     position, copy, time = _position(op, len(plan.stages)), op.copy_, _time(plan, op)
-    issue = _hold(busy[sender], plan.period_ns, time)
-    post = _hold(busy[receiver], plan.period_ns, issue)
+    issue = busy.hold(sender, time)
+    post = busy.hold(receiver, issue)
     cls = _END if op.duration_ns else _INSTANT
     yield _Event(receiver, receive, peer, copy, post, _POST, position)
     yield _Event(sender, send, op.stage, copy, issue, _INSTANT, position)
     yield _Event(sender, free, op.stage, copy, time + op.duration_ns, cls, position, sub=1)
 
 
-def _host_events(plan: Plan, op: Op, busy: list[list[tuple[int, int]]]) -> Iterator[_Event]:
+def _host_events(plan: Plan, op: Op, busy: _Busy) -> Iterator[_Event]:
     """(H5). A PREFETCH is posted like a receive; what waits for its end is the backward."""
     rank, position = plan.stages[op.stage].gpu, _position(op, len(plan.stages))
     time = _time(plan, op)
-    begin = _hold(busy[rank], plan.period_ns, time)
+    begin = busy.hold(rank, time)
     if op.kind is OpKind.PREFETCH:
         yield _Event(rank, ActionKind.PREFETCH, op.stage, op.copy_, begin, _POST, position)
         return
@@ -124,7 +125,9 @@ def _time(plan: Plan, op: Op) -> int:
 
 
 def _position(op: Op, stages: int) -> int:
-    """(T1): where the op stands in a micro-batch's chain order; (H5) for those of the host."""
+    """(T1): the op's place in a micro-batch's chain order; (H5), (S1) for what is beside it."""
+    if op.kind is OpKind.W:
+        return 6 * stages + op.stage
     if op.kind.is_host:
         return 4 * stages + 2 * op.stage + (op.kind is OpKind.PREFETCH)
     forward = 2 * op.stage if op.kind in (OpKind.F, OpKind.SEND_F) else 0
@@ -133,29 +136,40 @@ def _position(op: Op, stages: int) -> int:
     return base + (not op.kind.is_compute)
 
 
-def _busy(plan: Plan) -> list[list[tuple[int, int]]]:
-    """Per GPU the (start in the period, duration) of its compute ops that last."""
-    busy: list[list[tuple[int, int]]] = [[] for _ in plan.cluster.gpus]
-    for op in plan.ops:
-        if op.kind.is_compute and op.duration_ns:
-            busy[plan.stages[op.stage].gpu].append((op.start_ns, op.duration_ns))
-    return busy
+@dataclass(frozen=True, slots=True)
+class _Busy:
+    """When the GPUs compute: per GPU the (start in the period, duration) of ops that last."""
 
+    period: int
+    intervals: list[list[tuple[int, int]]]
+    """In the order of their starts."""
 
-def _hold(busy: list[tuple[int, int]], period: int, time: int) -> int:
-    """(O1): `time`, or the start of the compute op that runs across it."""
-    for start, duration in busy:
-        since = (time - start) % period
-        if 0 < since < duration:
-            return time - since
-    return time
+    @classmethod
+    def of(cls, plan: Plan) -> _Busy:
+        """The compute ops of `plan`."""
+        intervals: list[list[tuple[int, int]]] = [[] for _ in plan.cluster.gpus]
+        for op in plan.ops:
+            if op.kind.is_compute and op.duration_ns:
+                start = op.start_ns % plan.period_ns
+                intervals[plan.stages[op.stage].gpu].append((start, op.duration_ns))
+        return cls(plan.period_ns, [sorted(each) for each in intervals])
+
+    def hold(self, gpu: int, time: int) -> int:
+        """(O1): `time`, or the start of the compute op on `gpu` that runs across it.
+
+        No two of them overlap, so it is the last one that starts before, around the period.
+        """
+        known = self.intervals[gpu]
+        if not known:
+            return time
+        start, duration = known[bisect_left(known, (time % self.period, 0)) - 1]
+        since = (time - start) % self.period
+        return time - since if 0 < since < duration else time
 
 
 def _check_ops(plan: Plan) -> None:
     wanted = {
-        (kind, stage, copy)
-        for stage, kind in _ops_of_microbatch([stage.gpu for stage in plan.stages])
-        for copy in range(plan.k)
+        (kind, stage, copy) for stage, kind in _ops_of_microbatch(plan) for copy in range(plan.k)
     }
     wanted.update(_host_ops(plan))
     given = [(op.kind, op.stage, op.copy_) for op in plan.ops]
@@ -169,14 +183,18 @@ def _check_ops(plan: Plan) -> None:
         raise InvalidPlanError(f"plan: op {twice}: got it twice, need one. Verify the plan first.")
 
 
-def _ops_of_microbatch(gpus: list[int]) -> Iterator[tuple[int, OpKind]]:
-    last = len(gpus) - 1
-    for stage, gpu in enumerate(gpus):
+def _ops_of_microbatch(plan: Plan) -> Iterator[tuple[int, OpKind]]:
+    last = len(plan.stages) - 1
+    for stage, home in enumerate(plan.stages):
         yield stage, OpKind.F
-        yield stage, OpKind.B
-        if stage < last and gpus[stage + 1] != gpu:
+        yield from ((stage, kind) for kind in _backward(home))
+        if stage < last and plan.stages[stage + 1].gpu != home.gpu:
             yield stage, OpKind.SEND_F
             yield stage + 1, OpKind.SEND_B
+
+
+def _backward(stage: Stage) -> tuple[OpKind, ...]:
+    return (OpKind.I, OpKind.W) if stage.split_backward else (OpKind.B,)
 
 
 def _host_ops(plan: Plan) -> Iterator[tuple[OpKind, int, int]]:

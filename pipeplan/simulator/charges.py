@@ -23,9 +23,11 @@ class Charges:
     passing: dict[tuple[int, int], tuple[int, int]]
     """(Does, op) -> (term, bytes more or fewer) of what a rank does beside its computes."""
     back: list[int]
-    """By B: the host's bytes that its start gives back, if its micro-batch was offloaded."""
+    """By B (or I): the host's bytes that its start gives back, if that was offloaded."""
     update: list[int]
-    """Working bytes of an OPT, by the B of its stage."""
+    """Working bytes of an OPT, by the B (or I) of its stage."""
+    shared: list[int]
+    """By I: what W needs of the stage before, which has it anyway until its backward starts."""
     starts_only: bool
     """Whether the model looks only at starts of computes (the paper's instants)."""
 
@@ -40,21 +42,24 @@ class Charges:
             {},
             [0] * size,
             [0] * size,
+            [0] * size,
             paper,
         )
         for stage in range(len(plan.stages)):
-            charges._charge_stage(plan, stage)
+            charges._charge_stage(plan, ops, stage)
+            if plan.stages[stage].split_backward:
+                charges._charge_weights(plan, stage)
         for stage in offloading(plan):
-            charges._charge_host(plan, stage)
+            charges._charge_host(plan, ops, stage)
         for producer, transfer, consumer in handovers(ops):
             charges._charge_handover(plan, producer, transfer, consumer)
         return charges
 
-    def _charge_stage(self, plan: Plan, stage: int) -> None:
+    def _charge_stage(self, plan: Plan, ops: Ops, stage: int) -> None:
         """(M2) and (M3), or (P2) and (P3), and the workspace of the optimizer."""
         paper = plan.memory_model == "paper"
         size = (costs.paper_bytes if paper else costs.live_stage_bytes)(plan, stage)
-        forward, backward = number(OpKind.F, stage), number(OpKind.B, stage)
+        forward, backward = number(OpKind.F, stage), ops.backward(stage)
         # The paper counts what is kept from the end of F on, the exact model from its start.
         (self.end if paper else self.start)[forward][SAVED] += size.kept
         self.end[backward][SAVED] -= size.kept
@@ -64,14 +69,24 @@ class Charges:
             self.end[op][WORKING] -= working
         self.update[backward] = costs.update_bytes(plan, stage)
 
-    def _charge_host(self, plan: Plan, stage: int) -> None:
+    def _charge_weights(self, plan: Plan, stage: int) -> None:
+        """(S3) and (S5): what I leaves for W, and what W needs beside it."""
+        size = costs.live_weight_bytes(plan, stage)
+        inputs, weights = number(OpKind.I, stage), number(OpKind.W, stage)
+        self.end[inputs][SAVED] += size.kept - size.shared
+        self.shared[inputs] = size.shared
+        self.end[weights][SAVED] -= size.kept
+        self.start[weights][WORKING] += size.running - size.kept
+        self.end[weights][WORKING] -= size.running - size.kept
+
+    def _charge_host(self, plan: Plan, ops: Ops, stage: int) -> None:
         """(H6) and (H7)."""
         size = costs.offloaded_bytes(plan, stage)
         there, back = number(OpKind.OFFLOAD, stage), number(OpKind.PREFETCH, stage)
         self.passing[Does.OFFLOAD, there] = HOST, size
         self.passing[Does.FREE, there] = SAVED, -size
         self.passing[Does.PREFETCH, back] = SAVED, size
-        self.back[number(OpKind.B, stage)] = size
+        self.back[ops.backward(stage)] = size
 
     def _charge_handover(
         self, plan: Plan, producer: int, transfer: int | None, consumer: int
@@ -118,7 +133,7 @@ def _result_bytes(plan: Plan, producer: int) -> int:
     if plan.memory_model == "paper":
         return tensor_bytes(plan, producer)
     home = plan.stages[Ops.stage(producer)]
-    if Ops.kind(producer) is OpKind.B:
+    if Ops.kind(producer) is not OpKind.F:
         return plan.chain.gradient_of_input(home.first)
     last = plan.chain.layers[home.last]
     kept = last.saved_output_bytes

@@ -6,12 +6,14 @@ as the stage itself does, not by the closed forms of docs/reference/model.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 
-from pipeplan.plan import OpKind, Plan
+from pipeplan.chain import Chain, Layer
+from pipeplan.plan import OpKind, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +25,33 @@ class StageBytes:
     forward: int
     """The most while F runs, counted beside `kept` of the other micro-batches."""
     backward: int
-    """The most while B runs; in the paper model beside its own `kept` too."""
+    """The most while B (or I) runs; in the paper model beside its own `kept` too."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Bytes of one micro-batch in one stage whose backward is split, once I is over."""
+
+    kept: int
+    """Between I and W."""
+    running: int
+    """The most while W runs."""
+    shared: int
+    """Of `kept`, what the stage before on the same GPU has until its own backward."""
 
 
 def compute_ns(plan: Plan, kind: OpKind, stage: int) -> int:
-    """(T2), in ns."""
+    """(T2), (S2), in ns."""
     home = plan.stages[stage]
     speed = _speed(plan, home.gpu)
     total = plan.cluster.action_overhead_ns
     for layer in plan.chain.layers[home.first : home.last + 1]:
-        total += ceil((layer.forward_ns if kind is OpKind.F else layer.backward_ns) / speed)
+        time = layer.forward_ns if kind is OpKind.F else layer.backward_ns
+        if kind is OpKind.I:
+            time -= layer.backward_weight_ns or 0
+        elif kind is OpKind.W:
+            time = layer.backward_weight_ns or 0
+        total += ceil(time / speed)
     return total
 
 
@@ -82,20 +101,10 @@ def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
 
 
 def live_stage_bytes(plan: Plan, stage: int) -> StageBytes:
-    """Live bytes of a stage, layer by layer forward and back ((M2), (M3), (M7))."""
+    """Live bytes of a stage, layer by layer forward and back ((M2), (M3), (M7), (S4))."""
     home = plan.stages[stage]
     layers = plan.chain.layers[home.first : home.last + 1]
-    held_before = 0
-    if stage and plan.stages[stage - 1].gpu == home.gpu:
-        held_before = plan.chain.layers[home.first - 1].saved_output_bytes
-
-    def kept_behind(index: int) -> int:
-        """What the storage behind layer `index` of the stage keeps until the backwards."""
-        saved = layers[index].saved_output_bytes
-        return (
-            saved if index + 1 == len(layers) else max(saved, layers[index + 1].saved_input_bytes)
-        )
-
+    held_before = _held_before(plan, stage)
     live = max(0, plan.chain.input_of(home.first) - held_before)
     kept_of_input = max(0, layers[0].saved_input_bytes - held_before)
     live = max(live, kept_of_input)
@@ -104,21 +113,77 @@ def live_stage_bytes(plan: Plan, stage: int) -> StageBytes:
         live += layer.saved_bytes + layer.output_bytes
         most_forward = max(most_forward, live + layer.forward_workspace_bytes)
         live -= surplus
-        surplus = layer.output_bytes - kept_behind(index)
+        surplus = layer.output_bytes - _kept_behind(layers, index)
     kept = live = live - surplus
+    back = _most_in_inputs if home.split_backward else _most_backward
+    before = _before_forward(plan, stage, held_before)
+    return StageBytes(kept, max(most_forward, before), back(plan.chain, home, live))
 
+
+def _held_before(plan: Plan, stage: int) -> int:
+    """What the stage before keeps of its output, if it is on the same GPU."""
+    home = plan.stages[stage]
+    if stage and plan.stages[stage - 1].gpu == home.gpu:
+        return plan.chain.layers[home.first - 1].saved_output_bytes
+    return 0
+
+
+def _kept_behind(layers: Sequence[Layer], index: int) -> int:
+    """What the storage behind layer `index` of a stage keeps until the backwards."""
+    saved = layers[index].saved_output_bytes
+    return saved if index + 1 == len(layers) else max(saved, layers[index + 1].saved_input_bytes)
+
+
+def _most_backward(chain: Chain, home: Stage, live: int) -> int:
+    """The most at once while B runs, from `live` bytes at its start."""
+    layers = chain.layers[home.first : home.last + 1]
     most_backward = 0
     for index in reversed(range(len(layers))):
         layer = layers[index]
-        gradients = layer.gradient_of_output_bytes + plan.chain.gradient_of_input(
-            home.first + index
-        )
+        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(home.first + index)
         most_backward = max(most_backward, live + layer.backward_workspace_bytes + gradients)
         live -= layer.saved_bytes + layer.saved_output_bytes
         if index:
-            live -= kept_behind(index - 1) - layers[index - 1].saved_output_bytes
-    before = _before_forward(plan, stage, held_before)
-    return StageBytes(kept, max(most_forward, before), most_backward)
+            live -= _kept_behind(layers, index - 1) - layers[index - 1].saved_output_bytes
+    return most_backward
+
+
+def _most_in_inputs(chain: Chain, home: Stage, live: int) -> int:
+    """The most at once while I runs: each layer gives back what its weights do not need."""
+    layers = chain.layers[home.first : home.last + 1]
+    most, needed_behind = 0, 0
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(home.first + index)
+        most = max(most, live + layer.input_backward_workspace_bytes + gradients)
+        live += _of_weights_alone(layer) - layer.saved_bytes
+        # The storage behind the layer stays for the weights of the next one, if they need it.
+        live -= max(0, layer.saved_output_bytes - needed_behind)
+        needed_behind = layer.saved_input_for_weight_bytes
+        if index:
+            left = max(layers[index - 1].saved_output_bytes, needed_behind)
+            live -= _kept_behind(layers, index - 1) - left
+    return most
+
+
+def live_weight_bytes(plan: Plan, stage: int) -> WeightBytes:
+    """Live bytes of a stage between I and W and while W runs, last layer first ((S3), (S5))."""
+    home = plan.stages[stage]
+    layers = plan.chain.layers[home.first : home.last + 1]
+    live = kept = sum(
+        _of_weights_alone(layer) + layer.saved_input_for_weight_bytes for layer in layers
+    )
+    most = 0
+    for layer in reversed(layers):
+        most = max(most, live + layer.weight_backward_workspace_bytes)
+        live -= layer.saved_for_weight_bytes or 0
+    shared = min(_held_before(plan, stage), layers[0].saved_input_for_weight_bytes)
+    return WeightBytes(kept, most, shared)
+
+
+def _of_weights_alone(layer: Layer) -> int:
+    """What the gradients of a layer's weights need that is not its input."""
+    return (layer.saved_for_weight_bytes or 0) - layer.saved_input_for_weight_bytes
 
 
 def _before_forward(plan: Plan, stage: int, held_before: int) -> int:

@@ -141,7 +141,7 @@ class Engine:
         """The ops of the micro-batch whose end a compute waits for."""
         before, stage = self.ops.before[op], self.ops.stage(op)
         chain = (before,) if before >= 0 else ()
-        if self.ops.kind(op) is OpKind.B and (stage, microbatch) in self._away:
+        if op == self.ops.backward(stage) and (stage, microbatch) in self._away:
             return (*chain, number(OpKind.PREFETCH, stage))
         return chain
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pipeplan.plan import OpKind
-from pipeplan.simulator.charges import HOST, WORKING, Charges
+from pipeplan.simulator.charges import HOST, SAVED, WORKING, Charges
 from pipeplan.simulator.engine import Times
 from pipeplan.simulator.tape import Does, Entry, Ops, number
 
@@ -54,10 +54,12 @@ class RankLedger:
         self._level = [0] * 5
         self._away: set[tuple[int, int]] = set()
         """(stage, micro-batch) that the host has."""
+        self._shared: set[tuple[int, int]] = set()
+        """(stage, micro-batch) whose W needs what the stage before still counts."""
         self._flying: dict[int, int] = {}
         self._updated: dict[int, int] = {}
         self.in_flight: dict[int, int] = {}
-        """Per stage, the most micro-batches at once between start of F and end of B."""
+        """Per stage, the most micro-batches at once between start of F and end of B (or I)."""
         self.unversioned: tuple[int, int] | None = None
         """(stage, micro-batch) whose F comes before the weights that it must use exist."""
 
@@ -108,22 +110,35 @@ class RankLedger:
             self._away.add((Ops.stage(op), microbatch))
 
     def _start(self, index: int, when: int, op: int, microbatch: int) -> Level:
-        stage = Ops.stage(op)
-        if Ops.kind(op) is OpKind.B and (stage, microbatch) in self._away:
-            self._away.remove((stage, microbatch))
-            self._level[HOST] -= self._charges.back[op]
+        stage, ops = Ops.stage(op), self._times.ops
+        if op == ops.backward(stage):
+            if (stage, microbatch) in self._away:
+                self._away.remove((stage, microbatch))
+                self._level[HOST] -= self._charges.back[op]
+            self._unshare(stage + 1, microbatch)
         if Ops.kind(op) is OpKind.F:
             flying = self._flying[stage] = self._flying.get(stage, 0) + 1
             self.in_flight[stage] = max(self.in_flight.get(stage, 0), flying)
-            updated = self._updated.get(number(OpKind.B, stage), 0)
+            updated = self._updated.get(ops.backward(stage), 0)
             if self._steps is not None and microbatch - updated > self._steps:
                 self.unversioned = self.unversioned or (stage, microbatch)
         self._add(self._charges.start[op])
         return self._now(when, index)
 
+    def _unshare(self, stage: int, microbatch: int) -> None:
+        """What W needs of the stage before is its own from now on, if it waits for it."""
+        if (stage, microbatch) in self._shared:
+            self._shared.remove((stage, microbatch))
+            self._level[SAVED] += self._charges.shared[number(OpKind.I, stage)]
+
     def _end(self, time: int, index: int, op: int) -> Level:
-        if Ops.kind(op) is OpKind.B:
-            self._flying[Ops.stage(op)] = self._flying.get(Ops.stage(op), 0) - 1
+        kind, stage, microbatch = Ops.kind(op), Ops.stage(op), self._tape[index][2]
+        if op == self._times.ops.backward(stage):
+            self._flying[stage] = self._flying.get(stage, 0) - 1
+            if self._charges.shared[op]:
+                self._shared.add((stage, microbatch))
+        elif kind is OpKind.W:
+            self._unshare(stage, microbatch)
         self._add(self._charges.end[op])
         return self._now(time, index, is_end=True)
 

@@ -102,13 +102,15 @@ def _op(plan: Plan, ops: Ops, planned: Op) -> Iterator[Discrepancy]:
 
 
 def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
-    """Micro-batches must pass every layer once, in order; runs of a stage are its own layers."""
+    """Micro-batches pass each layer once, in order; runs are their stage's; halves are known."""
     passed = [layer for s in plan.stages for layer in range(s.first, s.last + 1)]
     if passed != list(range(len(plan.chain.layers))):
         yield Discrepancy("stages", "plan", "got layers left out, repeated or out of order")
     for index, stage in enumerate(plan.stages):
         if stage.id != index:
             yield Discrepancy("stages", f"stages[{index}]", f"got id {stage.id}, need {index}")
+        if stage.split_backward:
+            yield from _split(plan, index)
         if stage.remat is None:
             continue
         again, away = stage.remat.recompute, stage.remat.offload
@@ -119,6 +121,20 @@ def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
             yield Discrepancy("stages", where, f"got runs {away}, which keep nothing to send away")
         if plan.memory_model == "paper":
             yield Discrepancy("stages", where, "got it in the paper's model")
+
+
+def _split(plan: Plan, index: int) -> Iterator[Discrepancy]:
+    """Where I and W cannot stand for a backward (S1)."""
+    stage, where = plan.stages[index], f"stages[{index}].split_backward"
+    if (plan.semantics, plan.memory_model) != ("flush", "exact"):
+        got = f"got it under {plan.semantics} in the {plan.memory_model} model"
+        yield Discrepancy("stages", where, f"{got}, need flush, exact")
+    if index == 0 or stage.first == 0:
+        yield Discrepancy("stages", where, "got it at the start of the chain, need it behind")
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    told = [(layer.backward_weight_ns, layer.saved_for_weight_bytes) for layer in layers]
+    if any(None in each for each in told):
+        yield Discrepancy("stages", where, "got layers that do not tell what W takes and needs")
 
 
 def _sound(stage: Stage, runs: Runs) -> bool:

@@ -1,11 +1,14 @@
 """Runs of layers that a stage computes again, walked through byte by byte.
 
 The replay then charges a run like one layer: what it keeps, and what it needs beside that while
-it goes forward and back ((V1) to (V4) of docs/reference/model.md, found without their closed
-forms).
+it goes forward and back ((V1) to (V4) and (S6) of docs/reference/model.md, found without their
+closed forms).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat
@@ -54,7 +57,12 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
     sums["backward_ns"] += sums["forward_ns"]
     held = before[0].saved_output_bytes if before else 0
     outside = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
-    most = max(outside, _most_again(chain, first, last, held))
+    second, there = _second_forward(chain, first, last, held)
+    most = max(outside, second, _most_back(chain, first, last, there))
+    parts: dict[str, int] = {}
+    if all(_tells(layer) for layer in layers):
+        inputs = max(outside, second, _most_inputs(chain, first, last, there))
+        parts = {"input_backward_workspace_bytes": inputs - outside, **_weights(layers)}
     return Layer(
         name=f"{layers[0].name}..{layers[-1].name}",
         output_bytes=exit_,
@@ -65,6 +73,7 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple({name: None for layer in layers for name in layer.parameters}),
         **sums,
+        **parts,
     )
 
 
@@ -80,8 +89,36 @@ def _most_light(chain: Chain, first: int, last: int) -> int:
     return most
 
 
-def _most_again(chain: Chain, first: int, last: int, held: int) -> int:
-    """The most bytes from the start of the second forward to the end of the backward.
+def _tells(layer: Layer) -> bool:
+    return layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
+
+
+def _weights(layers: Sequence[Layer]) -> dict[str, int]:
+    """What the gradients of a run's weights take, the last layer's first."""
+    live = kept = sum(layer.saved_for_weight_bytes or 0 for layer in layers)
+    most = 0
+    for layer in reversed(layers):
+        most = max(most, live + layer.weight_backward_workspace_bytes)
+        live -= layer.saved_for_weight_bytes or 0
+    return {
+        "backward_weight_ns": sum(layer.backward_weight_ns or 0 for layer in layers),
+        "saved_for_weight_bytes": kept,
+        "saved_input_for_weight_bytes": layers[0].saved_input_for_weight_bytes,
+        "weight_backward_workspace_bytes": most - kept,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """What lies on the GPU when the second forward of a run is over."""
+
+    live: int
+    kept: list[int]
+    """Of it, the storages before each layer."""
+
+
+def _second_forward(chain: Chain, first: int, last: int, held: int) -> tuple[int, _There]:
+    """The most bytes while a run is computed again, and what it leaves.
 
     `held` is what the layer before keeps of the run's input, for longer than the run needs it.
     """
@@ -97,6 +134,12 @@ def _most_again(chain: Chain, first: int, last: int, held: int) -> int:
         kept.append(max(behind, layer.saved_input_bytes))
         live -= chain.input_of(index) - kept[-1]
     live -= chain.layers[last].output_bytes - chain.layers[last].saved_output_bytes + copies
+    return most, _There(live, kept)
+
+
+def _most_back(chain: Chain, first: int, last: int, there: _There) -> int:
+    """The most bytes while a run goes back in one piece."""
+    live, most = there.live, 0
     for index in range(last, first - 1, -1):
         layer, gradient = chain.layers[index], chain.gradient_of_input(index)
         most = max(most, live + layer.backward_workspace_bytes + gradient)
@@ -104,5 +147,24 @@ def _most_again(chain: Chain, first: int, last: int, held: int) -> int:
         # What this layer keeps of its output goes with it, the rest of that storage went before.
         live -= layer.saved_bytes + layer.saved_output_bytes
         if index > first:
-            live -= kept[index - first] - chain.layers[index - 1].saved_output_bytes
+            live -= there.kept[index - first] - chain.layers[index - 1].saved_output_bytes
+    return most
+
+
+def _most_inputs(chain: Chain, first: int, last: int, there: _There) -> int:
+    """The most bytes while a run goes back without the gradients of its weights."""
+    live, most, behind = there.live, 0, 0
+    for index in range(last, first - 1, -1):
+        layer, gradient = chain.layers[index], chain.gradient_of_input(index)
+        most = max(most, live + layer.input_backward_workspace_bytes + gradient)
+        entry, needed = layer.saved_input_for_weight_bytes, layer.saved_for_weight_bytes or 0
+        live += gradient - layer.gradient_of_output_bytes
+        live += needed - entry - layer.saved_bytes
+        # The storage behind shrinks to what the next layer's weights need of it, the one before
+        # to what its own layer or these weights need.
+        live -= max(layer.saved_output_bytes, behind) - behind
+        if index > first:
+            output = chain.layers[index - 1].saved_output_bytes
+            live -= there.kept[index - first] - max(output, entry)
+        behind = entry
     return most

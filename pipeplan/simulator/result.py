@@ -62,7 +62,7 @@ class Simulation:
     step_ns: int | None
     """One optimizer step: (T5) on the plan clock; as measured on the eager clock with updates."""
     in_flight: tuple[int, ...]
-    """Per stage, the most micro-batches between start of F and end of B."""
+    """Per stage, the most micro-batches between start of F and end of B (or I)."""
     memory: tuple[MemoryRow, ...]
     """The terms at the peak."""
     peaks: tuple[Peak, ...]

@@ -27,7 +27,7 @@ class Does(IntEnum):
 
 
 Entry = tuple[int, int, int]
-"""(Does, op, micro-batch); an OPT has the op B of its stage and micro-batch -1."""
+"""(Does, op, micro-batch); an OPT has the op B (or I) of its stage and micro-batch -1."""
 
 
 def number(kind: OpKind, stage: int) -> int:
@@ -49,12 +49,12 @@ class Ops:
     before: tuple[int, ...]
     """The op in chain order whose end this one waits for; -1 for the very first.
 
-    OFFLOAD waits for F, PREFETCH for OFFLOAD, B for PREFETCH too.
+    OFFLOAD waits for F, PREFETCH for OFFLOAD, B for PREFETCH too, W for I.
     """
     after: tuple[int, ...]
     """The op in chain order that waits for this one; -1 for the very last."""
     position: tuple[int, ...]
-    """(T1), (H5)."""
+    """(T1), (H5), (S1)."""
     update: tuple[int, ...]
     """Per stage, the ns of its optimizer step."""
 
@@ -80,6 +80,12 @@ class Ops:
             if i:
                 before[op] = number(*chain[i - 1])
                 after[before[op]] = op
+        for stage in range(len(plan.stages)):
+            if plan.stages[stage].split_backward:
+                op = number(OpKind.W, stage)
+                present[op], places[op] = True, plan.stages[stage].gpu
+                before[op] = number(OpKind.I, stage)
+                duration[op] = costs.compute_ns(plan, OpKind.W, stage)
         for stage in offloading(plan):
             previous = number(OpKind.F, stage)
             for kind in (OpKind.OFFLOAD, OpKind.PREFETCH):
@@ -96,6 +102,11 @@ class Ops:
             tuple(_position(op, len(plan.stages)) for op in range(size)),
             tuple(costs.update_ns(plan, stage) for stage in range(len(plan.stages))),
         )
+
+    def backward(self, stage: int) -> int:
+        """B of a stage, or I where its backward is split."""
+        split = number(OpKind.I, stage)
+        return split if self.present[split] else number(OpKind.B, stage)
 
     @staticmethod
     def kind(op: int) -> OpKind:
@@ -114,8 +125,10 @@ class Ops:
 
 
 def _position(op: int, stages: int) -> int:
-    """(T1): two places per stage on the way down, two on the way back, then two for the host."""
+    """(T1): two places per stage down, two on the way back, two for the host, then one for W."""
     kind, stage = Ops.kind(op), Ops.stage(op)
+    if kind is OpKind.W:
+        return 6 * stages + stage
     if kind.is_host:
         return 2 * (2 * stages + stage) + (kind is OpKind.PREFETCH)
     down = kind in (OpKind.F, OpKind.SEND_F)
@@ -131,7 +144,7 @@ def offloading(plan: Plan) -> list[int]:
 
 
 def chain_order(plan: Plan) -> list[tuple[OpKind, int]]:
-    """What happens to one micro-batch, in order."""
+    """What happens to one micro-batch, in order; W is beside it."""
     down, up = [], []
     for stage in range(len(plan.stages)):
         crosses = stage > 0 and plan.stages[stage - 1].gpu != plan.stages[stage].gpu
@@ -139,7 +152,7 @@ def chain_order(plan: Plan) -> list[tuple[OpKind, int]]:
             down.append((OpKind.SEND_F, stage - 1))
             up.append((OpKind.SEND_B, stage))
         down.append((OpKind.F, stage))
-        up.append((OpKind.B, stage))
+        up.append((OpKind.I if plan.stages[stage].split_backward else OpKind.B, stage))
     return down + up[::-1]
 
 
@@ -196,6 +209,8 @@ def _table(ops: Ops) -> dict[tuple[ActionKind, int], tuple[int, int, int]]:
 _AT_HOME = {
     OpKind.F: {ActionKind.F: Does.COMPUTE},
     OpKind.B: {ActionKind.B: Does.COMPUTE, ActionKind.OPT: Does.OPT},
+    OpKind.I: {ActionKind.I: Does.COMPUTE, ActionKind.OPT: Does.OPT},
+    OpKind.W: {ActionKind.W: Does.COMPUTE},
     OpKind.OFFLOAD: {ActionKind.OFFLOAD: Does.OFFLOAD, ActionKind.FREE_O: Does.FREE},
     OpKind.PREFETCH: {ActionKind.PREFETCH: Does.PREFETCH},
 }

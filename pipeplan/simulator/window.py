@@ -39,7 +39,7 @@ class Window:
             planned: the timetable, on the plan clock.
         """
         entries = times.start[number(OpKind.F, 0)][:flow]
-        exits = times.end[number(OpKind.B, 0)][:flow]
+        exits = times.end[times.ops.backward(0)][:flow]
         first, last = exits[0] if exits else None, entries[-1] if entries else None
         if first is None or last is None:
             return cls(0, 0, None, None, None)

@@ -1,10 +1,11 @@
-"""How long ops last, from chain and cluster alone: (T2), (T3), (H2), and the optimizer of (T5)."""
+"""How long ops last, from chain and cluster: (T2), (T3), (H2), (S2); the optimizer of (T5)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
 
+from pipeplan.chain import Layer
 from pipeplan.plan import OpKind, Plan
 from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.structure import place
@@ -19,12 +20,22 @@ def scaled(time_ns: int, speed: float) -> int:
 
 
 def compute_ns(plan: Plan, kind: OpKind, stage: int) -> int:
-    """(T2): a stage's forward or backward on its GPU."""
+    """(T2), (S2): a stage's forward, backward, or one half of it, on its GPU."""
     where = plan.stages[stage]
     speed = plan.cluster.gpus[where.gpu].speed
     layers = plan.chain.layers[where.first : where.last + 1]
-    times = [layer.forward_ns if kind is OpKind.F else layer.backward_ns for layer in layers]
-    return sum(scaled(time, speed) for time in times) + plan.cluster.action_overhead_ns
+    total = sum(scaled(_part_ns(layer, kind), speed) for layer in layers)
+    return total + plan.cluster.action_overhead_ns
+
+
+def _part_ns(layer: Layer, kind: OpKind) -> int:
+    weight = layer.backward_weight_ns or 0
+    return {
+        OpKind.F: layer.forward_ns,
+        OpKind.B: layer.backward_ns,
+        OpKind.I: layer.backward_ns - weight,
+        OpKind.W: weight,
+    }[kind]
 
 
 def transfer_ns(plan: Plan, kind: OpKind, stage: int) -> int:
@@ -76,7 +87,7 @@ def optimizer_ns(plan: Plan) -> int:
 
 
 def durations(table: Timetable) -> Iterator[Violation]:
-    """Every op lasts what (T2), (T3) and (H2) say."""
+    """Every op lasts what (T2), (T3), (H2) and (S2) say."""
     for kind, stage, copies in table.kinds:
         need = lasts(table.plan, kind, stage)
         for copy in copies:

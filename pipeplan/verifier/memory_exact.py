@@ -1,4 +1,4 @@
-"""Peak bytes of each GPU in the exact model: (M1) to (M7), (H6)."""
+"""Peak bytes of each GPU in the exact model: (M1) to (M7), (H6), (S3) to (S5)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pipeplan.verifier import offload, stage_bytes
 from pipeplan.verifier.durations import link, message_bytes
 from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak
 from pipeplan.verifier.moments import Hold, end_of, free_of, start_of, update_of
+from pipeplan.verifier.split import halves
 from pipeplan.verifier.stage_bytes import StageBytes
 from pipeplan.verifier.timetable import TimedOp, Timetable
 
@@ -22,6 +23,8 @@ def peaks(table: Timetable) -> tuple[Terms, ...]:
     for copy in range(plan.k):
         for stage, size in zip(plan.stages, sizes, strict=True):
             _computes(table, ledgers[stage.gpu], stage, size, copy)
+            if stage.split_backward:
+                _weights(table, ledgers[stage.gpu], stage, copy)
         for before, after in pairwise(table.order):
             if after[0].is_compute and before[0].is_compute and before[1] != after[1]:
                 _direct(table, ledgers, table[*before, copy], table[*after, copy])
@@ -38,14 +41,27 @@ def _computes(
     table: Timetable, ledger: GpuLedger, stage: Stage, size: StageBytes, copy: int
 ) -> None:
     """(M2), (M3) and the optimizer instant of one stage and copy."""
-    forward, backward = table[OpKind.F, stage.id, copy], table[OpKind.B, stage.id, copy]
+    forward, backward = table[OpKind.F, stage.id, copy], table.backward(stage.id, copy)
     ledger.hold(Terms(saved=size.kept), start_of(forward), end_of(backward))
-    for op, running in ((forward, size.forward), (backward, size.backward)):
+    back = halves(table.plan, stage.id).running if stage.split_backward else size.backward
+    for op, running in ((forward, size.forward), (backward, back)):
         ledger.hold(Terms(working=running - size.kept), start_of(op), end_of(op))
     if table.plan.semantics == "2bw" and not stage_bytes.all_late(table.plan, stage):
         update = update_of(backward)
         workspace = Terms(working=_workspace(table.plan, stage))
         ledger.hold(workspace, update, update._replace(step=1))
+
+
+def _weights(table: Timetable, ledger: GpuLedger, stage: Stage, copy: int) -> None:
+    """(S3) and (S5) of one stage and copy, from the end of I on."""
+    size = halves(table.plan, stage.id)
+    begin, weights = end_of(table.backward(stage.id, copy)), table[OpKind.W, stage.id, copy]
+    end = end_of(weights)
+    ledger.hold(Terms(saved=size.kept), begin, end)
+    ledger.hold(Terms(working=size.weights - size.kept), start_of(weights), end)
+    if size.shared:
+        counted = min(end, start_of(table.backward(stage.id - 1, copy)))
+        ledger.hold(Terms(saved=-size.shared), begin, counted)
 
 
 def _direct(
@@ -76,7 +92,7 @@ def _message(
 def _unsaved(plan: Plan, producer: TimedOp) -> int:
     """Bytes of a result that its own stage does not keep anyway: y - so - po, or gx."""
     stage = plan.stages[producer.stage]
-    if producer.kind is OpKind.B:
+    if producer.kind is not OpKind.F:
         return plan.chain.gradient_of_input(stage.first)
     layer = plan.chain.layers[stage.last]
     passing = layer.saved_passing_bytes if plan.cluster.host is None else 0

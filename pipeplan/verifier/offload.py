@@ -30,7 +30,7 @@ def host_bytes(table: Timetable) -> tuple[int, ...]:
     for stage, copies in table.offloaded.items():
         size = Terms(saved=offloaded(table.plan, table.plan.stages[stage]))
         for copy in copies:
-            there, backward = table[OpKind.OFFLOAD, stage, copy], table[OpKind.B, stage, copy]
+            there, backward = table[OpKind.OFFLOAD, stage, copy], table.backward(stage, copy)
             ledger = ledgers[table.gpu(backward)]
             ledger.hold(size, hold.issue(there), start_of(backward))
     return tuple(first_peak(terms for _, terms in each.states()).saved for each in ledgers)

@@ -1,11 +1,13 @@
-"""A plan that recomputes as one that does not: each run counts as one layer, (V1) to (V4)."""
+"""A plan that recomputes as one that does not: a run counts as one layer, (V1)-(V4), (S6)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat, Stage
+from pipeplan.verifier.split import most_in_inputs, most_in_weights
 
 
 def without_runs(plan: Plan) -> Plan:
@@ -66,7 +68,34 @@ def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer 
         backward_workspace_bytes=max(ends, _again(chain, first, last, saved_before)) - ends,
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
+        **_halves(chain, first, last, saved_before),
     )
+
+
+def _halves(chain: Chain, first: int, last: int, saved_before: int) -> dict[str, int]:
+    """(S6): what the two halves of the run's backward are; nothing where a layer does not tell."""
+    layers = chain.layers[first : last + 1]
+    times = [layer.backward_weight_ns for layer in layers]
+    sizes = [layer.saved_for_weight_bytes for layer in layers]
+    if None in times or None in sizes:
+        return {}
+    entry = max(layers[0].saved_input_bytes, saved_before)
+    ends = (
+        chain.input_of(first)
+        + layers[-1].gradient_of_output_bytes
+        + chain.gradient_of_input(first)
+    )
+    again = _forward_again(chain, first, last, saved_before)
+    kept = sum(size or 0 for size in sizes)
+    return {
+        "backward_weight_ns": sum(time or 0 for time in times),
+        "saved_for_weight_bytes": kept,
+        "saved_input_for_weight_bytes": layers[0].saved_input_for_weight_bytes,
+        "input_backward_workspace_bytes": max(
+            0, again - ends, most_in_inputs(chain, first, last, entry) - ends
+        ),
+        "weight_backward_workspace_bytes": most_in_weights(layers) - kept,
+    }
 
 
 def _light(chain: Chain, first: int, last: int) -> int:
@@ -85,17 +114,32 @@ def _light(chain: Chain, first: int, last: int) -> int:
 def _again(chain: Chain, first: int, last: int, saved_before: int) -> int:
     """(V4): the most at once while the run is computed again and goes back."""
     layers = chain.layers[first : last + 1]
-    entry = max(layers[0].saved_input_bytes, saved_before)
-    rest = list(accumulate(layer.saved_bytes for layer in layers))
-    inner = [max(one.saved_output_bytes, two.saved_input_bytes) for one, two in pairwise(layers)]
-    through = [0, *accumulate(inner)]
-    copied = sum(layer.buffer_bytes for layer in layers)
+    entry, rest, through = _kept(layers, saved_before)
+    most = _forward_again(chain, first, last, saved_before)
+    for i, layer in enumerate(layers):
+        kept = entry + rest[i] + through[i] + layer.saved_output_bytes
+        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(first + i)
+        most = max(most, kept + layer.backward_workspace_bytes + gradients)
+    return most
+
+
+def _forward_again(chain: Chain, first: int, last: int, saved_before: int) -> int:
+    """Gy + pF + buffer of (V4): the second forward, beside the gradient that has come."""
+    layers = chain.layers[first : last + 1]
+    entry, rest, through = _kept(layers, saved_before)
     most = 0
     for i, layer in enumerate(layers):
         held = chain.input_of(first + i) + (entry + through[i - 1] if i else 0)
-        running = held + rest[i] + layer.forward_workspace_bytes + layer.output_bytes
-        kept = entry + rest[i] + through[i] + layer.saved_output_bytes
-        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(first + i)
-        back = kept + layer.backward_workspace_bytes + gradients
-        most = max(most, layers[-1].gradient_of_output_bytes + running + copied, back)
-    return most
+        most = max(most, held + rest[i] + layer.forward_workspace_bytes + layer.output_bytes)
+    copied = sum(layer.buffer_bytes for layer in layers)
+    return layers[-1].gradient_of_output_bytes + most + copied
+
+
+def _kept(layers: Sequence[Layer], saved_before: int) -> tuple[int, list[int], list[int]]:
+    """Of the input, of the rest up to each layer, of the boundaries before each layer."""
+    inner = [max(one.saved_output_bytes, two.saved_input_bytes) for one, two in pairwise(layers)]
+    return (
+        max(layers[0].saved_input_bytes, saved_before),
+        list(accumulate(layer.saved_bytes for layer in layers)),
+        [0, *accumulate(inner)],
+    )

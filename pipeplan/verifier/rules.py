@@ -28,7 +28,7 @@ class Audit:
     memory: tuple[MemoryRow, ...]
     """One row per GPU: the terms after the first event that reaches its peak, in bytes."""
     in_flight: tuple[int, ...]
-    """Per stage, the most micro-batches between start of F and end of B."""
+    """Per stage, the most micro-batches between start of F and end of B (or I)."""
     step_ns: int
 
 

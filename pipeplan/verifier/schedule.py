@@ -1,6 +1,6 @@
 """The periodic schedule: rules `shifts`, `precedence`, `gpu`, `link`, `fifo`.
 
-(R1) to (R5), and (H3), (H4) of what goes to the host and comes back.
+(R1) to (R5), (H3), (H4) of what goes to the host and comes back, (S1) of split backwards.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ def shifts(table: Timetable) -> Iterator[Violation]:
 
 
 def precedence(table: Timetable) -> Iterator[Violation]:
-    """(R2): an op of a micro-batch ends before its next one in chain order starts; (H3)."""
+    """(R2): an op of a micro-batch ends before its next one in chain order starts; (H3), (S1)."""
     for before, after in pairwise(table.order):
         for copy in range(table.plan.k):
             u, v = table[*before, copy], table[*after, copy]
+            yield from _late(table, u, v, v.start)
+    for stage in table.split:
+        for copy in range(table.plan.k):
+            u, v = table[OpKind.I, stage, copy], table[OpKind.W, stage, copy]
             yield from _late(table, u, v, v.start)
     hold = Hold(table)
     for stage, copies in table.offloaded.items():
         for copy in copies:
             forward, away = table[OpKind.F, stage, copy], table[OpKind.OFFLOAD, stage, copy]
-            back, backward = table[OpKind.PREFETCH, stage, copy], table[OpKind.B, stage, copy]
+            back, backward = table[OpKind.PREFETCH, stage, copy], table.backward(stage, copy)
             yield from _late(table, forward, away, away.start)
             yield from _late(table, away, back, hold.post(back).time)
             yield from _late(table, back, backward, backward.start)

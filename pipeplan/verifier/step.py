@@ -14,7 +14,7 @@ from pipeplan.verifier.violation import Rule, Violation
 
 
 def in_flight(table: Timetable, leaves: Callable[[TimedOp], Moment] = end_of) -> tuple[int, ...]:
-    """Per stage, the most micro-batches at once between start of F and end of B, in order (O5).
+    """Per stage, the most micro-batches at once between start of F and end of B (or I), by (O5).
 
     `leaves` tells from B when a micro-batch counts no longer.
     """
@@ -22,7 +22,7 @@ def in_flight(table: Timetable, leaves: Callable[[TimedOp], Moment] = end_of) ->
     for stage in table.plan.stages:
         ledger = GpuLedger(table.period, table.plan.k)
         for copy in range(table.plan.k):
-            forward, backward = (table[kind, stage.id, copy] for kind in (OpKind.F, OpKind.B))
+            forward, backward = table[OpKind.F, stage.id, copy], table.backward(stage.id, copy)
             ledger.hold(Terms(saved=1), start_of(forward), leaves(backward))
         counts.append(max(terms.saved for _, terms in ledger.states()))
     return tuple(counts)

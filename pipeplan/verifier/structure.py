@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.verifier.remat import host_ops, runs
+from pipeplan.verifier.split import allowed
 from pipeplan.verifier.violation import Rule, Violation
 
 Place = int | tuple[int, int]
@@ -25,6 +26,7 @@ def stages(plan: Plan) -> Iterator[Violation]:
                 Rule.STAGES, where, f"got first layer {stage.first}, need layer {expected}"
             )
         yield from runs(plan, stage)
+        yield from allowed(plan, stage)
         expected = stage.last + 1
     if expected != len(plan.chain.layers):
         yield Violation(
@@ -37,7 +39,8 @@ def stages(plan: Plan) -> Iterator[Violation]:
 def chain_order(plan: Plan) -> tuple[tuple[OpKind, int], ...]:
     """The ops of one micro-batch as (kind, stage), first to last, absent transfers left out.
 
-    `SEND_F_s` and `SEND_B_{s+1}` exist exactly where stages s and s+1 sit on different GPUs.
+    `SEND_F_s` and `SEND_B_{s+1}` exist exactly where stages s and s+1 sit on different GPUs. I
+    stands for B where the backward is split; its W is no part of this order (S1).
     """
     last = len(plan.stages) - 1
     cut = [plan.stages[s].gpu != plan.stages[s + 1].gpu for s in range(last)]
@@ -47,7 +50,7 @@ def chain_order(plan: Plan) -> tuple[tuple[OpKind, int], ...]:
         if s < last and cut[s]:
             order.append((OpKind.SEND_F, s))
     for s in range(last, -1, -1):
-        order.append((OpKind.B, s))
+        order.append((plan.stages[s].backward, s))
         if s > 0 and cut[s - 1]:
             order.append((OpKind.SEND_B, s))
     return tuple(order)
@@ -63,26 +66,33 @@ def place(plan: Plan, kind: OpKind, stage: int) -> Place:
 
 
 def ops(plan: Plan) -> Iterator[Violation]:
-    """Exactly the ops of (T1) for every copy and those of (H2), each once, at its place.
+    """Exactly the ops of (T1) and (S1) for every copy and those of (H2), each once, at its place.
 
     Needs sound stages.
     """
     found: dict[tuple[OpKind, int, int], list[int]] = defaultdict(list)
     for index, op in enumerate(plan.ops):
         found[op.kind, op.stage, op.copy_].append(index)
-    wanted = {(kind, s, c) for kind, s in chain_order(plan) for c in range(plan.k)}
+    halves = ((OpKind.W, stage.id) for stage in plan.stages if stage.split_backward)
+    wanted = {(kind, s, c) for kind, s in (*chain_order(plan), *halves) for c in range(plan.k)}
     for kind, s, c in sorted(wanted - found.keys(), key=str):
         yield Violation(Rule.OPS, f"op {s}{kind}{c}", "got 0 of it, need 1")
     yield from host_ops(plan, found.keys())
     for (kind, s, c), indices in found.items():
         where = f"op {s}{kind}{c} (ops[{indices[0]}])"
-        if kind.is_send and (kind, s, c) not in wanted:
-            yield Violation(Rule.OPS, where, f"got {len(indices)} of it, need 0: no such transfer")
+        if not kind.is_host and (kind, s, c) not in wanted:
+            why = "no such transfer" if kind.is_send else _how(plan, s)
+            yield Violation(Rule.OPS, where, f"got {len(indices)} of it, need 0: {why}")
             continue
         if len(indices) > 1:
             yield Violation(Rule.OPS, where, f"got {len(indices)} of it, need 1: {indices}")
         for index in indices:
             yield from _misplaced(plan, plan.ops[index], f"op {s}{kind}{c} (ops[{index}])")
+
+
+def _how(plan: Plan, stage: int) -> str:
+    split = plan.stages[stage].split_backward
+    return f"the backward of stage {stage} is {'split' if split else 'not split'}"
 
 
 def _misplaced(plan: Plan, op: Op, where: str) -> Iterator[Violation]:

@@ -22,7 +22,7 @@ class TimedOp:
     start: int
     duration: int
     position: int
-    """(T1), (H5)."""
+    """(T1), (H5), (S1)."""
 
     @property
     def end(self) -> int:
@@ -56,9 +56,13 @@ class Timetable:
     def __getitem__(self, key: tuple[OpKind, int, int]) -> TimedOp:
         return self._ops[key]
 
+    def backward(self, stage: int, copy: int) -> TimedOp:
+        """B of a stage, or I where it is split."""
+        return self._ops[self.plan.stages[stage].backward, stage, copy]
+
     @cached_property
     def order(self) -> tuple[tuple[OpKind, int], ...]:
-        """(kind, stage) of one micro-batch's ops in chain order, (H2)'s left out."""
+        """(kind, stage) of one micro-batch's ops in chain order, without those of (H2) and W."""
         return chain_order(self.plan)
 
     @cached_property
@@ -71,10 +75,17 @@ class Timetable:
         }
         return {stage: having for stage, having in found.items() if having}
 
+    @cached_property
+    def split(self) -> tuple[int, ...]:
+        """The stages that have W, in order."""
+        return tuple(stage.id for stage in self.plan.stages if stage.split_backward)
+
     @property
     def kinds(self) -> Iterator[tuple[OpKind, int, tuple[int, ...]]]:
         """(kind, stage, copies that have it) of every op, those of (H2) last."""
-        yield from ((kind, stage, tuple(range(self.plan.k))) for kind, stage in self.order)
+        every = tuple(range(self.plan.k))
+        yield from ((kind, stage, every) for kind, stage in self.order)
+        yield from ((OpKind.W, stage, every) for stage in self.split)
         for stage, having in self.offloaded.items():
             yield from ((kind, stage, having) for kind in _HOST)
 
@@ -94,12 +105,14 @@ class Timetable:
 
 
 def position(kind: OpKind, stage: int, stages: int) -> int:
-    """(T1) and (H5): the place of an op among all of a micro-batch, absent ones counted."""
+    """(T1), (H5), (S1): the place of an op among all of a micro-batch, absent ones counted."""
     if kind.is_host:
         return 4 * stages + 2 * stage + (kind is OpKind.PREFETCH)
+    if kind is OpKind.W:
+        return 6 * stages + stage
     if kind is OpKind.F:
         return 2 * stage
     if kind is OpKind.SEND_F:
         return 2 * stage + 1
     backward = 2 * stages - 1 + 2 * (stages - 1 - stage)
-    return backward if kind is OpKind.B else backward + 1
+    return backward + 1 if kind is OpKind.SEND_B else backward
