@@ -6,18 +6,15 @@ lengths and wrap-arounds are common. The memory table and the step are the verif
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
-from pipeplan.plan import MemoryModel, Op, OpKind, Plan, Remat, Semantics, Stage
+from pipeplan.plan import MemoryModel, Plan, Remat, Semantics, Stage
 from pipeplan.testing.plans_offload import fit_host, offloading
+from pipeplan.testing.plans_times import with_times
 from pipeplan.verifier import Rule, audit, verify
-from pipeplan.verifier.durations import compute_ns, transfer_ns
-from pipeplan.verifier.recompute import without_runs
-from pipeplan.verifier.structure import chain_order, place
 
 Duplex = Literal["full", "half"]
 _DUPLEXES: tuple[Duplex, ...] = ("full", "half")
@@ -38,10 +35,10 @@ def random_plan(
 ) -> Plan:
     """A valid plan; what is not given is drawn. Offloading needs the exact memory model."""
     rng = Random(seed)
-    chain = _chain(rng, layers or rng.randint(1, 7))
+    chain = random_chain(rng, layers or rng.randint(1, 7))
     shared = rng.choice(_DUPLEXES) if duplex is None else duplex
-    cluster = _cluster(rng, gpus or rng.randint(1, 5), shared)
-    stages = _stages(rng, len(chain.layers), len(cluster.gpus))
+    cluster = random_cluster(rng, gpus or rng.randint(1, 5), shared)
+    stages = random_stages(rng, len(chain.layers), len(cluster.gpus))
     memory_model = memory_model or rng.choice(["exact", "exact", "exact", "paper"])
     if memory_model == "exact" and rng.random() < 0.4:
         stages = tuple(recomputing(rng, stage) for stage in stages)
@@ -72,7 +69,7 @@ def scheduled(
         ops=(),
         memory=(),
     )
-    return _schedule(rng, plan)
+    return with_times(rng, plan)
 
 
 def settle(plan: Plan) -> Plan:
@@ -81,7 +78,9 @@ def settle(plan: Plan) -> Plan:
     return _with(plan, memory=found.memory, step_ns=found.step_ns)
 
 
-def _chain(rng: Random, count: int) -> Chain:
+def random_chain(rng: Random, count: int) -> Chain:
+    """Layers with small times and sizes, zeros among them."""
+
     def some(most: int, zero: float = 0.25) -> int:
         return 0 if rng.random() < zero else rng.randint(1, most)
 
@@ -116,7 +115,9 @@ def _chain(rng: Random, count: int) -> Chain:
     return Chain(name="random", input_bytes=input_bytes, layers=tuple(layers))
 
 
-def _cluster(rng: Random, count: int, duplex: Duplex) -> Cluster:
+def random_cluster(rng: Random, count: int, duplex: Duplex) -> Cluster:
+    """GPUs of different speed, links with and without latency and bandwidth."""
+
     def link() -> tuple[int, int | None]:
         return rng.choice([0, 0, 1, 2]), rng.choice([None, GBPS, GBPS, GBPS // 2, 3 * GBPS])
 
@@ -144,7 +145,8 @@ def _pair(source: int, target: int, latency: int, bandwidth: int | None) -> Pair
     return Pair(source=source, target=target, latency_ns=latency, bandwidth_bytes_per_s=bandwidth)
 
 
-def _stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:
+def random_stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:
+    """Stages of any length on any GPU."""
     count = max(rng.randint(0, layers - 1), rng.randint(0, layers - 1))
     cuts = sorted(rng.sample(range(1, layers), count))
     firsts, lasts = [0, *cuts], [*(cut - 1 for cut in cuts), layers - 1]
@@ -166,106 +168,6 @@ def recomputing(rng: Random, stage: Stage) -> Stage:
     return stage.model_copy(update={"remat": Remat(recompute=tuple(runs)) if runs else None})
 
 
-@dataclass
-class _Resource:
-    """What a GPU or a link does in one period."""
-
-    period: int
-    taken: list[tuple[int, int]] = field(default_factory=list)
-
-    def admits(self, start: int, length: int) -> bool:
-        return length <= self.period and not any(
-            self._overlap(start, length, other, other_length) for other, other_length in self.taken
-        )
-
-    def _overlap(self, a: int, a_length: int, b: int, b_length: int) -> bool:
-        after, before = (b - a) % self.period, (a - b) % self.period
-        if a_length and b_length:
-            return after < a_length or before < b_length
-        return 0 < after < a_length or 0 < before < b_length
-
-
-def _schedule(rng: Random, plan: Plan) -> Plan:
-    """Places each op at the first free time after its predecessor and some slack."""
-    order, flat = chain_order(plan), without_runs(plan)
-    lengths = {
-        (kind, stage): (compute_ns if kind.is_compute else transfer_ns)(flat, kind, stage)
-        for kind, stage in order
-    }
-    load: dict[object, int] = {}
-    for kind, stage in order:
-        resource = _resource(plan, kind, stage)
-        load[resource] = load.get(resource, 0) + plan.k * lengths[kind, stage]
-    period = max(1, *load.values()) + rng.choice([0, 0, 1, 3, 10])
-    slack = rng.choice([0, 0, 1, 4, 2 * period])
-    tries = 0
-    while True:
-        plan = _with(plan, period_ns=period)
-        times = _place(rng, plan, lengths, slack)
-        if times is not None:
-            return _with(plan, ops=_ops(rng, plan, lengths, times))
-        tries += 1
-        period += 1 + tries
-
-
-def _resource(plan: Plan, kind: OpKind, stage: int) -> object:
-    where = place(plan, kind, stage)
-    return where if isinstance(where, int) else plan.cluster.links.resource(*where)
-
-
-_Times = dict[tuple[OpKind, int, int], int]
-
-
-def _place(
-    rng: Random, plan: Plan, lengths: dict[tuple[OpKind, int], int], slack: int
-) -> _Times | None:
-    period = plan.period_ns
-    resources: dict[object, _Resource] = {}
-    times: _Times = {}
-    for copy in range(plan.k):
-        ready = rng.randrange(period) if copy == 0 else 0
-        for kind, stage in chain_order(plan):
-            length = lengths[kind, stage]
-            resource = resources.setdefault(_resource(plan, kind, stage), _Resource(period))
-            earliest = ready + rng.randint(0, slack) * (rng.random() < 0.3)
-            latest = earliest + period - 1
-            if copy:
-                earliest = max(earliest, times[kind, stage, copy - 1] + length)
-                latest = times[kind, stage, 0] + period - length * (plan.k - copy)
-            free = (t for t in range(earliest, latest + 1) if resource.admits(t, length))
-            start = next(free, None)
-            if start is None:
-                return None
-            resource.taken.append((start, length))
-            times[kind, stage, copy] = start
-            ready = start + length
-    return times
-
-
-def _ops(
-    rng: Random, plan: Plan, lengths: dict[tuple[OpKind, int], int], times: _Times
-) -> tuple[Op, ...]:
-    ops = []
-    first = min(times.values()) // plan.period_ns
-    for (kind, stage, copy), time in times.items():
-        shift, start = divmod(time, plan.period_ns)
-        where = place(plan, kind, stage)
-        ops.append(
-            Op(
-                kind=kind,
-                stage=stage,
-                copy_=copy,
-                gpu=where if isinstance(where, int) else None,
-                link=where if isinstance(where, tuple) else None,
-                start_ns=start,
-                duration_ns=lengths[kind, stage],
-                shift=shift - first,
-            )
-        )
-    rng.shuffle(ops)
-    return tuple(ops)
-
-
 def _tie(rng: Random, plan: Plan) -> Plan:
     """Sometimes lets two layers of one GPU share a parameter."""
     hosted = [s for s in plan.stages if rng.random() < 0.3]
@@ -284,7 +186,12 @@ def _fill_in(rng: Random, plan: Plan) -> Plan:
     needed = max(1, max(found.in_flight) - 1)
     while any(each.rule is Rule.VERSIONS for each in verify(_with(plan, microbatches=needed))):
         needed += 1
-    plan = _with(plan, microbatches=needed + rng.choice([0, 0, 1, 5]))
+    return budgeted(rng, _with(plan, microbatches=needed + rng.choice([0, 0, 1, 5])))
+
+
+def budgeted(rng: Random, plan: Plan) -> Plan:
+    """`plan` on GPUs whose memory it fits into, with its table and step."""
+    found = audit(plan)
     spare = rng.choice([0, 0, 100])
     gpus = tuple(
         gpu.model_copy(update={"memory_bytes": row.peak_bytes + spare})

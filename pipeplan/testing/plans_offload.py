@@ -127,7 +127,8 @@ class _Ways:
     ) -> Iterator[tuple[int, int]]:
         """Times of OFFLOAD and PREFETCH that (H3), (H4) and (R5) allow."""
         gpu, period = self.plan.stages[stage].gpu, self.plan.period_ns
-        begin, end = self._end(OpKind.F, stage, copy), self._start(OpKind.B, stage, copy)
+        begin = self._end(OpKind.F, stage, copy)
+        end = self._start(self.plan.stages[stage].backward, stage, copy)
         begin += self.rng.randint(0, period) * (self.rng.random() < 0.2)
         late = self.rng.random() < 0.5
         half = self._way(OpKind.OFFLOAD, stage) == self._way(OpKind.PREFETCH, stage)
