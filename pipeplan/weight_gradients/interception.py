@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
@@ -16,7 +17,7 @@ from pipeplan.livebytes import key
 from pipeplan.weight_gradients.small_graph import Look, Operation, Sum, Use, cut_off
 from pipeplan.weight_gradients.waiting import MARK, Waiting, metadata
 
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 _PYTHON = ("torch.functional", "torch.nn.functional")
 _METHODS = ("split", "norm", "unflatten", "__rsub__", "__rdiv__", "__rpow__", "__rmatmul__")
 """Modules, and methods of tensors, in which torch wrote operations in Python."""

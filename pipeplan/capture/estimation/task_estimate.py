@@ -29,8 +29,9 @@ from pipeplan.repeat import check_data
 from pipeplan.task import SplitModel, Task
 
 Progress = Callable[[str], None]
-Found = tuple[LayerBytes, tuple[int, int, int]]
-"""Bytes of a layer; ns of its forward, its backward, its forward without autograd."""
+Found = tuple[LayerBytes, tuple[int, int, int], int]
+"""Bytes of a layer; ns of its forward, its backward, its forward without autograd; of its
+backward, those for weights."""
 
 
 def estimate_task(
@@ -79,9 +80,14 @@ def estimate_task(
             steps = _steps(model, task, device)
             costs = [
                 LayerCost(
-                    forward_ns=f, backward_ns=b, forward_light_ns=light, size=size, step=step
+                    forward_ns=f,
+                    backward_ns=b,
+                    backward_weight_ns=w,
+                    forward_light_ns=light,
+                    size=size,
+                    step=step,
                 )
-                for (size, (f, b, light)), step in zip(found, steps, strict=True)
+                for (size, (f, b, light), w), step in zip(found, steps, strict=True)
             ]
             layers = chain_layers(model, costs, task)
     return Chain(
@@ -113,9 +119,11 @@ def _walk(
     for index in range(len(model.layers)):
         run = layer_run(model, index, values, pair, task.loss)
         mark, outputs = layer_signature(run)
-        mark = (index == last, *mark)
+        mark = (index == last, run.splits, *mark)
         if mark not in known:
-            known[mark] = layer_bytes.measure_bytes(run), roofline.estimate_times(run, device)
+            size, times = layer_bytes.measure_bytes(run), roofline.estimate_times(run, device)
+            weight = roofline.estimate_weights(run, device) if size.split else 0
+            known[mark] = size, times, weight
         result.append(known[mark])
         values = tuple(value.detach().contiguous().clone() for value in outputs)
     say(f"{len(known)} of {len(model.layers)} layers differ and were examined")

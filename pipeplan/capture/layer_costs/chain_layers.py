@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
+from pipeplan.capture.layer_costs.layer_bytes import LayerBytes, SplitBytes
 from pipeplan.capture.layer_costs.layer_run import FusedLayers
 from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
 from pipeplan.chain import Layer
@@ -22,6 +22,8 @@ class LayerCost:
 
     forward_ns: int
     backward_ns: int
+    backward_weight_ns: int | None = None
+    """Of it; None where the backward is never split, or cannot be."""
     forward_light_ns: int
     size: LayerBytes
     step: OptimizerCost
@@ -123,6 +125,8 @@ def _layer(
     frozen = sum(p.nbytes for p in mine if not p.requires_grad)
     constant = frozen + storage_bytes(layer.buffers())
     same = size.output_gradient == size.output
+    halves = size.split or SplitBytes()
+    weight_ns = None if size.split is None else cost.backward_weight_ns
     return Layer(
         name=model.names[index],
         forward_ns=cost.forward_ns,
@@ -143,5 +147,10 @@ def _layer(
         backward_workspace_bytes=size.backward_workspace,
         optimizer_workspace_bytes=cost.step.workspace_bytes,
         buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
+        backward_weight_ns=None if weight_ns is None else min(weight_ns, cost.backward_ns),
+        saved_for_weight_bytes=None if size.split is None else halves.saved,
+        saved_input_for_weight_bytes=halves.saved_input,
+        input_backward_workspace_bytes=halves.input_workspace,
+        weight_backward_workspace_bytes=halves.weight_workspace,
         parameters=tuple(dict.fromkeys(fqns[local] for local, _ in layer.named_parameters())),
     )

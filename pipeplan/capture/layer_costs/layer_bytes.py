@@ -7,14 +7,30 @@ already.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import torch
 
 from pipeplan.capture.layer_costs.allocator_record import RecordedBytes, recorded
 from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun
+from pipeplan.errors import InputError
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBytes:
+    """What a backward in two halves holds, named as in (S3) to (S5) of docs/reference/model.md."""
+
+    saved: int = 0
+    """Between the halves, for weights."""
+    saved_input: int = 0
+    """The part of it that is the layer's input."""
+    input_workspace: int = 0
+    weight_workspace: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +48,8 @@ class LayerBytes:
     forward_peak: int
     """Most that lived during the forward, beyond the states."""
     backward_peak: int
+    split: SplitBytes | None = None
+    """None where it is not known: the layer's backward is never split, or cannot be."""
 
     @property
     def kept(self) -> int:
@@ -57,7 +75,7 @@ def measure_bytes(run: LayerRun) -> LayerBytes:
     if run.compiled:
         with recorded(_device(run)) as taken:
             _run(run, taken)
-            return _run(run, taken)
+            return _both(run, taken)
     states = [*run.layer.parameters(), *run.layer.buffers()]
     sums = (total for state in states if (total := sum_of(state)) is not None)
     live = LiveBytes([*states, *sums])
@@ -65,7 +83,44 @@ def measure_bytes(run: LayerRun) -> LayerBytes:
         # The first run shows what a layer makes once and keeps (tables, caches): no cost of a
         # micro-batch, so only the second one counts.
         _run(run, live)
-        return _run(run, live)
+        return _both(run, live)
+
+
+def _both(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
+    """With the bytes of a backward in two halves."""
+    size = _run(run, live)
+    if not run.splits:
+        return size
+    if not run.trains:
+        return replace(size, split=SplitBytes(input_workspace=size.backward_workspace))
+    try:
+        return replace(size, split=_run_split(run, live))
+    except (InputError, RuntimeError) as error:
+        _log.info("the backward of %s cannot be split: %s", run.name, error)
+        return size
+
+
+def _run_split(run: LayerRun, live: LiveBytes | RecordedBytes) -> SplitBytes:
+    """Between the halves live what weights need and the gradients that are handed on."""
+    base = live.live
+    one = LayerPass(run, split=True)
+    one.forward()
+    kept = live.live - base
+    incoming = one.receive_gradients()
+    live.reset_peak()
+    gradients = one.backward()
+    peak = live.peak - base
+    outgoing = sum(gradient.nbytes for gradient in gradients)
+    del gradients
+    saved, saved_input = live.live - base, one.inputs.alive()
+    live.reset_peak()
+    one.weights()
+    return SplitBytes(
+        saved=saved,
+        saved_input=saved_input,
+        input_workspace=peak - (kept + incoming + outgoing),
+        weight_workspace=live.peak - base - saved,
+    )
 
 
 def _device(run: LayerRun) -> torch.device:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
 from pipeplan.capture.boundary_trace import call_layer, check_loss
+from pipeplan.compiling import Compiled
 from pipeplan.livebytes import key
 from pipeplan.precision import casting
 from pipeplan.task import SplitModel
+from pipeplan.weight_gradients import WeightGradients
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,6 +43,13 @@ class LayerRun:
     """What layer and loss run under."""
     compiled: bool = False
     """Whether layers are compiled: then operations do not show all bytes."""
+    splits: bool = False
+    """Whether its backward may be split: a stage may start with it, or before it, behind 0."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has weights that get gradients."""
+        return any(parameter.requires_grad for parameter in self.layer.parameters())
 
 
 def fed_tensors(model: SplitModel, layer: int, source: Tensor) -> tuple[Tensor, ...]:
@@ -75,6 +85,7 @@ def layer_run(
         loss=(loss, target) if last else None,
         autocast=model.autocast,
         compiled=model.compile is not None,
+        splits=index > 0 and not isinstance(model.layers[index], FusedLayers),
     )
 
 
@@ -104,6 +115,16 @@ class FusedLayers(nn.Module):
             value = part(*value, *(values[self.width + place] for place in places))
         result: Tensor | tuple[Tensor, ...] = value
         return result
+
+
+def deferring(part: nn.Module, waiting: WeightGradients | None) -> AbstractContextManager[Any]:
+    """Around a forward of `part`, whose gradients of weights shall wait in `waiting`.
+
+    What is compiled has its whole backward in one piece.
+    """
+    if waiting is None or isinstance(part, Compiled):
+        return nullcontext()
+    return waiting.deferring()
 
 
 def _parts(run: LayerRun) -> list[tuple[nn.Module, tuple[int, ...]]]:
@@ -141,8 +162,10 @@ class LayerPass:
     `forward` and `backward` it holds nothing but the root of the graph.
     """
 
-    def __init__(self, run: LayerRun) -> None:
+    def __init__(self, run: LayerRun, *, split: bool = False) -> None:
+        """Takes what to run; `split`: `backward` leaves gradients of weights for `weights`."""
         self._run = run
+        self._waiting = WeightGradients() if split else None
         self._entry, self._exit = Slot(), Slot()
         self._root: Tensor | None = None
         self._gradients: list[tuple[torch.Size, torch.dtype, torch.device]] = []
@@ -167,7 +190,8 @@ class LayerPass:
             if self._run.loss and index == len(parts) - 1:
                 target = self._run.loss[1].clone()
             value = (*value, *(self._run.fed[place].clone() for place in places))
-            value = call_layer(self._run.name, part, value, self._run.autocast)
+            with deferring(part, self._waiting):
+                value = call_layer(self._run.name, part, value, self._run.autocast)
         if self._run.loss:
             with casting(self._run.autocast, value[0].device):
                 value = (check_loss(self._run.loss[0](value[0], target)),)
@@ -206,12 +230,18 @@ class LayerPass:
         """Gradients of the differentiable inputs; parameters' gradients accumulate."""
         root, self._root = self._root, None
         if root is not None:
-            run_backward(root)
+            with self._waiting.activations() if self._waiting else nullcontext():
+                run_backward(root)
         taken = self._entry.take()
         if taken is not None:
             return taken
         pairs = zip(self._run.inputs, self._run.differentiable, strict=True)
         return [torch.zeros_like(value) for value, flag in pairs if flag]
+
+    def weights(self) -> None:
+        """What `backward` left."""
+        if self._waiting:
+            self._waiting.weights()
 
     def _enter(self) -> tuple[Tensor, ...]:
         """The inputs, the differentiable ones as outputs of the graph's first node."""

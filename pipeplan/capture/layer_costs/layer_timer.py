@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeplan.autograd_cut import Slot, enter_some
 from pipeplan.capture.boundary_trace import call_layer, check_loss
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
-from pipeplan.capture.layer_costs.layer_run import fed_tensors
+from pipeplan.capture.layer_costs.layer_run import deferring, fed_tensors
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.gradients import give_sum, sum_dtype, take_sum
 from pipeplan.precision import casting
-from pipeplan.task import SplitModel
+from pipeplan.task import SplitModel, TensorSpec
+from pipeplan.weight_gradients import WeightGradients
 
 
 @contextmanager
@@ -49,6 +52,32 @@ def gradient_buffers(
 Marks = list[tuple[Any, Any]]
 """Per layer: the clock's marks before and behind it."""
 Graph = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitGraph:
+    """What waits for the backward of one layer."""
+
+    entry: Slot
+    waiting: WeightGradients | None
+    """None where its backward is one piece."""
+    outputs: tuple[Tensor, ...]
+
+    def backward(self, gradients: list[Tensor], boundary: Sequence[TensorSpec]) -> list[Tensor]:
+        """Gradients of the differentiable tensors of the `boundary` before it."""
+        roots = [output for output in self.outputs if output.requires_grad]
+        if roots:
+            with self.waiting.activations() if self.waiting else nullcontext():
+                torch.autograd.backward(roots, gradients)
+        arrived = self.entry.take()
+        if arrived is None:
+            arrived = [_zeros(s, self.outputs[0].device) for s in boundary if s.differentiable]
+        return arrived
+
+
+def _zeros(spec: TensorSpec, device: torch.device) -> Tensor:
+    dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
+    return torch.zeros(spec.shape, dtype=dtype, device=device)
 
 
 class LayerTimer:
@@ -93,6 +122,51 @@ class LayerTimer:
                 forward[index] += fetch
                 light[index] += fetch
         return forward, backward, light
+
+    def run_split(self, microbatch: int, splits: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """Times (ns) of both halves of each layer's backward, the weights' second.
+
+        A layer not in `splits` has its whole backward in the first half.
+
+        Raises:
+            InputError: if data, a layer or the loss fails.
+        """
+        source, target = self._batches.fetch(microbatch)
+        graphs = self._forward_split(source, target, splits)
+        gradients = [torch.ones_like(graphs[-1].outputs[0])]
+        mark, marks = self._place.clock.mark, []
+        while graphs:
+            index, graph = len(graphs) - 1, graphs.pop()
+            begin = mark()
+            gradients = graph.backward(gradients, self._model.boundaries[index])
+            middle = mark()
+            if graph.waiting:
+                graph.waiting.weights()
+            marks.append((begin, middle, mark()))
+        between = self._place.clock.between
+        first = [between(begin, middle) for begin, middle, _ in marks[::-1]]
+        second = [between(middle, end) for _, middle, end in marks[::-1]]
+        return first, second
+
+    def _forward_split(
+        self, source: Tensor, target: Tensor, splits: Sequence[bool]
+    ) -> list[_SplitGraph]:
+        model = self._model
+        graphs: list[_SplitGraph] = []
+        values: tuple[Tensor, ...] = (source,)
+        for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
+            entry, waiting = Slot(), WeightGradients() if splits[index] else None
+            flags = [spec.differentiable for spec in model.boundaries[index]]
+            entered = enter_some(entry, [value.detach() for value in values], flags)
+            fed = fed_tensors(model, index, source)
+            self._place.seed(index)
+            with deferring(layer, waiting):
+                values = call_layer(name, layer, (*entered, *fed), model.autocast)
+            if index == len(model.layers) - 1:
+                with casting(model.autocast, values[0].device):
+                    values = (check_loss(self._loss(values[0], target)),)
+            graphs.append(_SplitGraph(entry, waiting, values))
+        return graphs
 
     def _forward(self, source: Tensor, target: Tensor) -> tuple[Marks, list[Graph]]:
         model, mark = self._model, self._place.clock.mark

@@ -45,6 +45,19 @@ def estimate_times(run: LayerRun, device: Device) -> tuple[int, int, int]:
     return round(forward.ns), round(backward.ns), round(light.ns)
 
 
+def estimate_weights(run: LayerRun, device: Device) -> int:
+    """Of the backward's ns, those for gradients of weights; the backward can be split."""
+    if not run.trains:
+        return 0
+    one, roofline = LayerPass(run, split=True), Roofline(device)
+    one.forward()
+    one.receive_gradients()
+    one.backward()
+    with roofline:
+        one.weights()
+    return round(roofline.ns)
+
+
 class Roofline(TorchDispatchMode):
     """While entered, adds up what the operations would take on `device`."""
 

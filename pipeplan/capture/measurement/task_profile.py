@@ -130,9 +130,17 @@ def measure_layers(
         ]
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)
+        weights = _weight_times(sweep, found[1], sizes, repeats, say)
         costs = [
-            LayerCost(forward_ns=f, backward_ns=b, forward_light_ns=light, size=s, step=o)
-            for f, b, light, s, o in zip(*found, sizes, steps, strict=True)
+            LayerCost(
+                forward_ns=f,
+                backward_ns=b,
+                backward_weight_ns=w,
+                forward_light_ns=light,
+                size=s,
+                step=o,
+            )
+            for f, b, light, w, s, o in zip(*found, weights, sizes, steps, strict=True)
         ]
         layers = chain_layers(model, costs, task)
     return LayerMeasurements(
@@ -147,6 +155,29 @@ def measure_layers(
             **_told(overhead, say),
         },
     )
+
+
+def _weight_times(
+    sweep: LayerTimer,
+    backward: Sequence[int],
+    sizes: Sequence[LayerBytes],
+    repeats: int,
+    say: Progress,
+) -> list[int]:
+    """Of each layer's `backward` ns, those for gradients of weights, by one round in two halves.
+
+    Where both halves take longer than the whole, as with little work, they shorten alike.
+    """
+    splits = [size.split is not None and size.split.saved > 0 for size in sizes]
+    if not any(splits):
+        return [0] * len(sizes)
+    say("timing gradients of weights")
+    sweep.run_split(0, splits)
+    sweeps = [sweep.run_split(number, splits) for number in range(min(ROUND, repeats))]
+    return [
+        second * whole // max(whole, first + second, 1) if split else 0
+        for first, second, whole, split in zip(*_medians(sweeps), backward, splits, strict=True)
+    ]
 
 
 def layer_times(
