@@ -174,6 +174,16 @@ def plan_of(
     )
 
 
+def split_backwards(plan: Plan, stages: Sequence[int] | None = None) -> Plan:
+    """`plan` with the backwards of `stages` in two halves; of all but the first by default."""
+    chosen = range(1, len(plan.stages)) if stages is None else stages
+
+    def halved(stage: Stage) -> Stage:
+        return stage.model_copy(update={"split_backward": stage.id in chosen})
+
+    return plan.model_copy(update={"stages": tuple(map(halved, plan.stages))})
+
+
 def without_first_in_place(plan: Plan) -> Plan:
     """`plan` with no run that begins at layer 1 of the toy, which works in place on its input."""
 
@@ -189,7 +199,8 @@ def without_first_in_place(plan: Plan) -> Plan:
 def pattern_of(plan: Plan, period: int) -> Pattern:
     """A pattern in which the ops of a micro-batch start one time unit apart, every `period` units.
 
-    Copy c starts c * period later, and k periods are one. A small one: many in flight.
+    Copy c starts c * period later, and k periods are one. A small one: many in flight. Where a
+    backward is split, W comes four units after I.
     """
     stages, k = plan.stages, plan.k
     last = len(stages) - 1
@@ -218,7 +229,11 @@ def pattern_of(plan: Plan, period: int) -> Pattern:
         for stage in stages:
             begin, back = stage.id, 2 * last + 1 - stage.id
             put(stage.gpu, 10 * begin, 1, K.F, stage.id, copy_)
-            put(stage.gpu, 10 * back, 1, K.B, stage.id, copy_)
+            if stage.split_backward:
+                put(stage.gpu, 10 * back, 1, K.I, stage.id, copy_)
+                put(stage.gpu, 10 * (back + 4), 3, K.W, stage.id, copy_)
+            else:
+                put(stage.gpu, 10 * back, 1, K.B, stage.id, copy_)
             if plan.semantics == "2bw":
                 put(stage.gpu, 10 * back, 2, K.OPT, stage.id, copy_)
             if stage.id < last:

@@ -173,6 +173,7 @@ class _StageBuilder:
             device=self.device,
             autocast=self.task.autocast,
             host=self.host if offload else None,
+            split_backward=planned.split_backward,
         )
         compile_ahead(spec)
         return StageRunner(

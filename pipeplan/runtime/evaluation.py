@@ -88,6 +88,9 @@ class _Evaluated:
         """Never comes."""
         raise NotImplementedError
 
+    def weight_backward(self, microbatch: int) -> None:
+        """Never comes."""
+
     def offload(self, microbatch: int) -> None:
         """Never comes."""
 

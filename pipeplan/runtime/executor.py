@@ -1,8 +1,8 @@
 """The executor: one thread walks a rank's list of actions. It decides nothing.
 
 Every tensor is alive exactly between two actions that the program names (docs/reference/model.md,
-M4, M5): a received one from its RECV to its F or B, a sent one from its F or B to its FREE, one
-between two stages of this rank from producer to consumer, one that is offloaded (H6) not from
+M4, M5): a received one from its RECV to its F, B or I, a sent one from its F, B or I to its FREE,
+one between two stages of this rank from producer to consumer, one that is offloaded (H6) not from
 FREE_O to PREFETCH. So the bytes follow from the list, not from the clock (O7).
 """
 
@@ -42,7 +42,9 @@ class _Message:
         return self.tensors
 
 
-_COMPUTES = (ActionKind.F, ActionKind.B, ActionKind.OPT)
+_COMPUTES = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W, ActionKind.OPT)
+_BACKWARDS = (ActionKind.B, ActionKind.I)
+"""What gives the gradients of a stage's inputs."""
 _Key = tuple[int, int]
 """(stage, micro-batch)."""
 
@@ -97,6 +99,8 @@ class Executor:
         self._table: dict[ActionKind, Callable[[int, int], None]] = {
             ActionKind.F: self._forward,
             ActionKind.B: self._backward,
+            ActionKind.I: self._input_backward,
+            ActionKind.W: self._weight_backward,
             ActionKind.RECV_F: self._receive_input,
             ActionKind.RECV_B: self._receive_gradient,
             ActionKind.SEND_F: self._send_output,
@@ -198,7 +202,7 @@ class Executor:
         except Exception as error:
             raise RankError(self._failure(self._place(action), error)) from error
         end = self.recorder.end(start)
-        if action.kind is ActionKind.B and action.stage == self._last:
+        if action.kind in _BACKWARDS and action.stage == self._last:
             assert action.microbatch is not None
             if self._dropped(action.microbatch):
                 return
@@ -225,6 +229,21 @@ class Executor:
             self._hand_on(outputs, endpoint, self._inputs, next_key, self._outputs, key)
 
     def _backward(self, stage: int, microbatch: int) -> None:
+        self._input_backward(stage, microbatch)
+        self._added(stage, microbatch)
+
+    def _weight_backward(self, stage: int, microbatch: int) -> None:
+        if not self._dropped(microbatch):
+            self._stages[stage].weight_backward(microbatch)
+        self._added(stage, microbatch)
+
+    def _added(self, stage: int, microbatch: int) -> None:
+        """All gradients of weights of `microbatch` are there."""
+        step, left = divmod(microbatch + 1, self._pattern.microbatches)
+        if not left:
+            self._updates.after_backwards(stage, step - 1)
+
+    def _input_backward(self, stage: int, microbatch: int) -> None:
         key = (stage, microbatch)
         last = stage == self._last
         gradients = [] if last else self._arrived(self._output_gradients.pop(key))
@@ -237,9 +256,6 @@ class Executor:
             self._hand_on(
                 arrived, endpoint, self._output_gradients, next_key, self._input_gradients, key
             )
-        step, left = divmod(microbatch + 1, self._pattern.microbatches)
-        if not left:
-            self._updates.after_backwards(stage, step - 1)
 
     def _offload(self, stage: int, microbatch: int) -> None:
         if not self._dropped(microbatch):
@@ -327,6 +343,7 @@ class Executor:
             ActionKind.SEND_F: endpoints.output,
             ActionKind.FREE_F: endpoints.output,
             ActionKind.B: endpoints.output_gradient,
+            ActionKind.I: endpoints.output_gradient,
             ActionKind.RECV_B: endpoints.output_gradient,
             ActionKind.SEND_B: endpoints.input_gradient,
             ActionKind.FREE_B: endpoints.input_gradient,

@@ -19,7 +19,7 @@ class Observer:
         """The loss of one micro-batch, told before the last stage's update of its step."""
 
     def backward(self, microbatch: int, end_ns: int) -> None:
-        """The last stage's backward of `microbatch` ended."""
+        """The last stage's backward of `microbatch`, or the first half of it, ended."""
 
     def updated(self, stage: int, step: int) -> None:
         """`stage` made its weights of step `step`."""
@@ -53,7 +53,7 @@ class HostedStage(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Micro-batches between their forward and their backward."""
+        """Micro-batches between their forward and the end of their backward, both halves of it."""
 
     @property
     def weights(self) -> StageWeights:
@@ -65,7 +65,13 @@ class HostedStage(Protocol):
         """Outputs for `microbatch`; the last stage's is its loss."""
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
-        """Gradients of the stage's inputs; waits for what is on its way back from the host."""
+        """Gradients of the stage's inputs; waits for what is on its way back from the host.
+
+        Those of weights add up, or wait for `weight_backward` where the plan splits the backward.
+        """
+
+    def weight_backward(self, microbatch: int) -> None:
+        """The gradients of weights that `backward` left add up."""
 
     def offload(self, microbatch: int) -> None:
         """Begin to copy what waits for the backward to the host."""

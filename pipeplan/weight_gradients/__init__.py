@@ -20,10 +20,12 @@ it is done here is ours.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
+from pipeplan.compiling import Compiled
 from pipeplan.weight_gradients.interception import Deferring
 from pipeplan.weight_gradients.waiting import InnerBackwardError, Waiting, WeightBackward
 
@@ -36,9 +38,12 @@ class WeightGradients:
     def __init__(self) -> None:
         self._waiting = Waiting()
 
-    def deferring(self) -> TorchFunctionMode:
-        """Around the forward of a layer; within hooks on saved tensors, if both are wanted."""
-        return Deferring(self._waiting)
+    def deferring(self, layer: nn.Module) -> AbstractContextManager[Any]:
+        """Around a forward of `layer`; within hooks on saved tensors, if both are wanted.
+
+        What is compiled has its whole backward in one piece.
+        """
+        return nullcontext() if isinstance(layer, Compiled) else Deferring(self._waiting)
 
     @contextmanager
     def activations(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ class Halves:
         for index, layer in enumerate(self.layers):
             with casting(self.autocast, CPU):
                 if self.split:
-                    with waiting.deferring():
+                    with waiting.deferring(layer):
                         value = layer(*value, *self.fed(index))
                 else:
                     value = layer(*value, *self.fed(index))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
 from pipeplan.capture.boundary_trace import call_layer, check_loss
-from pipeplan.compiling import Compiled
 from pipeplan.livebytes import key
 from pipeplan.precision import casting
 from pipeplan.task import SplitModel
@@ -117,16 +116,6 @@ class FusedLayers(nn.Module):
         return result
 
 
-def deferring(part: nn.Module, waiting: WeightGradients | None) -> AbstractContextManager[Any]:
-    """Around a forward of `part`, whose gradients of weights shall wait in `waiting`.
-
-    What is compiled has its whole backward in one piece.
-    """
-    if waiting is None or isinstance(part, Compiled):
-        return nullcontext()
-    return waiting.deferring()
-
-
 def _parts(run: LayerRun) -> list[tuple[nn.Module, tuple[int, ...]]]:
     """What is called one by one, since no caller's frame may keep a row's inner tensors alive.
 
@@ -190,7 +179,7 @@ class LayerPass:
             if self._run.loss and index == len(parts) - 1:
                 target = self._run.loss[1].clone()
             value = (*value, *(self._run.fed[place].clone() for place in places))
-            with deferring(part, self._waiting):
+            with self._waiting.deferring(part) if self._waiting else nullcontext():
                 value = call_layer(self._run.name, part, value, self._run.autocast)
         if self._run.loss:
             with casting(self._run.autocast, value[0].device):

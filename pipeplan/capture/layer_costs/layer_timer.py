@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pipeplan.autograd_cut import Slot, enter_some
 from pipeplan.capture.boundary_trace import call_layer, check_loss
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
-from pipeplan.capture.layer_costs.layer_run import deferring, fed_tensors
+from pipeplan.capture.layer_costs.layer_run import fed_tensors
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.gradients import give_sum, sum_dtype, take_sum
 from pipeplan.precision import casting
@@ -160,7 +160,7 @@ class LayerTimer:
             entered = enter_some(entry, [value.detach() for value in values], flags)
             fed = fed_tensors(model, index, source)
             self._place.seed(index)
-            with deferring(layer, waiting):
+            with waiting.deferring(layer) if waiting else nullcontext():
                 values = call_layer(name, layer, (*entered, *fed), model.autocast)
             if index == len(model.layers) - 1:
                 with casting(model.autocast, values[0].device):

@@ -72,7 +72,8 @@ class TimedStage:
         self._first = index == 0
         self._last = index == len(times.updates) - 1
         self._forward_ns = times.ops[OpKind.F, index]
-        self._backward_ns = times.ops[OpKind.B, index]
+        self._weight_ns = times.ops.get((OpKind.W, index))
+        self._backward_ns = times.ops[OpKind.B if self._weight_ns is None else OpKind.I, index]
         self._update_ns = times.updates[index]
 
     @property
@@ -90,11 +91,18 @@ class TimedStage:
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
         """See `StageRunner`."""
-        self.in_flight -= 1
+        if self._weight_ns is None:
+            self.in_flight -= 1
         if microbatch in self._back:
             self._back.pop(microbatch).wait()
         self._clock.until(self._clock.now() + self._backward_ns)
         return [] if self._first else [torch.zeros(0)]
+
+    def weight_backward(self, microbatch: int) -> None:
+        """See `StageRunner`."""
+        assert self._weight_ns is not None
+        self.in_flight -= 1
+        self._clock.until(self._clock.now() + self._weight_ns)
 
     def offload(self, microbatch: int) -> None:
         """See `StageRunner`."""

@@ -10,6 +10,7 @@ run, the output as soon as it is handed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from pipeplan.runtime.stages.random_state import seed_layer
 from pipeplan.runtime.stages.saved_tensors import SavedTensors
 from pipeplan.runtime.transport.endpoints import CPU, empty
 from pipeplan.task import TensorSpec
+from pipeplan.weight_gradients import WeightGradients
 
 Loss = Callable[[Any, Any], Tensor]
 Target = Callable[[int], Tensor]
@@ -69,6 +71,8 @@ class SegmentSpec:
     """First and last index in `layers` of each run of which a `SavedTensors` is kept."""
     autocast: torch.dtype | None = None
     """What layers and loss run under; None leaves the setting as it is."""
+    split_backward: bool = False
+    """Whether gradients of weights wait for `StoredSegment.weight_backward`."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,7 @@ class _SegmentGraph:
     entry: Slot
     exit: Slot
     saved: SavedTensors
+    waiting: WeightGradients | None
 
 
 class StoredSegment:
@@ -87,6 +92,7 @@ class StoredSegment:
     def __init__(self, spec: SegmentSpec) -> None:
         self.spec = spec
         self._graphs: dict[int, _SegmentGraph] = {}
+        self._waiting: dict[int, WeightGradients] = {}
 
     def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
         """Outputs for `microbatch`, cut off the graph; the last segment returns [loss].
@@ -100,9 +106,10 @@ class StoredSegment:
             InputError: if the loss is no scalar.
         """
         saved = SavedTensors(self.spec.offload, self.spec.first_layer)
-        graph = _SegmentGraph(None, Slot(), Slot(), saved)
+        waiting = WeightGradients() if self.spec.split_backward else None
+        graph = _SegmentGraph(None, Slot(), Slot(), saved, waiting)
         outputs = self._run_layers(
-            microbatch, self._enter(graph.entry, inputs), target, graph.saved
+            microbatch, self._enter(graph.entry, inputs), target, saved, waiting
         )
         if any(tensor.requires_grad for tensor in outputs):
             graph.root = leave(graph.exit, self._differentiable(outputs))
@@ -111,6 +118,8 @@ class StoredSegment:
 
     def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
         """Gradients of the entered inputs, zeros where none arrives; parameters' accumulate.
+
+        Where the backward is split, those of parameters wait for `weight_backward`.
 
         Args:
             microbatch: global number.
@@ -123,12 +132,19 @@ class StoredSegment:
                 gradients.append(graph.root.new_full((), scale))
             graph.exit.put(gradients)
             gradients.clear()
-            run_backward(graph.root)
+            with graph.waiting.activations() if graph.waiting else nullcontext():
+                run_backward(graph.root)
+        if graph.waiting:
+            self._waiting[microbatch] = graph.waiting
         arrived = graph.entry.take()
         if arrived is not None:
             return arrived
         pairs = zip(self.spec.inputs, self.spec.entered, strict=True)
         return [empty(spec, self.spec.device).zero_() for spec, entered in pairs if entered]
+
+    def weight_backward(self, microbatch: int) -> None:
+        """The gradients of parameters that `backward` left accumulate."""
+        self._waiting.pop(microbatch).weights()
 
     def saved(self, microbatch: int) -> SavedTensors:
         """What autograd saved in the runs that may be offloaded."""
@@ -152,6 +168,7 @@ class StoredSegment:
         boundary: tuple[Tensor, ...],
         target: Target,
         saved: SavedTensors = _NOTHING_SAVED,
+        waiting: WeightGradients | None = None,
     ) -> tuple[Tensor, ...]:
         """`value` is the only name for what flows, so each tensor dies when it is replaced."""
         value: Any = boundary
@@ -166,7 +183,8 @@ class StoredSegment:
                 layer = self.spec.first_layer + index
                 seed_layer(self.spec.seed, layer, number, self.spec.device)
             with saving:
-                with casting(self.spec.autocast, self.spec.device):
+                deferring = waiting.deferring(module) if waiting else nullcontext()
+                with casting(self.spec.autocast, self.spec.device), deferring:
                     value = module(*value)
                 if self._is_loss(index):
                     with casting(self.spec.autocast, self.spec.device):

@@ -8,6 +8,7 @@ layers that keep only their input and are computed again in B. Of what the forme
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -62,6 +63,8 @@ class StageSpec:
     """What layers and loss run under."""
     host: CopyEngine | None = None
     """The way there; needed where something is offloaded."""
+    split_backward: bool = False
+    """Whether gradients of weights wait for `StageRunner.weight_backward`."""
 
 
 class StageRunner:
@@ -107,7 +110,7 @@ class StageRunner:
 
     @property
     def in_flight(self) -> int:
-        """Micro-batches between their forward and their backward."""
+        """Micro-batches between their forward and the end of their backward, both halves of it."""
         return len(self._open)
 
     def state(self) -> dict[str, Tensor]:
@@ -143,6 +146,8 @@ class StageRunner:
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients of the stage's differentiable inputs; parameters' gradients accumulate.
 
+        Where the backward is split, those of parameters wait for `weight_backward`.
+
         Args:
             microbatch: global number.
             gradients: of the differentiable outputs; emptied, so that the caller keeps nothing
@@ -152,19 +157,41 @@ class StageRunner:
             InputError: if a hook on a parameter does what it must not.
         """
         step = microbatch // self._microbatches
-        for slots in self.slots:
-            slots.bind(step)
-        self._open.remove(microbatch)
         if self._offload:
             self._offload.wait(microbatch)
+        with self._accumulating(step):
+            for segment in reversed(self._segments):
+                gradients = segment.backward(microbatch, gradients, self.spec.scale(step))
+        if not self.spec.split_backward:
+            self._end(microbatch)
+        return gradients
+
+    def weight_backward(self, microbatch: int) -> None:
+        """The gradients of parameters that `backward` left accumulate.
+
+        Raises:
+            InputError: if a hook on a parameter does what it must not.
+        """
+        with self._accumulating(microbatch // self._microbatches):
+            for segment in reversed(self._segments):
+                segment.weight_backward(microbatch)
+        self._end(microbatch)
+
+    @contextmanager
+    def _accumulating(self, step: int) -> Iterator[None]:
+        """Around what adds to gradients of `step`: hooks see that step's leaves."""
+        for slots in self.slots:
+            slots.bind(step)
         marks = [hooks.before(step) for hooks in self._hooks]
-        for segment in reversed(self._segments):
-            gradients = segment.backward(microbatch, gradients, self.spec.scale(step))
+        yield
         for hooks, before in zip(self._hooks, marks, strict=True):
             hooks.check(step, before)
+
+    def _end(self, microbatch: int) -> None:
+        """Nothing of its graph is left."""
+        self._open.remove(microbatch)
         for slots in self.slots:
-            slots.end_graph(step)
-        return gradients
+            slots.end_graph(microbatch // self._microbatches)
 
     def offload(self, microbatch: int) -> None:
         """Begin to copy what lies between the ends of the offloaded runs to the host."""
@@ -234,4 +261,5 @@ def _segment_spec(spec: StageSpec, begin: int, end: int) -> SegmentSpec:
         device=spec.device,
         offload=offload,
         autocast=spec.autocast,
+        split_backward=spec.split_backward,
     )
