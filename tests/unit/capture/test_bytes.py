@@ -107,7 +107,13 @@ def measured(task: Task, model: SplitModel, first: int, last: int, count: int) -
 
 
 def make_stage(
-    task: Task, model: SplitModel, first: int, last: int, count: int
+    task: Task,
+    model: SplitModel,
+    first: int,
+    last: int,
+    count: int,
+    *,
+    split_backward: bool = False,
 ) -> tuple[StageRunner, tuple[Tensor, ...], bool]:
     """The runtime's stage of layers first..last, an input for it, whether it is the last one."""
     final = last == len(model.layers) - 1
@@ -120,6 +126,7 @@ def make_stage(
         outputs=() if final else model.boundaries[last + 1],
         loss=task.loss if final else None,
         seed=0,
+        split_backward=split_backward,
     )
     optimizing = OptimizerFactory(task.optimizer)
     ownership = ParameterOwnership((), optimizing, versions=1, microbatches=count, deferred=False)
