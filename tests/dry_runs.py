@@ -19,6 +19,8 @@ Ends = list[tuple[str, int]]
 _LASTING = {
     ActionKind.F: OpKind.F,
     ActionKind.B: OpKind.B,
+    ActionKind.I: OpKind.I,
+    ActionKind.W: OpKind.W,
     ActionKind.FREE_F: OpKind.SEND_F,
     ActionKind.FREE_B: OpKind.SEND_B,
     ActionKind.FREE_O: OpKind.OFFLOAD,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -11,19 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import lowering
-from pipeplan.capture import profile_task, split
+from pipeplan.capture import split
 from pipeplan.chain import Chain
 from pipeplan.errors import RankError
-from pipeplan.plan import Plan, Remat, Stage
+from pipeplan.plan import OpKind, Plan, Remat
 from pipeplan.program import ActionKind
-from pipeplan.runtime.dry_run.run import dry_run
 from pipeplan.runtime.parameters.tied_parameters import untie
-from pipeplan.simulator import simulate
-from pipeplan.task import SplitModel, Task
-from pipeplan.testing import plans, plans_split, reference
+from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.testing import plans, plans_offload, plans_split, reference
+from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import Rule, verify
-from tests import capture_tasks, grids, models, pipelines
-from tests.unit.runtime import test_memory
+from tests import capture_tasks, dry_runs, grids, models, pipelines
+from tests.unit.runtime import test_autocast, test_drop, test_hooks, test_memory
 
 Map = tuple[Sequence[int], Sequence[int], int]
 MAPS: dict[str, Map] = {
@@ -79,14 +77,121 @@ def test_computed_again_exactly(family: str) -> None:
     check_exact(plan.model_copy(update={"stages": again}), split, task)
 
 
-@pytest.mark.parametrize("accumulate", [None, torch.float32])
-def test_autocast_trains_exactly(accumulate: torch.dtype | None) -> None:
-    """Casts of weights are shared as they are without the split; sums may be wider."""
-    split, task = models.make("ViT")
-    task = replace(task, autocast=torch.bfloat16, accumulate=accumulate)
-    split = replace(split, autocast=torch.bfloat16, accumulate=accumulate)
-    plan = pipelines.split_backwards(pipelines.plan_of([3, 5], [0, 1, 0], "flush", 6))
-    check_exact(plan, split, task)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_trains_exactly(dtype: torch.dtype) -> None:
+    """A weight is used twice behind one cast; in float16 the loss is scaled."""
+    task = test_autocast.task(dtype)
+    plan = pipelines.split_backwards(pipelines.plan_of([1, 4, 6], [0, 1, 0, 1], "flush", 6))
+    check_exact(plan, split(task), task)
+
+
+@pytest.mark.parametrize("kind", test_hooks.HOOKS)
+def test_hooks_run_once_per_microbatch(kind: str) -> None:
+    """Hooks on parameters, on gradients and on their sums, train as in a loop."""
+    plan = pipelines.split_backwards(pipelines.plan_of([2, 4], [0, 1, 0], "flush", 6))
+    check_exact(plan, *test_hooks.toy(test_hooks.HOOKS[kind]))
+
+
+@pytest.mark.parametrize(("how", "cuts"), [("synchronize", [1, 3]), ("colocate", [1, 2])])
+def test_tied_weights_train_exactly(how: Tied, cuts: list[int]) -> None:
+    """Layers on several ranks, or several stages of one, share weights; with clipping."""
+    model, task = pipelines.tied(clip=True, how=how)
+    gpus = [0, 1, 0] if how == "synchronize" else [0, 0, 0]
+    plan = pipelines.split_backwards(pipelines.plan_of(cuts, gpus, "flush", 6, layers=5))
+    check_exact(plan, model, task)
+
+
+@pytest.mark.parametrize("make", [test_drop.plain, test_drop.clipped])
+def test_what_is_left_of_a_dropped_step(make: Callable[[], tuple[SplitModel, Task]]) -> None:
+    """The last finished step, wherever the ranks are when they drop the next one."""
+    _, task = make()
+    plan = pipelines.plan_of([2, 4, 6], [0, 1, 0, 1], "flush", test_drop.M)
+    plan = pipelines.split_backwards(plan)
+    steps = range(test_drop.STEPS + 1)
+    expected = [test_drop.run(plan, make()[0], task, count) for count in steps]
+    lost = 0
+    for part in (0.15, 0.4, 0.55, 0.6, 0.9):
+        question = int(part * expected[-1].questions[1])
+        ended = test_drop.run(plan, make()[0], task, test_drop.STEPS, 1, question)
+        test_drop.same(ended, expected[ended.done])
+        lost += ended.lost
+    assert lost, "no step was dropped: the test shows nothing"
+
+
+class _Breaks(nn.Module):
+    """Its weight's hook fails at the third micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.calls = 0
+        self.inner.weight.register_hook(self._count)
+
+    def _count(self, _: Tensor) -> None:
+        self.calls += 1
+        if self.calls == 3:
+            raise ValueError("the third one")
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.inner(value)
+
+
+def test_a_failure_names_the_half() -> None:
+    """What fails with gradients of weights fails in W, which is named."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6), nn.Tanh(), _Breaks(), nn.Linear(6, 3)]
+    model, task = pipelines.split_by_hand(layers, "sgd")
+    plan = pipelines.split_backwards(pipelines.plan_of([2], [0, 0], "flush", 4, layers=4))
+    with pytest.raises(RankError, match=r"action 1W2 \(stage 1, micro-batch 2\).*the third one"):
+        pipelines.train(plan, pipelines.pattern_of(plan, 2), model, task, 1)
+
+
+def drawn(seed: int, *, step: bool, offload: bool = False) -> Plan:
+    """A random plan of eight layers with split backwards, periodic or of a whole step."""
+    rng = Random(f"{seed} runtime")
+    chain = plans_split.weighed(rng, plans.random_chain(rng, 8))
+    cluster = plans.random_cluster(rng, 1 + seed % 4, "full")
+    stages = plans.random_stages(rng, 8, len(cluster.gpus))
+    stages = tuple(plans_split.splitting(rng, chain, stage) for stage in stages)
+    used = {stage.gpu for stage in stages}
+    if not any(stage.split_backward for stage in stages) or len(used) < len(cluster.gpus):
+        return drawn(seed + 4, step=step, offload=offload)
+    plan = plans.scheduled(rng, chain, cluster, stages, 1 if step else 1 + seed % 2)
+    plan = plan.model_copy(update={"semantics": "flush", "microbatches": 5})
+    plan = plans_split.step_plan(rng, plan, 5) if step else plan
+    if not offload:
+        return plan
+    plan = plans_offload.offloading(rng, plan)
+    away = any(
+        op.kind is OpKind.OFFLOAD and plan.stages[op.stage].split_backward for op in plan.ops
+    )
+    return plan if away else drawn(seed + 4, step=step, offload=True)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("step", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_lowered_plans_train_exactly(seed: int, step: bool, offload: bool) -> None:
+    """Plans whose W come at any time behind I: losses and weights equal one process.
+
+    What is kept between F and I may wait on the host.
+    """
+    plan = drawn(seed, step=step, offload=offload)
+    model, task = pipelines.toy("adamw")
+    expected = reference.train("flush", *pipelines.toy("adamw"), 3, plan.microbatches, 3)
+    outcome = pipelines.train(plan, lowering.lower(plan), model, task, 3)
+    assert outcome.losses == expected.losses
+    for name, value in outcome.weights.items():
+        assert torch.equal(value, expected.weights[name]), name
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
+    """All ends of all actions of all ranks over two steps on the virtual clock: difference 0."""
+    plan = plans_split.random_split_plan(seed)
+    pattern = lowering.lower(plan)
+    got = run_ranks(len(plan.cluster.gpus), lambda rank: dry_runs.ran(plan, pattern, 2, rank))
+    assert got == dry_runs.simulated(plan, pattern, 2)
 
 
 def profiled(name: str) -> Chain:
@@ -120,3 +225,19 @@ def test_peak_is_as_planned(name: str, shape: tuple[int, int, int]) -> None:
     plan = planned(name, shape)
     peaks = [row.peak_bytes for row in plan.memory]
     assert test_memory.measured(plan, test_memory.TASKS[name]()) == peaks
+
+
+@grids.each_pair(name=test_memory.ROWS, shape=test_memory.SHAPES)
+def test_what_is_computed_again_takes_no_more(name: str, shape: tuple[int, int, int]) -> None:
+    """With runs computed again in I, no rank holds more than `peak_bytes`."""
+    plan = planned(name, shape, again=True)
+    peaks = test_memory.measured(plan, test_memory.TASKS[name]())
+    assert all(peak <= row.peak_bytes for peak, row in zip(peaks, plan.memory, strict=True))
+
+
+@grids.each_value(shape=test_memory.SHAPES[1:3])
+def test_peak_of_a_graph_is_as_planned(shape: tuple[int, int, int]) -> None:
+    """Of layers that are exported graphs, to the byte."""
+    plan = planned("gpt2", shape)
+    peaks = [row.peak_bytes for row in plan.memory]
+    assert test_memory.measured(plan, capture_tasks.gpt2()) == peaks
