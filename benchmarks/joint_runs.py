@@ -74,6 +74,7 @@ def profiled(name: str, compute_ns: int = COMPUTE_NS) -> Chain:
             update={
                 "forward_ns": layer.forward_ns * compute_ns // total,
                 "backward_ns": layer.backward_ns * compute_ns // total,
+                "backward_weight_ns": None,
                 "optimizer_ns": 0,
             }
         )

@@ -161,7 +161,8 @@ def chain() -> Chain:
 
 def leveled(found: Chain) -> Chain:
     """A chain with the same times in every layer, equal wherever it was measured."""
-    times = {"forward_ns": 300, "backward_ns": 500, "forward_light_ns": None, "optimizer_ns": 0}
+    times: dict[str, int | None] = {"forward_ns": 300, "backward_ns": 500, "optimizer_ns": 0}
+    times |= {"forward_light_ns": None, "backward_weight_ns": None}
     layers = tuple(layer.model_copy(update=times) for layer in found.layers)
     return found.model_copy(update={"layers": layers})
 

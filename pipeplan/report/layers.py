@@ -25,16 +25,25 @@ def kept_bytes(layer: Layer) -> int:
     return layer.saved_bytes + layer.saved_output_bytes
 
 
+_HALVES = "\nof weights: part of backward, which may come later where a plan splits it"
+
+
+def _of_weights(layer: Layer) -> str:
+    known = layer.backward_weight_ns
+    return "" if known is None else format_ns(known)
+
+
 def layer_table(chain: Chain) -> Table:
     """One row per layer and a sum; `chain.mode` says whether times were measured."""
     times = {"measured": "", "estimated": ", times estimated", "imported": ", imported"}[
         chain.mode
     ]
     samples = f"{chain.microbatch_size} sample{'s' if chain.microbatch_size > 1 else ''}"
+    halves = [x.backward_weight_ns for x in chain.layers if x.backward_weight_ns is not None]
     table = Table(
         title=f"{chain.name}{times}",
         title_justify="left",
-        caption=_LEGEND.format(size=samples),
+        caption=_LEGEND.format(size=samples) + (_HALVES if halves else ""),
         caption_justify="left",
         show_footer=True,
     )
@@ -48,6 +57,8 @@ def layer_table(chain: Chain) -> Table:
         ("kept", [kept_bytes(layer) for layer in layers], format_bytes),
     ):
         table.add_column(name, show(sum(values)), justify="right")
+        if name == "backward" and halves:
+            table.add_column("of weights", format_ns(sum(halves)), justify="right")
     table.add_column("output", justify="right")
     for index, layer in enumerate(layers):
         table.add_row(
@@ -55,6 +66,7 @@ def layer_table(chain: Chain) -> Table:
             layer.name,
             format_ns(layer.forward_ns),
             format_ns(layer.backward_ns),
+            *([_of_weights(layer)] if halves else []),
             format_bytes(weights_bytes(layer)),
             format_bytes(kept_bytes(layer)),
             format_bytes(layer.output_bytes),

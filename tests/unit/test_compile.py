@@ -222,7 +222,9 @@ def test_a_profile_tells_the_tolerance_and_counts_compiled_bytes() -> None:
 def peak(chain: Chain, task: Task, semantics: Semantics) -> tuple[int, int]:
     """The most that the allocator of one rank recorded over three steps, and the plan's peak."""
     layers = tuple(
-        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2})
+        layer.model_copy(
+            update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, "backward_weight_ns": None}
+        )
         for i, layer in enumerate(chain.layers)
     )
     plan = planned(chain.model_copy(update={"layers": layers}), 1, semantics, 1, 0)

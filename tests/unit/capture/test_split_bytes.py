@@ -1,4 +1,4 @@
-"""Profiled bytes of a backward in two halves, put together by (S3) to (S5), are what stages hold."""
+"""Profiled bytes of a backward in two halves, summed up by (S3) to (S5), are what stages hold."""
 
 from __future__ import annotations
 

@@ -242,6 +242,9 @@ def test_bytes_of_hooks_are_planned(semantics: Semantics) -> None:
     ]
     plain = profile_task(capture_tasks.mlp(), repeats=1, warmup=0)
     assert chain.layers[0].backward_workspace_bytes > plain.layers[0].backward_workspace_bytes
-    layers = tuple(x.model_copy(update={"forward_ns": 3, "backward_ns": 7}) for x in chain.layers)
+    layers = tuple(
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
+        for x in chain.layers
+    )
     plan = planned(chain.model_copy(update={"layers": layers}), 2, semantics, 1, 1)
     assert measured(plan, make()) == [row.peak_bytes for row in plan.memory]

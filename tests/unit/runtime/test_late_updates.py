@@ -38,7 +38,10 @@ def wide(rule: str) -> Task:
 
 def timed(chain: Chain) -> Chain:
     """The chain with times that make every op last."""
-    layers = tuple(x.model_copy(update={"forward_ns": 3, "backward_ns": 7}) for x in chain.layers)
+    layers = tuple(
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
+        for x in chain.layers
+    )
     return chain.model_copy(update={"layers": layers})
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeplan import lowering
 from pipeplan.capture import profile_task, split
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics, Stage
@@ -35,13 +35,24 @@ TASKS = {
 }
 
 
+def _half(layer: Layer, index: int) -> int | None:
+    """A time of gradients of weights, where the layer has one."""
+    return None if layer.backward_weight_ns is None else 2 + index % 3
+
+
 @functools.cache
 def profiled(name: str) -> Chain:
     """The chain of a task, with times that make every op last: only bytes are measured here."""
     make = TASKS.get(name, capture_tasks.skips)
     chain = profile_task(make(), repeats=1, warmup=0)
     layers = tuple(
-        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2})
+        layer.model_copy(
+            update={
+                "forward_ns": 3 + i % 3,
+                "backward_ns": 7 - i % 2,
+                "backward_weight_ns": _half(layer, i),
+            }
+        )
         for i, layer in enumerate(chain.layers)
     )
     return chain.model_copy(update={"layers": layers})
@@ -181,7 +192,10 @@ def tied(how: Tied) -> Task:
 def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) -> None:
     """Gradients per layer, the copy and its optimizer state, the owner's inbox: to the byte."""
     chain = profile_task(tied(how), repeats=1, warmup=0)
-    layers = tuple(x.model_copy(update={"forward_ns": 3, "backward_ns": 7}) for x in chain.layers)
+    layers = tuple(
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
+        for x in chain.layers
+    )
     plan = planned(chain.model_copy(update={"layers": layers}), gpus, semantics, 1, 0)
     homes = {gpu for gpu in range(gpus) for s in plan.hosted(gpu) if {s.first, s.last} & {0, 4}}
     assert len(homes) == gpus
@@ -220,7 +234,10 @@ def test_what_an_earlier_layer_keeps_may_be_counted_twice(semantics: Semantics) 
         return replace(capture_tasks.skips(), model=[*layers, nn.Linear(16, 1)])
 
     chain = profile_task(make(), repeats=1, warmup=0)
-    layers = tuple(x.model_copy(update={"forward_ns": 3, "backward_ns": 7}) for x in chain.layers)
+    layers = tuple(
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
+        for x in chain.layers
+    )
     chain = chain.model_copy(update={"layers": layers})
     passing = [layer.saved_passing_bytes for layer in layers]
     assert passing == [0, layers[0].output_bytes, 0, 0, 0]

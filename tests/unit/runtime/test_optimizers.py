@@ -118,7 +118,10 @@ def task(make: Make, options: dict[str, Any], groups: bool) -> Task:
 def chain_of(made: Task) -> Chain:
     """Its chain, with times that make every op last."""
     chain = profile_task(made, repeats=1, warmup=0)
-    timed = tuple(x.model_copy(update={"forward_ns": 3, "backward_ns": 7}) for x in chain.layers)
+    timed = tuple(
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
+        for x in chain.layers
+    )
     return chain.model_copy(update={"layers": timed})
 
 

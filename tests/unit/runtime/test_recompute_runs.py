@@ -45,7 +45,11 @@ def profiled(name: str) -> Chain:
     chain = profile_task(TASKS[name](), repeats=1, warmup=0)
     layers = tuple(
         layer.model_copy(
-            update={"forward_ns": 1000 * (3 + i % 3), "backward_ns": 1000 * (7 - i % 2)}
+            update={
+                "forward_ns": 1000 * (3 + i % 3),
+                "backward_ns": 1000 * (7 - i % 2),
+                "backward_weight_ns": None,
+            }
         )
         for i, layer in enumerate(chain.layers)
     )

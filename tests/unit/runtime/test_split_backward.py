@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from pipeplan import lowering
 from pipeplan.capture import split
-from pipeplan.chain import Chain
 from pipeplan.errors import RankError
 from pipeplan.plan import OpKind, Plan, Remat
 from pipeplan.program import ActionKind
@@ -194,27 +193,15 @@ def test_every_action_ends_when_the_simulator_says(seed: int) -> None:
     assert got == dry_runs.simulated(plan, pattern, 2)
 
 
-def profiled(name: str) -> Chain:
-    """With times that make every op last, both halves of a backward among them."""
-    chain = test_memory.profiled(name)
-    layers = tuple(
-        layer
-        if layer.backward_weight_ns is None
-        else layer.model_copy(update={"backward_weight_ns": 2 + index % 3})
-        for index, layer in enumerate(chain.layers)
-    )
-    return chain.model_copy(update={"layers": layers})
-
-
 def planned(name: str, shape: tuple[int, int, int], *, again: bool = False) -> Plan:
     """A valid plan in which all stages but the first are split."""
     gpus, k, seed = shape
-    plain = test_memory.planned(profiled(name), gpus, "flush", k, seed)
+    plain = test_memory.planned(test_memory.profiled(name), gpus, "flush", k, seed)
     stages = pipelines.split_backwards(plain).stages
     if again:
         stages = tuple(plans.recomputing(Random(seed), stage) for stage in stages)
     assert any(stage.split_backward for stage in stages)
-    plan = test_memory.planned(profiled(name), gpus, "flush", k, seed, stages)
+    plan = test_memory.planned(test_memory.profiled(name), gpus, "flush", k, seed, stages)
     assert not [found for found in verify(plan) if found.rule is not Rule.DIGESTS]
     return plan
 

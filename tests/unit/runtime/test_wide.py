@@ -183,7 +183,9 @@ def profiled(name: str, kind: str) -> Chain:
     """Its chain, with times that make every op last."""
     chain = profile_task(half(name, kind), repeats=1, warmup=0)
     layers = tuple(
-        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2})
+        layer.model_copy(
+            update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, "backward_weight_ns": None}
+        )
         for i, layer in enumerate(chain.layers)
     )
     return chain.model_copy(update={"layers": layers})
