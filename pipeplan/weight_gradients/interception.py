@@ -24,6 +24,7 @@ _METHODS = ("split", "norm", "unflatten", "__rsub__", "__rdiv__", "__rpow__", "_
 _MATRIX = 2
 """Dimensions of a weight from which on its gradient waits: one of a vector is little work, and
 what it needs (all of an input, all of a gradient) would wait with it."""
+_WRITES = ("__set__", "__setitem__", "__delitem__")
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -83,18 +84,18 @@ class Deferring(TorchFunctionMode):
             return func(*args, **given)
         if isinstance(func, types_.FunctionType):
             return self._inside(func, args, given)
-        if func.__name__ == "__get__" and not _differentiable(found := func(*args, **given)):
+        if _name(func) == "__get__" and not _differentiable(found := func(*args, **given)):
             return found
         return self._later(func, args, given, activations, weights)
 
     def _knows(self, func: Any, kwargs: dict[str, Any]) -> bool:
         """Whether `func` may be deferred: it makes new tensors and nobody else looks on."""
-        name = getattr(func, "__name__", "").partition(".")[0]
+        name = _name(func).partition(".")[0]
         inplace = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
         schema = getattr(func, "_schema", None)
         return not (
             inplace
-            or name == "__set__"
+            or name in _WRITES
             or kwargs.get("out") is not None
             or (schema is not None and schema.is_mutable)
             or _hooks_on_saved() != self._hooks
@@ -183,6 +184,11 @@ class Deferring(TorchFunctionMode):
             deferred=len(seen.joints) == 1,
             below=seen.below(),
         )
+
+
+def _name(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    return name
 
 
 def _hooks_on_saved() -> Any:

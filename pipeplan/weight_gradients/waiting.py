@@ -81,9 +81,9 @@ class Waiting:
             (alias,) = cut_off([weight])
             total = metadata(weight)[MARK][weight.output_nr]
             return alias, (get_gradient_edge(alias), total)
-        alias, total = self._leaves.setdefault(
-            id(weight), (weight.detach().requires_grad_(), Sum(leaf=weight))
-        )
+        if id(weight) not in self._leaves:
+            self._leaves[id(weight)] = weight.detach().requires_grad_(), Sum(leaf=weight)
+        alias, total = self._leaves[id(weight)]
         return alias, (get_gradient_edge(alias), total)
 
     def cast(self, node: Node, use: Use) -> Use:

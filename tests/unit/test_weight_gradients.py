@@ -178,6 +178,13 @@ def _in_place(value: Tensor, one: Tensor, two: Tensor) -> Tensor:
     return product[:, 0].addmm_(value[:, 1], two)
 
 
+def _written(value: Tensor, one: Tensor, two: Tensor) -> Tensor:
+    value = value.float() * 1
+    value[:, 1] = one[1]
+    value[:, :2] += two[:2]
+    return value
+
+
 DEFERRED: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(6, 6),
     "linear without bias": lambda: nn.Linear(6, 6, bias=False),
@@ -215,6 +222,7 @@ NOT_DEFERRED: dict[str, Callable[[], nn.Module]] = {
     "custom function": lambda: _Function(lambda x, a, b: _Square.apply(x.float(), a)),
     "recurrent": _Recurrent,
     "in place": lambda: _Function(_in_place),
+    "written into": lambda: _Function(_written),
     "view like a weight": lambda: _Function(
         lambda x, a, b: x[:, :1].expand(4, 5, 6).view_as(a[:5].expand(4, 5, 6)) * 2
     ),
