@@ -11,7 +11,7 @@ from pipeplan.cluster import Gpu
 from pipeplan.errors import PipeplanError
 from pipeplan.plan import MemoryRow, Op, Plan, Remat, Stage
 from pipeplan.testing.plans import settle
-from tests import mutations_host
+from tests import mutations_host, mutations_split
 
 
 def mutate(plan: Plan, rng: Random, kind: str | None = None) -> tuple[str, Plan]:
@@ -302,6 +302,7 @@ MUTATIONS: list[tuple[str, Callable[[Plan, Random], Plan]]] = [
         run_recomputed,
         run_offloaded,
         *mutations_host.CHANGES,
+        *mutations_split.CHANGES,
         period_changed,
         microbatches_changed,
         semantics_changed,

@@ -19,6 +19,8 @@ class Planned:
     period: int
     k: int
     due: tuple[tuple[int, ...], ...]
+    steps: bool = False
+    """Whether a period is a step that nothing enters or leaves (T6)."""
 
     @classmethod
     def of(cls, plan: Plan, ops: Ops) -> Planned:
@@ -27,14 +29,24 @@ class Planned:
         due = [[-1] * plan.k for _ in ops.present]
         for op in plan.ops:
             due[number(op.kind, op.stage)][op.copy_] = op.shift * plan.period_ns + op.start_ns
-        return cls(plan.period_ns, plan.k, tuple(map(tuple, due)))
+        within = all(
+            op.shift == 0 and op.start_ns + op.duration_ns <= plan.period_ns for op in plan.ops
+        )
+        steps = within and plan.semantics == "flush" and plan.k == plan.microbatches
+        return cls(plan.period_ns, plan.k, tuple(map(tuple, due)), steps)
 
     def at(self, op: int, microbatch: int) -> int:
         """When it is due, in ns."""
         return self.due[op][microbatch % self.k] + microbatch // self.k * self.period
 
     def depth(self, ops: Ops) -> int:
-        """The last period in which one of the first k micro-batches does something."""
+        """The last period in which one of the first k micro-batches does something.
+
+        In a step plan what ends with the period belongs to it: no compute of another one holds
+        anything up.
+        """
+        if self.steps:
+            return 0
         return max(
             (due + duration) // self.period
             for dues, duration, present in zip(self.due, ops.duration, ops.present, strict=True)
@@ -46,9 +58,12 @@ class Planned:
         """Periods' worth of micro-batches after which one whole period was in steady state.
 
         Nothing of the first ones is left in period depth + 1; what acts there belongs to
-        micro-batches up to two periods later, whose receives are posted that early at most.
+        micro-batches up to two periods later, whose receives are posted that early at most. Of a
+        step plan no receive is posted in an earlier period: one step goes before the one that
+        counts, whose first events are the ends of that, and one follows, so that the distance of
+        two steps can be measured.
         """
-        return self.depth(ops) + 4
+        return 3 if self.steps else self.depth(ops) + 4
 
 
 def inspect(plan: Plan) -> Iterator[Discrepancy]:

@@ -59,7 +59,9 @@ def simulate(
         raise InputError("simulate: got updates on the plan clock, need the eager clock for them")
     ops = Ops.of(plan)
     planned = Planned.of(plan, ops)
-    count = _enough(plan, planned.least(ops), updates) if microbatches is None else microbatches
+    if not {action.shift for rank in pattern.ranks for action in rank} <= {0, 1}:
+        planned = replace(planned, steps=False)  # a pattern that reaches further than the plan
+    count = _enough(plan, planned, ops, updates) if microbatches is None else microbatches
     _check_count(count, pattern)
     if not updates:
         pattern = replace(pattern, microbatches=1 if plan.semantics == "2bw" else count)
@@ -115,10 +117,12 @@ def _condensed(plan: Plan, clock: Clock) -> Plan:
     return condensed(plan)
 
 
-def _enough(plan: Plan, least: int, updates: bool) -> int:
+def _enough(plan: Plan, planned: Planned, ops: Ops, updates: bool) -> int:
     """Micro-batches for a steady state; with updates whole steps, and under flush one."""
+    least = planned.least(ops)
     if not updates:
-        return plan.k * (least + 8)
+        # More periods say nothing new of steps that nothing passes between.
+        return plan.k * (least if planned.steps else least + 8)
     if plan.semantics == "flush":
         return plan.microbatches
     return (ceil_div(plan.k * least, plan.microbatches) + 4 * plan.k) * plan.microbatches
