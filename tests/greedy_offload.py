@@ -12,14 +12,17 @@ from pipeplan.cluster import Host
 from pipeplan.plan import Op, OpKind, Plan, Remat, Runs, Stage
 from tests import handmade, handmade_greedy
 from tests.handmade_greedy import Calendar
-from tests.handmade_unrolled import PREFETCH, B, F, Unrolled, away_bytes, resource
+from tests.handmade_unrolled import PREFETCH, F, Unrolled, away_bytes, resource
 
 
 def random_plan(seed: int) -> Plan:
     """A plan of `handmade_greedy` in which most stages that can offload do."""
-    random, plan = Random(seed), handmade_greedy.random_plan(seed)
-    if plan.memory_model != "exact":
-        return plan
+    plan = handmade_greedy.random_plan(seed)
+    return offloading(Random(seed), plan) if plan.memory_model == "exact" else plan
+
+
+def offloading(random: Random, plan: Plan) -> Plan:
+    """`plan` in which most stages that can offload do."""
     host = Host(
         memory_bytes=10**6,
         bandwidth_bytes_per_s=random.choice((10**9, 3 * 10**9, 20 * 10**9)),
@@ -69,7 +72,7 @@ def _pair(
     """OFFLOAD and PREFETCH of one (stage, copy, length), booked; None where none are allowed."""
     (stage, copy, length), grid = what, Unrolled(plan)
     gpu, begin, end = plan.stages[stage].gpu, grid.time(F, stage, copy)[1], 0
-    end = grid.time(B, stage, copy)[0]
+    end = grid.time(grid.back(stage), stage, copy)[0]
     room = range(begin, end - length + 1)
     times = random.sample(room, min(len(room), 12))
     for there, back in product(times, times):

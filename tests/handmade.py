@@ -7,7 +7,7 @@ not state them, are filled in by `verifier.audit`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -45,6 +45,7 @@ def plan(
     cluster: Cluster | None = None,
     k: int = 1,
     durations: Mapping[str, int] | None = None,
+    split: Collection[int] = (),
     **fields: Any,
 ) -> Plan:
     """A plan from stages (first layer, last layer, GPU) and the ops' absolute times.
@@ -58,12 +59,13 @@ def plan(
         cluster: default: as many equal GPUs as the stages need, 2**40 bytes, no transfer time.
         k: copies.
         durations: by label without the copy (`2F`), where they are not to be `length`.
+        split: stages that have I and W.
         fields: other fields of the plan.
     """
     where = cluster or uniform(max(gpu for _, _, gpu in stages) + 1, 2**40)
     given = dict(durations or {})
     ops: list[Op] = []
-    for kind, stage in order(stages):
+    for kind, stage in order(stages, split):
         key = f"{stage}{kind}"
         duration = given.get(key, length(of, where, stages, kind, stage))
         for copy in range(k):
@@ -80,7 +82,10 @@ def plan(
         cluster=where,
         k=k,
         period_ns=period,
-        stages=tuple(Stage(id=i, layers=(a, b), gpu=g) for i, (a, b, g) in enumerate(stages)),
+        stages=tuple(
+            Stage(id=i, layers=(a, b), gpu=g, split_backward=i in split)
+            for i, (a, b, g) in enumerate(stages)
+        ),
         ops=tuple(ops),
         **{"step_ns": 0, "memory": ()} | fields,
     )
@@ -163,36 +168,43 @@ def base(**fields: Any) -> Plan:
     return plan(of, stages, 60, _TIMES, **options)
 
 
-def order(stages: Sequence[tuple[int, int, int]]) -> list[tuple[OpKind, int]]:
-    """(kind, stage) in chain order, transfers only where GPUs differ."""
+def order(
+    stages: Sequence[tuple[int, int, int]], split: Collection[int] = ()
+) -> list[tuple[OpKind, int]]:
+    """(kind, stage) in chain order, transfers only where GPUs differ; every W at the end."""
     last, found = len(stages) - 1, []
     for s in range(last + 1):
         found.append((OpKind.F, s))
         if s < last and stages[s][2] != stages[s + 1][2]:
             found.append((OpKind.SEND_F, s))
     for s in range(last, -1, -1):
-        found.append((OpKind.B, s))
+        found.append((OpKind.I if s in split else OpKind.B, s))
         if s > 0 and stages[s][2] != stages[s - 1][2]:
             found.append((OpKind.SEND_B, s))
-    return found
+    return found + [(OpKind.W, s) for s in split]
 
 
 def length(
     of: Chain, cluster: Cluster, stages: Sequence[tuple[int, int, int]], kind: OpKind, stage: int
 ) -> int:
-    """(T2), (T3) of one op, in fractions."""
+    """(T2), (T3), (S2) of one op, in fractions."""
     first, last, gpu = stages[stage]
     if kind.is_compute:
-        field = "forward_ns" if kind is OpKind.F else "backward_ns"
         speed = Fraction(str(cluster.gpus[gpu].speed))
-        times = [ceil(getattr(of.layers[i], field) / speed) for i in range(first, last + 1)]
-        return sum(times) + cluster.action_overhead_ns
+        layers = of.layers[first : last + 1]
+        return sum(ceil(_alone(x, kind) / speed) for x in layers) + cluster.action_overhead_ns
     if kind is OpKind.SEND_F:
         size, other = of.layers[last].output_bytes, stage + 1
     else:
         size, other = of.layers[first - 1].gradient_of_output_bytes, stage - 1
     latency, bandwidth = cluster.links.between(gpu, stages[other][2])
     return latency + (ceil(Fraction(size * 10**9, bandwidth)) if bandwidth else 0)
+
+
+def _alone(layer: Layer, kind: OpKind) -> int:
+    weights = layer.backward_weight_ns or 0
+    both = {OpKind.I: layer.backward_ns - weights, OpKind.W: weights}
+    return {OpKind.F: layer.forward_ns, OpKind.B: layer.backward_ns, **both}[kind]
 
 
 def _op(

@@ -56,10 +56,13 @@ class Shop:
     resources: dict[tuple[OpKind, int], object]
 
     def place(self) -> dict[str, int] | None:
-        """Absolute times by label, in chain order; None where an op finds no place."""
+        """Absolute times by label, every W behind its I; None where an op finds no place."""
         calendar, ready = Calendar(self.period), [0] * self.k
         times: dict[str, int] = {}
         for (kind, stage), length in self.lengths.items():
+            if kind is OpKind.W:
+                inputs = self.lengths[OpKind.I, stage]
+                ready = [times[f"{stage}I{copy}"] + inputs for copy in range(self.k)]
             starts = self._starts(calendar, ready, (kind, stage))
             if starts is None:
                 return None

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Self
 
 from pipeplan.plan import OpKind, Plan
-from tests import handmade_greedy
+from tests import handmade_greedy, split_bytes
 
-F, B = OpKind.F, OpKind.B
+F, B, W = OpKind.F, OpKind.B, OpKind.W
 OFFLOAD, PREFETCH = OpKind.OFFLOAD, OpKind.PREFETCH
 Key = tuple[int, ...]
 
@@ -36,6 +36,10 @@ class Unrolled:
                 self.add_stage(m, stage)
         return self
 
+    def back(self, stage: int) -> OpKind:
+        """B, or I."""
+        return OpKind.I if self.plan.stages[stage].split_backward else B
+
     def has(self, kind: OpKind, stage: int, m: int) -> bool:
         """Whether micro-batch m has this op: not all have those of (H2)."""
         return (kind, stage, m % self.plan.k) in self.ops
@@ -47,7 +51,9 @@ class Unrolled:
         return start, start + op.duration_ns
 
     def pos(self, kind: OpKind, stage: int) -> int:
-        """(T1), (H5)."""
+        """(T1), (H5), (S1)."""
+        if kind is W:
+            return 6 * self.S + stage
         if kind.is_host:
             return 4 * self.S + 2 * stage + (kind is PREFETCH)
         forward = kind in (F, OpKind.SEND_F)
@@ -88,13 +94,17 @@ class Unrolled:
         plan, stage = self.plan, self.plan.stages[s]
         layers, gpu = plan.chain.layers[stage.first : stage.last + 1], stage.gpu
         kept, forward, backward = stage_bytes(plan, s)
+        back = self.back(s)
+        if back is OpKind.I:
+            backward = split_bytes.inputs(plan, s)
+            self.add_weights(m, s)
         if plan.memory_model == "paper":
-            self.keep(gpu, "saved", kept, self.end(F, s, m), self.end(B, s, m))
+            self.keep(gpu, "saved", kept, self.end(F, s, m), self.end(back, s, m))
         else:
-            self.keep(gpu, "saved", kept, self.start(F, s, m), self.end(B, s, m))
+            self.keep(gpu, "saved", kept, self.start(F, s, m), self.end(back, s, m))
             forward, backward = forward - kept, backward - kept
         self.keep(gpu, "working", forward, self.start(F, s, m), self.end(F, s, m))
-        self.keep(gpu, "working", backward, self.start(B, s, m), self.end(B, s, m))
+        self.keep(gpu, "working", backward, self.start(back, s, m), self.end(back, s, m))
         if plan.semantics == "2bw" and plan.memory_model == "exact":
             at = (self.time(B, s, m)[1], 3, m, self.pos(B, s), 0)
             size = max(x.optimizer_workspace_bytes for x in layers)
@@ -107,7 +117,19 @@ class Unrolled:
             unsaved = out if paper else out - layers[-1].saved_output_bytes
             self.add_edge(m, (F, s), (F, s + 1), unsaved, out)
             gradient = out if paper else layers[-1].gradient_of_output_bytes
-            self.add_edge(m, (B, s + 1), (B, s), gradient, gradient)
+            self.add_edge(m, (self.back(s + 1), s + 1), (back, s), gradient, gradient)
+
+    def add_weights(self, m: int, s: int) -> None:
+        """(S3), (S5)."""
+        kept, running, shared = split_bytes.weights(self.plan, s)
+        gpu, done = self.plan.stages[s].gpu, self.end(OpKind.I, s, m)
+        begin, end = self.start(W, s, m), self.end(W, s, m)
+        self.keep(gpu, "saved", kept, done, end)
+        self.keep(gpu, "working", running - kept, begin, end)
+        if shared:
+            self.keep(
+                gpu, "saved", -shared, done, min(end, self.start(self.back(s - 1), s - 1, m))
+            )
 
     def add_away(self, m: int, s: int) -> None:
         """(H5) to (H7)."""
@@ -116,10 +138,10 @@ class Unrolled:
         issue = (self.hold(gpu, there), 2, m, self.pos(OFFLOAD, s), 0, 0)
         free = (gone, 0, m, self.pos(OFFLOAD, s), 0, 0)
         post = (self.hold(gpu, back), 1, m, self.pos(PREFETCH, s), 0, 0)
-        assert issue < free < post < self.start(B, s, m)
+        assert issue < free < post < self.start(self.back(s), s, m)
         self.keep(gpu, "saved", -size, free, post)
         self.events[gpu].add(issue)
-        self.hosted[gpu].append((issue, self.start(B, s, m), size))
+        self.hosted[gpu].append((issue, self.start(self.back(s), s, m), size))
 
     def host_bytes(self, gpu: int) -> int:
         """(H7), instant by instant."""
@@ -257,7 +279,7 @@ def states(plan: Plan, gpu: int) -> int:
 
 
 def broken(grid: Unrolled) -> set[str]:
-    """Rules (R1) to (R5), (H3) and (H4) straight from their text, over all pairs of a window."""
+    """Rules (R1) to (R5), (H3), (H4), (S1) straight from their text, on all pairs of a window."""
     plan, found = grid.plan, set[str]()
     reach = (3 + shifts(plan)) * plan.k
     if min(op.shift for op in plan.ops):
@@ -283,13 +305,16 @@ def broken(grid: Unrolled) -> set[str]:
 
 
 def late(grid: Unrolled, kinds: list[tuple[OpKind, int]], m: int) -> bool:
-    """Whether micro-batch m breaks (R2) or (H3)."""
-    chain = [op for op in kinds if not op[0].is_host]
+    """Whether micro-batch m breaks (R2), (H3) or (S1)."""
+    chain = [op for op in kinds if not op[0].is_host and op[0] is not W]
+    halves = [s for kind, s in kinds if kind is W]
+    if any(grid.time(OpKind.I, s, m)[1] > grid.time(W, s, m)[0] for s in halves):
+        return True
     if any(grid.time(*u, m)[1] > grid.time(*v, m)[0] for u, v in pairwise(chain)):
         return True
     for s in (s for kind, s in kinds if kind is OFFLOAD and grid.has(kind, s, m)):
         (begin, gone), (back, there) = (grid.time(kind, s, m) for kind in (OFFLOAD, PREFETCH))
-        (_, done), (used, _) = (grid.time(kind, s, m) for kind in (F, B))
+        (_, done), (used, _) = (grid.time(kind, s, m) for kind in (F, grid.back(s)))
         if done > begin or gone > grid.hold(grid.plan.stages[s].gpu, back) or there > used:
             return True
     return False

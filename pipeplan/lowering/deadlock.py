@@ -155,10 +155,11 @@ class _Places:
     def computes(self, letter: str, action: Action, stage: int | None = None) -> ActionKind:
         """What computes the forward or backward of the action's micro-batch in a stage.
 
-        F, or B, or I where the program has that; the stage is the action's if none is given.
+        F, or B, or I where the program has one of the halves; the stage is the action's if none
+        is given.
         """
         home = action.stage if stage is None else stage
-        split = Action(_K.I, home, action.microbatch) in self.node
+        split = any(Action(half, home, action.microbatch) in self.node for half in _HALVES)
         return _K.I if letter == "B" and split else _K(letter)
 
     def _check_at_home(self, action: Action) -> None:

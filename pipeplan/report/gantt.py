@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.report.grid import HOST_LEGEND, GridRow, batches, grid_rows, label, offloads, short
+from pipeplan.report.grid import GridRow, batches, grid_rows, label, more_legends, short, window
 from pipeplan.report.picture import save
 from pipeplan.simulator import simulate
 from pipeplan.units import format_bytes, format_ns
@@ -59,8 +59,8 @@ def _draw_period(axes: Axes, plan: Plan, lines: Sequence[GridRow]) -> None:
     axes.set_xlim(0, plan.period_ns)
     axes.set_xticks([0, plan.period_ns], ["0", format_ns(plan.period_ns)])
     axes.set_title(
-        f"{short(plan.chain.name, 48)}: one period, {batches(plan.k)}, {plan.semantics};"
-        f" label = stage, F or B, micro-batch{f'; {HOST_LEGEND}' if offloads(plan) else ''}",
+        f"{short(plan.chain.name, 48)}: {window(plan)}, {batches(plan.k)}, {plan.semantics};"
+        f" {'; '.join(['label = stage, F or B, micro-batch', *more_legends(plan)])}",
         loc="left",
     )
 
@@ -137,9 +137,9 @@ def _bar(axes: Axes, plan: Plan, op: Op, height: int) -> None:
 
 
 def _colour(op: Op) -> Any:
-    """One hue per stage, forward and what leaves light, backward dark, transfers pale."""
+    """One hue per stage, forward and what leaves light, backward dark, W between, links pale."""
     from matplotlib import colormaps
 
     red, green, blue, _ = colormaps["tab10"](op.stage % 10)
-    shade = 0.45 if op.kind in _FORWARD else 0.85
+    shade = 0.45 if op.kind in _FORWARD else 0.65 if op.kind is OpKind.W else 0.85
     return (red, green, blue, shade * (1 if op.kind.is_compute else 0.5))

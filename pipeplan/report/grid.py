@@ -17,11 +17,13 @@ from rich.cells import cell_len, set_cell_size
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.units import format_ns
 
-_FILL = {OpKind.F: "-", OpKind.B: "="}
+_FILL = {OpKind.F: "-", OpKind.B: "=", OpKind.I: "=", OpKind.W: "+"}
 _TRANSFER = "~"
 _LETTER = {
     OpKind.F: "F",
     OpKind.B: "B",
+    OpKind.I: "I",
+    OpKind.W: "W",
     OpKind.SEND_F: "F",
     OpKind.SEND_B: "B",
     OpKind.OFFLOAD: "O",
@@ -32,6 +34,7 @@ LEGEND = (
     " > and < continue over the period's end"
 )
 HOST_LEGEND = "O to the host, P back"
+SPLIT_LEGEND = "I backward of activations, W + of weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,11 @@ def grid(plan: Plan, width: int = 96, marked: Collection[str] = ()) -> str:
             )
         lines.append(f"{set_cell_size(row.name, margin)} |{''.join(cells)}|")
     head = (
-        f"one period: {format_ns(plan.period_ns)} for {batches(plan.k)};"
+        f"{window(plan)}: {format_ns(plan.period_ns)} for {batches(plan.k)};"
         f" a column is {format_ns(plan.period_ns / columns)}"
     )
     note = [f"({hidden} ops shorter than a column are not drawn)"] if hidden else []
-    legend = f"{LEGEND}; {HOST_LEGEND}" if offloads(plan) else LEGEND
+    legend = "; ".join([LEGEND, *more_legends(plan)])
     return "\n".join([head, *lines, legend, *note]) + "\n"
 
 
@@ -87,9 +90,17 @@ def batches(count: int) -> str:
     return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
-def offloads(plan: Plan) -> bool:
-    """Whether anything of `plan` moves between a GPU and the host."""
-    return any(op.kind.is_host for op in plan.ops)
+def window(plan: Plan) -> str:
+    """What a picture of the period shows: all of a step, if it is a step plan (T6)."""
+    whole = plan.semantics == "flush" and plan.k == plan.microbatches
+    return "one step" if whole and not any(op.shift for op in plan.ops) else "one period"
+
+
+def more_legends(plan: Plan) -> list[str]:
+    """What only some plans have: halves of a backward, ways to the host."""
+    halves = any(op.kind in (OpKind.I, OpKind.W) for op in plan.ops)
+    away = any(op.kind.is_host for op in plan.ops)
+    return [*([SPLIT_LEGEND] if halves else []), *([HOST_LEGEND] if away else [])]
 
 
 def microbatch(plan: Plan, op: Op) -> int:

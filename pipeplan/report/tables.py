@@ -91,7 +91,7 @@ def headline(plan: Plan) -> Table:
         )
     if plan.chain.mode == "estimated":
         table.add_row("times", f"estimates, nothing was measured: {plan.chain.source}")
-    for what, text in (*_kept_together(plan), *remat.lines(plan)):
+    for what, text in (*_kept_together(plan), *_split(plan), *remat.lines(plan)):
         table.add_row(what, text)
     for note in plan.solver.notes:
         table.add_row("note", note)
@@ -113,6 +113,13 @@ def _kept_together(plan: Plan) -> Iterator[tuple[str, str]]:
                     f"layers {', '.join(map(str, layers))} share {parameter}, so they stay on one"
                     ' GPU: Task(tied="synchronize") lets them apart',
                 )
+
+
+def _split(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Which layers compute the gradients of their weights apart."""
+    if plan.splits:
+        layers = remat.named([stage.layers for stage in plan.stages if stage.split_backward])
+        yield "split", f"backward of {layers}: gradients of weights apart, later"
 
 
 def _runs(layers: Sequence[int]) -> list[tuple[int, int]]:

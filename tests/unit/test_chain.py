@@ -8,7 +8,7 @@ import pytest
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.errors import InputError
-from pipeplan.verifier import stage_bytes
+from pipeplan.verifier import split, stage_bytes
 from tests import documents, handmade
 
 
@@ -55,10 +55,15 @@ def test_parts_are_no_larger_than_the_whole(field: str, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "least"), [("forward_workspace_bytes", -4), ("backward_workspace_bytes", -24)]
+    ("field", "least"),
+    [
+        ("forward_workspace_bytes", -4),
+        ("backward_workspace_bytes", -24),
+        ("input_backward_workspace_bytes", -24),
+    ],
 )
 def test_an_operation_holds_what_it_keeps(field: str, least: int) -> None:
-    """Below x 20 + y 4 - kept 20, or gy 4 + gx 20, it would hold less than it keeps (M3)."""
+    """Below x 20 + y 4 - kept 20, or gy 4 + gx 20, it would hold less than it keeps (M3), (S4)."""
     edge = chain(**{field: least})
     assert getattr(edge.layers[1], field) == least
     for layers in ([(0, 1, 0)], [(0, 0, 0), (1, 1, 0)], [(0, 0, 0), (1, 1, 1)]):
@@ -66,7 +71,8 @@ def test_an_operation_holds_what_it_keeps(field: str, least: int) -> None:
         plan = handmade.plan(edge, layers, 400, times, memory=(), step_ns=1)
         for index in range(len(layers)):
             bytes_ = stage_bytes.exact(plan, index)
-            assert min(bytes_.forward, bytes_.backward) >= bytes_.kept
+            inputs = split.halves(plan, index).running
+            assert min(bytes_.forward, bytes_.backward, inputs) >= bytes_.kept
     with pytest.raises(InputError, match=rf"layers\[1\]\.{field}: got {least - 1}, need at least"):
         chain(**{field: least - 1})
 

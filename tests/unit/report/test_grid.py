@@ -11,8 +11,8 @@ from rich.cells import cell_len
 
 from pipeplan.plan import Plan
 from pipeplan.report.gantt import draw_gantt
-from pipeplan.report.grid import HOST_LEGEND, LEGEND, grid, microbatch, short
-from tests import handmade_offload
+from pipeplan.report.grid import HOST_LEGEND, LEGEND, SPLIT_LEGEND, grid, microbatch, short
+from tests import handmade_offload, handmade_split
 from tests.samples import two_stages
 
 
@@ -59,6 +59,20 @@ def test_narrow_ops_keep_their_direction() -> None:
 def test_marked_op_stands_out() -> None:
     """What the caller marks is filled with exclamation marks."""
     assert "1F1!!!!!!!" in grid(two_stages(), width=47, marked={"1F0"})
+
+
+def test_halves_of_a_backward_have_letters_and_a_legend() -> None:
+    """I is drawn like B, W with its own fill; a step plan shows a step."""
+    head, line, legend = grid(handmade_split.one_gpu(), width=61).splitlines()
+    assert head.startswith("one step: 9 ns for 1 micro-batch")
+    assert line == "gpu0 |0F0---1F0---------1I0===============0B0===1W0+++++++++|"
+    assert legend == f"{LEGEND}; {SPLIT_LEGEND}"
+
+
+def test_a_period_of_split_backwards_is_no_step() -> None:
+    """Of two micro-batches per step, one per period."""
+    plan = handmade_split.one_gpu().model_copy(update={"microbatches": 2})
+    assert grid(plan).startswith("one period: ")
 
 
 def test_ways_to_the_host_are_rows_of_their_own() -> None:

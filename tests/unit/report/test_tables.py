@@ -17,6 +17,7 @@ from pipeplan.report import gantt, tables
 from pipeplan.units import format_ns
 from pipeplan.verifier import audit
 from tests import handmade_offload
+from tests.handmade_split import one_gpu
 from tests.samples import two_stages
 
 if TYPE_CHECKING:
@@ -67,6 +68,13 @@ def test_headline_says_what_is_recomputed() -> None:
     took = format_ns(plan.chain.layers[1].forward_ns)
     lines = [line for line in shown.splitlines() if "recomputed" in line]
     assert [line.split(maxsplit=1)[1].strip() for line in lines] == [f"gpu1, layers 1: {took}"]
+
+
+def test_headline_says_whose_backward_is_split() -> None:
+    """One line with the layers, only for a plan that has I and W."""
+    assert "split" not in text(tables.headline(two_stages()))
+    shown = " ".join(text(tables.headline(one_gpu())).split())
+    assert "split backward of layers 1-2: gradients of weights apart, later" in shown
 
 
 def test_headline_says_what_is_offloaded() -> None:
@@ -175,6 +183,15 @@ def test_picture_shows_each_op_and_splits_the_wrapping_one() -> None:
         *("0B0", "0F1", "0F1", "1B0", "1B0", "1B1", "1F1")
     ]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["gpu0", "gpu1", "0>1", "1>0"]
+
+
+def test_picture_of_a_split_backward(tmp_path: Path) -> None:
+    """Both halves are labelled, the title says what they are."""
+    gantt.draw_gantt(one_gpu(), tmp_path / "plan.svg")
+    drawn = (tmp_path / "plan.svg").read_text()
+    assert all(f"<!-- {label} -->" in drawn for label in ("1I0", "1W0"))
+    assert "one step" in drawn
+    assert "W + of weights" in drawn
 
 
 def test_picture_in_an_unknown_format_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -10,15 +11,20 @@ from hypothesis import strategies as st
 
 from pipeplan.plan import Plan
 from pipeplan.verifier import audit, verify
+from tests import greedy_split, split_bytes
 from tests.greedy_offload import random_plan
-from tests.handmade_unrolled import OFFLOAD, B, F, Unrolled, broken, buffers, shifts, states
+from tests.handmade_unrolled import OFFLOAD, F, Unrolled, W, broken, buffers, shifts, states
+
+Draw = Callable[[int], Plan]
+DRAWS = [pytest.param(random_plan, id="whole"), pytest.param(greedy_split.random_plan, id="split")]
 
 
 @settings(max_examples=150, derandomize=True, deadline=None)
-@given(st.integers(0, 10**6))
-def test_memory_equals_the_unrolled_window(seed: int) -> None:
+@pytest.mark.parametrize("draw", DRAWS)
+@given(seed=st.integers(0, 10**6))
+def test_memory_equals_the_unrolled_window(draw: Draw, seed: int) -> None:
     """On random valid plans every term of every GPU's row equals the brute-force one."""
-    plan = random_plan(seed)
+    plan = draw(seed)
     assert verify(plan) == ()
     grid = Unrolled(plan).filled()
     for gpu, row in enumerate(audit(plan).memory):
@@ -40,13 +46,14 @@ def test_memory_equals_the_unrolled_window(seed: int) -> None:
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)
-@given(st.integers(0, 10**6))
-def test_in_flight_and_step_equal_the_unrolled_window(seed: int) -> None:
+@pytest.mark.parametrize("draw", DRAWS)
+@given(seed=st.integers(0, 10**6))
+def test_in_flight_and_step_equal_the_unrolled_window(draw: Draw, seed: int) -> None:
     """In-flight counts and (T5), by listing micro-batches one by one."""
-    plan = random_plan(seed)
+    plan = draw(seed)
     grid, told = Unrolled(plan), audit(plan)
     for s in range(len(plan.stages)):
-        stays = [(grid.start(F, s, m), grid.end(B, s, m)) for m in grid.window]
+        stays = [(grid.start(F, s, m), grid.end(grid.back(s), s, m)) for m in grid.window]
         inside = [key for key, _ in stays if 0 <= key[0] < plan.period_ns]
         assert told.in_flight[s] == max(sum(a <= x < b for a, b in stays) for x in inside)
     spans = [
@@ -70,10 +77,13 @@ def test_in_flight_and_step_equal_the_unrolled_window(seed: int) -> None:
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
-@given(st.integers(0, 10**6), st.data())
-def test_every_move_is_judged_as_the_definition_does(seed: int, data: st.DataObject) -> None:
+@pytest.mark.parametrize("draw", DRAWS)
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_every_move_is_judged_as_the_definition_does(
+    draw: Draw, seed: int, data: st.DataObject
+) -> None:
     """An op moved anywhere: order and overlap rules agree with the definitions, pair by pair."""
-    plan = random_plan(seed)
+    plan = draw(seed)
     index = data.draw(st.integers(0, len(plan.ops) - 1))
     fields = {
         "start_ns": data.draw(st.integers(0, plan.period_ns - 1)),
@@ -133,3 +143,22 @@ def test_the_random_plans_cover_the_hard_cases() -> None:
         "half way": any(p.cluster.host and p.cluster.host.duplex == "half" for p in plans),
     }
     assert all(seen.values()), seen
+
+
+def test_the_random_split_plans_cover_the_hard_cases() -> None:
+    """Among 300 seeds: inputs that the stage before keeps too, W before and after its backward."""
+    seen = dict.fromkeys(("shared", "first", "last", "zero", "two layers", "k", "offload"), 0)
+    for plan in map(greedy_split.random_plan, range(300)):
+        at = {op.label: op.shift * plan.period_ns + op.start_ns for op in plan.ops}
+        for stage in (stage for stage in plan.stages if stage.split_backward):
+            seen["two layers"] += stage.last > stage.first
+            seen["k"] += plan.k > 1
+            seen["offload"] += stage.id in copies(plan)
+            seen["zero"] += any(
+                op.kind is W and op.stage == stage.id and not op.duration_ns for op in plan.ops
+            )
+            if split_bytes.weights(plan, stage.id)[2]:
+                seen["shared"] += 1
+                back = at[f"{stage.id - 1}{plan.stages[stage.id - 1].backward}0"]
+                seen["first" if at[f"{stage.id}W0"] < back else "last"] += 1
+    assert all(count > 10 for count in seen.values()), seen
