@@ -105,7 +105,7 @@ def test_a_gradient_waits_for_its_i() -> None:
         (" 1W0", "", "1I0 needs 1W0"),
         ("1I0 ", "", "needs 1I0"),
         ("1I0", "1I0 1B0", "got 1I0 and 1B0, need one of them"),
-        ("1I0", "1B0", "1W0 needs 1I0"),
+        ("1I0", "1B0", "needs 1I0"),
         ("1F0 ", "", "needs 1F0"),
     ],
 )
