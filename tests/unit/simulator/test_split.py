@@ -11,6 +11,7 @@ from pipeplan.errors import DeadlockError, InputError, InvalidPlanError
 from pipeplan.lowering import lower
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import ActionKind, Program
+from pipeplan.simulator.tape import Ops, number
 from pipeplan.testing.plans_split import random_split_plan
 from tests import handmade
 from tests.handmade_split import EARLY, LATE, one_gpu, two_gpus
@@ -132,3 +133,13 @@ def test_spans_show_both_halves() -> None:
     assert found[OpKind.I, 1] == (3, 6)
     assert found[OpKind.W, 1] == (7, 9)
     assert (OpKind.B, 1) not in found
+
+
+def test_positions() -> None:
+    """(T1), (S1): I where B was, W behind all that a micro-batch does, the host's ops included."""
+    ops = Ops.of(two_gpus())
+    places = {(kind, s): ops.position[number(kind, s)] for kind in OpKind for s in (0, 1)}
+    assert places[OpKind.I, 1] == places[OpKind.B, 1] == 3
+    assert (places[OpKind.W, 0], places[OpKind.W, 1]) == (12, 13)
+    others = (at for (kind, _), at in places.items() if kind is not OpKind.W)
+    assert max(others) == places[OpKind.PREFETCH, 1] == 11
