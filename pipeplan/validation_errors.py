@@ -50,6 +50,8 @@ _MAKERS = {
     "run": "`pipeplan.launch --out` writes it",
 }
 """Where files of each kind come from."""
+_MANY = 16
+"""Names of fields that a message lists."""
 _NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -140,8 +142,16 @@ def _meant(got: object, kind: str, last: Sequence[int | str]) -> str:
 def _unknown(name: str, place: str, record: Any) -> str:
     known = [field.alias or key for key, field in record.model_fields.items()]
     near = difflib.get_close_matches(name, known, n=1)
-    need = f"a known one, perhaps {near[0]!r}" if near else "one of " + ", ".join(known)
+    need = f"a known one, perhaps {near[0]!r}" if near else "one of " + _some(known)
     return f"{place}: got the unknown field {show(name)}, need {need}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """`names`, or the first of many and where the others are."""
+    if len(names) <= _MANY:
+        return ", ".join(names)
+    rest = len(names) - _MANY
+    return f"{', '.join(names[:_MANY])} or {rest} more (docs/reference/formats.md)"
 
 
 def _format_hint(got: object, need: str) -> str:
