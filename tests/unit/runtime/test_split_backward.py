@@ -216,10 +216,12 @@ def test_peak_is_as_planned(name: str, shape: tuple[int, int, int]) -> None:
 
 @grids.each_pair(name=test_memory.ROWS, shape=test_memory.SHAPES)
 def test_what_is_computed_again_takes_no_more(name: str, shape: tuple[int, int, int]) -> None:
-    """With runs computed again in I, no rank holds more than `peak_bytes`."""
+    """With runs computed again in I, no rank holds more than `peak_bytes`; (V3) is a bound."""
     plan = planned(name, shape, again=True)
     peaks = test_memory.measured(plan, test_memory.TASKS[name]())
-    assert all(peak <= row.peak_bytes for peak, row in zip(peaks, plan.memory, strict=True))
+    planned_peaks = [row.peak_bytes for row in plan.memory]
+    assert all(peak <= most for peak, most in zip(peaks, planned_peaks, strict=True))
+    assert sum(planned_peaks) - sum(peaks) <= 0.03 * sum(planned_peaks)
 
 
 @grids.each_value(shape=test_memory.SHAPES[1:3])
