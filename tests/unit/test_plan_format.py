@@ -25,7 +25,12 @@ def test_views() -> None:
     assert [stage.id for stage in plan.hosted(1)] == [1]
     assert (plan.stages[1].first, plan.stages[1].last) == (1, 1)
     assert [op.label for op in plan.ops] == ["0F0", "0SEND_F0", "1F0", "1B0", "1SEND_B0", "0B0"]
-    assert [kind for kind in OpKind if kind.is_compute] == [OpKind.F, OpKind.B]
+    computes = [OpKind.F, OpKind.B, OpKind.I, OpKind.W]
+    assert [kind for kind in OpKind if kind.is_compute] == computes
+    halves = plan.stages[1].model_copy(update={"split_backward": True})
+    assert (plan.stages[1].backward, halves.backward) == (OpKind.B, OpKind.I)
+    assert not plan.splits
+    assert plan.model_copy(update={"stages": (plan.stages[0], halves)}).splits
     assert plan.model_copy(update={"k": 4}).period_per_microbatch == Fraction(45, 2)
 
 
