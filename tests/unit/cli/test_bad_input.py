@@ -62,7 +62,8 @@ FIELDS: list[tuple[str, tuple[int | str, ...], object, str]] = [
         "plan",
         ("ops", 0, "kind"),
         "f",
-        "ops[0].kind: got 'f', need 'F', 'B', 'I', 'W', 'SEND_F', 'SEND_B', 'OFFLOAD' or",
+        "ops[0].kind: got 'f', need 'F', 'B', 'I', 'W', 'SEND_F', 'SEND_B', 'OFFLOAD'"
+        " or 'PREFETCH'",
     ),
     ("plan", ("stages", 0, "remat"), [], "stages[0].remat: got an empty list, need an object"),
     ("plan", ("stages", 0, "layers"), [0], "stages[0].layers[1]: got nothing, need this item"),
