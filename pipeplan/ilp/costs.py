@@ -42,6 +42,19 @@ class SegmentBytes:
     """W of an update at any time: it is beside the states once at least."""
     late: int = 0
     """(M7): an update just before the forward, beside the input; 0 if no update waits."""
+    weight: int = 0
+    """G of (S3): what a split backward keeps from I to W."""
+    weight_shared: int = 0
+    """The part of G that the stage before, on the same GPU, counts until its own backward ends."""
+    input_backward: int = 0
+    """pI - A of (S4)."""
+    weight_backward: int = 0
+    """pW - G of (S5)."""
+
+    def most_beyond_saved(self, split: bool) -> int:
+        """What the op that needs most adds to `saved`, or to `weight`, while it runs."""
+        backwards = (self.input_backward, self.weight_backward) if split else (self.backward,)
+        return max(self.running - self.saved, *backwards)
 
     @property
     def running(self) -> int:
@@ -114,6 +127,48 @@ class CostModel:
         """(T2) of a backward of layers first..last."""
         sums = self.compute_sums(gpu)[1]
         return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+
+    @cached_property
+    def _weight_sums(self) -> dict[float, tuple[list[int], list[int]]]:
+        """Prefix sums of (I, W) ns of the layers, by GPU speed; an unknown W counts as 0."""
+        sums = {}
+        for speed in {gpu.speed for gpu in self.cluster.gpus}:
+            exact, layers = Fraction(repr(speed)), self.chain.layers
+            weights = [layer.backward_weight_ns or 0 for layer in layers]
+            inputs = [
+                ceil_div_fraction(layer.backward_ns - weight, exact)
+                for layer, weight in zip(layers, weights, strict=True)
+            ]
+            sums[speed] = (
+                list(accumulate(inputs, initial=0)),
+                list(accumulate((ceil_div_fraction(w, exact) for w in weights), initial=0)),
+            )
+        return sums
+
+    def input_backward_ns(self, first: int, last: int, gpu: int) -> int:
+        """(S2) of an I of layers first..last."""
+        sums = self._weight_sums[self.cluster.gpus[gpu].speed][0]
+        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+
+    def weight_backward_ns(self, first: int, last: int, gpu: int) -> int:
+        """(S2) of a W of layers first..last."""
+        sums = self._weight_sums[self.cluster.gpus[gpu].speed][1]
+        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+
+    @cached_property
+    def _unknown_weights(self) -> list[int]:
+        """How many of the layers before each do not tell what W takes and needs."""
+        known = (
+            layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
+            for layer in self.chain.layers
+        )
+        return list(accumulate((not each for each in known), initial=0))
+
+    def may_split(self, first: int, last: int) -> bool:
+        """Whether the backward of a stage first..last may be I and W: (S1)."""
+        unknown = self._unknown_weights
+        allowed = first > 0 and self.exact and self.semantics == "flush"
+        return allowed and unknown[first] == unknown[last + 1]
 
     def load_ns(self, first: int, last: int, gpu: int) -> int:
         """Forward plus backward of layers first..last on `gpu`, overhead of one stage included."""
@@ -264,6 +319,9 @@ def _exact_segment(
             + chain.gradient_of_input(index),
         )
     saved = kept + layers[last].saved_output_bytes
+    weight, shared_weight, input_backward, weight_backward = _split_segment(
+        chain, first, last, shared, saved
+    )
     versions = 2 if semantics == "2bw" else 1
     hosted = layers[first : last + 1]
     update = max(x.optimizer_workspace_bytes for x in hosted)
@@ -284,7 +342,51 @@ def _exact_segment(
         optimizer=0 if all_late else update,
         update=update,
         late=entering + update if waiting else 0,
+        weight=weight,
+        weight_shared=shared_weight,
+        input_backward=input_backward,
+        weight_backward=weight_backward,
     )
+
+
+def _split_segment(
+    chain: Chain, first: int, last: int, shared: int, saved: int
+) -> tuple[int, int, int, int]:
+    """(S3)-(S5): G, its part that the stage before shares, pI - A, pW - G; zeros where not known.
+
+    Args:
+        chain: The chain.
+        first: First layer of the stage.
+        last: Its last layer.
+        shared: u of (M2).
+        saved: A of the stage.
+    """
+    layers = chain.layers
+    hosted = layers[first : last + 1]
+    if any(each.saved_for_weight_bytes is None for each in hosted):
+        return 0, 0, 0, 0
+    kept = saved  # of layer l and those before it, while I walks back from the last one
+    done = boundary = 0  # of the layers behind l: kept for weights; input of the next one
+    most = 0
+    for index in range(last, first - 1, -1):
+        layer = layers[index]
+        own = layer.saved_output_bytes
+        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
+        held = kept - own + max(own, boundary)
+        most = max(most, held + done + layer.input_backward_workspace_bytes + gradients)
+        entering = layer.saved_input_for_weight_bytes
+        done += (layer.saved_for_weight_bytes or 0) - entering + boundary
+        boundary = entering
+        if index > first:
+            before = layers[index - 1].saved_output_bytes
+            inner = max(before, layer.saved_input_bytes)
+            kept += before - own - layer.saved_bytes - inner
+    total = done + boundary
+    peak, rest = 0, total
+    for layer in reversed(hosted):
+        peak = max(peak, rest + layer.weight_backward_workspace_bytes)
+        rest -= layer.saved_for_weight_bytes or 0
+    return total, min(shared, boundary), most - saved, peak - total
 
 
 def _paper_segment(chain: Chain, first: int, last: int) -> SegmentBytes:

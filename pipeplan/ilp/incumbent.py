@@ -14,7 +14,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.offload.repair import repair_by_offloading
-from pipeplan.ilp.schedule import Schedule, unrolled
+from pipeplan.ilp.schedule import Schedule, unrolled, whole_step
 from pipeplan.units import MAX_INT
 
 Report = Callable[[float, Fraction | None, Fraction, float | None, str], None]
@@ -48,6 +48,8 @@ class SearchOptions:
     deterministic: bool
     offload: bool = False
     """Whether what a stage keeps may reside on the host; then bytes prove nothing."""
+    whole_step: bool = False
+    """Whether plans are step plans (T6); other schedules are written as such."""
     without: frozenset[str] = frozenset()
     """Strategies and provers that are left out, for ablations."""
     clock: SearchClock = field(default_factory=SearchClock, compare=False)
@@ -193,7 +195,9 @@ class Incumbent:
 
         Where one k was asked for, a schedule of fewer micro-batches is written with k of them.
         """
-        if len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
+        if self.options.whole_step and schedule.k != self.options.microbatches:
+            schedule = whole_step(self.costs, schedule, self.options.microbatches)
+        elif len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
             schedule = unrolled(schedule, self.options.ks[0])
         if not self.is_feasible(schedule):
             mended = self._repaired(schedule)

@@ -81,7 +81,7 @@ def _at_once(
             for copy in range(schedule.k)
             for change in (
                 sweep.start((OpKind.F, stage.id), copy, SAVED, 1),
-                leaves(sweep, (OpKind.B, stage.id), copy, SAVED, -1),
+                leaves(sweep, (stage.backward, stage.id), copy, SAVED, -1),
             )
         ]
         counts.append(peak_terms(schedule, changes)[SAVED])

@@ -78,7 +78,8 @@ class MemoryEvents:
         """(producer, consumer, boundary layer, backward?) of each tensor between two stages."""
         for stage in self.schedule.stages[1:]:
             yield (OpKind.F, stage.id - 1), (OpKind.F, stage.id), stage.first - 1, False
-            yield (OpKind.B, stage.id), (OpKind.B, stage.id - 1), stage.first - 1, True
+            before = self.schedule.stages[stage.id - 1]
+            yield (stage.backward, stage.id), (before.backward, before.id), stage.first - 1, True
 
     def same_gpu(self, one: OpId, other: OpId) -> bool:
         """Whether both compute ops run on one GPU."""
@@ -158,7 +159,8 @@ class ExactMemoryEvents(MemoryEvents):
         for copy, (leaves, _) in offload.times.items():
             issue, out = self.deferred(offload.stage, leaves), (OpKind.OFFLOAD, offload.stage)
             yield self.event(out, copy, issue, _INSTANT, 0, SAVED, offload.size)
-            yield self.start((OpKind.B, offload.stage), copy, SAVED, -offload.size)
+            backward = self.schedule.stages[offload.stage].backward
+            yield self.start((backward, offload.stage), copy, SAVED, -offload.size)
 
     def deferred(self, stage: int, time: int) -> int:
         """(O1) on the GPU of a stage."""
@@ -167,16 +169,33 @@ class ExactMemoryEvents(MemoryEvents):
 
     def _compute(self, stage: Stage, copy: int) -> Iterator[MemoryEvent]:
         size = self.segment(stage.id)
-        forward, backward = (OpKind.F, stage.id), (OpKind.B, stage.id)
+        forward, backward = (OpKind.F, stage.id), (stage.backward, stage.id)
+        beyond = size.input_backward if stage.split_backward else size.backward
         yield self.start(forward, copy, SAVED, size.saved)
         yield self.start(forward, copy, WORKING, size.running - size.saved)
         yield self.end(forward, copy, WORKING, size.saved - size.running)
-        yield self.start(backward, copy, WORKING, size.backward)
-        yield self.end(backward, copy, WORKING, -size.backward)
+        yield self.start(backward, copy, WORKING, beyond)
+        yield self.end(backward, copy, WORKING, -beyond)
         yield self.end(backward, copy, SAVED, -size.saved)
+        if stage.split_backward:
+            yield from self._weight(stage, copy)
         if self.costs.semantics == "2bw" and size.optimizer:
             yield self.update(backward, copy, WORKING, size.optimizer)
             yield self.update(backward, copy, WORKING, -size.optimizer, sub=1)
+
+    def _weight(self, stage: Stage, copy: int) -> Iterator[MemoryEvent]:
+        """(S3), (S5): what W needs; its input counts once while the stage before counts it too."""
+        size, inputs, weights = self.segment(stage.id), (OpKind.I, stage.id), (OpKind.W, stage.id)
+        yield self.end(inputs, copy, SAVED, size.weight)
+        yield self.start(weights, copy, WORKING, size.weight_backward)
+        yield self.end(weights, copy, WORKING, -size.weight_backward)
+        yield self.end(weights, copy, SAVED, -size.weight)
+        if size.weight_shared:
+            before = self.schedule.stages[stage.id - 1]
+            released = self.end((before.backward, before.id), copy, SAVED, size.weight_shared)
+            over = self.end(weights, copy, SAVED, size.weight_shared)
+            yield self.end(inputs, copy, SAVED, -size.weight_shared)
+            yield min(released, over, key=lambda event: event[1:6])
 
     def _transfer(self, send: OpId, copy: int, sent: int, received: int) -> Iterator[MemoryEvent]:
         """(O1)-(O4): the receive's bytes from its posting, the sent bytes until they have left."""

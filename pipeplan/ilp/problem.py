@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.ilp.clock import DeterministicClock, SearchClock
 from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.plan import MemoryModel, Semantics, Stage
+
+MOST_COPIES: Final = 1024
+"""The largest k of a plan file."""
 
 Method = Literal["auto", "contiguous", "paper-ilp", "full-recompute", "two-phase"]
 
@@ -49,6 +52,13 @@ class Problem:
     offload: bool = False
     pins: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def whole_step(self) -> bool:
+        """Whether plans are step plans (T6): under flush, where nothing else is asked for."""
+        choices = self.recompute or self.offload or not 1 < len(self.ks)
+        plain = self.method == "auto" and self.memory_model == "exact" and not choices
+        return self.semantics == "flush" and plain and self.microbatches <= MOST_COPIES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -87,6 +97,7 @@ def options_of(problem: Problem, limits: Limits) -> SearchOptions:
         workers=limits.workers,
         deterministic=limits.deterministic,
         offload=problem.offload,
+        whole_step=problem.whole_step,
         without=limits.without,
         clock=DeterministicClock() if limits.deterministic else SearchClock(),
     )

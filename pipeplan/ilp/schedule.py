@@ -79,6 +79,18 @@ def unrolled(schedule: Schedule, k: int) -> Schedule:
     return Schedule(schedule.stages, schedule.period * repeats, k, times, offloads)
 
 
+def whole_step(costs: CostModel, schedule: Schedule, microbatches: int) -> Schedule:
+    """The step plan (T6) of a schedule without offloading: its first `microbatches`, then a drain."""
+    times = {
+        op: [row[m % schedule.k] + m // schedule.k * schedule.period for m in range(microbatches)]
+        for op, row in schedule.times.items()
+    }
+    begin = min(row[0] for row in times.values())
+    end = max(row[-1] + duration(costs, schedule.stages, op) for op, row in times.items())
+    moved = {op: tuple(time - begin for time in row) for op, row in times.items()}
+    return Schedule(schedule.stages, max(1, end - begin), microbatches, moved)
+
+
 def chain_ops(stages: tuple[Stage, ...]) -> list[OpId]:
     """The ops of one micro-batch in chain order, sends only where the GPU changes (§1)."""
 
@@ -91,10 +103,15 @@ def chain_ops(stages: tuple[Stage, ...]) -> list[OpId]:
         if crosses(stage):
             ops.append((OpKind.SEND_F, stage))
     for stage in reversed(range(len(stages))):
-        ops.append((OpKind.B, stage))
+        ops.append((stages[stage].backward, stage))
         if crosses(stage - 1):
             ops.append((OpKind.SEND_B, stage))
     return ops
+
+
+def weight_ops(stages: tuple[Stage, ...]) -> list[OpId]:
+    """W of each stage whose backward is split: behind its I, outside of the chain order."""
+    return [(OpKind.W, stage.id) for stage in stages if stage.split_backward]
 
 
 def duration(costs: CostModel, stages: tuple[Stage, ...], op: OpId) -> int:
@@ -105,6 +122,10 @@ def duration(costs: CostModel, stages: tuple[Stage, ...], op: OpId) -> int:
         return costs.forward_ns(stage.first, stage.last, stage.gpu)
     if kind is OpKind.B:
         return costs.backward_ns(stage.first, stage.last, stage.gpu)
+    if kind is OpKind.I:
+        return costs.input_backward_ns(stage.first, stage.last, stage.gpu)
+    if kind is OpKind.W:
+        return costs.weight_backward_ns(stage.first, stage.last, stage.gpu)
     if kind is OpKind.SEND_F:
         return costs.send_forward_ns(stage.last, stage.gpu, stages[index + 1].gpu)
     return costs.send_backward_ns(stage.first - 1, stage.gpu, stages[index - 1].gpu)
@@ -125,8 +146,10 @@ def resource(costs: CostModel, stages: tuple[Stage, ...], op: OpId) -> tuple[int
 
 
 def position(stages: tuple[Stage, ...], op: OpId) -> int:
-    """(T1), (H5)."""
+    """(T1), (H5), (S1)."""
     kind, index = op
+    if kind is OpKind.W:
+        return 6 * len(stages) + index
     if kind.is_host:
         return 4 * len(stages) + 2 * index + (kind is OpKind.PREFETCH)
     last = len(stages) - 1
@@ -169,7 +192,7 @@ def to_ops(costs: CostModel, schedule: Schedule) -> tuple[Op, ...]:
 
 def _timed(costs: CostModel, schedule: Schedule, copy: int) -> Iterator[tuple[OpId, int, int]]:
     """(op, absolute start, duration) of one micro-batch, those of the host last."""
-    for op in chain_ops(schedule.stages):
+    for op in [*chain_ops(schedule.stages), *weight_ops(schedule.stages)]:
         yield op, schedule.times[op][copy], duration(costs, schedule.stages, op)
     for each in schedule.offloads:
         if copy in each.times:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 
@@ -19,6 +20,8 @@ from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.step.bound import step_bound
+from pipeplan.ilp.step.search import StepSearch
 
 NO_SOLVER = (
     "ortools is not installed, so plans with several stages on a GPU were only searched greedily:"
@@ -47,16 +50,39 @@ class ChainSearch:
         state = self.state
         try:
             state.set_phase("bounds")
-            reason = reason_for_any_remat if state.options.offload else infeasibility_reason
+            lenient = state.options.offload or state.options.whole_step
+            reason = reason_for_any_remat if lenient else infeasibility_reason
             state.infeasible = reason(state.costs)
             if state.infeasible is None:
                 state.raise_bound("any", load_bound(state.costs), from_bytes=False)
-                state.raise_bound("any", closed_form_bound(state.costs))
-                self._search()
+                if state.options.whole_step:
+                    self._whole_step()
+                else:
+                    state.raise_bound("any", closed_form_bound(state.costs))
+                    self._search()
         except KeyboardInterrupt:
             if state.best is None:
                 raise
             state.set_phase("interrupted")
+
+    def _whole_step(self) -> None:
+        """The contiguous periodic plan, cut off after the step, as a start; then step plans.
+
+        Bounds that follow from bytes hold for backwards that are not split: none is taken here.
+        """
+        state = self.state
+        state.raise_bound("any", step_bound(state.costs, state.options.microbatches))
+        periodic = Incumbent(state.costs, replace(state.options, whole_step=False), state.report)
+        periodic.raise_bound("any", state.bounds["any"])
+        contiguous(periodic)
+        if periodic.best is not None:
+            state.offer(periodic.best)
+            state.contiguous = None
+        state.give(StepSearch.name, StepSearch(state).run, state.remaining)
+        if state.best is None and find_spec("ortools") is not None:
+            from pipeplan.ilp.noncontiguous import find_any_plan  # only here: it needs CP-SAT
+
+            find_any_plan(state)
 
     def _search(self) -> None:
         """Contiguous plans first, the best with k = 1 but once; then all others."""

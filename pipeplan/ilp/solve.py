@@ -91,6 +91,9 @@ def _search(
         return _paper_ilp(state)
     if problem.method in ("full-recompute", "two-phase"):
         return _with_fixed_cuts(problem, state)
+    if problem.whole_step:
+        search.run(state)
+        return SearchResult(state)
     groups = _groups(state.costs, limits)
     if groups is not None and (problem.recompute or problem.offload):
         state.notes.append(_no_groups(problem))

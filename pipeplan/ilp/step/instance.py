@@ -1,0 +1,122 @@
+"""What list scheduling of a step reads: durations, transfers and bytes of given stages, as lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.ilp.costs import CostModel
+from pipeplan.plan import Stage
+
+Link = tuple[int, ...]
+"""What transfers exclude each other on (R4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A message between neighbouring stages on two GPUs: link, ns, bytes at its two ends."""
+
+    link: Link
+    ns: int
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInstance:
+    """Stages on GPUs; lists are by stage unless stated, times in ns, sizes in bytes.
+
+    Attributes:
+        stages: In chain order, with `split_backward` where the backward is two ops.
+        microbatches: Of the step.
+        hosted: By GPU: its stages.
+        forward, backward, weight: Durations of F, of B or I, and of W; W is 0 where B is whole.
+        outward: Message to the next stage; None on the same GPU and for the last stage.
+        homeward: Message of the gradient to the stage before; None likewise.
+        saved: Bytes from F to B or I.
+        kept: Bytes from I to W.
+        direct: Bytes between this stage and the next, if on one GPU: (output, its gradient).
+        room: By GPU: its budget without states and without what any op needs beyond `saved`.
+    """
+
+    stages: tuple[Stage, ...]
+    microbatches: int
+    hosted: tuple[tuple[int, ...], ...]
+    forward: list[int]
+    backward: list[int]
+    weight: list[int]
+    outward: list[Hop | None]
+    homeward: list[Hop | None]
+    saved: list[int]
+    kept: list[int]
+    direct: list[tuple[int, int]]
+    room: list[int]
+
+    @property
+    def load_ns(self) -> int:
+        """What one micro-batch keeps the busiest GPU busy."""
+        return max(
+            sum(self.forward[s] + self.backward[s] + self.weight[s] for s in own)
+            for own in self.hosted
+        )
+
+
+def instance(costs: CostModel, stages: tuple[Stage, ...], microbatches: int) -> StepInstance:
+    """The instance of given stages; neighbours on one GPU hand on directly."""
+    hosted = tuple(
+        tuple(stage.id for stage in stages if stage.gpu == gpu) for gpu in range(costs.gpus)
+    )
+    sizes = [
+        costs.segment(s.first, s.last, s.id > 0 and stages[s.id - 1].gpu == s.gpu) for s in stages
+    ]
+    room = []
+    for gpu, own in enumerate(hosted):
+        beyond = max((sizes[s].most_beyond_saved(stages[s].split_backward) for s in own), default=0)
+        room.append(costs.budgets[gpu] - sum(sizes[s].states for s in own) - beyond)
+    return StepInstance(
+        stages=stages,
+        microbatches=microbatches,
+        hosted=hosted,
+        forward=[costs.forward_ns(s.first, s.last, s.gpu) for s in stages],
+        backward=[
+            (costs.input_backward_ns if s.split_backward else costs.backward_ns)(
+                s.first, s.last, s.gpu
+            )
+            for s in stages
+        ],
+        weight=[
+            costs.weight_backward_ns(s.first, s.last, s.gpu) if s.split_backward else 0
+            for s in stages
+        ],
+        outward=[_hop(costs, stages, s.id, s.id + 1, backward=False) for s in stages],
+        homeward=[_hop(costs, stages, s.id, s.id - 1, backward=True) for s in stages],
+        saved=[size.saved for size in sizes],
+        kept=[size.weight for size in sizes],
+        direct=[_direct(costs, stages, s.id) for s in stages],
+        room=room,
+    )
+
+
+def _hop(
+    costs: CostModel, stages: tuple[Stage, ...], here: int, there: int, *, backward: bool
+) -> Hop | None:
+    """The message from one stage to a neighbour, if they are on two GPUs."""
+    if not 0 <= there < len(stages) or stages[here].gpu == stages[there].gpu:
+        return None
+    source, target, boundary = stages[here].gpu, stages[there].gpu, stages[max(here, there)].first - 1
+    lasts = costs.send_backward_ns if backward else costs.send_forward_ns
+    return Hop(
+        costs.cluster.links.resource(source, target),
+        lasts(boundary, source, target),
+        costs.unsaved_bytes(boundary, backward=backward),
+        costs.tensor_bytes(boundary, backward=backward),
+    )
+
+
+def _direct(costs: CostModel, stages: tuple[Stage, ...], here: int) -> tuple[int, int]:
+    if here + 1 == len(stages) or stages[here].gpu != stages[here + 1].gpu:
+        return 0, 0
+    boundary = stages[here].last
+    return (
+        costs.unsaved_bytes(boundary, backward=False),
+        costs.unsaved_bytes(boundary, backward=True),
+    )
