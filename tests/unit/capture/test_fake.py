@@ -280,18 +280,20 @@ def task(blocks):
 """
 MEASURE = """
 import resource, sys
+import torch._dynamo, transformers
 from pipeplan.capture import estimate
 from pipeplan.devices import find_device
+imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 chain = estimate(sys.argv[1], find_device("h100"))
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(sum(layer.weight_bytes for layer in chain.layers), chain.mode)
-print(used.ru_maxrss * 1024, used.ru_utime + used.ru_stime)
+print((used.ru_maxrss - imported) * 1024, used.ru_utime + used.ru_stime)
 """
 
 
 @pytest.mark.parametrize("blocks", [4, pytest.param(32, marks=pytest.mark.long)])
 def test_blocks_of_llama_7b_take_neither_memory_nor_time(tmp_path: Path, blocks: int) -> None:
-    """Up to 27 GB of weights before their cast: profiled in less than 1 GB, exactly.
+    """Up to 27 GB of weights before their cast: profiled in less than 650 MB beside imports, exactly.
 
     All 32 blocks in 3 minutes.
     """
@@ -303,7 +305,7 @@ def test_blocks_of_llama_7b_take_neither_memory_nor_time(tmp_path: Path, blocks:
     weights, mode, resident, seconds = done.stdout.split()
     assert int(weights) == 2 * (262_148_096 + blocks * 202_383_360)
     assert mode == "estimated"
-    assert int(resident) < 10**9
+    assert int(resident) < 650 * 10**6
     assert blocks < 32 or float(seconds) < 180
 
 
