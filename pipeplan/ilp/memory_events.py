@@ -184,7 +184,7 @@ class ExactMemoryEvents(MemoryEvents):
             yield self.update(backward, copy, WORKING, -size.optimizer, sub=1)
 
     def _weight(self, stage: Stage, copy: int) -> Iterator[MemoryEvent]:
-        """(S3), (S5): what W needs; its input counts once while the stage before counts it too."""
+        """(S3), (S5): what W needs, without what the stage before still counts."""
         size, inputs, weights = self.segment(stage.id), (OpKind.I, stage.id), (OpKind.W, stage.id)
         yield self.end(inputs, copy, SAVED, size.weight)
         yield self.start(weights, copy, WORKING, size.weight_backward)
@@ -192,7 +192,7 @@ class ExactMemoryEvents(MemoryEvents):
         yield self.end(weights, copy, SAVED, -size.weight)
         if size.weight_shared:
             before = self.schedule.stages[stage.id - 1]
-            released = self.end((before.backward, before.id), copy, SAVED, size.weight_shared)
+            released = self.start((before.backward, before.id), copy, SAVED, size.weight_shared)
             over = self.end(weights, copy, SAVED, size.weight_shared)
             yield self.end(inputs, copy, SAVED, -size.weight_shared)
             yield min(released, over, key=lambda event: event[1:6])

@@ -80,7 +80,7 @@ def unrolled(schedule: Schedule, k: int) -> Schedule:
 
 
 def whole_step(costs: CostModel, schedule: Schedule, microbatches: int) -> Schedule:
-    """The step plan (T6) of a schedule without offloading: its first `microbatches`, then a drain."""
+    """The step plan (T6) of a schedule without offloading: its first `microbatches`."""
     times = {
         op: [row[m % schedule.k] + m // schedule.k * schedule.period for m in range(microbatches)]
         for op, row in schedule.times.items()

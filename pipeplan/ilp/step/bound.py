@@ -17,8 +17,8 @@ def step_bound(costs: CostModel, microbatches: int) -> Fraction:
 
     The first layers of the GPUs that are used differ, so the j-th of them (from 0) starts after j
     forwards at least and a transfer. Where no backward is split, the last op of a GPU is a
-    backward of its first layer, and the backwards of the layers before it come after that. Work is that of
-    the fastest GPU; the sum over GPUs of (step - head - tail) is no less than all work.
+    backward of its first layer, and the backwards of the layers before it come after that. Work
+    is that of the fastest GPU; all of it is at most the sum over GPUs of (step - head - tail).
     """
     fastest = max(Fraction(repr(gpu.speed)) for gpu in costs.cluster.gpus)
     layers, overhead = costs.chain.layers, costs.cluster.action_overhead_ns

@@ -1,4 +1,4 @@
-"""What list scheduling of a step reads: durations, transfers and bytes of given stages, as lists."""
+"""What list scheduling of a step reads of given stages: durations, transfers and bytes."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ def instance(costs: CostModel, stages: tuple[Stage, ...], microbatches: int) -> 
     ]
     room = []
     for gpu, own in enumerate(hosted):
-        beyond = max((sizes[s].most_beyond_saved(stages[s].split_backward) for s in own), default=0)
-        room.append(costs.budgets[gpu] - sum(sizes[s].states for s in own) - beyond)
+        beyond = [sizes[s].most_beyond_saved(stages[s].split_backward) for s in own]
+        states = sum(sizes[s].states for s in own)
+        room.append(costs.budgets[gpu] - states - max(beyond, default=0))
     return StepInstance(
         stages=stages,
         microbatches=microbatches,
@@ -102,7 +103,8 @@ def _hop(
     """The message from one stage to a neighbour, if they are on two GPUs."""
     if not 0 <= there < len(stages) or stages[here].gpu == stages[there].gpu:
         return None
-    source, target, boundary = stages[here].gpu, stages[there].gpu, stages[max(here, there)].first - 1
+    source, target = stages[here].gpu, stages[there].gpu
+    boundary = stages[max(here, there)].first - 1
     lasts = costs.send_backward_ns if backward else costs.send_forward_ns
     return Hop(
         costs.cluster.links.resource(source, target),

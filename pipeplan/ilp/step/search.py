@@ -17,7 +17,7 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import Rule, StepTimes, as_schedule, schedule_step
-from pipeplan.ilp.step.placements import even_cuts, keeps_together, placements, stages_of
+from pipeplan.ilp.step.placements import balanced_cuts, keeps_together, placements, stages_of
 from pipeplan.ilp.step.rules import initial_rules
 from pipeplan.plan import Stage
 
@@ -27,6 +27,8 @@ KEPT: Final = 8
 """Candidates that local search begins with."""
 OPENING: Final = 0.35
 """Share of the time for scheduling all placements with the initial rules."""
+FIRST_RULES: Final = 12
+"""Rules of each placement that the first round tries."""
 SIZES: Final = (0.02, 0.1, 0.3, 1.0)
 """Standard deviations of a change of ranks, in loads."""
 EVENT_S: Final = 6e-6
@@ -54,6 +56,18 @@ class Candidate:
         return self.times.end + 0.1 * sum(self.times.ends) / len(self.times.ends)
 
 
+@dataclass(slots=True)
+class _Entry:
+    """A placement before local search: its instance, the rules to try, the best so far."""
+
+    cuts: tuple[int, ...]
+    placement: tuple[int, ...]
+    split: bool
+    of: StepInstance
+    rules: list[Rule]
+    best: Candidate | None = None
+
+
 class StepSearch:
     """One search, which goes on where it was left."""
 
@@ -74,7 +88,7 @@ class StepSearch:
             state.set_phase(f"{self.name}: placements")
             self._candidates = self._opening(state.elapsed + OPENING * (end - state.elapsed))
         state.set_phase(self.name)
-        while len(self._candidates) > 0 and not self._over(end):
+        while self._candidates and not self._over(end):
             slice_s = (end - state.elapsed) / (2 * len(self._candidates))
             for candidate in self._candidates:
                 self._improve(candidate, min(end, state.elapsed + slice_s))
@@ -86,44 +100,51 @@ class StepSearch:
         return self.state.done or self.state.options.clock.spent >= end
 
     def _opening(self, end: float) -> list[Candidate]:
-        """The best rule of each placement, best placements first; all of them are offered."""
-        found: list[Candidate] = []
-        for cuts, placement, split in self._allocations():
-            if self._over(end) and found:
-                break
-            best = self._best_initial(cuts, placement, split=split, end=end)
-            if best is not None:
-                found.append(best)
-                self._offer(best)
-        found.sort(key=lambda each: each.cost)
-        return found[:KEPT]
+        """The best rules of the best placements: all play, and after each round the worse half go.
 
-    def _allocations(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], bool]]:
+        Every round tries as many rules of each placement that is left as all before together.
+        """
+        entries = list(self._entries())
+        tried, rounds = 0, FIRST_RULES
+        while entries and not self._over(end):
+            for entry in entries:
+                for rule in entry.rules[tried : tried + rounds]:
+                    self._try(entry, rule)
+                    if self._over(end):
+                        break
+                if entry.best is not None:
+                    self._offer(entry.best)
+            tried, rounds = tried + rounds, 2 * rounds
+            entries.sort(key=lambda each: each.best.cost if each.best else inf)
+            entries = entries[: max(KEPT, (len(entries) + 1) // 2)]
+            if all(tried >= len(entry.rules) for entry in entries):
+                break
+        return [entry.best for entry in entries if entry.best is not None][:KEPT]
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Every placement with balanced cuts, backwards split where that is known, and whole."""
         costs = self.state.costs
         can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
-        for placement in placements(range(costs.gpus), costs.layers):
-            cuts = even_cuts(costs, placement)
+        for placement in placements(costs):
+            cuts = balanced_cuts(costs, placement)
             for split in (True, False) if can_split else (False,):
-                yield cuts, placement, split
+                stages = stages_of(costs, cuts, placement, split=split)
+                if not keeps_together(costs, stages):
+                    continue
+                of = instance(costs, stages, self.searched)
+                rules = list(initial_rules(of))
+                self.random.shuffle(rules)
+                yield _Entry(cuts, placement, split, of, rules)
 
-    def _best_initial(
-        self, cuts: tuple[int, ...], placement: tuple[int, ...], *, split: bool, end: float
-    ) -> Candidate | None:
-        stages = stages_of(self.state.costs, cuts, placement, split=split)
-        if not keeps_together(self.state.costs, stages):
-            return None
+    def _try(self, entry: _Entry, rule: Rule) -> None:
+        best = entry.best
+        times = self._scheduled(entry.of, rule, best.times.end + 1 if best else inf)
+        if times is None:
+            return
         reserve = (0,) * self.state.costs.gpus
-        of = self._instance(stages, reserve)
-        best: Candidate | None = None
-        for rule in initial_rules(of):
-            times = self._scheduled(of, rule, best.times.end + 1 if best else inf)
-            if times is not None:
-                new = Candidate(cuts, placement, split, of, rule, times, reserve)
-                if best is None or new.cost < best.cost:
-                    best = new
-            if best is not None and self._over(end):
-                break
-        return best
+        new = Candidate(entry.cuts, entry.placement, entry.split, entry.of, rule, times, reserve)
+        if best is None or new.cost < best.cost:
+            entry.best = new
 
     def _scheduled(self, of: StepInstance, rule: Rule, horizon: float) -> StepTimes | None:
         self.state.options.clock.charge(EVENT_S * 5 * len(of.stages) * of.microbatches)
@@ -210,8 +231,11 @@ class StepSearch:
         return replace(rule, in_flight=tuple(limits))
 
     def _offer(self, candidate: Candidate) -> None:
-        """The candidate's step of all micro-batches; in less room where the exact count is over."""
-        state = self.state
+        """The candidate's whole step; with less room where the exact count is over."""
+        state, best = self.state, self.state.best
+        known = self.microbatches == self.searched
+        if known and best is not None and candidate.times.end >= best.period:
+            return
         rule = self._for_all(candidate.rule)
         for _ in range(TIGHTER):
             of = replace(candidate.of, microbatches=self.microbatches)

@@ -293,7 +293,7 @@ print((used.ru_maxrss - imported) * 1024, used.ru_utime + used.ru_stime)
 
 @pytest.mark.parametrize("blocks", [4, pytest.param(32, marks=pytest.mark.long)])
 def test_blocks_of_llama_7b_take_neither_memory_nor_time(tmp_path: Path, blocks: int) -> None:
-    """Up to 27 GB of weights before their cast: profiled in less than 650 MB beside imports, exactly.
+    """Up to 27 GB of weights before their cast: profiled exactly, in 650 MB beside imports.
 
     All 32 blocks in 3 minutes.
     """

@@ -108,7 +108,7 @@ def test_operations_are_those_of_torchs_counter(layer: nn.Module, shape: tuple[i
     with theirs:
         layer(torch.ones(shape, requires_grad=True)).sum().backward()
     attention = 0
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if isinstance(layer, Attention) and kernel not in flop_registry:
         # torch before 2.15 does not count the processor's kernel: forward 2 products, backward 5.
         attention = 7 * 2 * 2 * 4 * 16 * 16 * 8
