@@ -195,7 +195,7 @@ class Incumbent:
 
         Where one k was asked for, a schedule of fewer micro-batches is written with k of them.
         """
-        if self.options.whole_step and schedule.k != self.options.microbatches:
+        if self.options.whole_step:
             schedule = whole_step(self.costs, schedule, self.options.microbatches)
         elif len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
             schedule = unrolled(schedule, self.options.ks[0])

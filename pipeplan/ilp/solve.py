@@ -92,6 +92,8 @@ def _search(
     if problem.method in ("full-recompute", "two-phase"):
         return _with_fixed_cuts(problem, state)
     if problem.whole_step:
+        if isinstance(limits.groups, int):
+            state.notes.append("groups of layers are not used where a whole step is planned")
         search.run(state)
         return SearchResult(state)
     groups = _groups(state.costs, limits)

@@ -28,7 +28,7 @@ STRETCHES: Final = (0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
 def initial_rules(of: StepInstance) -> Iterator[Rule]:
     """All combinations, the most usual first."""
     ranks, stays = _ranks(of)
-    load, shortest = of.load_ns, _shortest(of)
+    load, shortest = max(1, of.load_ns), _shortest(of)
     none = (of.microbatches,) * len(of.stages)
     limits = [none] + [
         tuple(min(of.microbatches, max(1, ceil(stay * stretch / load - 0.01))) for stay in stays)

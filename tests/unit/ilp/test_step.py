@@ -1,0 +1,160 @@
+"""Step plans: list scheduling never deadlocks, bounds hold, and all voices accept the plans."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeplan import planner
+from pipeplan.chain import Chain
+from pipeplan.cluster import uniform
+from pipeplan.errors import InfeasibleError, TimeLimitError
+from pipeplan.ilp import Limits, Problem, solve
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.step.bound import step_bound
+from pipeplan.ilp.step.instance import instance
+from pipeplan.ilp.step.list_scheduler import as_schedule, schedule_step
+from pipeplan.ilp.step.placements import balanced_cuts, placements, stages_of
+from pipeplan.ilp.step.rules import initial_rules
+from pipeplan.plan import Plan
+from tests import handmade, step_brute
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@st.composite
+def chains(draw: st.DrawFn, least: int, most: int, *, empty: bool = False) -> Chain:
+    """Layers of a few ns and bytes that tell what their weight gradients take and need."""
+    small, times, fields = st.integers(0, 4), [], []
+    for _ in range(draw(st.integers(least, most))):
+        weight = draw(st.integers(0 if empty else 1, 3))
+        times.append((draw(st.integers(0 if empty else 1, 4)), weight + draw(st.integers(1, 3))))
+        saved, before = draw(small), fields[-1]["output_bytes"] if fields else 0
+        output = draw(small)
+        entering = draw(st.integers(0, before))
+        fields.append(
+            {
+                "output_bytes": output,
+                "saved_output_bytes": draw(st.integers(0, output)),
+                "saved_input_bytes": entering,
+                "saved_bytes": saved,
+                "weight_bytes": draw(st.integers(0, 2)),
+                "backward_weight_ns": weight,
+                "saved_for_weight_bytes": entering + draw(st.integers(0, saved + 2)),
+                "saved_input_for_weight_bytes": entering,
+                "weight_backward_workspace_bytes": draw(st.integers(0, 2)),
+            }
+        )
+    return handmade.chain(times, fields)
+
+
+def planned(chain: Chain, gpus: int, microbatches: int, memory: int, latency: int = 0) -> Plan:
+    """The step plan that every voice accepts; work is limited."""
+    config = planner.Config(
+        semantics="flush", microbatches=microbatches, time_limit_s=0.3, deterministic=True
+    )
+    cluster = uniform(gpus, memory, latency_ns=latency, bandwidth_bytes_per_s=10**9)
+    return planner.solve(chain, cluster, config)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(chains(2, 9, empty=True), st.integers(2, 4), st.integers(1, 7), st.integers(20, 200))
+def test_every_voice_accepts(chain: Chain, gpus: int, microbatches: int, memory: int) -> None:
+    """Split or whole, ample or scarce: the planner's own check of all voices passes."""
+    try:
+        plan = planned(chain, gpus, microbatches, memory)
+    except (InfeasibleError, TimeLimitError):
+        return
+    assert plan.k == microbatches
+    assert all(op.shift == 0 for op in plan.ops)
+    assert plan.period_ns == max(op.start_ns + op.duration_ns for op in plan.ops)
+
+
+@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(chains(2, 3), st.integers(1, 2), st.integers(0, 1))
+def test_against_every_order(chain: Chain, microbatches: int, latency: int) -> None:
+    """No plan is shorter than brute force, and no bound exceeds that."""
+    chain = chain.model_copy(
+        update={"layers": tuple(x.model_copy(update={"output_bytes": 0, "saved_output_bytes": 0,
+            "saved_input_bytes": 0, "saved_input_for_weight_bytes": 0}) for x in chain.layers)}
+    )  # fmt: skip
+    least = step_brute.shortest_step(chain, 2, microbatches, latency)
+    plan = planned(chain, 2, microbatches, 10**6, latency)
+    assert plan.period_ns >= least
+    costs = CostModel(chain, plan.cluster, "flush", "exact")
+    assert step_bound(costs, microbatches) * microbatches <= least
+    claimed = plan.solver.bounds.any
+    assert claimed is None or Fraction(*claimed) * microbatches <= least
+
+
+def equal(gpus: int, *, split: bool, memory: Fraction) -> tuple[Chain, CostModel]:
+    """Four equal layers a GPU; memory is a share of what 1F1B's first GPU keeps."""
+    weight = {"backward_weight_ns": 1000, "saved_for_weight_bytes": 600} if split else {}
+    layers = 4 * gpus
+    chain = handmade.chain([(1000, 2000)] * layers, [{"saved_bytes": 1000} | weight] * layers)
+    cluster = uniform(gpus, int(memory * gpus * 4000) + 1000, latency_ns=5)
+    return chain, CostModel(chain, cluster, "flush", "exact")
+
+
+@pytest.mark.parametrize("memory", [Fraction(1, 3), Fraction(1, 2), Fraction(1)])
+@pytest.mark.parametrize("split", [True, False])
+def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
+    """Where one micro-batch fits, every rule ends with all of them, within the scheduler's room."""
+    _, costs = equal(3, split=split, memory=memory)
+    for placement in placements(costs):
+        stages = stages_of(costs, balanced_cuts(costs, placement), placement, split=split)
+        of = instance(costs, stages, 5)
+        for rule in list(initial_rules(of))[::7]:
+            times = schedule_step(of, rule)
+            assert times is not None
+            schedule = as_schedule(of, times)
+            assert schedule.period == times.end
+            assert all(len(row) == 5 for row in schedule.times.values())
+
+
+def test_patience_pays_for_short_messages() -> None:
+    """A GPU that never waits for what is 5 ns away loses an op's length again and again."""
+    _, costs = equal(4, split=True, memory=Fraction(1))
+    placement = tuple(range(4)) * 4
+    stages = stages_of(costs, balanced_cuts(costs, placement), placement, split=True)
+    of = instance(costs, stages, 8)
+    shortest: dict[bool, int] = {}
+    for rule in initial_rules(of):
+        times = schedule_step(of, rule)
+        if times is not None:
+            waits = rule.patience > 0
+            shortest[waits] = min(shortest.get(waits, times.end), times.end)
+    assert shortest[True] < 1.04 * 8 * 12_000 < shortest[False]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "microbatches", "memory", "most"),
+    [(4, 8, Fraction(1), 1.04), (4, 8, Fraction(3, 4), 1.12), (4, 8, Fraction(1, 2), 1.26)],
+)
+def test_equal_layers(gpus: int, microbatches: int, memory: Fraction, most: float) -> None:
+    """Step / (m load) with little work; 1F1B needs 1.375."""
+    chain, costs = equal(gpus, split=True, memory=memory)
+    problem = Problem(
+        chain=chain,
+        cluster=costs.cluster,
+        semantics="flush",
+        microbatches=microbatches,
+        ks=(1, 2),
+    )
+    found = solve(problem, Limits(time_limit_s=2.0, deterministic=True))
+    assert found.period_ns <= most * microbatches * 12_000
+
+
+def test_a_backward_is_split_only_where_that_is_known() -> None:
+    """Without figures of a layer its stage stays whole; the first stage always does."""
+    chain, _ = equal(2, split=True, memory=Fraction(1))
+    unknown = chain.layers[6].model_copy(update={"backward_weight_ns": None})
+    layers = (*chain.layers[:6], unknown, *chain.layers[7:])
+    plan = planned(chain.model_copy(update={"layers": layers}), 2, 4, 10**6)
+    for stage in plan.stages:
+        if stage.first == 0 or stage.first <= 6 <= stage.last:
+            assert not stage.split_backward
+    assert plan.splits
