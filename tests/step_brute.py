@@ -7,7 +7,7 @@ soon as its GPU has done all ops before it and its input is there, so orders are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 
 from pipeplan.chain import Chain
 
@@ -21,7 +21,7 @@ def shortest_step(chain: Chain, gpus: int, microbatches: int, latency: int) -> i
     layers = range(len(chain.layers))
     for cut in product((False, True), repeat=len(layers) - 1):
         borders = [0, *(index + 1 for index, is_cut in enumerate(cut) if is_cut), len(layers)]
-        spans = list(zip(borders, borders[1:], strict=False))
+        spans = list(pairwise(borders))
         for homes in product(range(gpus), repeat=len(spans)):
             for split in product((False, True), repeat=len(spans) - 1):
                 search = _Orders(chain, spans, homes, (False, *split), microbatches, latency)
@@ -105,7 +105,7 @@ class _Orders:
     ) -> Iterator[tuple[int, dict[tuple[int, int], int]]]:
         """When the op's input can be there, and what the link did for it; nothing if never yet."""
         kind, stage = op
-        last, number = max(self.homes_index()), done[op]
+        last, number = len(self.homes) - 1, done[op]
         if kind == "F":
             before = ("F", stage - 1) if stage else None
         elif kind == "W":
@@ -122,10 +122,6 @@ class _Orders:
             else:
                 arrives = max(ready, links.get((source, target), 0)) + self.latency
                 yield arrives, {(source, target): arrives}
-
-    def homes_index(self) -> range:
-        """Stages."""
-        return range(len(self.homes))
 
     def _is_dominated(
         self,

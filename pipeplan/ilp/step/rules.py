@@ -15,11 +15,11 @@ from typing import Final
 from pipeplan.ilp.step.instance import StepInstance
 from pipeplan.ilp.step.list_scheduler import Rule
 
-SPACINGS: Final = (0.0, 0.25, 0.5, 1.0)
-"""Between micro-batches, in loads: 0 takes what is farthest along, 1 keeps a periodic order."""
-LATENESS: Final = (0.0, 0.5, 1.0, 2.0, 4.0)
+SPACINGS: Final = (1.0, 0.5)
+"""Between micro-batches, in loads: 1 keeps a periodic order, less takes what is farther along."""
+LATENESS: Final = (4.0, 2.0, 0.5, 0.0)
 """How far weight gradients rank behind their input gradients, in loads."""
-PATIENCE: Final = (0.0, 0.05, 0.125, 0.25, 0.5, 1.0)
+PATIENCE: Final = (0.05, 0.25, 0.5, 1.0)
 """In lengths of the shortest op."""
 STRETCHES: Final = (0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
 """In-flight limits in stays / load; beside these there are none."""
@@ -28,7 +28,7 @@ STRETCHES: Final = (0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
 def initial_rules(of: StepInstance) -> Iterator[Rule]:
     """All combinations, the most usual first."""
     ranks, stays = _ranks(of)
-    load, shortest = max(1, of.load_ns), _shortest(of)
+    load, shortest = max(1, of.load_ns), shortest_op(of)
     none = (of.microbatches,) * len(of.stages)
     limits = [none] + [
         tuple(min(of.microbatches, max(1, ceil(stay * stretch / load - 0.01))) for stay in stays)
@@ -42,7 +42,8 @@ def initial_rules(of: StepInstance) -> Iterator[Rule]:
         yield Rule((ranks[0], ranks[1], weights), spacing * load, limit, int(patience * shortest))
 
 
-def _shortest(of: StepInstance) -> int:
+def shortest_op(of: StepInstance) -> int:
+    """Ns of the shortest F, B or I that takes any."""
     return min((each for each in (*of.forward, *of.backward) if each), default=0)
 
 

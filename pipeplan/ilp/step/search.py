@@ -18,7 +18,7 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import Rule, StepTimes, as_schedule, schedule_step
 from pipeplan.ilp.step.placements import balanced_cuts, keeps_together, placements, stages_of
-from pipeplan.ilp.step.rules import initial_rules
+from pipeplan.ilp.step.rules import PATIENCE, initial_rules, shortest_op
 from pipeplan.plan import Stage
 
 SEARCHED: Final = 4
@@ -31,8 +31,8 @@ FIRST_RULES: Final = 12
 """Rules of each placement that the first round tries."""
 SIZES: Final = (0.02, 0.1, 0.3, 1.0)
 """Standard deviations of a change of ranks, in loads."""
-EVENT_S: Final = 6e-6
-"""What an op counts for where work is counted instead of time."""
+STAGE_S: Final = 2e-5
+"""What a stage's micro-batch counts for where work is counted instead of time."""
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
 
@@ -147,7 +147,7 @@ class StepSearch:
             entry.best = new
 
     def _scheduled(self, of: StepInstance, rule: Rule, horizon: float) -> StepTimes | None:
-        self.state.options.clock.charge(EVENT_S * 5 * len(of.stages) * of.microbatches)
+        self.state.options.clock.charge(STAGE_S * len(of.stages) * of.microbatches)
         return schedule_step(of, rule, horizon)
 
     def _improve(self, candidate: Candidate, end: float) -> None:
@@ -178,8 +178,7 @@ class StepSearch:
         elif kind < 0.75:
             rule = self._other_ranks(of, rule)
         elif kind < 0.85:
-            patience = random.choice((0.0, 0.05, 0.125, 0.25, 0.5, 1.0))
-            rule = replace(rule, patience=int(patience * min(of.forward)))
+            rule = replace(rule, patience=int(random.choice(PATIENCE) * shortest_op(of)))
         elif kind < 0.9:
             rule = replace(rule, spacing=rule.spacing * random.lognormvariate(0, 0.2))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -102,12 +103,12 @@ def equal(gpus: int, *, split: bool, memory: Fraction) -> tuple[Chain, CostModel
 @pytest.mark.parametrize("memory", [Fraction(1, 3), Fraction(1, 2), Fraction(1)])
 @pytest.mark.parametrize("split", [True, False])
 def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
-    """Where one micro-batch fits, every rule ends with all of them, within the scheduler's room."""
+    """Where one micro-batch fits, every rule ends with all of them."""
     _, costs = equal(3, split=split, memory=memory)
     for placement in placements(costs):
         stages = stages_of(costs, balanced_cuts(costs, placement), placement, split=split)
         of = instance(costs, stages, 5)
-        for rule in list(initial_rules(of))[::7]:
+        for rule in list(initial_rules(of))[::23]:
             times = schedule_step(of, rule)
             assert times is not None
             schedule = as_schedule(of, times)
@@ -122,10 +123,11 @@ def test_patience_pays_for_short_messages() -> None:
     stages = stages_of(costs, balanced_cuts(costs, placement), placement, split=True)
     of = instance(costs, stages, 8)
     shortest: dict[bool, int] = {}
-    for rule in initial_rules(of):
-        times = schedule_step(of, rule)
-        if times is not None:
-            waits = rule.patience > 0
+    for rule in list(initial_rules(of))[::3]:
+        for each in (rule, replace(rule, patience=0)):
+            times = schedule_step(of, each)
+            assert times is not None
+            waits = each.patience > 0
             shortest[waits] = min(shortest.get(waits, times.end), times.end)
     assert shortest[True] < 1.04 * 8 * 12_000 < shortest[False]
 
@@ -144,17 +146,16 @@ def test_equal_layers(gpus: int, microbatches: int, memory: Fraction, most: floa
         microbatches=microbatches,
         ks=(1, 2),
     )
-    found = solve(problem, Limits(time_limit_s=2.0, deterministic=True))
+    found = solve(problem, Limits(time_limit_s=3.0, deterministic=True))
     assert found.period_ns <= most * microbatches * 12_000
 
 
 def test_a_backward_is_split_only_where_that_is_known() -> None:
     """Without figures of a layer its stage stays whole; the first stage always does."""
-    chain, _ = equal(2, split=True, memory=Fraction(1))
+    chain, costs = equal(2, split=True, memory=Fraction(1))
     unknown = chain.layers[6].model_copy(update={"backward_weight_ns": None})
     layers = (*chain.layers[:6], unknown, *chain.layers[7:])
-    plan = planned(chain.model_copy(update={"layers": layers}), 2, 4, 10**6)
-    for stage in plan.stages:
-        if stage.first == 0 or stage.first <= 6 <= stage.last:
-            assert not stage.split_backward
-    assert plan.splits
+    costs = replace(costs, chain=chain.model_copy(update={"layers": layers}))
+    stages = stages_of(costs, (0, 2, 4, 6), (0, 1, 0, 1), split=True)
+    assert [stage.split_backward for stage in stages] == [False, True, True, False]
+    assert not any(each.split_backward for each in stages_of(costs, (0, 4), (0, 1), split=False))
