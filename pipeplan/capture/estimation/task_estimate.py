@@ -21,6 +21,7 @@ from pipeplan.capture.layer_costs.layer_run import layer_run
 from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
+from pipeplan.capture.layer_costs.whole_backwards import told
 from pipeplan.capture.split import split
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
@@ -77,6 +78,8 @@ def estimate_task(
             with mode, kernels:
                 pair = mode.from_tensor(source), mode.from_tensor(target)
                 found = _walk(model, twin, pair, device, say)
+            for line in told(model.names, [size.whole for size, _, _ in found]):
+                say(line)
             steps = _steps(model, task, device)
             costs = [
                 LayerCost(

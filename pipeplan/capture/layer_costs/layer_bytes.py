@@ -7,18 +7,21 @@ already.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 
 import torch
 
 from pipeplan.capture.layer_costs.allocator_record import RecordedBytes, recorded
 from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun
+from pipeplan.capture.layer_costs.whole_backwards import (
+    TWO_SUMS,
+    accumulations,
+    failed,
+    more_sums,
+)
 from pipeplan.errors import InputError
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class LayerBytes:
     backward_peak: int
     split: SplitBytes | None = None
     """None where it is not known: the layer's backward is never split, or cannot be."""
+    whole: str | None = None
+    """Why its backward cannot be split; None where it can, or never is."""
 
     @property
     def kept(self) -> int:
@@ -88,16 +93,19 @@ def measure_bytes(run: LayerRun) -> LayerBytes:
 
 def _both(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
     """With the bytes of a backward in two halves."""
-    size = _run(run, live)
+    with accumulations(run.layer) as once:
+        size = _run(run, live)
     if not run.splits:
         return size
     if not run.trains:
         return replace(size, split=SplitBytes(input_workspace=size.backward_workspace))
     try:
-        return replace(size, split=_run_split(run, live))
+        with accumulations(run.layer) as halves:
+            split = _run_split(run, live)
     except (InputError, RuntimeError) as error:
-        _log.info("the backward of %s cannot be split: %s", run.name, error)
-        return size
+        return replace(size, whole=failed(error))
+    twice = more_sums(halves, once)
+    return replace(size, whole=TWO_SUMS) if twice else replace(size, split=split)
 
 
 def _run_split(run: LayerRun, live: LiveBytes | RecordedBytes) -> SplitBytes:

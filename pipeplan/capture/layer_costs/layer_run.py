@@ -215,6 +215,12 @@ class LayerPass:
         arrived.clear()
         return size
 
+    def drawn_gradients(self) -> list[Tensor]:
+        """Gradients of the outputs, of random numbers."""
+        return [
+            torch.randn(shape, device=device).to(dtype) for shape, dtype, device in self._gradients
+        ]
+
     def backward(self) -> list[Tensor]:
         """Gradients of the differentiable inputs; parameters' gradients accumulate."""
         root, self._root = self._root, None

@@ -19,6 +19,8 @@ from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
 from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun, layer_run
 from pipeplan.capture.layer_costs.layer_timer import LayerTimer, gradient_buffers
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
+from pipeplan.capture.layer_costs.whole_backwards import told
+from pipeplan.capture.measurement.halves import compared
 from pipeplan.capture.split import split
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Chain, Layer
@@ -77,7 +79,9 @@ def profile_task(
     say("comparing the layers with the model")
     how = agreement(running, task)
     say(how.told)
-    found = measure_layers(running, task, repeats=repeats, warmup=warmup, say=say)
+    found = measure_layers(
+        running, task, repeats=repeats, warmup=warmup, say=say, bits=how.is_exact
+    )
     return Chain(
         name=type(task.model).__name__,
         source=SOURCE,
@@ -102,9 +106,23 @@ def ready(model: SplitModel, say: Progress) -> SplitModel:
 
 
 def measure_layers(
-    model: SplitModel, task: Task, *, repeats: int, warmup: int, say: Progress
+    model: SplitModel,
+    task: Task,
+    *,
+    repeats: int,
+    warmup: int,
+    say: Progress,
+    bits: bool = False,
 ) -> LayerMeasurements:
     """Times and bytes of each layer of `model`, which is what `task` was split into.
+
+    Args:
+        model: its layers.
+        task: data, loss, optimizer.
+        repeats: micro-batches that are timed.
+        warmup: those before them.
+        say: told what happens.
+        bits: whether a layer whose backward in two halves has other bits stays whole.
 
     Raises:
         InputError: if its data, layers, loss or optimizer fail.
@@ -130,6 +148,11 @@ def measure_layers(
         ]
         say("measuring bytes")
         sizes, overhead = _sizes(model, task, batches, place)
+        if bits:
+            say("comparing backwards in two halves with whole ones")
+            sizes = compared(model, task, batches, sizes)
+        for line in told(model.names, [size.whole for size in sizes]):
+            say(line)
         weights = _weight_times(sweep, found[1], sizes, repeats, say)
         costs = [
             LayerCost(
