@@ -69,7 +69,5 @@ def told(names: Sequence[str], reasons: Sequence[str | None]) -> list[str]:
         found = [name for name, why in zip(names, reasons, strict=True) if why == reason]
         more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
         count = "1 backward" if len(found) == 1 else f"{len(found)} backwards"
-        lines.append(
-            f"{count} will not be split, as {reason}: {', '.join(found[:_MOST])}{more}"
-        )
+        lines.append(f"{count} will not be split, as {reason}: {', '.join(found[:_MOST])}{more}")
     return lines

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pipeplan.capture import estimate_task, profile_task, split
 from pipeplan.chain import Chain
@@ -30,10 +28,12 @@ BOTH_WAYS = ("spectral norm", "spectral norm by a hook")
 
 
 def measured(build: Build, say: Callable[[str], None] = lambda _: None) -> Chain:
+    """By running it."""
     return profile_task(task_of(build), repeats=1, warmup=0, progress=say)
 
 
 def estimated(build: Build, say: Callable[[str], None] = lambda _: None) -> Chain:
+    """Without."""
     return estimate_task(task_of(build), find_device("h100"), say)
 
 
