@@ -21,7 +21,7 @@ from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
-from pipeplan.testing import plans, reference
+from pipeplan.testing import plans, plans_split, reference
 from tests import pipelines
 
 REFERENCE = "tests.launch_task:task"
@@ -187,9 +187,31 @@ def plan_of(of: Chain, gpus: int, semantics: Semantics, seed: int = 0) -> Plan:
         "microbatches": MICROBATCHES,
         "task_digest": of.task_digest,
     }
-    settled = plans.settle(made.model_copy(update=fields))
+    return with_room(plans.settle(made.model_copy(update=fields)))
+
+
+def with_room(settled: Plan) -> Plan:
+    """The plan with a budget of 1 GiB per GPU."""
     budgets = [row.model_copy(update={"budget_bytes": 2**30}) for row in settled.memory]
     return settled.model_copy(update={"memory": tuple(budgets)})
+
+
+@functools.cache
+def step_plan(gpus: int, seed: int = 0) -> Plan:
+    """A valid plan of a whole step, looped, all of whose stages but the first are split."""
+    found = profile(REFERENCE, repeats=1, warmup=0)
+    layers = tuple(
+        after.model_copy(
+            update={"backward_weight_ns": 200 if before.backward_weight_ns is not None else None}
+        )
+        for before, after in zip(found.layers, leveled(found).layers, strict=True)
+    )
+    looped = plan_of(found.model_copy(update={"layers": layers}), gpus, "flush", seed)
+    stages = pipelines.split_backwards(looped).stages
+    made = plans.scheduled(Random(seed), looped.chain, looped.cluster, stages, 1)
+    kept = {name: getattr(looped, name) for name in ("semantics", "microbatches", "task_digest")}
+    made = plans_split.step_plan(Random(seed), made.model_copy(update=kept), MICROBATCHES)
+    return with_room(plans.settle(made))
 
 
 def waiting(plan: Plan) -> Plan:
@@ -200,9 +222,7 @@ def waiting(plan: Plan) -> Plan:
     )
     chain = plan.chain.model_copy(update={"layers": layers})
     fields = {"chain": chain, "chain_digest": chain.digest()}
-    settled = plans.settle(plan.model_copy(update=fields))
-    budgets = [row.model_copy(update={"budget_bytes": 2**30}) for row in settled.memory]
-    return settled.model_copy(update={"memory": tuple(budgets)})
+    return with_room(plans.settle(plan.model_copy(update=fields)))
 
 
 def trained(

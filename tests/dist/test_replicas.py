@@ -43,6 +43,29 @@ def test_two_replicas_then_three_then_one(tmp_path: Path, semantics: Semantics) 
     assert [line["loss"] for line in lines] == means
 
 
+def test_replicas_of_a_step_plan_with_split_backwards(tmp_path: Path) -> None:
+    """A stage's average begins behind its last W: 2 x 2 ranks, then 1 x 3, equal one process."""
+    out = tmp_path / "run"
+    plans = {gpus: launch_task.step_plan(gpus) for gpus in (1, 2)}
+    for plan in plans.values():
+        assert plan.k == plan.microbatches == launch_task.MICROBATCHES
+        assert [stage.split_backward for stage in plan.stages].count(False) == 1
+    made = spec(tmp_path, plans[2], "--replicas", "2", "--steps", "2") | {"ranks": 4}
+    again = spec(
+        tmp_path, plans[1], "--replicas", "3", "--steps", "3", "--resume", str(out)
+    ) | {"ranks": 3}
+    told = launched(made, again)
+    assert [each["code"] for run in told for each in run] == [0] * 7, told
+    expected = launch_task.trained("flush", 3, replicas=(2, 2, 3))
+    state = torch.load(out / "model.pt")
+    assert state.keys() == expected.weights.keys()
+    assert all(torch.equal(state[name], expected.weights[name]) for name in state)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    m = launch_task.MICROBATCHES
+    means = [sum(expected.losses[i : i + m]) / m for i in range(0, 3 * m, m)]
+    assert [line["loss"] for line in lines] == means
+
+
 def test_the_averaged_gradient_is_clipped(tmp_path: Path) -> None:
     """The global norm is that of the mean over the replicas: bit-equal to one process."""
     made = side_by_side(tmp_path, 2, 2, "2bw", "--task", "tests.launch_task:clipped")
