@@ -37,14 +37,15 @@ RESULT = Path(__file__).parent / "results" / "ablation.json"
 LOST = 0.01
 """A row is lost where the plan is longer by more than this."""
 FINDERS = (
-    "annealing", "balancing", "interleaved starts", "joint", "kfkb", "restarts", "stage counts",
+    "annealing", "balancing", "interleaved starts", "joint", "kfkb", "restarts",
 )  # fmt: skip
-RETIRED = ("guide", "neighbourhoods", "unrestricted")
+RETIRED = (
+    "best chain", "guide", "neighbourhoods", "plain chain", "recompute annealing",
+    "recompute kfkb", "stage counts", "unrestricted",
+)  # fmt: skip
 """Strategies that left the solver for what their rows of the table say."""
 PROVERS = ("packing bound", "counting bound")
-JOINT = (
-    "recompute balancing", "recompute annealing", "recompute kfkb", "best chain", "plain chain",
-)  # fmt: skip
+JOINT = ("recompute balancing",)
 NONE = "no finder"
 """The contiguous optimum of one micro-batch per period, and bounds alone."""
 Mode = Literal["none", "recompute"]

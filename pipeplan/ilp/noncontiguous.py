@@ -15,7 +15,6 @@ from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.exact import stage_counts
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, allocations, nodes
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
@@ -30,7 +29,6 @@ JOINT_ITEMS: Final = 14
 STRATEGIES: Final[tuple[Callable[[Incumbent, SimulatedAnnealing], Strategy], ...]] = (
     InterleavedStarts,
     lambda _, annealing: annealing,
-    lambda state, _: stage_counts.StageCountEnumeration(state),
     BalanceAndSchedule,
     EqualSplitRestarts,
 )
@@ -95,7 +93,7 @@ class NoncontiguousSearch:
         """Load balancing, then annealing; interleaved starts where memory is what binds."""
         state = self.state
         few = state.costs.layers <= JOINT_ITEMS
-        many = state.costs.layers > stage_counts.MOST_LAYERS
+        many = state.costs.layers > portfolio.MANY_LAYERS
         for name, share in (
             ("balancing", portfolio.BRIEF),
             ("annealing", portfolio.BRIEF),

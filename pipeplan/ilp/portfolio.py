@@ -9,7 +9,7 @@ nothing has half its slice the next time (compare algorithm portfolios: Gomes an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Protocol
 
@@ -30,8 +30,10 @@ BRIEF: Final = 0.01
 """Load balancing and annealing at first: what is easy is found."""
 BALANCING: Final = 0.25
 """Load balancing."""
+MANY_LAYERS: Final = 40
+"""Beyond so many layers restarts find most."""
 RESTARTS: Final = 0.35
-"""Restarts where layers are too many for stage counts to find more."""
+"""Restarts there."""
 INTERLEAVED: Final = 0.25
 """Interleaved starts, where memory is scarce."""
 ANNEALING: Final = 0.25
@@ -60,9 +62,6 @@ INITIAL_SETS: Final = 0.4
 """Trying initial sets of recomputed segments."""
 EVERY_SET: Final = 0.5
 """Trying every set where layers are few, a plan is there and larger k remain to try."""
-RECOMPUTE_BALANCING: Final = 2.0
-"""Slices that load balancing may have at once: it finds most."""
-
 COARSE: Final = 0.5
 """The first round on groups of layers, where chains are very long."""
 
@@ -97,12 +96,7 @@ class Arm:
 
     name: str
     run: Callable[[float], object]
-    most: float = 1.0
-    share: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """At first as much as it may have."""
-        self.share = self.most
+    share: float = 1.0
 
 
 class Portfolio:
@@ -145,5 +139,5 @@ class Portfolio:
         seconds = min(slice_s * arm.share, self._state.remaining)
         arm.run(seconds)
         found = self._cost() < before
-        arm.share = arm.most if found else max(LEAST, arm.share / 2)
+        arm.share = 1.0 if found else max(LEAST, arm.share / 2)
         return seconds

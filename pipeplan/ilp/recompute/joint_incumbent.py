@@ -47,12 +47,6 @@ class JointIncumbent:
         gap = self._gap(self.period)
         return gap is not None and gap <= self.state.options.gap
 
-    def may_gain(self, inner: Incumbent) -> bool:
-        """Whether a search of one chain, as far as proven, has plans shorter than the best."""
-        if self.period is None:
-            return True
-        return inner.bound * (1 + Fraction(self.state.options.gap)) < self.period
-
     def take(self, solved: SearchResult) -> None:
         """Keep the better one."""
         self.interrupted |= solved.state.phase == "interrupted"

@@ -2,7 +2,8 @@
 
 Each initial set is a set of recomputed segments that suited some contiguous partition. Its
 contracted chain, in which a segment is a layer, is searched like any other chain, with several
-micro-batches per period too. The best plan is then improved in rounds of slices (`rounds`).
+micro-batches per period too. Load balancing over cuts and segments together then improves the best
+plan; what time it leaves goes to the search on that plan's chain.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.portfolio import Arm, Portfolio
+from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
+from pipeplan.ilp.recompute.balancing import RecomputeBalancing
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.rounds import Rounds
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.recompute.trim import trim
 from pipeplan.ilp.warm_start import offer_warm_start
@@ -87,7 +91,8 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         whole.notes.append(
             f"recomputation is only planned for chains of up to {MOST_LAYERS} layers"
         )
-        Rounds(joint, state, None).run()
+        joint.take(SearchResult(state))
+        _further(joint)
         return
     if joint.interrupted or _reached(joint):
         return
@@ -102,7 +107,28 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         _prove_contiguous(whole)
     _every(joint, kept)
     if whole.infeasible is None:
-        Rounds(joint, state, found.offered).run()
+        if not whole.options.contiguous_only and found.offered is not None:
+            _balance(joint, found.offered)
+        _further(joint)
+
+
+def _balance(joint: JointIncumbent, offered: StageOptions) -> None:
+    """Load balancing over cuts and segments, until it finds nothing more."""
+    balancing = RecomputeBalancing(joint, RecomputeAnnealing(joint, offered))
+    arms = [Arm(balancing.name, balancing.run)]
+    Portfolio(joint.state, arms, lambda: joint.done, lambda: joint.best.cost).run()
+
+
+def _further(joint: JointIncumbent) -> None:
+    """All of the search on the best plan's chain, for the time that is left."""
+    solved, limits = joint.best, joint.state.options
+    if joint.done:
+        return
+    inner = solved.state
+    inner.options = replace(limits, time_limit_s=inner.elapsed + joint.state.remaining)
+    search.ChainSearch(inner, contiguous_known=not inner.options.contiguous_only).run()
+    inner.infeasible = None
+    joint.take(solved)
 
 
 def _keep(joint: JointIncumbent, state: Incumbent) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -15,7 +13,6 @@ import pytest
 from pipeplan.cluster import Cluster, Host, uniform
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
-from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import Allocation
@@ -36,10 +33,8 @@ from pipeplan.ilp.recompute.initial_sets import InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import mutate
 from pipeplan.ilp.recompute.options import list_options
-from pipeplan.ilp.recompute.rounds import Rounds
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.recompute.trim import trim
-from pipeplan.ilp.search import ChainSearch
 from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import Case, chain_of
@@ -235,41 +230,6 @@ def test_trimming_ends_well_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(joint.best.contracted.runs) == left
 
 
-def test_cycles_go_on_for_the_best_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same search goes on while the best plan stays; that of an older one is forgotten."""
-    seen: list[KFkBSearch] = []
-    monkeypatch.setattr(KFkBSearch, "run", lambda self, seconds: seen.append(self))
-    joint = in_vain(ks=(1, 2))
-    taking = Rounds(joint, joint.state, None)
-    for _ in range(2):
-        taking._cycle(1)
-    trim(joint)
-    taking._cycle(1)
-    assert seen[0] is seen[1]
-    assert seen[2].state is joint.best.state is not seen[0].state
-    old = weakref.ref(seen[0])
-    seen.clear()
-    gc.collect()
-    assert old() is None
-
-
-def test_a_search_goes_on_where_it_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same objects go on, for the best chain and for the one without recomputation."""
-    seen: list[ChainSearch] = []
-    monkeypatch.setattr(ChainSearch, "run", lambda self: seen.append(self))
-    joint = in_vain()
-    kept = Incumbent(joint.state.costs, joint.state.options)
-    rounds = Rounds(joint, kept, None)
-    for _ in range(2):
-        rounds._around(1)
-        rounds._plain(1)
-    assert seen[:2] == seen[2:]
-    assert [each.state for each in seen[:2]] == [joint.best.state, kept]
-    trim(joint)
-    rounds._around(1)
-    assert seen[4].state is joint.best.state is not seen[0].state
-
-
 def test_the_walk_finds_runs_by_itself() -> None:
     """From a serial plan that computes all again it finds shorter ones, each of them exact."""
     found = 0
@@ -317,7 +277,7 @@ def test_when_time_is_over_only_required_sets_are_tried() -> None:
     """With a plan at hand and no time: no offloading, no bound, no turns; else all of them."""
     hurried = phases(time_limit_s=1e-6)
     assert "recompute options" in hurried
-    for phase in ("offload options", "recompute bound", "recompute annealing"):
+    for phase in ("offload options", "recompute bound"):
         assert phase not in hurried
     assert not any(phase.startswith("recompute balancing") for phase in hurried)
     patient = phases(time_limit_s=1, deterministic=True, gap=0.0)
