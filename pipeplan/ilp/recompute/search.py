@@ -18,7 +18,6 @@ from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.portfolio import Arm, Portfolio
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
 from pipeplan.ilp.recompute.bound import recompute_bound
@@ -115,8 +114,7 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
 def _balance(joint: JointIncumbent, offered: StageOptions) -> None:
     """Load balancing over cuts and segments, until it finds nothing more."""
     balancing = RecomputeBalancing(joint, RecomputeAnnealing(joint, offered))
-    arms = [Arm(balancing.name, balancing.run)]
-    Portfolio(joint.state, arms, lambda: joint.done, lambda: joint.best.cost).run()
+    joint.state.give(balancing.name, balancing.run, joint.state.remaining)
 
 
 def _further(joint: JointIncumbent) -> None:

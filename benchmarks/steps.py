@@ -1,0 +1,152 @@
+"""How far whole steps are from the load of the busiest GPU: equal layers, and GPT-2 medium.
+
+    python -m benchmarks.steps [--limit 10s] [--out FILE]
+
+Equal layers: four a GPU, forward, input gradient and weight gradient of one length, a message of
+half a percent of that; memory is a share of what 1F1B's first GPU keeps. GPT-2 medium: estimated
+for an A100, on 4 GPUs of 16 GiB, links of 25 GB/s. Every row plans a step of m micro-batches with
+backwards split and whole. The figure is step / (m x load), updates left out; 1F1B's is 1 + (P - 1)
+/ m. Rows that the file has are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from benchmarks.planner import Store
+from pipeplan.chain import Chain, Layer
+from pipeplan.cli import common
+from pipeplan.cluster import Cluster, uniform
+from pipeplan.ilp import Limits, Problem, solve
+from pipeplan.planner.config import AUTO_K
+
+RESULT = Path(__file__).parent / "results" / "steps.json"
+OP_NS, SAVED, KEPT, HOP_NS = 1_000_000, 1000, 600, 5000
+COLUMNS = ("", "GPUs", "m", "split", "whole", "1F1B", "bound", "stages")
+SPLIT_FIELDS = ("backward_weight_ns", "saved_for_weight_bytes", "saved_input_for_weight_bytes")
+
+
+class Case(NamedTuple):
+    """One chain on one cluster."""
+
+    name: str
+    gpus: int
+    microbatches: int
+    memory: Fraction | None
+    """A share of 1F1B's; None: GPT-2 medium."""
+
+    @property
+    def key(self) -> str:
+        """What identifies the row."""
+        return f"{self.name} {self.gpus} GPUs m={self.microbatches}"
+
+    def machines(self) -> tuple[Chain, Cluster]:
+        """What is planned."""
+        if self.memory is None:
+            return _gpt2(), uniform(self.gpus, 16 * 2**30, bandwidth_bytes_per_s=25 * 10**9)
+        layers = tuple(_layer(number) for number in range(4 * self.gpus))
+        memory = int(self.memory * self.gpus * 4 * SAVED)
+        return Chain(name="equal", layers=layers), uniform(self.gpus, memory, latency_ns=HOP_NS)
+
+
+def _layer(number: int) -> Layer:
+    return Layer(
+        name=f"layer{number}",
+        forward_ns=OP_NS,
+        backward_ns=2 * OP_NS,
+        backward_weight_ns=OP_NS,
+        output_bytes=0,
+        saved_bytes=SAVED,
+        saved_for_weight_bytes=KEPT,
+    )
+
+
+@cache
+def _gpt2() -> Chain:
+    from pipeplan.capture import estimate  # only here: it needs torch
+    from pipeplan.devices import find_device
+
+    return estimate("pipeplan.tasks:gpt2(size='medium')", find_device("a100"))
+
+
+def cases() -> Iterator[Case]:
+    """Equal layers under three memories, then GPT-2 medium."""
+    for share in (Fraction(1), Fraction(3, 4), Fraction(1, 2)):
+        for gpus in (4, 8):
+            for times in (1, 2, 4):
+                yield Case(f"equal, {float(share):.0%} of memory", gpus, times * gpus, share)
+    for microbatches in (8, 16, 32):
+        yield Case("GPT-2 medium", 4, microbatches, None)
+
+
+def planned(case: Case, limit_s: float, *, split: bool) -> dict[str, Any]:
+    """Step and bound in loads, and how many stages."""
+    chain, cluster = case.machines()
+    if not split:
+        whole = {field: Layer.model_fields[field].default for field in SPLIT_FIELDS}
+        layers = tuple(layer.model_copy(update=whole) for layer in chain.layers)
+        chain = chain.model_copy(update={"layers": layers})
+    problem = Problem(
+        chain=chain,
+        cluster=cluster,
+        semantics="flush",
+        microbatches=case.microbatches,
+        ks=AUTO_K,
+    )
+    found = solve(problem, Limits(time_limit_s=limit_s))
+    work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
+    load = Fraction(work * case.microbatches, case.gpus)
+    return {
+        "step": float(found.period_ns / load),
+        "bound": float(found.bounds["any"] * case.microbatches / load),
+        "stages": len(found.stages),
+        "limit_s": limit_s,
+    }
+
+
+def cells(case: Case, row: dict[str, Any]) -> tuple[str, ...]:
+    """A line of the table."""
+    split, whole = row["split"], row["whole"]
+    return (
+        case.name,
+        str(case.gpus),
+        str(case.microbatches),
+        f"{split['step']:.4f}",
+        f"{whole['step']:.4f}",
+        f"{1 + (case.gpus - 1) / case.microbatches:.3f}",
+        f"{split['bound']:.4f}",
+        str(split["stages"]),
+    )
+
+
+def main() -> int:
+    """Measure what is missing and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--limit", type=common.duration, default=10 * 10**9, metavar="TIME")
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
+    args = parser.parse_args()
+    store, limit_s = Store(args.out), args.limit / 1e9
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for case in cases():
+        store.rows.setdefault(case.key, {})
+        for name in ("split", "whole"):
+            if name not in store.rows[case.key]:
+                store.put(case.key, name, planned(case, limit_s, split=name == "split"))
+                print(f"{case.key} {name}", file=sys.stderr, flush=True)
+        table.add_row(*cells(case, store.rows[case.key]))
+    common.screen().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
