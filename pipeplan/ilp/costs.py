@@ -165,10 +165,11 @@ class CostModel:
         return list(accumulate((not each for each in known), initial=0))
 
     def may_split(self, first: int, last: int) -> bool:
-        """Whether the backward of a stage first..last may be I and W: (S1)."""
+        """Whether the backward of a stage first..last may be I and W, (S1), and W takes time."""
         unknown = self._unknown_weights
         allowed = first > 0 and self.exact and self.semantics == "flush"
-        return allowed and unknown[first] == unknown[last + 1]
+        takes = any(layer.backward_weight_ns for layer in self.chain.layers[first : last + 1])
+        return allowed and unknown[first] == unknown[last + 1] and takes
 
     def load_ns(self, first: int, last: int, gpu: int) -> int:
         """Forward plus backward of layers first..last on `gpu`, overhead of one stage included."""

@@ -130,5 +130,5 @@ assert main(["report", {run!r}]) == 0
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "flush: period" in done.stdout
+    assert "flush: step" in done.stdout
     assert (tmp_path / "run" / "model.pt").is_file()

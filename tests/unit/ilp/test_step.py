@@ -159,3 +159,14 @@ def test_a_backward_is_split_only_where_that_is_known() -> None:
     stages = stages_of(costs, (0, 2, 4, 6), (0, 1, 0, 1), split=True)
     assert [stage.split_backward for stage in stages] == [False, True, True, False]
     assert not any(each.split_backward for each in stages_of(costs, (0, 4), (0, 1), split=False))
+
+
+def test_what_takes_no_time_is_not_split() -> None:
+    """A stage of activations alone has nothing to put off: its backward is one op."""
+    fields = [{"saved_bytes": 5, "backward_weight_ns": time, "saved_for_weight_bytes": 0}
+              for time in (2, 0, 0, 2)]  # fmt: skip
+    chain = handmade.chain([(2, 4), (2, 2), (2, 2), (2, 4)], fields)
+    costs = CostModel(chain, uniform(4, 10**4), "flush", "exact")
+    stages = stages_of(costs, (0, 1, 2, 3), (0, 1, 2, 3), split=True)
+    assert [stage.split_backward for stage in stages] == [False, False, False, True]
+    assert stages_of(costs, (0, 2), (0, 1), split=True)[1].split_backward
