@@ -161,6 +161,15 @@ def test_a_backward_is_split_only_where_that_is_known() -> None:
     assert not any(each.split_backward for each in stages_of(costs, (0, 4), (0, 1), split=False))
 
 
+def test_measured_chains_are_not_split() -> None:
+    """They do not tell what the halves take beyond one backward."""
+    chain, costs = equal(2, split=True, memory=Fraction(1))
+    measured = replace(costs, chain=chain.model_copy(update={"mode": "measured"}))
+    for known, expected in ((costs, [False, True]), (measured, [False, False])):
+        stages = stages_of(known, (0, 4), (0, 1), split=True)
+        assert [stage.split_backward for stage in stages] == expected
+
+
 def test_what_takes_no_time_is_not_split() -> None:
     """A stage of activations alone has nothing to put off: its backward is one op."""
     fields = [{"saved_bytes": 5, "backward_weight_ns": time, "saved_for_weight_bytes": 0}
