@@ -14,52 +14,9 @@ from itertools import accumulate
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
+from pipeplan.ilp.segment_bytes import SegmentBytes, exact_segment, paper_segment
 from pipeplan.plan import MemoryModel, Semantics, Stage
 from pipeplan.units import ceil_div
-
-PAPER_WEIGHT_COPIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentBytes:
-    """Bytes of one segment.
-
-    `saved` is A, what each micro-batch keeps. While the forward runs, its own micro-batch counts
-    `running` bytes (not yet A); while the backward runs, it counts A + `backward`.
-
-    (M7) reads the input of a stage's first layer. So `running` and `optimizer` hold for a stage;
-    what holds for a layer in the midst of any stage are `forward`, and `update` at some time.
-    """
-
-    saved: int
-    forward: int
-    """(M3)."""
-    backward: int
-    states: int
-    optimizer: int
-    """W where the update follows a backward (or the drain), 0 where all of it is late (M7)."""
-    update: int = 0
-    """W of an update at any time: it is beside the states once at least."""
-    late: int = 0
-    """(M7): an update just before the forward, beside the input; 0 if no update waits."""
-    weight: int = 0
-    """G of (S3): what a split backward keeps from I to W."""
-    weight_shared: int = 0
-    """The part of G that the stage before, on the same GPU, counts until its own backward ends."""
-    input_backward: int = 0
-    """pI - A of (S4)."""
-    weight_backward: int = 0
-    """pW - G of (S5)."""
-
-    def most_beyond_saved(self, split: bool) -> int:
-        """What the op that needs most adds to `saved`, or to `weight`, while it runs."""
-        backwards = (self.input_backward, self.weight_backward) if split else (self.backward,)
-        return max(self.running - self.saved, *backwards)
-
-    @property
-    def running(self) -> int:
-        """Bytes of a stage's own micro-batch from the late update to the end of the forward."""
-        return max(self.forward, self.late)
 
 
 @dataclass(frozen=True)
@@ -101,59 +58,51 @@ class CostModel:
         return tuple(gpu.budget_bytes for gpu in self.cluster.gpus)
 
     @cached_property
-    def _compute_sums(self) -> dict[float, tuple[list[int], list[int]]]:
-        """Prefix sums of (forward, backward) ns of the layers, by GPU speed."""
-        sums = {}
+    def _compute_sums(self) -> dict[float, tuple[list[int], ...]]:
+        """Prefix sums of (forward, backward, I, W) ns of the layers, by GPU speed.
+
+        A W that is not known counts as 0.
+        """
+        layers, sums = self.chain.layers, {}
+        weights = [layer.backward_weight_ns or 0 for layer in layers]
+        pairs = list(zip(layers, weights, strict=True))
+        kinds = (
+            [layer.forward_ns for layer in layers],
+            [layer.backward_ns for layer in layers],
+            [layer.backward_ns - weight for layer, weight in pairs],
+            weights,
+        )
         for speed in {gpu.speed for gpu in self.cluster.gpus}:
             exact = Fraction(repr(speed))
-            forward = (ceil_div_fraction(layer.forward_ns, exact) for layer in self.chain.layers)
-            backward = (ceil_div_fraction(layer.backward_ns, exact) for layer in self.chain.layers)
-            sums[speed] = (
-                list(accumulate(forward, initial=0)),
-                list(accumulate(backward, initial=0)),
-            )
+            scaled = ((ceil_div_fraction(time, exact) for time in times) for times in kinds)
+            sums[speed] = tuple(list(accumulate(times, initial=0)) for times in scaled)
         return sums
 
     def compute_sums(self, gpu: int) -> tuple[list[int], list[int]]:
         """Prefix sums of the layers' forward and backward ns on `gpu`, without overhead."""
-        return self._compute_sums[self.cluster.gpus[gpu].speed]
+        forward, backward, _, _ = self._compute_sums[self.cluster.gpus[gpu].speed]
+        return forward, backward
+
+    def _between(self, kind: int, first: int, last: int, gpu: int) -> int:
+        """One kind of op of layers first..last on `gpu`, overhead included."""
+        sums = self._compute_sums[self.cluster.gpus[gpu].speed][kind]
+        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
 
     def forward_ns(self, first: int, last: int, gpu: int) -> int:
         """(T2) of a forward of layers first..last."""
-        sums = self.compute_sums(gpu)[0]
-        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+        return self._between(0, first, last, gpu)
 
     def backward_ns(self, first: int, last: int, gpu: int) -> int:
         """(T2) of a backward of layers first..last."""
-        sums = self.compute_sums(gpu)[1]
-        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
-
-    @cached_property
-    def _weight_sums(self) -> dict[float, tuple[list[int], list[int]]]:
-        """Prefix sums of (I, W) ns of the layers, by GPU speed; an unknown W counts as 0."""
-        sums = {}
-        for speed in {gpu.speed for gpu in self.cluster.gpus}:
-            exact, layers = Fraction(repr(speed)), self.chain.layers
-            weights = [layer.backward_weight_ns or 0 for layer in layers]
-            inputs = [
-                ceil_div_fraction(layer.backward_ns - weight, exact)
-                for layer, weight in zip(layers, weights, strict=True)
-            ]
-            sums[speed] = (
-                list(accumulate(inputs, initial=0)),
-                list(accumulate((ceil_div_fraction(w, exact) for w in weights), initial=0)),
-            )
-        return sums
+        return self._between(1, first, last, gpu)
 
     def input_backward_ns(self, first: int, last: int, gpu: int) -> int:
         """(S2) of an I of layers first..last."""
-        sums = self._weight_sums[self.cluster.gpus[gpu].speed][0]
-        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+        return self._between(2, first, last, gpu)
 
     def weight_backward_ns(self, first: int, last: int, gpu: int) -> int:
         """(S2) of a W of layers first..last."""
-        sums = self._weight_sums[self.cluster.gpus[gpu].speed][1]
-        return sums[last + 1] - sums[first] + self.cluster.action_overhead_ns
+        return self._between(3, first, last, gpu)
 
     @cached_property
     def _unknown_weights(self) -> list[int]:
@@ -231,9 +180,9 @@ class CostModel:
         known, asked = self._segments, (first, last, covered)
         if asked not in known:
             if self.exact:
-                known[asked] = _exact_segment(self.chain, self.semantics, *asked)
+                known[asked] = exact_segment(self.chain, self.semantics, *asked)
             else:
-                known[asked] = _paper_segment(self.chain, first, last)
+                known[asked] = paper_segment(self.chain, first, last)
         return known[asked]
 
     @cached_property
@@ -275,6 +224,15 @@ class CostModel:
                 homes[layer] = given if homes[layer] is None else homes[layer]
         return tuple(homes)
 
+    def keeps_ties(self, stages: Iterable[Stage]) -> bool:
+        """Whether layers that must share a GPU do."""
+        if not self.tied_groups:
+            return True
+        home = {
+            layer: stage.gpu for stage in stages for layer in range(stage.first, stage.last + 1)
+        }
+        return all(len({home[layer] for layer in group}) == 1 for group in self.tied_groups)
+
     def keeps_pins(self, stages: Iterable[Stage]) -> bool:
         """Whether every pinned layer sits on its GPU."""
         return not self.pins or all(
@@ -287,129 +245,3 @@ class CostModel:
 def ceil_div_fraction(value: int, divisor: Fraction) -> int:
     """`value / divisor` rounded up, exactly."""
     return ceil_div(value * divisor.denominator, divisor.numerator)
-
-
-def _exact_segment(
-    chain: Chain, semantics: Semantics, first: int, last: int, covered: bool
-) -> SegmentBytes:
-    """(M1)-(M3) and (M7) of one segment, in one pass over its layers."""
-    layers = chain.layers
-    shared = layers[first - 1].saved_output_bytes if covered and first else 0
-    saved_input = max(0, layers[first].saved_input_bytes - shared)
-    kept = saved_input  # saved input, saved rests and inner boundaries of the layers before l
-    forward = backward = 0
-    for index in range(first, last + 1):
-        layer = layers[index]
-        source = chain.input_of(index)
-        if index == first:
-            incoming, behind = max(saved_input, max(0, source - shared)), 0
-        else:
-            inner = max(layers[index - 1].saved_output_bytes, layer.saved_input_bytes)
-            incoming, behind = max(inner, source), kept
-            kept += inner
-        kept += layer.saved_bytes
-        forward = max(
-            forward,
-            incoming
-            + behind
-            + layer.saved_bytes
-            + layer.forward_workspace_bytes
-            + layer.output_bytes,
-        )
-        backward = max(
-            backward,
-            kept
-            + layer.saved_output_bytes
-            + layer.backward_workspace_bytes
-            + layer.gradient_of_output_bytes
-            + chain.gradient_of_input(index),
-        )
-    saved = kept + layers[last].saved_output_bytes
-    weight, shared_weight, input_backward, weight_backward = _split_segment(
-        chain, first, last, shared, saved
-    )
-    versions = 2 if semantics == "2bw" else 1
-    hosted = layers[first : last + 1]
-    update = max(x.optimizer_workspace_bytes for x in hosted)
-    waiting = (versions - 1) * sum(x.waiting_gradient_bytes for x in hosted)
-    entering = chain.input_of(first) - shared if first else 0
-    all_late = waiting and waiting == sum(x.gradient_bytes for x in hosted)
-    return SegmentBytes(
-        saved=saved,
-        forward=forward,
-        backward=backward - saved,
-        states=sum(
-            versions * x.weight_bytes
-            + x.gradient_bytes
-            + (versions - 1) * x.waiting_gradient_bytes
-            + x.optimizer_bytes
-            for x in hosted
-        ),
-        optimizer=0 if all_late else update,
-        update=update,
-        late=entering + update if waiting else 0,
-        weight=weight,
-        weight_shared=shared_weight,
-        input_backward=input_backward,
-        weight_backward=weight_backward,
-    )
-
-
-def _split_segment(
-    chain: Chain, first: int, last: int, shared: int, saved: int
-) -> tuple[int, int, int, int]:
-    """(S3)-(S5): G, its part that the stage before shares, pI - A, pW - G; zeros where not known.
-
-    Args:
-        chain: The chain.
-        first: First layer of the stage.
-        last: Its last layer.
-        shared: u of (M2).
-        saved: A of the stage.
-    """
-    layers = chain.layers
-    hosted = layers[first : last + 1]
-    if any(each.saved_for_weight_bytes is None for each in hosted):
-        return 0, 0, 0, 0
-    kept = saved  # of layer l and those before it, while I walks back from the last one
-    done = boundary = 0  # of the layers behind l: kept for weights; input of the next one
-    most = 0
-    for index in range(last, first - 1, -1):
-        layer = layers[index]
-        own = layer.saved_output_bytes
-        gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(index)
-        held = kept - own + max(own, boundary)
-        most = max(most, held + done + layer.input_backward_workspace_bytes + gradients)
-        entering = layer.saved_input_for_weight_bytes
-        done += (layer.saved_for_weight_bytes or 0) - entering + boundary
-        boundary = entering
-        if index > first:
-            before = layers[index - 1].saved_output_bytes
-            inner = max(before, layer.saved_input_bytes)
-            kept += before - own - layer.saved_bytes - inner
-    total = done + boundary
-    peak, rest = 0, total
-    for layer in reversed(hosted):
-        peak = max(peak, rest + layer.weight_backward_workspace_bytes)
-        rest -= layer.saved_for_weight_bytes or 0
-    return total, min(shared, boundary), most - saved, peak - total
-
-
-def _paper_segment(chain: Chain, first: int, last: int) -> SegmentBytes:
-    """(P1)-(P3) of one segment."""
-    layers = chain.layers[first : last + 1]
-    stored = [x.saved_input_bytes + x.saved_bytes + x.saved_output_bytes for x in layers]
-    before = list(accumulate(stored, initial=0))
-    total, forward, backward = before[-1], 0, 0
-    for index, layer in enumerate(layers):
-        source = chain.input_of(first + index)
-        forward = max(forward, before[index] + max(stored[index], source) + layer.output_bytes)
-        released = total - before[index + 1]
-        backward = max(backward, layer.output_bytes + source - released)
-    return SegmentBytes(
-        saved=total,
-        forward=forward,
-        backward=backward,
-        states=PAPER_WEIGHT_COPIES * sum(x.weight_bytes for x in layers),
-        optimizer=0,
-    )

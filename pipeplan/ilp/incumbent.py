@@ -172,7 +172,7 @@ class Incumbent:
         """Whether a schedule keeps tied layers together, pins, every memory and (R6)."""
         if not self.costs.keeps_pins(schedule.stages):
             return False
-        if self.costs.tied_groups and not self._keeps_ties(schedule):
+        if not self.costs.keeps_ties(schedule.stages):
             return False
         most = self.most_in_flight
         if most is not None and max(in_flight_until_update(self.costs, schedule)) > most:
@@ -181,14 +181,6 @@ class Incumbent:
         host = self.costs.cluster.host
         waits = sum(row.host_bytes for row in rows)
         return fits(rows) and (not waits or (host is not None and waits <= host.memory_bytes))
-
-    def _keeps_ties(self, schedule: Schedule) -> bool:
-        homes = {
-            layer: stage.gpu
-            for stage in schedule.stages
-            for layer in range(stage.first, stage.last + 1)
-        }
-        return all(len({homes[layer] for layer in group}) == 1 for group in self.costs.tied_groups)
 
     def offer(self, schedule: Schedule) -> bool:
         """Take a schedule if it fits; keep it if it is the best. Returns whether it fits.

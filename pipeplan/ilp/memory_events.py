@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from pipeplan.ilp.costs import CostModel, SegmentBytes
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import (
     OpId,
     Schedule,
@@ -22,6 +22,7 @@ from pipeplan.ilp.schedule import (
     overlap,
     position,
 )
+from pipeplan.ilp.segment_bytes import SegmentBytes
 from pipeplan.plan import OpKind, Stage
 
 SAVED, WORKING, DIRECT, MESSAGE = range(4)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.errors import InputError
-from pipeplan.ilp.costs import PAPER_WEIGHT_COPIES, CostModel
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.segment_bytes import PAPER_WEIGHT_COPIES
 
 Array = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from pipeplan.livebytes import key
-from pipeplan.weight_gradients.small_graph import Look, Operation, Sum, Use, cut_off
+from pipeplan.weight_gradients.small_graph import DeferredOperation, Look, Sum, Use, cut_off
 from pipeplan.weight_gradients.waiting import MARK, Waiting, metadata
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
@@ -35,7 +35,7 @@ class _Later(torch.autograd.Function):
     def forward(
         ctx: Any,
         owner: Waiting,
-        operation: Operation,
+        operation: DeferredOperation,
         outputs: list[Tensor],
         *activations: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -166,7 +166,7 @@ class Deferring(TorchFunctionMode):
 
     def _operation(
         self, outputs: list[GradientEdge], ends: list[GradientEdge], uses: list[Use]
-    ) -> Operation | None:
+    ) -> DeferredOperation | None:
         """The small graph behind `outputs`; None if no weight is in it."""
         seen = Look(ends[0].node if ends else None, {edge.node for edge, _ in uses})
         seen.through([edge.node for edge in outputs])
@@ -176,7 +176,7 @@ class Deferring(TorchFunctionMode):
             self._owner.cast(seen.casts[use[0].node], use) if use[0].node in seen.casts else use
             for use in uses
         ]
-        return Operation(
+        return DeferredOperation(
             order=self._owner.next_order(),
             outputs=tuple(outputs),
             activations=tuple(ends),

@@ -38,7 +38,7 @@ class Sum:
     """Gradients that add up for a leaf, or for an output of an operation on weights alone."""
 
     leaf: Tensor | None = None
-    maker: Operation | None = None
+    maker: DeferredOperation | None = None
     index: int = 0
     """Which output of `maker`."""
     total: Tensor | None = None
@@ -59,7 +59,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(eq=False, slots=True)
-class Operation:
+class DeferredOperation:
     """The small graph of one operation."""
 
     order: int

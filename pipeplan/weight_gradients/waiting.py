@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from pipeplan.weight_gradients.small_graph import Gradients, Operation, Sum, Use, cut_off
+from pipeplan.weight_gradients.small_graph import DeferredOperation, Gradients, Sum, Use, cut_off
 
 MARK = "pipeplan: made of weights alone"
 """In the metadata of a node of autograd: the sums of its outputs."""
@@ -38,19 +38,19 @@ class Waiting:
     def __init__(self) -> None:
         self.collecting = False
         """Whether the layers' backward runs now."""
-        self._waiting: deque[Operation] = deque()
+        self._waiting: deque[DeferredOperation] = deque()
         self._leaves: dict[int, tuple[Tensor, Sum]] = {}
         self._casts: dict[Node, Sum] = {}
         self._operations = 0
 
-    def take(self) -> deque[Operation]:
+    def take(self) -> deque[DeferredOperation]:
         """Those on activations, in the order in which their gradients arrived; none waits then."""
         waiting, self._waiting = self._waiting, deque()
         self._leaves.clear()
         self._casts.clear()
         return waiting
 
-    def arrive(self, operation: Operation, arrived: Gradients) -> Gradients:
+    def arrive(self, operation: DeferredOperation, arrived: Gradients) -> Gradients:
         """Gradients of what `operation` was called with, but for weights, which wait.
 
         Raises:
@@ -90,26 +90,28 @@ class Waiting:
         """The use of the cast `node` of a leaf, in place of that leaf's own."""
         edge = GradientEdge(node, 0)
         if node not in self._casts:
-            self._casts[node] = Sum(maker=Operation(self.next_order(), (edge,), (), (use,)))
+            self._casts[node] = Sum(
+                maker=DeferredOperation(self.next_order(), (edge,), (), (use,))
+            )
         return edge, self._casts[node]
 
 
 class WeightBackward:
     """The second half of a backward."""
 
-    def __init__(self, waiting: deque[Operation]) -> None:
+    def __init__(self, waiting: deque[DeferredOperation]) -> None:
         """Takes operations on activations, in the order in which their gradients arrived."""
         self._waiting = waiting
         self._left: Counter[Sum] = Counter()
         """Uses of a weight that are not done."""
-        self._open: Counter[Operation] = Counter()
+        self._open: Counter[DeferredOperation] = Counter()
         """Outputs that are not done, of operations on weights alone."""
-        self._ready: list[Operation] = []
+        self._ready: list[DeferredOperation] = []
         """Such operations, all of whose outputs are done."""
         for operation in waiting:
             self._expect(operation)
 
-    def _expect(self, operation: Operation) -> None:
+    def _expect(self, operation: DeferredOperation) -> None:
         for _, total in operation.uses:
             self._left[total] += 1
             maker = total.maker
@@ -130,7 +132,7 @@ class WeightBackward:
                 del ready
                 self._finish(self._waiting.popleft())
 
-    def _finish(self, operation: Operation) -> None:
+    def _finish(self, operation: DeferredOperation) -> None:
         sums = [total for _, total in operation.uses]
         gradients = list(operation.of_weights())[::-1]
         del operation

@@ -30,12 +30,12 @@ from typing import Final
 from ortools.sat.python import cp_model
 
 from pipeplan.ilp.bounds.load import min_link_occupancy
-from pipeplan.ilp.costs import SegmentBytes
 from pipeplan.ilp.cpsat.period_search import scaled
 from pipeplan.ilp.cpsat.precedence import B, F, add_tied
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.cpsat.variables import Instance, Linear, Literal, Variables
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.segment_bytes import SegmentBytes
 
 LEVELS: Final = 4
 """How many counts above the least one are told apart."""

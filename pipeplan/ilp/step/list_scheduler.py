@@ -14,7 +14,7 @@ a rank posts a receive are left to the exact count (`ilp.memory`). Source: ours.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
@@ -30,7 +30,7 @@ _WAIT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DispatchingRule:
     """Which op a GPU takes: the one with the smallest rank[kind][stage] + micro-batch * spacing.
 
     Attributes:
@@ -45,10 +45,6 @@ class Rule:
     in_flight: tuple[int, ...]
     patience: int
 
-    def limited(self, microbatches: int) -> Rule:
-        """The same for a step of fewer micro-batches."""
-        return replace(self, in_flight=tuple(min(each, microbatches) for each in self.in_flight))
-
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
@@ -60,7 +56,9 @@ class StepTimes:
     """By GPU: the end of its last op."""
 
 
-def schedule_step(instance: StepInstance, rule: Rule, horizon: float = inf) -> StepTimes | None:
+def schedule_step(
+    instance: StepInstance, rule: DispatchingRule, horizon: float = inf
+) -> StepTimes | None:
     """The step as the rule has it; None if it ends at `horizon` or later, or does not fit."""
     return _ListScheduler(instance, rule).run(horizon)
 
@@ -68,7 +66,7 @@ def schedule_step(instance: StepInstance, rule: Rule, horizon: float = inf) -> S
 class _ListScheduler:
     """One run: events in order of time, then every idle GPU that one of them concerns."""
 
-    def __init__(self, instance: StepInstance, rule: Rule) -> None:
+    def __init__(self, instance: StepInstance, rule: DispatchingRule) -> None:
         stages, gpus = range(len(instance.stages)), len(instance.hosted)
         self.of, self.rule = instance, rule
         self.gpu = [stage.gpu for stage in instance.stages]

@@ -90,10 +90,3 @@ def stages_of(
         )
         for index, ((first, behind), gpu) in enumerate(zip(borders, placement, strict=True))
     )
-
-
-def keeps_together(costs: CostModel, stages: Sequence[Stage]) -> bool:
-    """Whether tied layers share a GPU and pinned layers sit on theirs."""
-    home = [stage.gpu for stage in stages for _ in range(stage.first, stage.last + 1)]
-    tied = all(len({home[layer] for layer in group}) == 1 for group in costs.tied_groups)
-    return tied and costs.keeps_pins(stages)

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Final
 
 from pipeplan.ilp.step.instance import StepInstance
-from pipeplan.ilp.step.list_scheduler import Rule
+from pipeplan.ilp.step.list_scheduler import DispatchingRule
 
 SPACINGS: Final = (1.0, 0.5)
 """Between micro-batches, in loads: 1 keeps a periodic order, less takes what is farther along."""
@@ -25,8 +25,8 @@ STRETCHES: Final = (0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
 """In-flight limits in stays / load; beside these there are none."""
 
 
-def initial_rules(of: StepInstance) -> Iterator[Rule]:
-    """All combinations, the most usual first."""
+def initial_rules(of: StepInstance) -> Iterator[DispatchingRule]:
+    """All combinations of the values above."""
     ranks, stays = _ranks(of)
     load, shortest = max(1, of.load_ns), shortest_op(of)
     none = (of.microbatches,) * len(of.stages)
@@ -39,7 +39,9 @@ def initial_rules(of: StepInstance) -> Iterator[Rule]:
         dict.fromkeys(limits), SPACINGS, lateness, PATIENCE
     ):
         weights = tuple(rank + late * load for rank in ranks[2])
-        yield Rule((ranks[0], ranks[1], weights), spacing * load, limit, int(patience * shortest))
+        yield DispatchingRule(
+            (ranks[0], ranks[1], weights), spacing * load, limit, int(patience * shortest)
+        )
 
 
 def shortest_op(of: StepInstance) -> int:

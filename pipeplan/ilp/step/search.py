@@ -16,8 +16,8 @@ from typing import Final
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.step.instance import StepInstance, instance
-from pipeplan.ilp.step.list_scheduler import Rule, StepTimes, as_schedule, schedule_step
-from pipeplan.ilp.step.placements import balanced_cuts, keeps_together, placements, stages_of
+from pipeplan.ilp.step.list_scheduler import DispatchingRule, StepTimes, as_schedule, schedule_step
+from pipeplan.ilp.step.placements import balanced_cuts, placements, stages_of
 from pipeplan.ilp.step.rules import PATIENCE, initial_rules, shortest_op
 from pipeplan.plan import Stage
 
@@ -45,7 +45,7 @@ class Candidate:
     placement: tuple[int, ...]
     split: bool
     of: StepInstance
-    rule: Rule
+    rule: DispatchingRule
     times: StepTimes
     reserve: tuple[int, ...]
     """By GPU: bytes that exact counts of its schedules were beyond the scheduler's own."""
@@ -57,14 +57,14 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Contender:
     """A placement before local search: its instance, the rules to try, the best so far."""
 
     cuts: tuple[int, ...]
     placement: tuple[int, ...]
     split: bool
     of: StepInstance
-    rules: list[Rule]
+    rules: list[DispatchingRule]
     best: Candidate | None = None
 
 
@@ -121,7 +121,7 @@ class StepSearch:
                 break
         return [entry.best for entry in entries if entry.best is not None][:KEPT]
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[_Contender]:
         """Every placement with balanced cuts, backwards split where that is known, and whole."""
         costs = self.state.costs
         can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
@@ -129,14 +129,14 @@ class StepSearch:
             cuts = balanced_cuts(costs, placement)
             for split in (True, False) if can_split else (False,):
                 stages = stages_of(costs, cuts, placement, split=split)
-                if not keeps_together(costs, stages):
+                if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
                     continue
                 of = instance(costs, stages, self.searched)
                 rules = list(initial_rules(of))
                 self.random.shuffle(rules)
-                yield _Entry(cuts, placement, split, of, rules)
+                yield _Contender(cuts, placement, split, of, rules)
 
-    def _try(self, entry: _Entry, rule: Rule) -> None:
+    def _try(self, entry: _Contender, rule: DispatchingRule) -> None:
         best = entry.best
         times = self._scheduled(entry.of, rule, best.times.end + 1 if best else inf)
         if times is None:
@@ -146,7 +146,9 @@ class StepSearch:
         if best is None or new.cost < best.cost:
             entry.best = new
 
-    def _scheduled(self, of: StepInstance, rule: Rule, horizon: float) -> StepTimes | None:
+    def _scheduled(
+        self, of: StepInstance, rule: DispatchingRule, horizon: float
+    ) -> StepTimes | None:
         self.state.options.clock.charge(STAGE_S * len(of.stages) * of.microbatches)
         return schedule_step(of, rule, horizon)
 
@@ -196,8 +198,9 @@ class StepSearch:
         behind = [*cuts[1:], self.state.costs.layers]
         if not all(first < second for first, second in zip(cuts, behind, strict=True)):
             return None
-        stages = stages_of(self.state.costs, cuts, old.placement, split=old.split)
-        if not keeps_together(self.state.costs, stages):
+        costs = self.state.costs
+        stages = stages_of(costs, cuts, old.placement, split=old.split)
+        if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
             return None
         return tuple(cuts), self._instance(stages, old.reserve)
 
@@ -206,7 +209,7 @@ class StepSearch:
         room = [own - more for own, more in zip(made.room, reserve, strict=True)]
         return replace(made, room=room)
 
-    def _other_ranks(self, of: StepInstance, rule: Rule) -> Rule:
+    def _other_ranks(self, of: StepInstance, rule: DispatchingRule) -> DispatchingRule:
         """A few ranks, or all of one kind on one GPU, move by a random amount."""
         random, load = self.random, of.load_ns
         ranks = [list(row) for row in rule.ranks]
@@ -221,7 +224,7 @@ class StepSearch:
         forward, backward, weight = map(tuple, ranks)
         return replace(rule, ranks=(forward, backward, weight))
 
-    def _other_limit(self, of: StepInstance, rule: Rule) -> Rule:
+    def _other_limit(self, of: StepInstance, rule: DispatchingRule) -> DispatchingRule:
         limits = list(rule.in_flight)
         stage = self.random.randrange(len(limits))
         limits[stage] = min(
@@ -248,12 +251,11 @@ class StepSearch:
             over = [max(0, row.peak_bytes - row.budget_bytes) for row in rows]
             if not any(over):
                 return
-            room = [own - more for own, more in zip(of.room, over, strict=True)]
-            candidate.of = replace(candidate.of, room=room)
             pairs = zip(candidate.reserve, over, strict=True)
             candidate.reserve = tuple(own + more for own, more in pairs)
+            candidate.of = self._instance(of.stages, candidate.reserve)
 
-    def _for_all(self, rule: Rule) -> Rule:
+    def _for_all(self, rule: DispatchingRule) -> DispatchingRule:
         """What was no limit for fewer micro-batches is none for all."""
         limits = tuple(
             self.microbatches if limit == self.searched else limit for limit in rule.in_flight
