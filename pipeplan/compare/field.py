@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
-from types import MappingProxyType
 
 from pipeplan.baselines.exhaustive import PartitionCloud, partitions
-from pipeplan.baselines.listed import ListedSchedule
 from pipeplan.baselines.timed import Setting
 from pipeplan.cluster import Cluster
-from pipeplan.compare.families import FAMILIES, listed, pipedream
+from pipeplan.compare.families import FAMILIES, pipedream
 from pipeplan.compare.rows import Absent, Row, best, row_of
 from pipeplan.errors import InputError
 from pipeplan.units import format_bytes
@@ -19,9 +17,6 @@ from pipeplan.units import format_bytes
 EXHAUSTIVE = "PipeDream, exhaustive"
 UNLIMITED = "PipeDream, no memory rule"
 LIMITED = "PipeDream, its memory rule"
-
-More = Mapping[str, tuple[ListedSchedule, ...]]
-"""Schedules that are compared beside the known ones, by the name of their row."""
 
 
 class Field:
@@ -32,23 +27,15 @@ class Field:
         left_out: partitions that it had no time for.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        microbatches: int,
-        than: Fraction | None = None,
-        more: More = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, setting: Setting, microbatches: int, than: Fraction | None = None) -> None:
         """`setting` has the cluster of the most memory; `microbatches` are per flush step.
 
-        With `than`, ns per micro-batch, PipeDream's search looks for faster points only. `more`
-        are further schedules, by the name of their row.
+        With `than`, ns per micro-batch, PipeDream's search looks for faster points only.
         """
         self.cloud = PartitionCloud(setting, than)
         self.left_out = 0
         self._setting = setting
         self._microbatches = microbatches
-        self._more = dict(more)
         self._ways: dict[str, list[Row] | str] = {}
 
     @property
@@ -72,8 +59,7 @@ class Field:
 
     def execute(self) -> None:
         """Every way of all other baselines."""
-        more = {name: listed(*schedules) for name, schedules in self._more.items()}
-        for name, ways in (FAMILIES | more).items():
+        for name, ways in FAMILIES.items():
             try:
                 found = list(ways(self._setting, name, self._microbatches))
                 self._ways[name] = found or "the chain has too few layers or tied ones"
@@ -107,9 +93,9 @@ class Field:
         return row_of(EXHAUSTIVE, point.plan(self._setting.on(cluster), EXHAUSTIVE), detail)
 
 
-def prepared(setting: Setting, microbatches: int, more: More, seconds: float) -> Field:
+def prepared(setting: Setting, microbatches: int, seconds: float) -> Field:
     """All that the memories of one number of GPUs share; `seconds` are of the search."""
-    field = Field(setting, microbatches, more=more)
+    field = Field(setting, microbatches)
     field.search(seconds)
     field.execute()
     return field

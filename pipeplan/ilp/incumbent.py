@@ -125,7 +125,12 @@ class Incumbent:
     @property
     def done(self) -> bool:
         """Whether the gap asked for is reached or the time is over."""
-        return self.remaining <= 0 or (self.gap is not None and self.gap <= self.options.gap)
+        return self.remaining <= 0 or self.closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the gap asked for is reached."""
+        return self.gap is not None and self.gap <= self.options.gap
 
     def random(self, strategy: str) -> Random:
         """A strategy's own random numbers, repeatable for a seed."""

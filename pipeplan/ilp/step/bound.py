@@ -5,8 +5,10 @@ Source: ours; heads and tails as in schedules of flow shops (Carlier 1982).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import add
 
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.costs import CostModel, ceil_div_fraction
@@ -17,29 +19,39 @@ def step_bound(costs: CostModel, microbatches: int) -> Fraction:
 
     The first layers of the GPUs that are used differ, so the j-th of them (from 0) starts after j
     forwards at least and a transfer. Where no backward is split, the last op of a GPU is a
-    backward of its first layer, and the backwards of the layers before it come after that. Work
-    is that of the fastest GPU; all of it is at most the sum over GPUs of (step - head - tail).
+    backward of its first layer, and the backwards of the layers before it come after that. What
+    is left of the step is the GPU's capacity, for all micro-batches of its layers. Capacities
+    hold all layers only if they hold their sum, and for every n the n longest ones, of which a
+    capacity holds no more than it holds of the shortest of them. Work is that of the fastest GPU.
     """
     fastest = max(Fraction(repr(gpu.speed)) for gpu in costs.cluster.gpus)
     layers, overhead = costs.chain.layers, costs.cluster.action_overhead_ns
     forward = [ceil_div_fraction(layer.forward_ns, fastest) for layer in layers]
     backward = [ceil_div_fraction(layer.backward_ns, fastest) for layer in layers]
     splits = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
-    heads = list(accumulate(forward, initial=0))
-    tails = [0] * len(heads) if splits else list(accumulate(backward, initial=0))
-    hop = _least_transfer(costs)
-    ends = 0
-    total = microbatches * (sum(forward) + sum(backward))
-    best: Fraction | None = None
-    for used in range(1, min(costs.gpus, costs.layers) + 1):
-        first = used - 1
-        ends += heads[first] + tails[first]
-        if first:
-            ends += (hop + overhead) * (1 if splits else 2)
-        average = Fraction(total + ends, used) + 2 * overhead * microbatches
-        best = average if best is None else min(best, average)
-    assert best is not None
-    return max(best / microbatches, load_bound(costs))
+    heads = accumulate(forward, initial=0)
+    tails = repeat(0) if splits else accumulate(backward, initial=0)
+    first_hop = (_least_transfer(costs) + overhead) * (1 if splits else 2)
+    idle = [
+        head + tail + (first_hop if gpu else 0)
+        for gpu, head, tail in zip(
+            range(min(costs.gpus, costs.layers)), heads, tails, strict=False
+        )
+    ]
+    works = sorted(map(add, forward, backward), reverse=True)
+
+    def holds(step: int) -> bool:
+        spare = [(step - ends) // microbatches - 2 * overhead for ends in idle]
+        capacities = [each for each in spare if each > 0]
+        return sum(capacities) >= sum(works) and all(
+            sum(capacity // work for capacity in capacities) >= count
+            for count, work in enumerate(works, start=1)
+            if work
+        )
+
+    enough = idle[-1] + microbatches * (sum(works) + 2 * overhead)
+    least = bisect_left(range(enough), True, key=holds)
+    return max(Fraction(least, microbatches), load_bound(costs))
 
 
 def _least_transfer(costs: CostModel) -> int:

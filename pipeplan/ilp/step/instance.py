@@ -54,10 +54,13 @@ class StepInstance:
     @property
     def load_ns(self) -> int:
         """What one micro-batch keeps the busiest GPU busy."""
-        return max(
-            sum(self.forward[s] + self.backward[s] + self.weight[s] for s in own)
-            for own in self.hosted
-        )
+        return max(self.work_ns(gpu) for gpu in range(len(self.hosted))) // self.microbatches
+
+    def work_ns(self, gpu: int) -> int:
+        """What all micro-batches keep a GPU busy."""
+        own = self.hosted[gpu]
+        one = sum(self.forward[s] + self.backward[s] + self.weight[s] for s in own)
+        return one * self.microbatches
 
 
 def instance(costs: CostModel, stages: tuple[Stage, ...], microbatches: int) -> StepInstance:

@@ -60,15 +60,22 @@ def schedule_step(
     instance: StepInstance, rule: DispatchingRule, horizon: float = inf
 ) -> StepTimes | None:
     """The step as the rule has it; None if it ends at `horizon` or later, or does not fit."""
-    return _ListScheduler(instance, rule).run(horizon)
+    return ListScheduler(instance, rule, horizon).run()
 
 
-class _ListScheduler:
-    """One run: events in order of time, then every idle GPU that one of them concerns."""
+class ListScheduler:
+    """One run: events in order of time, then every idle GPU that one of them concerns.
 
-    def __init__(self, instance: StepInstance, rule: DispatchingRule) -> None:
+    Attributes:
+        events: How many there were so far: what the run cost.
+    """
+
+    def __init__(
+        self, instance: StepInstance, rule: DispatchingRule, horizon: float = inf
+    ) -> None:
+        """A step that ends at `horizon` or later is given up as soon as that is known."""
         stages, gpus = range(len(instance.stages)), len(instance.hosted)
-        self.of, self.rule = instance, rule
+        self.of, self.rule, self.horizon = instance, rule, horizon
         self.gpu = [stage.gpu for stage in instance.stages]
         self.lasts = (instance.forward, instance.backward, instance.weight)
         self.starts: tuple[list[list[int]], ...] = tuple([[] for _ in stages] for _ in range(5))
@@ -81,24 +88,27 @@ class _ListScheduler:
         """When inputs are expected that are on their way."""
         self.held, self.busy, self.ends = [0] * gpus, [False] * gpus, [0] * gpus
         self.whole = [sum(instance.saved[s] for s in own) for own in instance.hosted]
+        self.latest = [horizon - instance.work_ns(gpu) for gpu in range(gpus)]
+        """By GPU: when it must start its next op to end before the horizon."""
         self.link_free: dict[tuple[int, ...], int] = {}
-        self.events: list[tuple[int, int, int, int]] = []
-        self.number = 0
+        self.queue: list[tuple[int, int, int, int]] = []
+        self.events = 0
 
-    def run(self, horizon: float) -> StepTimes | None:
+    def run(self) -> StepTimes | None:
+        """The step; None if it ends too late or does not fit."""
         now, concerned = 0, set(range(len(self.busy)))
         while True:
             for gpu in concerned:
                 if not self.busy[gpu]:
+                    if now >= self.latest[gpu]:
+                        return None
                     self._start_next(gpu, now)
-            if not self.events:
+            if not self.queue:
                 break
-            now = self.events[0][0]
-            if now >= horizon:
-                return None
+            now = self.queue[0][0]
             concerned = set()
-            while self.events and self.events[0][0] == now:
-                _, _, kind, stage = heappop(self.events)
+            while self.queue and self.queue[0][0] == now:
+                _, _, kind, stage = heappop(self.queue)
                 concerned.add(self._end(kind, stage, now))
         ended = all(
             begun == self.of.microbatches
@@ -156,6 +166,7 @@ class _ListScheduler:
         self.begun[kind][stage] += 1
         self.starts[kind][stage].append(now)
         end = now + self.lasts[kind][stage]
+        self.latest[gpu] += self.lasts[kind][stage]
         self._push(end, kind, stage)
         if kind == F:
             self.held[gpu] += of.saved[stage] - self._input(stage, F)
@@ -225,8 +236,8 @@ class _ListScheduler:
         return self.gpu[stage]
 
     def _push(self, time: int, kind: int, stage: int) -> None:
-        self.number += 1
-        heappush(self.events, (time, self.number, kind, stage))
+        self.events += 1
+        heappush(self.queue, (time, self.events, kind, stage))
 
 
 def as_schedule(instance: StepInstance, found: StepTimes) -> Schedule:

@@ -1,4 +1,4 @@
-"""Where stages of a step may sit: contiguous, looped, V-shaped and wave placements; cuts.
+"""Where stages of a step may sit: contiguous, looped, V-shaped and wave placements.
 
 A *placement* is the GPU of each stage in chain order. Looped placements come to the GPUs in the
 same order each time (interleaved 1F1B: Narayanan et al. 2021), V-shaped ones turn around (Qi et
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
@@ -17,8 +17,6 @@ from pipeplan.plan import Stage
 
 PASSES: Final = (1, 2, 3, 4)
 """How often the chain comes to each GPU."""
-MOVES: Final = (-1, 1, -2, 2, -3, 3)
-"""Layers by which borders move."""
 
 
 def placements(costs: CostModel) -> Iterator[tuple[int, ...]]:
@@ -34,37 +32,7 @@ def placements(costs: CostModel) -> Iterator[tuple[int, ...]]:
                 yield found
 
 
-def balanced_cuts(costs: CostModel, placement: Sequence[int]) -> tuple[int, ...]:
-    """First layer of each stage: loads of GPUs as even as borders allow.
-
-    Borders begin at equal work and then move, one or two at a time, until that helps no more.
-    """
-    cuts = [*_equal_work(costs, placement), costs.layers]
-    best, improved = _uneven(costs, cuts, placement), True
-    borders = range(1, len(placement))
-    moves = [*product(borders, MOVES, [0], [0]), *product(borders, (-1, 1), borders, (-1, 1))]
-    while improved:
-        improved = False
-        for one, by, other, along in moves:
-            moved = list(cuts)
-            moved[one] += by
-            moved[other] += along
-            if all(first < second for first, second in pairwise(moved)):
-                uneven = _uneven(costs, moved, placement)
-                if uneven < best:
-                    cuts, best, improved = moved, uneven, True
-    return tuple(cuts[:-1])
-
-
-def _uneven(costs: CostModel, cuts: Sequence[int], placement: Sequence[int]) -> tuple[int, int]:
-    """The largest load of a GPU in ns per micro-batch, then the sum of squares."""
-    loads = [0] * costs.gpus
-    for gpu, (first, behind) in zip(placement, pairwise(cuts), strict=True):
-        loads[gpu] += costs.load_ns(first, behind - 1, gpu)
-    return max(loads), sum(load**2 for load in loads)
-
-
-def _equal_work(costs: CostModel, placement: Sequence[int]) -> list[int]:
+def equal_work(costs: CostModel, placement: Sequence[int]) -> list[int]:
     """Borders at which each stage has work in proportion to the speed of its GPU."""
     work = list(accumulate(x.forward_ns + x.backward_ns for x in costs.chain.layers))
     shares = list(accumulate(costs.cluster.gpus[gpu].speed for gpu in placement))

@@ -1,47 +1,52 @@
-"""Rules to begin with: every op ranks by when it could run first, weight gradients later.
+"""Rules to begin with: the ranks are the times of a steady state, drawn at random.
 
-A micro-batch that never waits keeps a stage's bytes for its *stay*, from F to the end of B or I.
-At one micro-batch per load, stay / load of them are in flight; limits near that keep memories
-small without slowing the flow (compare Qi et al. 2024, controllable memory).
+A *steady state* is the modulo schedule (Rau 1994) of one micro-batch per period: each op takes the
+first place that is free on its GPU, in the order in which a micro-batch passes; sometimes the
+second one, for variety. List scheduling by such ranks gives the same order wherever all GPUs are
+busy, and fills and drains on its own (compare the building blocks of Qi et al. 2024). Source:
+ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
 from math import ceil
+from random import Random
 from typing import Final
 
+from pipeplan.ilp.reservation_table import ReservationTable
 from pipeplan.ilp.step.instance import StepInstance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule
 
-SPACINGS: Final = (1.0, 0.5)
-"""Between micro-batches, in loads: 1 keeps a periodic order, less takes what is farther along."""
-LATENESS: Final = (4.0, 2.0, 0.5, 0.0)
-"""How far weight gradients rank behind their input gradients, in loads."""
+PERIODS: Final = (1.0, 1.0, 1.02, 1.1)
+"""Of the steady state, in loads: a longer one finds free places sooner."""
+SECOND_PLACE: Final = (0.0, 0.15, 0.3, 0.5)
+"""How likely an op takes the second free place."""
+LATENESS: Final = (0.0, 0.5, 2.0, 4.0)
+"""How far weight gradients rank behind their input gradients, in periods."""
 PATIENCE: Final = (0.05, 0.25, 0.5, 1.0)
 """In lengths of the shortest op."""
-STRETCHES: Final = (0.8, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""In-flight limits in stays / load; beside these there are none."""
+STRETCHES: Final = (None, 1.0, 1.0, 1.25, 1.5, 2.0)
+"""In-flight limits, in micro-batches of the steady state; None: there are none."""
+SPACINGS: Final = (1.0, 1.0, 0.5)
+"""Between micro-batches, in periods: 1 keeps the order, less takes what is farther along."""
 
 
-def initial_rules(of: StepInstance) -> Iterator[DispatchingRule]:
-    """All combinations of the values above."""
-    ranks, stays = _ranks(of)
-    load, shortest = max(1, of.load_ns), shortest_op(of)
-    none = (of.microbatches,) * len(of.stages)
-    limits = [none] + [
-        tuple(min(of.microbatches, max(1, ceil(stay * stretch / load - 0.01))) for stay in stays)
-        for stretch in STRETCHES
-    ]
-    lateness = LATENESS if any(of.weight) else (0.0,)
-    for limit, spacing, late, patience in product(
-        dict.fromkeys(limits), SPACINGS, lateness, PATIENCE
-    ):
-        weights = tuple(rank + late * load for rank in ranks[2])
-        yield DispatchingRule(
-            (ranks[0], ranks[1], weights), spacing * load, limit, int(patience * shortest)
-        )
+def random_rule(of: StepInstance, random: Random) -> DispatchingRule:
+    """Ranks of a random steady state, with limits near what it has in flight."""
+    period = max(1, int(of.load_ns * random.choice(PERIODS)))
+    forward, backward, weight = _steady_state(of, period, random)
+    stretch = random.choice(STRETCHES)
+    limits = [of.microbatches] * len(of.stages)
+    if stretch is not None:
+        for stage, lasts in enumerate(of.backward):
+            stay = backward[stage] + lasts - forward[stage]
+            limits[stage] = min(of.microbatches, max(1, ceil(stay * stretch / period)))
+    return DispatchingRule(
+        ranks=(tuple(forward), tuple(backward), tuple(weight)),
+        spacing=random.choice(SPACINGS) * period,
+        in_flight=tuple(limits),
+        patience=int(random.choice(PATIENCE) * shortest_op(of)),
+    )
 
 
 def shortest_op(of: StepInstance) -> int:
@@ -49,20 +54,37 @@ def shortest_op(of: StepInstance) -> int:
     return min((each for each in (*of.forward, *of.backward) if each), default=0)
 
 
-def _ranks(
-    of: StepInstance,
-) -> tuple[tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]], list[int]]:
-    """When F, B or I, and W of micro-batch 0 could run alone; how long it stays in each stage."""
-    stages, now = range(len(of.stages)), 0
-    forward, backward = [0] * len(of.stages), [0] * len(of.stages)
-    for stage in stages:
-        forward[stage] = now
-        hop = of.outward[stage]
-        now += of.forward[stage] + (hop.ns if hop else 0)
-    for stage in reversed(stages):
-        backward[stage] = now
-        hop = of.homeward[stage]
-        now += of.backward[stage] + (hop.ns if hop else 0)
-    weight = [backward[stage] + of.backward[stage] for stage in stages]
-    stays = [weight[stage] - forward[stage] for stage in stages]
-    return (tuple(forward), tuple(backward), tuple(weight)), stays
+def _steady_state(
+    of: StepInstance, period: int, random: Random
+) -> tuple[list[float], list[float], list[float]]:
+    """Start times of F, of B or I, and of W by stage."""
+    busy = [ReservationTable(period) for _ in of.hosted]
+    stages, second = range(len(of.stages)), random.choice(SECOND_PLACE)
+    late = random.choice(LATENESS) * period
+
+    def place(stage: int, ready: float, lasts: int) -> int:
+        """Where the table has none, the op is late by what it lacks."""
+        table = busy[of.stages[stage].gpu]
+        start = table.earliest_fit(int(ready), lasts)
+        if start is not None and random.random() < second:
+            start = table.earliest_fit(start + lasts, lasts)
+        if start is None:
+            return int(ready)
+        table.add(start, lasts)
+        return start
+
+    times: list[list[float]] = [[0] * len(of.stages) for _ in range(3)]
+    now = 0
+    for kind, order, lasts, hops in (
+        (0, stages, of.forward, of.outward),
+        (1, reversed(stages), of.backward, of.homeward),
+    ):
+        for stage in order:
+            times[kind][stage] = start = place(stage, now, lasts[stage])
+            hop = hops[stage]
+            now = start + lasts[stage] + (hop.ns if hop else 0)
+    for stage in random.sample(stages, len(stages)):
+        ready = times[1][stage] + of.backward[stage] + late
+        times[2][stage] = place(stage, ready, of.weight[stage])
+    forward, backward, weight = times
+    return forward, backward, weight

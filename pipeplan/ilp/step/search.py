@@ -1,38 +1,48 @@
-"""Local search for a step plan: rules, limits and cuts of several placements.
+"""Search for a step plan: random rules for all placements, then annealing of the best ones.
 
-Every placement is scheduled with all initial rules; the best of them are improved in turn, the
-better ones for longer (successive halving: Jamieson and Talwalkar 2016). A change that does not
-make the step longer is kept. Steps of many micro-batches are searched with fewer: a rule says
-what to do for any number. Source: ours.
+All placements with their cuts play with random rules, and after each round the worse half go; the
+best are improved by simulated annealing, the better ones for longer (successive halving: Jamieson
+and Talwalkar 2016). Steps of many micro-batches are searched with fewer: a rule says what to do
+for any number. Source: ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import pairwise
+from math import inf, log
 from typing import Final
 
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
-from pipeplan.ilp.step.list_scheduler import DispatchingRule, StepTimes, as_schedule, schedule_step
-from pipeplan.ilp.step.placements import balanced_cuts, placements, stages_of
-from pipeplan.ilp.step.rules import PATIENCE, initial_rules, shortest_op
+from pipeplan.ilp.step.list_scheduler import DispatchingRule, ListScheduler, StepTimes, as_schedule
+from pipeplan.ilp.step.placements import placements, stages_of
+from pipeplan.ilp.step.rules import PATIENCE, random_rule, shortest_op
 from pipeplan.plan import Stage
 
 SEARCHED: Final = 4
 """Micro-batches per GPU with which rules are searched, where a step has more."""
-KEPT: Final = 8
+KEPT: Final = 4
 """Candidates that local search begins with."""
 OPENING: Final = 0.35
-"""Share of the time for scheduling all placements with the initial rules."""
-FIRST_RULES: Final = 12
-"""Rules of each placement that the first round tries."""
+"""Share of the time for scheduling all placements with random rules."""
+FIRST_RULES: Final = 8
+"""Rules of each contender that the first round tries."""
 SIZES: Final = (0.02, 0.1, 0.3, 1.0)
 """Standard deviations of a change of ranks, in loads."""
-STAGE_S: Final = 2e-5
-"""What a stage's micro-batch counts for where work is counted instead of time."""
+EVENT_S: Final = 4e-6
+"""What an event of list scheduling counts for where work is counted instead of time."""
+TEMPERATURE: Final = 0.01
+"""At the start of a slice, as a share of the step."""
+STAGES_CHANGE: Final = 0.25
+"""How often local search changes stages rather than the rule."""
+SWAPS: Final = 0.2
+"""How often two stages change GPUs then, rather than borders."""
+EARLY: Final = 0.1
+"""What the average end of a GPU counts beside the latest one."""
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
 
@@ -41,9 +51,6 @@ TIGHTER: Final = 4
 class Candidate:
     """Stages and a rule, and the step they give."""
 
-    cuts: tuple[int, ...]
-    placement: tuple[int, ...]
-    split: bool
     of: StepInstance
     rule: DispatchingRule
     times: StepTimes
@@ -53,18 +60,14 @@ class Candidate:
     @property
     def cost(self) -> float:
         """The end of the step; among equals, GPUs that end early are better."""
-        return self.times.end + 0.1 * sum(self.times.ends) / len(self.times.ends)
+        return self.times.end + EARLY * sum(self.times.ends) / len(self.times.ends)
 
 
 @dataclass(slots=True)
 class _Contender:
-    """A placement before local search: its instance, the rules to try, the best so far."""
+    """Stages before local search, and the best rule so far."""
 
-    cuts: tuple[int, ...]
-    placement: tuple[int, ...]
-    split: bool
     of: StepInstance
-    rules: list[DispatchingRule]
     best: Candidate | None = None
 
 
@@ -97,86 +100,92 @@ class StepSearch:
                 self._candidates = self._candidates[: (len(self._candidates) + 1) // 2]
 
     def _over(self, end: float) -> bool:
-        return self.state.done or self.state.options.clock.spent >= end
+        return self.state.options.clock.spent >= end or self.state.closed
 
     def _opening(self, end: float) -> list[Candidate]:
-        """The best rules of the best placements: all play, and after each round the worse half go.
+        """The best rules of the best contenders: all play, and after each round the worse half go.
 
-        Every round tries as many rules of each placement that is left as all before together.
+        Every round tries as many rules of each contender that is left as all before together.
         """
-        entries = list(self._entries())
-        tried, rounds = 0, FIRST_RULES
+        entries, rules = [], FIRST_RULES
+        for entry in self._entries():
+            entries.append(entry)
+            self._play(entry, rules, end)
+            if self._over(end):
+                break
         while entries and not self._over(end):
-            for entry in entries:
-                for rule in entry.rules[tried : tried + rounds]:
-                    self._try(entry, rule)
-                    if self._over(end):
-                        break
-                if entry.best is not None:
-                    self._offer(entry.best)
-            tried, rounds = tried + rounds, 2 * rounds
             entries.sort(key=lambda each: each.best.cost if each.best else inf)
             entries = entries[: max(KEPT, (len(entries) + 1) // 2)]
-            if all(tried >= len(entry.rules) for entry in entries):
-                break
-        return [entry.best for entry in entries if entry.best is not None][:KEPT]
+            rules *= 2
+            for entry in entries:
+                self._play(entry, rules, end)
+        found = [entry.best for entry in entries if entry.best is not None]
+        return sorted(found, key=lambda each: each.cost)[:KEPT]
 
     def _entries(self) -> Iterator[_Contender]:
-        """Every placement with balanced cuts, backwards split where that is known, and whole."""
+        """Every placement with its cuts, backwards split where that is known, and whole."""
         costs = self.state.costs
         can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
-        for placement in placements(costs):
-            cuts = balanced_cuts(costs, placement)
-            for split in (True, False) if can_split else (False,):
-                stages = stages_of(costs, cuts, placement, split=split)
-                if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
-                    continue
-                of = instance(costs, stages, self.searched)
-                rules = list(initial_rules(of))
-                self.random.shuffle(rules)
-                yield _Contender(cuts, placement, split, of, rules)
+        for split in (True, False) if can_split else (False,):
+            search = CutSearch(costs, self.random, split=split)
+            for placement in placements(costs):
+                for cuts in search.all(placement):
+                    stages = stages_of(costs, cuts, placement, split=split)
+                    if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
+                        continue
+                    yield _Contender(instance(costs, stages, self.searched))
 
-    def _try(self, entry: _Contender, rule: DispatchingRule) -> None:
-        best = entry.best
-        times = self._scheduled(entry.of, rule, best.times.end + 1 if best else inf)
-        if times is None:
-            return
+    def _play(self, entry: _Contender, rules: int, end: float) -> None:
+        """Try so many random rules; the best one so far is offered."""
         reserve = (0,) * self.state.costs.gpus
-        new = Candidate(entry.cuts, entry.placement, entry.split, entry.of, rule, times, reserve)
-        if best is None or new.cost < best.cost:
-            entry.best = new
+        for _ in range(rules):
+            best, rule = entry.best, random_rule(entry.of, self.random)
+            times = self._scheduled(entry.of, rule, best.times.end + 1 if best else inf)
+            if times is not None:
+                new = Candidate(entry.of, rule, times, reserve)
+                if best is None or new.cost < best.cost:
+                    entry.best = new
+            if self._over(end):
+                break
+        if entry.best is not None:
+            self._offer(entry.best)
 
     def _scheduled(
         self, of: StepInstance, rule: DispatchingRule, horizon: float
     ) -> StepTimes | None:
-        self.state.options.clock.charge(STAGE_S * len(of.stages) * of.microbatches)
-        return schedule_step(of, rule, horizon)
+        scheduler = ListScheduler(of, rule, horizon)
+        times = scheduler.run()
+        self.state.options.clock.charge(EVENT_S * scheduler.events)
+        return times
 
     def _improve(self, candidate: Candidate, end: float) -> None:
-        """Change the rule or the cuts; what does not make the step longer stays."""
-        before, best = candidate.times.end, candidate.times.end
+        """Simulated annealing over the rule and the cuts; the candidate becomes the best one."""
+        clock, random = self.state.options.clock, self.random
+        begin, first, now = clock.spent, candidate.times.end, replace(candidate)
         while not self._over(end):
-            new = self._changed(candidate)
-            if new is None or new.cost > candidate.cost:
+            left = (end - clock.spent) / (end - begin)
+            warmth = TEMPERATURE * left * candidate.cost
+            new = self._changed(now, now.cost - warmth * log(1 - random.random()))
+            if new is None:
                 continue
-            candidate.cuts, candidate.of = new.cuts, new.of
-            candidate.rule, candidate.times = new.rule, new.times
-            if candidate.times.end < best:
-                best = candidate.times.end
-                if self.microbatches == self.searched:
+            now = new
+            if now.cost < candidate.cost:
+                shorter = now.times.end < candidate.times.end
+                candidate.of, candidate.rule, candidate.times = now.of, now.rule, now.times
+                if shorter and self.microbatches == self.searched:
                     self._offer(candidate)
-        if best < before:
+        if candidate.times.end < first:
             self._offer(candidate)
 
-    def _changed(self, old: Candidate) -> Candidate | None:
-        """A neighbour, scheduled; None if its step would surely be longer."""
-        random, cuts, of, rule = self.random, old.cuts, old.of, old.rule
+    def _changed(self, old: Candidate, most: float) -> Candidate | None:
+        """A neighbour, scheduled; None if it would cost more than `most`."""
+        random, of, rule = self.random, old.of, old.rule
         kind = random.random()
-        if kind < 0.2 and len(cuts) > 1:
-            moved = self._moved_cut(old)
-            if moved is None:
+        if kind < STAGES_CHANGE:
+            stages = self._other_stages(of.stages)
+            if stages is None:
                 return None
-            cuts, of = moved
+            of = self._instance(stages, old.reserve)
         elif kind < 0.75:
             rule = self._other_ranks(of, rule)
         elif kind < 0.85:
@@ -185,24 +194,30 @@ class StepSearch:
             rule = replace(rule, spacing=rule.spacing * random.lognormvariate(0, 0.2))
         else:
             rule = self._other_limit(of, rule)
-        times = self._scheduled(of, rule, old.times.end * 1.1 + 1)
+        gpus = range(len(of.hosted))
+        least = EARLY * sum(map(of.work_ns, gpus)) / len(gpus)
+        times = self._scheduled(of, rule, most - least + 1)
         if times is None:
             return None
-        return Candidate(cuts, old.placement, old.split, of, rule, times, old.reserve)
+        new = Candidate(of, rule, times, old.reserve)
+        return new if new.cost <= most else None
 
-    def _moved_cut(self, old: Candidate) -> tuple[tuple[int, ...], StepInstance] | None:
-        """One border goes a layer or two to either side."""
-        cuts = list(old.cuts)
-        index = self.random.randrange(1, len(cuts))
-        cuts[index] += self.random.choice((-2, -1, 1, 2))
-        behind = [*cuts[1:], self.state.costs.layers]
-        if not all(first < second for first, second in zip(cuts, behind, strict=True)):
+    def _other_stages(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...] | None:
+        """Borders that moved by a layer or two, or two stages that changed GPUs; if allowed."""
+        random, costs = self.random, self.state.costs
+        cuts, placement = [s.first for s in stages], [s.gpu for s in stages]
+        if len(stages) == 1:
             return None
-        costs = self.state.costs
-        stages = stages_of(costs, cuts, old.placement, split=old.split)
-        if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
+        if random.random() < SWAPS:
+            one, other = random.sample(range(len(stages)), 2)
+            placement[one], placement[other] = placement[other], placement[one]
+        else:
+            for _ in range(random.choice((1, 1, 2))):
+                cuts[random.randrange(1, len(cuts))] += random.choice((-2, -1, 1, 2))
+        if not all(one < other for one, other in pairwise([*cuts, costs.layers])):
             return None
-        return tuple(cuts), self._instance(stages, old.reserve)
+        new = stages_of(costs, cuts, placement, split=any(s.split_backward for s in stages))
+        return new if costs.keeps_ties(new) and costs.keeps_pins(new) else None
 
     def _instance(self, stages: tuple[Stage, ...], reserve: tuple[int, ...]) -> StepInstance:
         made = instance(self.state.costs, stages, self.searched)

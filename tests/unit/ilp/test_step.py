@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,10 +17,11 @@ from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.ilp import Limits, Problem, solve
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.step.bound import step_bound
-from pipeplan.ilp.step.instance import instance
+from pipeplan.ilp.step.cuts import CutSearch
+from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import as_schedule, schedule_step
-from pipeplan.ilp.step.placements import balanced_cuts, placements, stages_of
-from pipeplan.ilp.step.rules import initial_rules
+from pipeplan.ilp.step.placements import placements, stages_of
+from pipeplan.ilp.step.rules import random_rule
 from pipeplan.plan import Plan
 from tests import handmade, step_brute
 
@@ -105,25 +107,35 @@ def equal(gpus: int, *, split: bool, memory: Fraction) -> tuple[Chain, CostModel
 def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
     """Where one micro-batch fits, every rule ends with all of them."""
     _, costs = equal(3, split=split, memory=memory)
+    random = Random(0)
     for placement in placements(costs):
-        stages = stages_of(costs, balanced_cuts(costs, placement), placement, split=split)
-        of = instance(costs, stages, 5)
-        for rule in list(initial_rules(of))[::23]:
-            times = schedule_step(of, rule)
-            assert times is not None
-            schedule = as_schedule(of, times)
-            assert schedule.period == times.end
-            assert all(len(row) == 5 for row in schedule.times.values())
+        for cuts in CutSearch(costs, random, split=split).all(placement):
+            of = instance(costs, stages_of(costs, cuts, placement, split=split), 5)
+            if any(room < sum(of.saved[stage] for stage in own)
+                   for room, own in zip(of.room, of.hosted, strict=True)):  # fmt: skip
+                continue
+            check_ends(of, random)
+
+
+def check_ends(of: StepInstance, random: Random) -> None:
+    """Ten random rules end with all micro-batches."""
+    for rule in [random_rule(of, random) for _ in range(10)]:
+        times = schedule_step(of, rule)
+        assert times is not None
+        schedule = as_schedule(of, times)
+        assert schedule.period == times.end
+        assert all(len(row) == of.microbatches for row in schedule.times.values())
 
 
 def test_patience_pays_for_short_messages() -> None:
     """A GPU that never waits for what is 5 ns away loses an op's length again and again."""
     _, costs = equal(4, split=True, memory=Fraction(1))
     placement = tuple(range(4)) * 4
-    stages = stages_of(costs, balanced_cuts(costs, placement), placement, split=True)
-    of = instance(costs, stages, 8)
+    random = Random(0)
+    cuts = next(CutSearch(costs, random, split=True).all(placement))
+    of = instance(costs, stages_of(costs, cuts, placement, split=True), 8)
     shortest: dict[bool, int] = {}
-    for rule in list(initial_rules(of))[::3]:
+    for rule in [random_rule(of, random) for _ in range(80)]:
         for each in (rule, replace(rule, patience=0)):
             times = schedule_step(of, each)
             assert times is not None
