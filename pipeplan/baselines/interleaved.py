@@ -23,7 +23,7 @@ def looped_gpus(gpus: int, chunks: int) -> list[int]:
     return [stage % gpus for stage in range(gpus * chunks)]
 
 
-def looped(gpus: int, chunks: int, microbatches: int) -> list[list[ListedOp]]:
+def looped(gpus: int, microbatches: int, chunks: int) -> list[list[ListedOp]]:
     """Micro-batches pass in groups of P; every GPU does a group's chunks one after the other.
 
     GPU g starts with 2 * (P - 1 - g) + (v - 1) * P forwards, then alternates.
@@ -61,13 +61,13 @@ def v_gpus(gpus: int) -> list[int]:
     return [*range(gpus), *reversed(range(gpus))]
 
 
-def v_shaped(gpus: int, microbatches: int, in_flight: int) -> list[list[ListedOp]]:
-    """Two stages per GPU as a V, at most `in_flight` micro-batches in the pipeline.
+def v_shaped(gpus: int, microbatches: int, rounds: float) -> list[list[ListedOp]]:
+    """Two stages per GPU as a V, at most `rounds` times P micro-batches in the pipeline.
 
     The order is that of equal stages whose backward takes twice the forward, where a GPU prefers
-    forwards, then the oldest micro-batch. With 2 * P in flight it is as short as the looped one.
+    forwards, then the oldest micro-batch. With two rounds it is as short as the looped one.
     """
-    return _Greedy(gpus, microbatches, in_flight).lists
+    return _Greedy(gpus, microbatches, int(rounds * gpus)).lists
 
 
 class _Greedy:

@@ -1,23 +1,29 @@
 """Schedules given as lists: what each GPU computes, in order, for one step with a flush.
 
 The simulator's eager clock decides when: transfers go as soon as they can, receives are posted in
-time. One step from fill to drain then is the period of a plan with k = all its micro-batches, so
-that a GPipe or interleaved schedule is judged, shown and run like any other plan.
+time. One step from fill to drain then is the period of a plan with k = all its micro-batches (T6),
+so that a GPipe or zero-bubble schedule is judged, shown and run like any other plan.
+
+A list may tell a backward as B or as its halves I and W. Halves stay where the stage may be split
+(S1). Elsewhere the backward is whole: in I's place, since the stage before waits for it; in the
+first stage in W's place, since nobody waits for I there (torch's first stage computes nothing in I
+either).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from pipeplan.baselines.timed import in_order, timed
+from pipeplan.baselines.timed import timed
 from pipeplan.errors import InputError
-from pipeplan.plan import OpKind, Plan
+from pipeplan.plan import OpKind, Plan, Stage
 from pipeplan.program import Action, ActionKind, Program
 from pipeplan.simulator import Simulation, replay
 from pipeplan.simulator.tape import Ops, number
 
 ListedOp = tuple[OpKind, int, int]
-"""(F or B, stage, micro-batch)."""
+"""(F, B, I or W, stage, micro-batch)."""
 Lists = Sequence[Sequence[ListedOp]]
 """Per GPU, what it computes in order."""
 
@@ -25,81 +31,122 @@ MOST = 1024
 """Micro-batches per step: a plan's period holds no more."""
 
 
+@dataclass(frozen=True, slots=True)
+class ListedSchedule:
+    """A schedule that is known by its lists."""
+
+    lists: Callable[[int, int], Lists]
+    """(GPUs, micro-batches) -> lists; an `InputError` where the schedule is not made for them."""
+    place: Callable[[int], Sequence[int]]
+    """Number of GPUs -> the GPU of each stage."""
+    detail: str = ""
+    """What tells it from others of its name."""
+
+
 def listed_plan(outline: Plan, lists: Lists, microbatches: int) -> Plan:
     """The plan of one step of `microbatches` micro-batches that executes `lists`.
 
     Args:
-        outline: stages on GPUs, semantics flush (`Setting.outline`).
-        lists: every F and B of every stage and micro-batch once, on the stage's GPU.
+        outline: stages on GPUs, semantics flush (`Setting.outline`); a stage whose list has I
+            becomes split where it may be.
+        lists: every forward and backward of every stage and micro-batch once, on the stage's GPU,
+            each kind of op in the order of micro-batches (R5).
         microbatches: per step.
 
     Raises:
-        InputError: if there are more micro-batches than a plan can hold.
+        InputError: if there are more micro-batches than a plan can hold, or if the lists have
+            halves and no stage may be split.
         DeadlockError: if GPUs wait for each other for ever.
     """
-    check_count(microbatches)
-    simulation = replay_lists(outline, lists)
-    ops = Ops.of(outline)
-    times = {op: known_times(simulation.times.start[op]) for op in in_order(ops)}
-    period = max(1, simulation.makespan_ns)
-    step = outline.model_copy(update={"microbatches": microbatches})
-    return timed(step, ops, times, microbatches, period)
+    if not 1 <= microbatches <= MOST:
+        raise InputError(f"flush: got {microbatches} micro-batches per step, need 1 to {MOST}")
+    step = _split_as_listed(outline, lists).model_copy(update={"microbatches": microbatches})
+    simulation = replay_lists(step, lists)
+    ops = Ops.of(step)
+    times = {
+        op: _known_times(simulation.times.start[op])
+        for op, present in enumerate(ops.present)
+        if present
+    }
+    last = max(starts[-1] for starts in times.values())
+    return timed(step, ops, times, microbatches, max(last + 1, simulation.makespan_ns))
 
 
 def replay_lists(outline: Plan, lists: Lists) -> Simulation:
-    """The replay of `lists` on the eager clock, every message given room in time."""
-    return replay(outline, program(outline, lists))
+    """The replay of `lists` on the eager clock, every message given room in time.
 
-
-def program(
-    outline: Plan, lists: Lists, behind: Callable[[ListedOp], Sequence[Action]] = lambda _: ()
-) -> Program:
-    """Actions around the computes: receives first, sends behind their producers, frees last.
-
-    So nothing waits but for its input; when bytes come and go is decided later, by the plan that
-    the times make (`lowering`). `behind` gives more actions to put behind a step and its send.
+    Receives come first, sends behind their producers, frees last: so nothing waits but for its
+    input; when bytes come and go is decided later, by the plan that the times make (`lowering`).
     """
     ops = Ops.of(outline)
     ranks = []
-    for steps in lists:
+    for listed in lists:
+        steps = list(_as_split(outline.stages, listed))
         receives = [action for step in steps for action in _receive(ops, step)]
         sends = [list(_send(ops, step)) for step in steps]
         computes = [
             action
             for (kind, stage, microbatch), sent in zip(steps, sends, strict=True)
-            for action in (
-                Action(ActionKind(kind), stage, microbatch),
-                *sent,
-                *behind((kind, stage, microbatch)),
-            )
+            for action in (Action(ActionKind(kind), stage, microbatch), *sent)
         ]
         frees = [_free(action) for sent in sends for action in sent]
         ranks.append((*receives, *computes, *frees))
-    return Program(tuple(ranks))
+    return replay(outline, Program(tuple(ranks)))
 
 
-def check_count(microbatches: int) -> None:
-    """Refuse more micro-batches per step than the period of a plan can hold.
+def _split_as_listed(outline: Plan, lists: Lists) -> Plan:
+    """`outline` with split backwards where `lists` have them and (S1) allows."""
+    asked = {stage for listed in lists for kind, stage, _ in listed if kind is OpKind.I}
+    split = {stage for stage in asked if _may_split(outline, outline.stages[stage])}
+    if asked and not split:
+        raise InputError(
+            f"chain {outline.chain.name!r}: got no stage whose backward may be split, need layers"
+            " with backward_weight_ns and saved_for_weight_bytes behind the first stage, an"
+            " estimated or imported chain and the exact memory model"
+        )
+    stages = tuple(
+        stage.model_copy(update={"split_backward": stage.id in split}) for stage in outline.stages
+    )
+    return outline.model_copy(update={"stages": stages})
 
-    Raises:
-        InputError: if there are.
-    """
-    if not 1 <= microbatches <= MOST:
-        raise InputError(f"flush: got {microbatches} micro-batches per step, need 1 to {MOST}")
+
+def _may_split(outline: Plan, stage: Stage) -> bool:
+    """(S1), and W takes time; measured chains do not tell what both halves take together."""
+    layers = outline.chain.layers[stage.first : stage.last + 1]
+    told = all(
+        layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
+        for layer in layers
+    )
+    takes = any(layer.backward_weight_ns for layer in layers)
+    allowed = outline.memory_model == "exact" and outline.chain.mode != "measured"
+    return stage.first > 0 and allowed and told and takes
+
+
+def _as_split(stages: Sequence[Stage], listed: Sequence[ListedOp]) -> Iterator[ListedOp]:
+    """The list of a GPU with backwards whole or in halves, as the stages have them."""
+    for kind, stage, microbatch in listed:
+        if kind is OpKind.F:
+            yield kind, stage, microbatch
+        elif stages[stage].split_backward:
+            for half in (OpKind.I, OpKind.W) if kind is OpKind.B else (kind,):
+                yield half, stage, microbatch
+        elif kind in (OpKind.B, OpKind.I if stage else OpKind.W):
+            yield OpKind.B, stage, microbatch
 
 
 def _receive(ops: Ops, step: ListedOp) -> Iterator[Action]:
     kind, stage, microbatch = step
     before = ops.before[number(kind, stage)]
-    if before >= 0 and not ops.kind(before).is_compute:
-        yield Action(ActionKind(f"RECV_{kind}"), stage, microbatch)
+    if before >= 0 and ops.kind(before).is_send:
+        message = ActionKind.RECV_F if kind is OpKind.F else ActionKind.RECV_B
+        yield Action(message, stage, microbatch)
 
 
 def _send(ops: Ops, step: ListedOp) -> Iterator[Action]:
     kind, stage, microbatch = step
     after = ops.after[number(kind, stage)]
-    if after >= 0 and not ops.kind(after).is_compute:
-        yield Action(ActionKind(f"SEND_{kind}"), stage, microbatch)
+    if after >= 0 and ops.kind(after).is_send:
+        yield Action(ActionKind(ops.kind(after)), stage, microbatch)
 
 
 def _free(sent: Action) -> Action:
@@ -107,7 +154,7 @@ def _free(sent: Action) -> Action:
     return Action(kind, sent.stage, sent.microbatch)
 
 
-def known_times(times: Sequence[int | None]) -> list[int]:
+def _known_times(times: Sequence[int | None]) -> list[int]:
     """The times of an op that every micro-batch passed.
 
     Raises:
@@ -115,5 +162,5 @@ def known_times(times: Sequence[int | None]) -> list[int]:
     """
     found = [time for time in times if time is not None]
     if len(found) < len(times):
-        raise InputError("flush: got lists that leave out an op, need every F and B once")
+        raise InputError("flush: got lists that leave out an op, need every op once")
     return found

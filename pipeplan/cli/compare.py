@@ -121,6 +121,7 @@ def _request(args: argparse.Namespace) -> Request:
     from pipeplan.chain import Chain
     from pipeplan.compare import Request
     from pipeplan.planner import Config
+    from pipeplan.torch_schedules import TORCH_SCHEDULES
 
     chain = common.read(Chain, args.chain)
     points = tuple(clusters(args))
@@ -136,7 +137,8 @@ def _request(args: argparse.Namespace) -> Request:
         offload=args.offload,
         workers=args.workers or max(1, cores // jobs),
     )
-    return Request(chain, points, config, args.search_limit / 1e9, jobs)
+    more = TORCH_SCHEDULES if args.semantics == "flush" else {}
+    return Request(chain, points, config, args.search_limit / 1e9, jobs, more)
 
 
 def _save(comparison: Comparison, folder: Path) -> None:

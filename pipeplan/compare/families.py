@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fractions import Fraction
+from functools import partial
 
-from pipeplan.baselines import flush, interleaved, listed, splits, zerobubble
+from pipeplan.baselines import building_blocks, flush, interleaved, splits, zerobubble
 from pipeplan.baselines.eager import Policy, eager_plan
-from pipeplan.baselines.listed import Lists
+from pipeplan.baselines.listed import ListedSchedule, Lists, listed_plan, replay_lists
 from pipeplan.baselines.pipedream import noam, problem
 from pipeplan.baselines.timed import Setting
 from pipeplan.baselines.twobw import equal_blocks
 from pipeplan.chain import Chain
-from pipeplan.compare.rows import Row, bubble_of, row_of
+from pipeplan.compare.rows import Row, row_of
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.self_timed import staircase
@@ -25,6 +28,8 @@ SPLITS: dict[str, Split] = {
 }
 CHUNKS = (2, 3, 4)
 """Stages per GPU that the looped schedule tries."""
+ROUNDS = (1, 1.5, 2)
+"""How many times P micro-batches the V has in flight."""
 
 Ways = Callable[[Setting, str, int], Iterator[Row]]
 """(setting, name of the rows, micro-batches per flush step) -> every way of a baseline, judged."""
@@ -66,74 +71,47 @@ def _two_bw(setting: Setting, name: str, _: int) -> Iterator[Row]:
         yield row_of(name, plan, f"depth {len(plan.stages)}")
 
 
-def _flush(lists: Callable[[int, int], Lists]) -> Ways:
-    """One stage per GPU, executed in the order of `lists(stages, microbatches)`."""
+def listed(*schedules: ListedSchedule) -> Ways:
+    """Every schedule on every split that has as many stages as it needs."""
 
     def ways(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
-        depth = _depth(setting)
-        for kind, stages in _stages(setting, depth, list(range(depth))):
-            outline = setting.outline(stages, "flush", name)
-            yield _step_row(
-                name, outline, kind, lambda m: _padded(setting, lists(depth, m)), microbatches
-            )
+        rows, refusal = 0, None
+        for schedule in schedules:
+            gpus = schedule.place(_depth(setting))
+            if len(gpus) > len(setting.chain.layers):
+                continue
+            for kind, stages in _stages(setting, len(gpus), list(gpus)):
+                outline = setting.outline(stages, "flush", name)
+                detail = ", ".join(filter(None, (kind, schedule.detail)))
+                try:
+                    yield _step_row(name, outline, detail, schedule, microbatches)
+                    rows += 1
+                except InputError as error:
+                    refusal = error
+        if refusal and not rows:
+            raise refusal
 
     return ways
 
 
-def _looped(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
-    gpus = setting.gpus
-    for chunks in CHUNKS:
-        if gpus * chunks > len(setting.chain.layers):
-            return
-        for kind, stages in _stages(setting, gpus * chunks, interleaved.looped_gpus(gpus, chunks)):
-            outline = setting.outline(stages, "flush", name)
-
-            def lists(m: int, chunks: int = chunks) -> Lists:
-                return interleaved.looped(gpus, chunks, m)
-
-            detail = f"{kind}, {chunks} stages per GPU"
-            yield _step_row(name, outline, detail, lists, microbatches)
-
-
-def _v_shaped(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
-    gpus = setting.gpus
-    if 2 * gpus > len(setting.chain.layers):
-        return
-    for kind, stages in _stages(setting, 2 * gpus, interleaved.v_gpus(gpus)):
-        outline = setting.outline(stages, "flush", name)
-        for most in sorted({gpus, gpus + gpus // 2, 2 * gpus}):
-
-            def lists(m: int, most: int = most) -> Lists:
-                return interleaved.v_shaped(gpus, m, most)
-
-            yield _step_row(name, outline, f"{kind}, {most} in flight", lists, microbatches)
-
-
-def _zero_bubble(setting: Setting, name: str, microbatches: int) -> Iterator[Row]:
-    if not zerobubble.has_split(setting.chain):
-        raise InputError("a layer of the chain has no backward_weight_ns")
-    depth = _depth(setting)
-    for kind, stages in _stages(setting, depth, list(range(depth))):
-        step = zerobubble.zb_h1(setting, stages, microbatches)
-        more = zerobubble.zb_h1(setting, stages, 2 * microbatches)
-        added = 2 * more.per_microbatch - step.per_microbatch
-        yield Row(
-            name=name,
-            semantics="flush",
-            period_ns=step.per_microbatch,
-            bubble=bubble_of(step.works_ns, step.busiest_ns, step.per_microbatch, added),
-            update_ns=step.update_ns,
-            peak_bytes=step.peak_bytes,
-            budget_bytes=tuple(gpu.budget_bytes for gpu in setting.cluster.gpus),
-            detail=kind,
-        )
-
-
 def _step_row(
-    name: str, outline: Plan, detail: str, lists: Callable[[int], Lists], microbatches: int
+    name: str, outline: Plan, detail: str, schedule: ListedSchedule, microbatches: int
 ) -> Row:
-    plan = listed.listed_plan(outline, lists(microbatches), microbatches)
-    return row_of(name, plan, detail, lists(2 * microbatches))
+    """The row of one step; a longer one shows what a micro-batch adds."""
+    used = 1 + max(stage.gpu for stage in outline.stages)
+
+    def lists(count: int) -> Lists:
+        """For all GPUs: those without a stage do nothing."""
+        return [*schedule.lists(used, count), *([] for _ in outline.cluster.gpus[used:])]
+
+    plan = listed_plan(outline, lists(microbatches), microbatches)
+    # A schedule that wants full rounds of the GPUs has them at one of these multiples.
+    for times in range(2, used + 2):
+        with suppress(InputError):
+            longer = replay_lists(plan, lists(times * microbatches)).makespan_ns
+            added = Fraction(longer - plan.period_ns, (times - 1) * microbatches)
+            return row_of(name, plan, detail, added)
+    return row_of(name, plan, detail)
 
 
 def _stages(
@@ -159,17 +137,39 @@ def _depth(setting: Setting) -> int:
     return min(setting.gpus, len(setting.chain.layers))
 
 
-def _padded(setting: Setting, lists: Lists) -> Lists:
-    """Lists for all GPUs; those without a stage do nothing."""
-    return [*lists, *([] for _ in range(setting.gpus - len(lists)))]
+def _each(lists: Callable[[int, int], Lists]) -> ListedSchedule:
+    """A schedule of one stage per GPU."""
+    return ListedSchedule(lists, range)
+
+
+def _in_v(lists: Callable[[int, int], Lists]) -> ListedSchedule:
+    """A schedule of two stages per GPU, there and back."""
+    return ListedSchedule(lists, interleaved.v_gpus)
+
+
+def _looped(stages_per_gpu: int) -> ListedSchedule:
+    return ListedSchedule(
+        partial(interleaved.looped, chunks=stages_per_gpu),
+        partial(interleaved.looped_gpus, chunks=stages_per_gpu),
+        f"{stages_per_gpu} stages per GPU",
+    )
+
+
+def _v_shaped(rounds: float) -> ListedSchedule:
+    lists = partial(interleaved.v_shaped, rounds=rounds)
+    return ListedSchedule(lists, interleaved.v_gpus, f"{rounds:g} P in flight")
 
 
 FAMILIES: dict[str, Ways] = {
     "PipeDream-2BW, equal blocks": _two_bw,
     **{f"{kind}, 1F1B": _split_1f1b(kind) for kind in SPLITS},
-    "GPipe": _flush(flush.gpipe),
-    "1F1B with flush": _flush(flush.one_f_one_b),
-    "interleaved 1F1B, looped": _looped,
-    "interleaved 1F1B, V": _v_shaped,
-    "ZB-H1": _zero_bubble,
+    "GPipe": listed(_each(flush.gpipe)),
+    "1F1B with flush": listed(_each(flush.one_f_one_b)),
+    "interleaved 1F1B, looped": listed(*map(_looped, CHUNKS)),
+    "interleaved 1F1B, V": listed(*map(_v_shaped, ROUNDS)),
+    "ZB-H1": listed(_each(zerobubble.zb_h1)),
+    "ZB-H2": listed(_each(zerobubble.zb_h2)),
+    "ZB-V": listed(_in_v(building_blocks.zb_v)),
+    "V-Half": listed(_in_v(building_blocks.v_half)),
+    "V-Min": listed(_in_v(building_blocks.v_min)),
 }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from types import MappingProxyType
 
 from pipeplan.baselines.exhaustive import PartitionCloud, partitions
+from pipeplan.baselines.listed import ListedSchedule
 from pipeplan.baselines.timed import Setting
 from pipeplan.cluster import Cluster
-from pipeplan.compare.families import FAMILIES, pipedream
+from pipeplan.compare.families import FAMILIES, listed, pipedream
 from pipeplan.compare.rows import Absent, Row, best, row_of
 from pipeplan.errors import InputError
 from pipeplan.units import format_bytes
@@ -17,6 +19,9 @@ from pipeplan.units import format_bytes
 EXHAUSTIVE = "PipeDream, exhaustive"
 UNLIMITED = "PipeDream, no memory rule"
 LIMITED = "PipeDream, its memory rule"
+
+More = Mapping[str, tuple[ListedSchedule, ...]]
+"""Schedules that are compared beside the known ones, by the name of their row."""
 
 
 class Field:
@@ -27,15 +32,23 @@ class Field:
         left_out: partitions that it had no time for.
     """
 
-    def __init__(self, setting: Setting, microbatches: int, than: Fraction | None = None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        microbatches: int,
+        than: Fraction | None = None,
+        more: More = MappingProxyType({}),
+    ) -> None:
         """`setting` has the cluster of the most memory; `microbatches` are per flush step.
 
-        With `than`, ns per micro-batch, PipeDream's search looks for faster points only.
+        With `than`, ns per micro-batch, PipeDream's search looks for faster points only. `more`
+        are further schedules, by the name of their row.
         """
         self.cloud = PartitionCloud(setting, than)
         self.left_out = 0
         self._setting = setting
         self._microbatches = microbatches
+        self._families = FAMILIES | {name: listed(*schedules) for name, schedules in more.items()}
         self._ways: dict[str, list[Row] | str] = {}
 
     @property
@@ -59,7 +72,7 @@ class Field:
 
     def execute(self) -> None:
         """Every way of all other baselines."""
-        for name, ways in FAMILIES.items():
+        for name, ways in self._families.items():
             try:
                 found = list(ways(self._setting, name, self._microbatches))
                 self._ways[name] = found or "the chain has too few layers or tied ones"
@@ -93,9 +106,9 @@ class Field:
         return row_of(EXHAUSTIVE, point.plan(self._setting.on(cluster), EXHAUSTIVE), detail)
 
 
-def prepared(setting: Setting, microbatches: int, seconds: float) -> Field:
+def prepared(setting: Setting, microbatches: int, more: More, seconds: float) -> Field:
     """All that the memories of one number of GPUs share; `seconds` are of the search."""
-    field = Field(setting, microbatches)
+    field = Field(setting, microbatches, more=more)
     field.search(seconds)
     field.execute()
     return field

@@ -38,7 +38,7 @@ def plans(comparison: Comparison) -> Iterator[tuple[str, Plan]]:
     """(file name, plan) of every row that fits and can be run."""
     for point in comparison.points:
         for row in point.rows:
-            if isinstance(row, Row) and row.plan is not None and row.fits:
+            if isinstance(row, Row) and row.fits:
                 memory = exact_bytes(point.memory_bytes)
                 yield f"{_word(row.name)}-{len(row.peak_bytes)}gpus-{memory}.plan.json", row.plan
 

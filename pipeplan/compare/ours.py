@@ -102,7 +102,7 @@ def our_rows(here: Found, everywhere: Sequence[Found]) -> tuple[Row | Absent, ..
     """
     moved = [row.on(here.cluster) for found in everywhere for row in found.plans]
     fitting = [row for row in moved if row.fits]
-    contiguous = [row for row in fitting if row.plan is not None and _is_contiguous(row.plan)]
+    contiguous = [row for row in fitting if _is_contiguous(row.plan)]
     keeping = () if here.keeping is None else (here.keeping,)
     free = _fastest(here.free, fitting, OURS)
     away = [] if here.away is None else [_with_host(here.away, here, everywhere, fitting)]
@@ -143,7 +143,6 @@ def _fastest(mine: Row | Absent, fitting: Sequence[Row], name: str) -> Row | Abs
 
 def _adopted(row: Row, mine: Row | Absent, name: str) -> Row:
     """`row` with what is proven on this cluster, of which the search elsewhere knows nothing."""
-    assert row.plan is not None
     solver = _solver(mine) if isinstance(mine, Row) else Solver()
     value = getattr(solver.bounds, solver.gap_bound)
     gap = None if value is None else float(row.plan.period_per_microbatch / Fraction(*value) - 1)
@@ -159,5 +158,4 @@ def _adopted(row: Row, mine: Row | Absent, name: str) -> Row:
 
 
 def _solver(row: Row) -> Solver:
-    assert row.plan is not None
     return row.plan.solver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
@@ -12,7 +12,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.compare import ours
 from pipeplan.compare.again import AWAY, NONE
-from pipeplan.compare.field import Field, prepared
+from pipeplan.compare.field import Field, More, prepared
 from pipeplan.compare.jobs import Job, Tell, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import Absent, Row, check
@@ -32,6 +32,8 @@ class Request:
         search_s: for PipeDream's exhaustive search, per number of GPUs.
         jobs: how many searches run at once, each in a process of its own; with more than one,
             a script that calls `compare` needs `if __name__ == "__main__"`.
+        more: further schedules by the name of their row, such as
+            `pipeplan.torch_schedules.TORCH_SCHEDULES`; with several jobs they are pickled.
     """
 
     chain: Chain
@@ -39,6 +41,7 @@ class Request:
     config: Config
     search_s: float = 120.0
     jobs: int = 1
+    more: More = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,10 @@ def _others(request: Request, group: list[Cluster]) -> Job[Field | Found]:
     gpus = len(group[0].gpus)
     count = microbatches(request.config, gpus)
     setting = Setting(request.chain, _roomiest(group), request.config.memory_model, count)
-    return Job(f"{gpus} GPUs: everyone else", partial(prepared, setting, count, request.search_s))
+    return Job(
+        f"{gpus} GPUs: everyone else",
+        partial(prepared, setting, count, request.more, request.search_s),
+    )
 
 
 def _ours(request: Request, cluster: Cluster) -> Job[Field | Found]:

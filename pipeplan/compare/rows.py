@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from pipeplan import lowering, simulator, verifier
-from pipeplan.baselines.listed import Lists, replay_lists
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan, Semantics
 from pipeplan.simulator import costs
@@ -57,10 +56,9 @@ class Row:
     peak_bytes: tuple[int, ...]
     """Per GPU."""
     budget_bytes: tuple[int, ...]
+    plan: Plan
     detail: str = ""
     """What the baseline chose: stages, micro-batches in flight."""
-    plan: Plan | None = None
-    """None only where no plan can say it (ZB-H1)."""
 
     @property
     def over_bytes(self) -> int:
@@ -81,13 +79,11 @@ class Row:
     def on(self, cluster: Cluster) -> Row:
         """The same schedule on a cluster that differs in memory only."""
         budgets = tuple(gpu.budget_bytes for gpu in cluster.gpus)
-        plan = self.plan
-        if plan is not None:
-            memory = tuple(
-                row.model_copy(update={"budget_bytes": budget})
-                for row, budget in zip(plan.memory, budgets, strict=True)
-            )
-            plan = plan.model_copy(update={"cluster": cluster, "memory": memory})
+        memory = tuple(
+            row.model_copy(update={"budget_bytes": budget})
+            for row, budget in zip(self.plan.memory, budgets, strict=True)
+        )
+        plan = self.plan.model_copy(update={"cluster": cluster, "memory": memory})
         return replace(self, budget_bytes=budgets, plan=plan)
 
 
@@ -99,63 +95,47 @@ def best(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: (row.over_bytes, row.period_ns))
 
 
-def row_of(name: str, plan: Plan, detail: str = "", lists: Lists | None = None) -> Row:
+def row_of(name: str, plan: Plan, detail: str = "", added: Fraction | None = None) -> Row:
     """The row of a plan.
 
     Args:
         name: of the row.
         plan: with its memory table and step.
         detail: what was chosen.
-        lists: for a step given as lists (k is all its micro-batches): those of a step of twice
-            as many micro-batches, to see what one more adds.
+        added: ns that one more micro-batch adds in the middle of a step; None: its period.
     """
     update = _update_ns(plan)
     period = plan.period_per_microbatch
-    added = period
     if plan.semantics == "flush":
         period = Fraction(plan.step_ns - update, plan.microbatches)
-    if lists is not None:
-        more = replay_lists(plan, lists).makespan_ns
-        added = Fraction(more - (plan.step_ns - update), plan.microbatches)
     return Row(
         name=name,
         semantics=plan.semantics,
         period_ns=period,
-        bubble=_bubble(plan, period, added),
+        bubble=_bubble(plan, period, plan.period_per_microbatch if added is None else added),
         update_ns=update,
         peak_bytes=tuple(row.peak_bytes for row in plan.memory),
         budget_bytes=tuple(row.budget_bytes for row in plan.memory),
-        detail=detail,
         plan=plan,
+        detail=detail,
     )
 
 
-def bubble_of(works: Sequence[int], busiest_ns: int, period: Fraction, added: Fraction) -> Bubble:
-    """The idle shares, see `Bubble`.
-
-    Args:
-        works: per GPU, ns of work for one micro-batch.
-        busiest_ns: of the busiest GPU or link.
-        period: per micro-batch.
-        added: what one more micro-batch adds.
-    """
-    mean, largest = Fraction(sum(works), len(works)), max(works)
-    # A transient in a short step may add less than the busiest needs; it belongs to the drain.
-    steady = min(max(added, Fraction(busiest_ns)), period)
-    parts = (largest - mean, busiest_ns - largest, steady - busiest_ns, period - steady)
-    return Bubble(*(float(part / period) for part in parts))
-
-
 def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
-    """By the durations of the plan's own ops: what is computed again is work."""
-    gpus = [0] * len(plan.cluster.gpus)
+    """The idle shares, by the durations of the plan's own ops: what is computed again is work."""
+    works = [0] * len(plan.cluster.gpus)
     links: dict[tuple[int, int], int] = defaultdict(int)
     for op in plan.ops:
         if op.copy_ == 0 and op.link is not None:
             links[plan.cluster.links.resource(*op.link)] += op.duration_ns
         elif op.copy_ == 0 and op.gpu is not None and op.kind.is_compute:
-            gpus[op.gpu] += op.duration_ns
-    return bubble_of(gpus, max(*gpus, *links.values(), 0), period, added)
+            works[op.gpu] += op.duration_ns
+    mean, largest = Fraction(sum(works), len(works)), max(works)
+    busiest = max(*works, *links.values(), 0)
+    # A transient in a short step may add less than the busiest needs; it belongs to the drain.
+    steady = min(max(added, Fraction(busiest)), period)
+    parts = (largest - mean, busiest - largest, steady - busiest, period - steady)
+    return Bubble(*(float(part / period) for part in parts))
 
 
 def _update_ns(plan: Plan) -> int:
@@ -171,13 +151,10 @@ def check(row: Row) -> None:
     Raises:
         InvalidPlanError: if a rule is broken or the replay differs: a bug of the baseline or ours.
     """
-    if row.plan is None:
-        return
     gpus = zip(row.plan.cluster.gpus, row.peak_bytes, strict=True)
     ample = row.plan.cluster.model_copy(
         update={"gpus": tuple(gpu.with_budget(peak) for gpu, peak in gpus)}
     )
     plan = row.on(ample).plan
-    assert plan is not None
     verifier.check(plan)
     simulator.check(plan, lowering.lower(plan))

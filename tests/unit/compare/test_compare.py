@@ -116,7 +116,6 @@ def test_a_row_moves_to_other_memory_as_a_sound_plan() -> None:
     """Cluster and budgets change together; the voices accept it as long as it fits."""
     row = eager_row("one", (2, 1), 1000).on(machines(500))
     assert row.budget_bytes == (500, 500)
-    assert row.plan is not None
     assert verifier.verify(row.plan) == ()
     check(row.on(machines(1)))
 

@@ -51,7 +51,6 @@ def test_what_was_found_for_other_memory_competes_where_it_fits() -> None:
         assert row.period_ns == fast.period_ns
         assert row.budget_bytes == (enough, enough)
         assert "other memory" in row.detail
-        assert row.plan is not None
         assert verifier.verify(row.plan) == ()
     assert [row.name for row in ours.our_rows(here, everywhere)] == [OURS, CONTIGUOUS]
     assert ours.our_rows(scarce, everywhere)[0] is scarce.free
@@ -83,7 +82,6 @@ def test_bounds_hold_for_less_memory_only() -> None:
 
     def proven(memory: int, bound: int) -> Found:
         row = eager_row(OURS, (1, 1), memory)
-        assert row.plan is not None
         solver = row.plan.solver.model_copy(update={"bounds": Bounds(any=(bound, 1))})
         plan = row.plan.model_copy(update={"solver": solver})
         return found(memory, replace(row, plan=plan), Absent(CONTIGUOUS, "time"))

@@ -1,0 +1,158 @@
+"""ZB-V, V-Half and V-Min: a V of two stages per GPU whose steps repeat a building block.
+
+Stage s < P is on GPU s, stage s >= P on GPU 2 P - 1 - s. In units of one op of a stage
+(f = i = w), a *building block* says when the six ops of one micro-batch run on each GPU. It
+repeats every 6 units, so that no GPU idles in the middle of a step. From one GPU to the next the
+first F and the second I move by `down` units, the second F and the first I by `up`: the smaller
+they are, the shorter a GPU keeps a micro-batch. On equal stages without communication:
+
+             down  up   stages kept per GPU   idle units of a step
+    ZB-V        4   2   2 P                   P - 1
+    V-Half      2   1   2 ((P + 2) // 2)      at most 3 (P - 1)
+    V-Min       1   1   2 ((P + 4) // 3)      at most 4 P - 3
+
+A step executes F and I in the order of the repeated blocks, each as soon as its input is there and
+the GPU keeps no more than with the block; W run where neither can, the oldest first.
+
+Source: P. Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), sections 3 and 4, for
+blocks, offsets and kept bytes. How W fill a step is ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import Final
+
+from pipeplan.baselines.listed import ListedOp
+from pipeplan.plan import OpKind
+
+UNITS: Final = 6
+"""Of a building block: F, I and W of two stages."""
+Starts = tuple[int, int, int, int]
+"""When a GPU begins F of its first stage, F and I of its second, I of its first."""
+
+
+def zb_v(gpus: int, microbatches: int) -> list[list[ListedOp]]:
+    """No more kept than with 1F1B, and next to nothing idles."""
+    return _step(_building_block(gpus, 4, 2), microbatches)
+
+
+def v_half(gpus: int, microbatches: int) -> list[list[ListedOp]]:
+    """Half of what 1F1B keeps, and half of its idle time."""
+    return _step(_building_block(gpus, 2, 1), microbatches)
+
+
+def v_min(gpus: int, microbatches: int) -> list[list[ListedOp]]:
+    """A third of what 1F1B keeps, and two thirds of its idle time."""
+    return _step(_building_block(gpus, 1, 1), microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One micro-batch on every GPU, in units; it repeats every `UNITS`."""
+
+    starts: tuple[Starts, ...]
+    """By GPU."""
+    kept: int
+    """The most stages' micro-batches that a GPU has between F and W."""
+
+
+def _building_block(gpus: int, down: int, up: int) -> _Block:
+    """The block that keeps least, then the shortest, of all gaps at the turns of the V."""
+    blocks = []
+    for gaps in product(range(1, UNITS + 1), repeat=3):
+        rows = tuple(_starts(gpus, down, up, gaps))
+        if all(len({start % UNITS for start in row}) == len(row) for row in rows):
+            blocks.append(_Block(rows, max(map(_kept, rows))))
+    return min(blocks, key=lambda block: (block.kept, block.starts[0][3]))
+
+
+def _starts(gpus: int, down: int, up: int, gaps: tuple[int, ...]) -> Iterator[Starts]:
+    """Per GPU, when F and I start: down the V, up, down with gradients and up again."""
+    second = (gpus - 1) * down + gaps[0]
+    third = second + (gpus - 1) * up + gaps[1]
+    fourth = third + (gpus - 1) * down + gaps[2]
+    for gpu in range(gpus):
+        back = gpus - 1 - gpu
+        yield gpu * down, second + back * up, third + gpu * down, fourth + back * up
+
+
+def _kept(starts: Starts) -> int:
+    """The most that is between F and W, with W in the two free units that keep least."""
+    first, second, second_input, first_input = starts
+    free = set(range(UNITS)) - {start % UNITS for start in starts}
+    return min(
+        max(
+            _between(first, _next(first_input, one), now)
+            + _between(second, _next(second_input, other), now)
+            for now in (first, second)
+        )
+        for one, other in permutations(free)
+    )
+
+
+def _next(start: int, unit: int) -> int:
+    """The first time behind `start` that is `unit` modulo a block."""
+    return start + 1 + (unit - start - 1) % UNITS
+
+
+def _between(begin: int, end: int, now: int) -> int:
+    """Micro-batches whose F has begun and whose W has not ended at `now`, in steady state."""
+    return (now - begin) // UNITS + (end - now) // UNITS + 1
+
+
+def _step(block: _Block, microbatches: int) -> list[list[ListedOp]]:
+    """What each GPU does in a step that repeats `block`, in order."""
+    gpus = [_Gpu(block, gpu, microbatches) for gpu in range(len(block.starts))]
+    done: set[ListedOp] = set()
+    while any(gpu.waiting or gpu.late for gpu in gpus):
+        done.update([op for gpu in gpus if (op := gpu.next_op(done)) is not None])
+    return [gpu.listed for gpu in gpus]
+
+
+class _Gpu:
+    """One GPU of a step, which does one op per unit.
+
+    A step ends: the F or I that is next in the order of blocks finds its input, and its bytes once
+    those W are done for which the block has time before it.
+    """
+
+    def __init__(self, block: _Block, gpu: int, microbatches: int) -> None:
+        last = 2 * len(block.starts) - 1
+        ops = ((OpKind.F, gpu), (OpKind.F, last - gpu), (OpKind.I, last - gpu), (OpKind.I, gpu))
+        timed = sorted(
+            (start + UNITS * microbatch, (kind, stage, microbatch))
+            for start, (kind, stage) in zip(block.starts[gpu], ops, strict=True)
+            for microbatch in range(microbatches)
+        )
+        self.waiting = deque(op for _, op in timed)
+        self.late: deque[ListedOp] = deque()
+        self.listed: list[ListedOp] = []
+        self._last, self._room = last, block.kept
+
+    def next_op(self, done: set[ListedOp]) -> ListedOp | None:
+        """Append what the GPU does in this unit: F or I in order if it can, else the oldest W."""
+        if self.waiting and self._can(self.waiting[0], done):
+            op = self.waiting.popleft()
+        elif self.late:
+            op = self.late.popleft()
+        else:
+            return None
+        kind, stage, microbatch = op
+        if kind is OpKind.I:
+            self.late.append((OpKind.W, stage, microbatch))
+        self._room += {OpKind.F: -1, OpKind.I: 0, OpKind.W: 1}[kind]
+        self.listed.append(op)
+        return op
+
+    def _can(self, op: ListedOp, done: set[ListedOp]) -> bool:
+        """Whether there is room for what F keeps, and the input is there."""
+        kind, stage, microbatch = op
+        if kind is OpKind.F:
+            return self._room > 0 and (stage == 0 or (kind, stage - 1, microbatch) in done)
+        if stage == self._last:
+            return (OpKind.F, stage, microbatch) in done
+        return (kind, stage + 1, microbatch) in done
