@@ -6,9 +6,13 @@ import random
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
+from pipeplan import lowering, simulator, verifier
+from pipeplan.baselines import splits
+from pipeplan.baselines.listed import Lists, listed_plan
 from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
+from pipeplan.plan import Plan
 
 AMPLE = 10**15
 
@@ -20,6 +24,7 @@ def chain(
     weight: int = 0,
     saved: int = 0,
     weight_ns: int | None = None,
+    saved_for_weight: int | None = None,
 ) -> Chain:
     """Layers of (forward, backward) ns; `sizes[l]` bytes leave layer l."""
     sizes = [0] * len(loads) if sizes is None else sizes
@@ -35,6 +40,7 @@ def chain(
                 output_bytes=size,
                 saved_bytes=saved,
                 backward_weight_ns=weight_ns,
+                saved_for_weight_bytes=saved_for_weight,
             )
             for index, ((forward, backward), size) in enumerate(zip(loads, sizes, strict=True))
         ),
@@ -53,6 +59,15 @@ def setting(of: Chain, gpus: int, *, bandwidth: int | None = None, memory: int =
     """The chain on equal GPUs with half-duplex links of `bandwidth` bytes per second."""
     cluster = uniform(gpus, memory, bandwidth_bytes_per_s=bandwidth, duplex="half")
     return Setting(of, cluster)
+
+
+def judged_step(of: Setting, lists: Lists, microbatches: int, gpus: Sequence[int]) -> Plan:
+    """The step plan of one layer per stage, stage s on `gpus[s]`; every voice must accept it."""
+    stages = splits.to_stages(range(1, len(of.chain.layers) + 1), gpus)
+    plan = listed_plan(of.outline(stages, "flush", "test"), lists, microbatches)
+    assert verifier.verify(plan) == ()
+    simulator.check(plan, lowering.lower(plan))
+    return plan
 
 
 def splits_of(layers: int, parts: int) -> list[tuple[int, ...]]:

@@ -12,7 +12,8 @@ they are, the shorter a GPU keeps a micro-batch. On equal stages without communi
     V-Min       1   1   2 ((P + 4) // 3)      at most 4 P - 3
 
 A step executes F and I in the order of the repeated blocks, each as soon as its input is there and
-the GPU keeps no more than with the block; W run where neither can, the oldest first.
+the GPU keeps no more than with the block; W run where neither can, the oldest first. The backward
+of the first stage, for which nobody waits, is one op of two units among the W.
 
 Source: P. Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), sections 3 and 4, for
 blocks, offsets and kept bytes. How W fill a step is ours.
@@ -107,52 +108,64 @@ def _between(begin: int, end: int, now: int) -> int:
 def _step(block: _Block, microbatches: int) -> list[list[ListedOp]]:
     """What each GPU does in a step that repeats `block`, in order."""
     gpus = [_Gpu(block, gpu, microbatches) for gpu in range(len(block.starts))]
-    done: set[ListedOp] = set()
+    ends: dict[ListedOp, int] = {}
+    now = 0
     while any(gpu.waiting or gpu.late for gpu in gpus):
-        done.update([op for gpu in gpus if (op := gpu.next_op(done)) is not None])
+        for gpu in gpus:
+            gpu.begin(now, ends)
+        now += 1
     return [gpu.listed for gpu in gpus]
 
 
 class _Gpu:
-    """One GPU of a step, which does one op per unit.
+    """One GPU of a step, unit by unit.
 
     A step ends: the F or I that is next in the order of blocks finds its input, and its bytes once
     those W are done for which the block has time before it.
     """
 
     def __init__(self, block: _Block, gpu: int, microbatches: int) -> None:
-        last = 2 * len(block.starts) - 1
-        ops = ((OpKind.F, gpu), (OpKind.F, last - gpu), (OpKind.I, last - gpu), (OpKind.I, gpu))
+        self._last = 2 * len(block.starts) - 1
+        stages = (gpu, self._last - gpu, self._last - gpu, gpu)
+        kinds = (OpKind.F, OpKind.F, OpKind.I, OpKind.I if gpu else OpKind.B)
         timed = sorted(
             (start + UNITS * microbatch, (kind, stage, microbatch))
-            for start, (kind, stage) in zip(block.starts[gpu], ops, strict=True)
+            for start, kind, stage in zip(block.starts[gpu], kinds, stages, strict=True)
             for microbatch in range(microbatches)
         )
         self.waiting = deque(op for _, op in timed)
         self.late: deque[ListedOp] = deque()
         self.listed: list[ListedOp] = []
-        self._last, self._room = last, block.kept
+        self._room = block.kept
+        self._busy = 0
 
-    def next_op(self, done: set[ListedOp]) -> ListedOp | None:
-        """Append what the GPU does in this unit: F or I in order if it can, else the oldest W."""
-        if self.waiting and self._can(self.waiting[0], done):
+    def begin(self, now: int, ends: dict[ListedOp, int]) -> None:
+        """Begin F or I in order if the next one can, else the oldest W, if the GPU is free."""
+        if self._busy > now:
+            return
+        if self._can_next(now, ends) and self.waiting[0][0] is OpKind.B:
+            self.late.append(self.waiting.popleft())  # nobody waits for the first stage
+        if self._can_next(now, ends):
             op = self.waiting.popleft()
         elif self.late:
             op = self.late.popleft()
         else:
-            return None
+            return
         kind, stage, microbatch = op
         if kind is OpKind.I:
             self.late.append((OpKind.W, stage, microbatch))
-        self._room += {OpKind.F: -1, OpKind.I: 0, OpKind.W: 1}[kind]
+        self._room += {OpKind.F: -1, OpKind.I: 0, OpKind.W: 1, OpKind.B: 1}[kind]
+        self._busy = ends[op] = now + (2 if kind is OpKind.B else 1)
         self.listed.append(op)
-        return op
 
-    def _can(self, op: ListedOp, done: set[ListedOp]) -> bool:
-        """Whether there is room for what F keeps, and the input is there."""
-        kind, stage, microbatch = op
+    def _can_next(self, now: int, ends: dict[ListedOp, int]) -> bool:
+        """Whether the next F, I or B has its input, and F room for what it keeps."""
+        if not self.waiting:
+            return False
+        kind, stage, microbatch = self.waiting[0]
         if kind is OpKind.F:
-            return self._room > 0 and (stage == 0 or (kind, stage - 1, microbatch) in done)
-        if stage == self._last:
-            return (OpKind.F, stage, microbatch) in done
-        return (kind, stage + 1, microbatch) in done
+            before = (kind, stage - 1, microbatch)
+            return self._room > 0 and (stage == 0 or ends.get(before, now + 1) <= now)
+        turns = stage == self._last
+        before = (OpKind.F, stage, microbatch) if turns else (OpKind.I, stage + 1, microbatch)
+        return ends.get(before, now + 1) <= now

@@ -7,34 +7,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeplan import lowering, simulator, verifier
-from pipeplan.baselines import flush, interleaved, splits, zerobubble
-from pipeplan.baselines.listed import Lists, listed_plan
-from pipeplan.baselines.timed import Setting
+from pipeplan import verifier
+from pipeplan.baselines import flush, interleaved, splits
+from pipeplan.baselines.listed import listed_plan
 from pipeplan.errors import DeadlockError, InputError
 from pipeplan.plan import OpKind, Plan
-from tests.baselines import chain, runs, setting, splits_of
+from tests.baselines import chain, judged_step, runs, setting, splits_of
 
 SHAPES = [(2, 2), (2, 6), (3, 9), (4, 4), (4, 8), (8, 16)]
 """(GPUs, micro-batches)."""
 GBYTES = 10**9
 
 
-def step(of: Setting, lists: Lists, microbatches: int, gpus: list[int] | None = None) -> Plan:
-    """The plan of one layer per stage; all voices must accept it."""
-    stages = splits.to_stages(range(1, len(of.chain.layers) + 1), gpus)
-    plan = listed_plan(of.outline(stages, "flush", "test"), lists, microbatches)
-    assert verifier.verify(plan) == ()
-    simulator.check(plan, lowering.lower(plan))
-    return plan
-
-
 @pytest.mark.parametrize(("gpus", "microbatches"), SHAPES)
 def test_gpipe_and_1f1b_take_the_known_time(gpus: int, microbatches: int) -> None:
     """A step takes (m + P - 1) * (f + b) on equal stages; GPipe keeps m copies, 1F1B P - s."""
     of = setting(chain([(2, 4)] * gpus), gpus)
-    gpipe = step(of, flush.gpipe(gpus, microbatches), microbatches)
-    one = step(of, flush.one_f_one_b(gpus, microbatches), microbatches)
+    gpipe = judged_step(of, flush.gpipe(gpus, microbatches), microbatches, range(gpus))
+    one = judged_step(of, flush.one_f_one_b(gpus, microbatches), microbatches, range(gpus))
     assert gpipe.step_ns == one.step_ns == (microbatches + gpus - 1) * 6
     assert verifier.audit(gpipe).in_flight == (microbatches,) * gpus
     caps = tuple(min(microbatches, gpus - stage) for stage in range(gpus))
@@ -46,9 +36,9 @@ def test_gpipe_and_1f1b_take_the_known_time(gpus: int, microbatches: int) -> Non
 def test_interleaving_divides_the_bubble(gpus: int, microbatches: int, chunks: int) -> None:
     """A step takes m * (f + b) + (P - 1) * (f + b) / v, where a GPU's f + b is v stages of 6."""
     of = setting(chain([(2, 4)] * (gpus * chunks)), gpus)
-    plan = step(
+    plan = judged_step(
         of,
-        interleaved.looped(gpus, chunks, microbatches),
+        interleaved.looped(gpus, microbatches, chunks),
         microbatches,
         interleaved.looped_gpus(gpus, chunks),
     )
@@ -60,73 +50,11 @@ def test_a_v_is_as_short_as_a_loop_with_two_rounds_in_flight(gpus: int, microbat
     """With 2 P micro-batches in flight, m * (f + b) + (P - 1) * (f + b) / 2; with P it waits."""
     of = setting(chain([(2, 4)] * (2 * gpus)), gpus)
     places = interleaved.v_gpus(gpus)
-    full = step(of, interleaved.v_shaped(gpus, microbatches, 2 * gpus), microbatches, places)
-    half = step(of, interleaved.v_shaped(gpus, microbatches, gpus), microbatches, places)
+    full = judged_step(of, interleaved.v_shaped(gpus, microbatches, 2), microbatches, places)
+    half = judged_step(of, interleaved.v_shaped(gpus, microbatches, 1), microbatches, places)
     assert full.step_ns == microbatches * 12 + (gpus - 1) * 6
     assert half.step_ns > full.step_ns
     assert max(verifier.audit(half).in_flight) <= gpus
-
-
-@pytest.mark.parametrize(
-    ("gpus", "microbatches"), [(2, 2), (2, 6), (3, 9), (4, 4), (4, 8), (8, 16)]
-)
-def test_zb_h1_takes_the_known_time_within_the_bytes_of_1f1b(gpus: int, microbatches: int) -> None:
-    """A step takes m * (f + b + w) + (P - 1) * (f + b - w); no GPU keeps more than P copies."""
-    of = setting(chain([(2, 4)] * gpus, weight_ns=2, saved=100), gpus)
-    stages = splits.to_stages(range(1, gpus + 1))
-    made = zerobubble.zb_h1(of, stages, microbatches)
-    assert made.length_ns == microbatches * 6 + (gpus - 1) * 2
-    assert made.works_ns == (6,) * gpus
-    assert max(made.peak_bytes) <= 100 * min(gpus, microbatches)
-    assert made.peak_bytes[0] == 100 * min(gpus, microbatches)
-
-
-def test_zb_h1_with_weight_gradients_of_no_length_is_1f1b() -> None:
-    """Same time, and the bytes that the ledger counts for the 1F1B plan of the same lists."""
-    gpus, microbatches = 3, 6
-    of = setting(
-        chain([(2, 3), (1, 4), (3, 3)], sizes=[5, 3, 0], weight=7, saved=11, weight_ns=0),
-        gpus,
-        bandwidth=GBYTES,
-    )
-    free = of.chain.model_copy(
-        update={
-            "layers": tuple(
-                layer.model_copy(update={"saved_for_weight_bytes": 0}) for layer in of.chain.layers
-            )
-        }
-    )
-    plan = step(of, flush.one_f_one_b(gpus, microbatches), microbatches)
-    made = zerobubble.zb_h1(Setting(free, of.cluster), plan.stages, microbatches)
-    assert made.length_ns == plan.step_ns
-    assert made.peak_bytes == tuple(row.peak_bytes for row in plan.memory)
-
-
-def test_zb_h1_keeps_what_weight_gradients_need() -> None:
-    """Two stages, one micro-batch: stage 1's W runs behind its B, beside it stage 0's B.
-
-    Stage 1: F 0-1, B 1-2, W 2-3; what W needs (40) stays when the other 60 of 100 bytes leave.
-    """
-    of = setting(chain([(1, 2), (1, 2)], weight_ns=1, saved=100), 2)
-    layers = tuple(
-        layer.model_copy(update={"saved_for_weight_bytes": 40, "backward_workspace_bytes": 7})
-        for layer in of.chain.layers
-    )
-    split = Setting(of.chain.model_copy(update={"layers": layers}), of.cluster)
-    made = zerobubble.zb_h1(split, splits.to_stages((1, 2)), 1)
-    assert made.length_ns == 1 + 1 + 1 + 1 + 1
-    assert made.peak_bytes == (107, 107)
-    two = zerobubble.zb_h1(split, splits.to_stages((1, 2)), 2)
-    # Stage 1: F0 B0 F1 B1 with W0 at 4 (behind B1's own 100 kept: 40 of W0 wait beside 107).
-    assert two.peak_bytes[1] == 147
-
-
-def test_zb_h1_needs_the_length_of_weight_gradients() -> None:
-    """Without backward_weight_ns the layer is named."""
-    of = setting(chain([(1, 1)] * 2), 2)
-    assert not zerobubble.has_split(of.chain)
-    with pytest.raises(InputError, match=r"'layer0'.*backward_weight_ns"):
-        zerobubble.zb_h1(of, splits.to_stages((1, 2)), 2)
 
 
 def test_transfers_fill_and_drain_too() -> None:
@@ -135,7 +63,7 @@ def test_transfers_fill_and_drain_too() -> None:
     F0 0-2 2-4, sends 2-5 5-8, F1 5-7 8-10, B1 10-14 14-18, sends 14-17 18-21, B0 17-21 21-25.
     """
     of = setting(chain([(2, 4), (2, 4)], sizes=[3, 0]), 2, bandwidth=GBYTES)
-    plan = step(of, flush.gpipe(2, 2), 2)
+    plan = judged_step(of, flush.gpipe(2, 2), 2, range(2))
     assert plan.step_ns == 25
     starts = {(op.kind, op.stage, op.copy_): op.start_ns for op in plan.ops if op.kind.is_compute}
     assert [starts[OpKind.F, 1, m] for m in range(2)] == [5, 8]
@@ -149,7 +77,7 @@ def test_1f1b_with_a_flush_on_unequal_stages() -> None:
     B 11-13: it idles 8-10, when stage 0 has done a backward first.
     """
     of = setting(chain([(2, 3), (1, 2)]), 2)
-    plan = step(of, flush.one_f_one_b(2, 3), 3)
+    plan = judged_step(of, flush.one_f_one_b(2, 3), 3, range(2))
     assert plan.step_ns == 16
     assert starts_of(plan, 0) == ([0, 2, 8], [5, 10, 13])
     assert starts_of(plan, 1) == ([2, 5, 10], [3, 6, 11])
@@ -162,7 +90,7 @@ def test_a_loop_of_unequal_stages() -> None:
     GPU 1: F1 1-3 3-5, F3 5-6, B3 6-9, F3 9-10, B3 10-13, B1 13-15 15-17.
     """
     of = setting(chain([(1, 1), (2, 2), (1, 2), (1, 3)]), 2)
-    plan = step(of, interleaved.looped(2, 2, 2), 2, interleaved.looped_gpus(2, 2))
+    plan = judged_step(of, interleaved.looped(2, 2, 2), 2, interleaved.looped_gpus(2, 2))
     assert plan.step_ns == 18
     assert [starts_of(plan, stage) for stage in range(4)] == [
         ([0, 1], [15, 17]),
@@ -179,7 +107,7 @@ def test_a_v_with_one_round_in_flight() -> None:
     GPU 1: F1 1-2, F2 2-3, F1 3-4, F2 4-5, B2 6-8, B1 8-10, B2 10-12, B1 12-14.
     """
     of = setting(chain([(1, 2)] * 4), 2)
-    plan = step(of, interleaved.v_shaped(2, 2, 2), 2, interleaved.v_gpus(2))
+    plan = judged_step(of, interleaved.v_shaped(2, 2, 1), 2, interleaved.v_gpus(2))
     assert plan.step_ns == 16
     assert [starts_of(plan, stage) for stage in range(4)] == [
         ([0, 1], [10, 14]),
@@ -208,7 +136,7 @@ def test_lists_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="1 to 1024"):
         listed_plan(outline, flush.gpipe(2, 1), 1025)
     with pytest.raises(InputError, match="multiple"):
-        interleaved.looped(2, 2, 3)
+        interleaved.looped(2, 3, 2)
 
 
 def test_splits_are_balanced() -> None:
