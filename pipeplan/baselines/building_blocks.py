@@ -163,9 +163,13 @@ class _Gpu:
         if not self.waiting:
             return False
         kind, stage, microbatch = self.waiting[0]
+        if kind is OpKind.F and (stage == 0 or self._room == 0):
+            return self._room > 0
+        before: ListedOp
         if kind is OpKind.F:
-            before = (kind, stage - 1, microbatch)
-            return self._room > 0 and (stage == 0 or ends.get(before, now + 1) <= now)
-        turns = stage == self._last
-        before = (OpKind.F, stage, microbatch) if turns else (OpKind.I, stage + 1, microbatch)
+            before = kind, stage - 1, microbatch
+        elif stage == self._last:
+            before = OpKind.F, stage, microbatch
+        else:
+            before = OpKind.I, stage + 1, microbatch
         return ends.get(before, now + 1) <= now

@@ -99,11 +99,7 @@ def _split_as_listed(outline: Plan, lists: Lists) -> Plan:
     asked = {stage for listed in lists for kind, stage, _ in listed if kind is OpKind.I}
     split = {stage for stage in asked if _may_split(outline, outline.stages[stage])}
     if asked and not split:
-        raise InputError(
-            f"chain {outline.chain.name!r}: got no stage whose backward may be split, need layers"
-            " with backward_weight_ns and saved_for_weight_bytes behind the first stage, an"
-            " estimated or imported chain and the exact memory model"
-        )
+        raise InputError(f"chain {outline.chain.name!r}: {_why_whole(outline)}")
     stages = tuple(
         stage.model_copy(update={"split_backward": stage.id in split}) for stage in outline.stages
     )
@@ -111,7 +107,7 @@ def _split_as_listed(outline: Plan, lists: Lists) -> Plan:
 
 
 def _may_split(outline: Plan, stage: Stage) -> bool:
-    """(S1), and W takes time; measured chains do not tell what both halves take together."""
+    """(S1), and W takes time; no stage of a measured chain, see `_why_whole`."""
     layers = outline.chain.layers[stage.first : stage.last + 1]
     told = all(
         layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
@@ -120,6 +116,18 @@ def _may_split(outline: Plan, stage: Stage) -> bool:
     takes = any(layer.backward_weight_ns for layer in layers)
     allowed = outline.memory_model == "exact" and outline.chain.mode != "measured"
     return stage.first > 0 and allowed and told and takes
+
+
+def _why_whole(outline: Plan) -> str:
+    """Why no backward is split."""
+    if outline.chain.mode == "measured":
+        return "got measured times, which do not tell what both halves of a backward take"
+    if outline.memory_model != "exact":
+        return "got the paper's memory model, need the exact one for split backwards"
+    return (
+        "got no stage behind the first whose layers all tell backward_weight_ns and"
+        " saved_for_weight_bytes"
+    )
 
 
 def _as_split(stages: Sequence[Stage], listed: Sequence[ListedOp]) -> Iterator[ListedOp]:

@@ -48,7 +48,7 @@ class Field:
         self.left_out = 0
         self._setting = setting
         self._microbatches = microbatches
-        self._families = FAMILIES | {name: listed(*schedules) for name, schedules in more.items()}
+        self._more = dict(more)
         self._ways: dict[str, list[Row] | str] = {}
 
     @property
@@ -72,7 +72,8 @@ class Field:
 
     def execute(self) -> None:
         """Every way of all other baselines."""
-        for name, ways in self._families.items():
+        more = {name: listed(*schedules) for name, schedules in self._more.items()}
+        for name, ways in (FAMILIES | more).items():
             try:
                 found = list(ways(self._setting, name, self._microbatches))
                 self._ways[name] = found or "the chain has too few layers or tied ones"

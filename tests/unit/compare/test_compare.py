@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipeplan import verifier
-from pipeplan.baselines import flush, splits
+from pipeplan.baselines import splits
 from pipeplan.baselines.eager import Policy, eager_plan
-from pipeplan.baselines.listed import ListedSchedule, Lists
 from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Gpu
 from pipeplan.compare import Absent, Comparison, ComparisonPoint, Request, Row, compare, ours
-from pipeplan.compare.families import FAMILIES, listed
 from pipeplan.compare.field import EXHAUSTIVE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import best, check, row_of
@@ -60,42 +58,6 @@ def test_a_link_that_is_busiest_makes_communication_idle_time() -> None:
     assert row.period_ns == 20
     assert row.bubble.communication == pytest.approx(14 / 20)
     assert row.bubble.waiting == 0
-
-
-@pytest.mark.parametrize("name", ["GPipe", "1F1B with flush"])
-def test_fill_and_drain_of_a_flush_are_the_known_bubble(name: str) -> None:
-    """Equal stages: (P - 1) / (m + P - 1) of the time, and no other cause."""
-    (row,) = FAMILIES[name](setting(chain([(2, 4)] * 4), 4), name, 8)
-    assert row.bubble.fill_drain == pytest.approx(3 / 11)
-    assert row.bubble.imbalance == row.bubble.communication == row.bubble.waiting == 0
-
-
-def test_zb_h1_is_a_row_where_the_chain_tells_weight_gradients_apart() -> None:
-    """Four stages of f = i = w = 2, eight micro-batches: 8 * 6 of work and 3 * 2 of bubble."""
-    of = setting(chain([(2, 4)] * 4, weight_ns=2, saved_for_weight=0), 4)
-    (row,) = FAMILIES["ZB-H1"](of, "ZB-H1", 8)
-    assert row.period_ns == Fraction(8 * 6 + 3 * 2, 8)
-    assert row.bubble.fill_drain == pytest.approx(6 / 54)
-    assert row.bubble.total == pytest.approx(6 / 54)
-    assert (row.semantics, row.fits) == ("flush", True)
-    assert [stage.split_backward for stage in row.plan.stages] == [False, True, True, True]
-    check(row)
-
-
-def test_what_a_micro_batch_adds_is_seen_at_a_multiple_that_the_schedule_takes() -> None:
-    """9 and 27 micro-batches are taken, 18 are not; 8 give no row but the reason."""
-
-    def lists(gpus: int, microbatches: int) -> Lists:
-        if microbatches not in (9, 27):
-            raise InputError(f"got {microbatches}, need 9 or 27")
-        return flush.one_f_one_b(gpus, microbatches)
-
-    of = setting(chain([(2, 4)] * 4), 4)
-    (whole,) = listed(ListedSchedule(lists, range))(of, "whole rounds", 9)
-    (plain,) = FAMILIES["1F1B with flush"](of, "plain", 9)
-    assert whole.bubble == plain.bubble
-    with pytest.raises(InputError, match="9 or 27"):
-        list(listed(ListedSchedule(lists, range))(of, "whole rounds", 8))
 
 
 def test_an_unused_gpu_is_imbalance() -> None:
