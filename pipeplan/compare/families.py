@@ -160,9 +160,7 @@ def _v_shaped(rounds: float) -> ListedSchedule:
     return ListedSchedule(lists, interleaved.v_gpus, f"{rounds:g} P in flight")
 
 
-FAMILIES: dict[str, Ways] = {
-    "PipeDream-2BW, equal blocks": _two_bw,
-    **{f"{kind}, 1F1B": _split_1f1b(kind) for kind in SPLITS},
+STEP_FAMILIES: dict[str, Ways] = {
     "GPipe": listed(_each(flush.gpipe)),
     "1F1B with flush": listed(_each(flush.one_f_one_b)),
     "interleaved 1F1B, looped": listed(*map(_looped, CHUNKS)),
@@ -172,4 +170,11 @@ FAMILIES: dict[str, Ways] = {
     "ZB-V": listed(_in_v(building_blocks.zb_v)),
     "V-Half": listed(_in_v(building_blocks.v_half)),
     "V-Min": listed(_in_v(building_blocks.v_min)),
+}
+"""Schedules with a flush."""
+
+FAMILIES: dict[str, Ways] = {
+    "PipeDream-2BW, equal blocks": _two_bw,
+    **{f"{kind}, 1F1B": _split_1f1b(kind) for kind in SPLITS},
+    **STEP_FAMILIES,
 }
