@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ablation as ablation_rows
-from benchmarks import compare_pages, planner_summary
+from benchmarks import compare_pages, peers, planner_summary
 from benchmarks import joint as joint_rows
 from benchmarks import steps as step_rows
 from benchmarks.markdown import bullets, table
@@ -103,22 +103,6 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
         ("instance", "layers", "period", "bound", "gap", "found by"),
         map(_instance, *zip(*found.items(), strict=True)),
     )
-
-
-def steps(found: dict[str, Any]) -> Iterator[str]:
-    """Whole steps beside the load of the busiest GPU."""
-    limit = next(iter(found.values()))["split"]["limit_s"]
-    yield "# Whole steps under flush"
-    yield (
-        f"The command `python -m benchmarks.steps` plans each row with a limit of {limit:g} s. All"
-        " figures are the step of m micro-batches over m times the load of a GPU, if all were"
-        " equally loaded; updates are left out. `split`: backwards in two ops where that helps;"
-        " `whole`: in one. 1F1B is 1 + (P - 1) / m. Memory is a share of what 1F1B's first GPU"
-        " keeps; 1F1B itself does not fit into less. `bound`: no step is shorter."
-    )
-    yield "## Table"
-    known = [case for case in step_rows.cases() if "whole" in found.get(case.key, {})]
-    yield table(step_rows.COLUMNS, [step_rows.cells(case, found[case.key]) for case in known])
 
 
 def _instance(name: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -249,7 +233,8 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "joint": joint,
     "joint_runs": joint_runs,
     "ablation": ablation,
-    "steps": steps,
+    "steps": step_rows.page,
+    "peers": peers.page,
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,

@@ -15,7 +15,7 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ def cluster(gpus: int, memory: int) -> Cluster:
     return uniform(gpus, memory, bandwidth_bytes_per_s=25 * 10**9)
 
 
-@cache
+@lru_cache(maxsize=1)
 def field(name: str, gpus: int, microbatches: int) -> tuple[Row, ...]:
     """Every way of every schedule with a flush on GPUs of more memory than any needs."""
     setting = Setting(chain_of(name), cluster(gpus, ROOM), microbatches=microbatches)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from benchmarks.markdown import table
 from benchmarks.planner import Store
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import common
@@ -127,6 +128,22 @@ def cells(case: Case, row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def page(found: dict[str, Any]) -> Iterator[str]:
+    """Whole steps beside the load of the busiest GPU."""
+    limit = next(iter(found.values()))["split"]["limit_s"]
+    yield "# Whole steps under flush"
+    yield (
+        f"The command `python -m benchmarks.steps` plans each row with a limit of {limit:g} s. All"
+        " figures are the step of m micro-batches over m times the load of a GPU, if all were"
+        " equally loaded; updates are left out. `split`: backwards in two ops where that helps;"
+        " `whole`: in one. 1F1B is 1 + (P - 1) / m. Memory is a share of what 1F1B's first GPU"
+        " keeps; 1F1B itself does not fit into less. `bound`: no step is shorter."
+    )
+    yield "## Table"
+    known = [case for case in cases() if "whole" in found.get(case.key, {})]
+    yield table(COLUMNS, [cells(case, found[case.key]) for case in known])
+
+
 def main() -> int:
     """Measure what is missing and print the table."""
     parser = argparse.ArgumentParser(
@@ -136,15 +153,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
     args = parser.parse_args()
     store, limit_s = Store(args.out), args.limit / 1e9
-    table = Table(*COLUMNS, box=None, pad_edge=False)
+    shown = Table(*COLUMNS, box=None, pad_edge=False)
     for case in cases():
         store.rows.setdefault(case.key, {})
         for name in ("split", "whole"):
             if name not in store.rows[case.key]:
                 store.put(case.key, name, planned(case, limit_s, split=name == "split"))
                 print(f"{case.key} {name}", file=sys.stderr, flush=True)
-        table.add_row(*cells(case, store.rows[case.key]))
-    common.screen().print(table)
+        shown.add_row(*cells(case, store.rows[case.key]))
+    common.screen().print(shown)
     return 0
 
 

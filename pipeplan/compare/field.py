@@ -12,7 +12,7 @@ from pipeplan.baselines.listed import ListedSchedule
 from pipeplan.baselines.timed import Setting
 from pipeplan.cluster import Cluster
 from pipeplan.compare.families import FAMILIES, listed, pipedream
-from pipeplan.compare.rows import Absent, Row, best, row_of
+from pipeplan.compare.rows import Absent, Row, best, non_dominated, row_of
 from pipeplan.errors import InputError
 from pipeplan.units import format_bytes
 
@@ -71,11 +71,11 @@ class Field:
         self.cloud.finish()
 
     def execute(self) -> None:
-        """Every way of all other baselines."""
+        """Every way of all other baselines, as far as it may be the best one somewhere."""
         more = {name: listed(*schedules) for name, schedules in self._more.items()}
         for name, ways in (FAMILIES | more).items():
             try:
-                found = list(ways(self._setting, name, self._microbatches))
+                found = non_dominated(list(ways(self._setting, name, self._microbatches)))
                 self._ways[name] = found or "the chain has too few layers or tied ones"
             except InputError as error:
                 self._ways[name] = str(error)

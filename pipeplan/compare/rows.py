@@ -95,6 +95,18 @@ def best(rows: Sequence[Row]) -> Row:
     return min(rows, key=lambda row: (row.over_bytes, row.period_ns))
 
 
+def non_dominated(rows: Sequence[Row]) -> list[Row]:
+    """The rows that may be `best` on a cluster: no other one is as fast with as little memory."""
+    kept: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.period_ns, row.over_bytes)):
+        if not any(
+            all(one <= other for one, other in zip(each.peak_bytes, row.peak_bytes, strict=True))
+            for each in kept
+        ):
+            kept.append(row)
+    return kept
+
+
 def row_of(name: str, plan: Plan, detail: str = "", added: Fraction | None = None) -> Row:
     """The row of a plan.
 

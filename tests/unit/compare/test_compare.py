@@ -18,7 +18,7 @@ from pipeplan.cluster import Cluster, Gpu
 from pipeplan.compare import Absent, Comparison, ComparisonPoint, Request, Row, compare, ours
 from pipeplan.compare.field import EXHAUSTIVE
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
-from pipeplan.compare.rows import best, check, row_of
+from pipeplan.compare.rows import best, check, non_dominated, row_of
 from pipeplan.compare.table import loss
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
@@ -87,6 +87,29 @@ def test_the_best_row_is_the_fastest_that_fits_else_the_nearest() -> None:
     assert nearest.name == "slow"
     assert not nearest.fits
     assert nearest.over_bytes == max(slow.peak_bytes) - 1
+
+
+def test_rows_that_are_best_nowhere_are_left_out() -> None:
+    """As slow or slower with as much or more on each GPU: whatever the memory, another is best."""
+    base = eager_row("base", (1, 1), 1000)
+    rows = [
+        replace(base, name=name, period_ns=Fraction(period), peak_bytes=peaks)
+        for name, period, peaks in (
+            ("slower", 12, (10, 20)),
+            ("fast", 10, (10, 20)),
+            ("faster", 9, (11, 20)),
+            ("lean", 14, (20, 5)),
+            ("fat", 10, (10, 21)),
+            ("twin", 10, (10, 20)),
+        )
+    ]
+    kept = non_dominated(rows)
+    assert [row.name for row in kept] == ["faster", "fast", "lean"]
+    for budgets in ((10, 20), (11, 20), (20, 5), (30, 30), (5, 5), (9, 21)):
+        fit = [replace(row, budget_bytes=budgets) for row in rows]
+        left = [replace(row, budget_bytes=budgets) for row in kept]
+        one, other = best(fit), best(left)
+        assert (one.period_ns, one.peak_bytes) == (other.period_ns, other.peak_bytes)
 
 
 def test_a_row_moves_to_other_memory_as_a_sound_plan() -> None:
