@@ -57,7 +57,7 @@ def flush_plan(ranks: int, chunks: int, forward_ns: int, microbatches: int) -> P
     lists = (
         flush.one_f_one_b(ranks, microbatches)
         if chunks == 1
-        else interleaved.looped(ranks, chunks, microbatches)
+        else interleaved.looped(ranks, microbatches, chunks=chunks)
     )
     return listed_plan(outline, lists, microbatches)
 

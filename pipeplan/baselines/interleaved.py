@@ -23,7 +23,7 @@ def looped_gpus(gpus: int, chunks: int) -> list[int]:
     return [stage % gpus for stage in range(gpus * chunks)]
 
 
-def looped(gpus: int, microbatches: int, chunks: int) -> list[list[ListedOp]]:
+def looped(gpus: int, microbatches: int, *, chunks: int) -> list[list[ListedOp]]:
     """Micro-batches pass in groups of P; every GPU does a group's chunks one after the other.
 
     GPU g starts with 2 * (P - 1 - g) + (v - 1) * P forwards, then alternates.
@@ -61,7 +61,7 @@ def v_gpus(gpus: int) -> list[int]:
     return [*range(gpus), *reversed(range(gpus))]
 
 
-def v_shaped(gpus: int, microbatches: int, rounds: float) -> list[list[ListedOp]]:
+def v_shaped(gpus: int, microbatches: int, *, rounds: float) -> list[list[ListedOp]]:
     """Two stages per GPU as a V, at most `rounds` times P micro-batches in the pipeline.
 
     The order is that of equal stages whose backward takes twice the forward, where a GPU prefers

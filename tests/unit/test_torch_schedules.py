@@ -38,7 +38,7 @@ def test_ours_are_torchs(gpus: int, microbatches: int) -> None:
     assert torchs("GPipe", 1) == flush.gpipe(gpus, microbatches)
     assert torchs("1F1B", 1) == flush.one_f_one_b(gpus, microbatches)
     for chunks in (2, 3, 4):
-        ours = interleaved.looped(gpus, microbatches, chunks)
+        ours = interleaved.looped(gpus, microbatches, chunks=chunks)
         assert torchs("Interleaved1F1B", chunks) == ours
 
 

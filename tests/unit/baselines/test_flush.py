@@ -38,7 +38,7 @@ def test_interleaving_divides_the_bubble(gpus: int, microbatches: int, chunks: i
     of = setting(chain([(2, 4)] * (gpus * chunks)), gpus)
     plan = judged_step(
         of,
-        interleaved.looped(gpus, microbatches, chunks),
+        interleaved.looped(gpus, microbatches, chunks=chunks),
         microbatches,
         interleaved.looped_gpus(gpus, chunks),
     )
@@ -50,8 +50,12 @@ def test_a_v_is_as_short_as_a_loop_with_two_rounds_in_flight(gpus: int, microbat
     """With 2 P micro-batches in flight, m * (f + b) + (P - 1) * (f + b) / 2; with P it waits."""
     of = setting(chain([(2, 4)] * (2 * gpus)), gpus)
     places = interleaved.v_gpus(gpus)
-    full = judged_step(of, interleaved.v_shaped(gpus, microbatches, 2), microbatches, places)
-    half = judged_step(of, interleaved.v_shaped(gpus, microbatches, 1), microbatches, places)
+    full = judged_step(
+        of, interleaved.v_shaped(gpus, microbatches, rounds=2), microbatches, places
+    )
+    half = judged_step(
+        of, interleaved.v_shaped(gpus, microbatches, rounds=1), microbatches, places
+    )
     assert full.step_ns == microbatches * 12 + (gpus - 1) * 6
     assert half.step_ns > full.step_ns
     assert max(verifier.audit(half).in_flight) <= gpus
@@ -90,7 +94,7 @@ def test_a_loop_of_unequal_stages() -> None:
     GPU 1: F1 1-3 3-5, F3 5-6, B3 6-9, F3 9-10, B3 10-13, B1 13-15 15-17.
     """
     of = setting(chain([(1, 1), (2, 2), (1, 2), (1, 3)]), 2)
-    plan = judged_step(of, interleaved.looped(2, 2, 2), 2, interleaved.looped_gpus(2, 2))
+    plan = judged_step(of, interleaved.looped(2, 2, chunks=2), 2, interleaved.looped_gpus(2, 2))
     assert plan.step_ns == 18
     assert [starts_of(plan, stage) for stage in range(4)] == [
         ([0, 1], [15, 17]),
@@ -107,7 +111,7 @@ def test_a_v_with_one_round_in_flight() -> None:
     GPU 1: F1 1-2, F2 2-3, F1 3-4, F2 4-5, B2 6-8, B1 8-10, B2 10-12, B1 12-14.
     """
     of = setting(chain([(1, 2)] * 4), 2)
-    plan = judged_step(of, interleaved.v_shaped(2, 2, 1), 2, interleaved.v_gpus(2))
+    plan = judged_step(of, interleaved.v_shaped(2, 2, rounds=1), 2, interleaved.v_gpus(2))
     assert plan.step_ns == 16
     assert [starts_of(plan, stage) for stage in range(4)] == [
         ([0, 1], [10, 14]),
@@ -136,7 +140,7 @@ def test_lists_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="1 to 1024"):
         listed_plan(outline, flush.gpipe(2, 1), 1025)
     with pytest.raises(InputError, match="multiple"):
-        interleaved.looped(2, 3, 2)
+        interleaved.looped(2, 3, chunks=2)
 
 
 def test_splits_are_balanced() -> None:
