@@ -50,7 +50,11 @@ class Layer(Record):
     """Buffers, part of `optimizer_bytes`: copied while the layer is computed again (V4)."""
     parameters: tuple[str, ...] = ()
     backward_weight_ns: Count | None = None
-    """Of the backward, the part that computes gradients of weights; None: not known."""
+    """Of the gradients of weights, where a backward comes in two ops; None: not known."""
+    backward_input_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
+    """Of those of activations then; None: the backward without `backward_weight_ns`."""
+    forward_split_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
+    """Of a forward whose backward comes in two ops; None: as any other."""
     saved_for_weight_bytes: Count | None = None
     """What that part needs of what was saved, and gradients of activations; None: not known."""
     saved_input_for_weight_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
@@ -86,11 +90,7 @@ class Layer(Record):
                 f" {self.output_bytes - self.saved_output_bytes}, output_bytes without"
                 " saved_output_bytes: it is another part of the output"
             )
-        if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:
-            raise ValueError(
-                f"backward_weight_ns: got {self.backward_weight_ns}, need at most"
-                f" backward_ns = {self.backward_ns}: it is a part of the backward"
-            )
+        self._check_split_times()
         kept = self.saved_for_weight_bytes
         if self.saved_input_for_weight_bytes > (kept or 0):
             raise ValueError(
@@ -98,6 +98,33 @@ class Layer(Record):
                 f" most saved_for_weight_bytes = {kept}: it is a part of it"
             )
         return self
+
+    def _check_split_times(self) -> None:
+        """What bounds say of whole backwards holds for split ones: no op of theirs is quicker.
+
+        Raises:
+            ValueError: if one is.
+        """
+        weight, inputs = self.backward_weight_ns, self.backward_input_ns
+        if weight is None and inputs is not None:
+            raise ValueError(
+                f"backward_input_ns: got {inputs} without backward_weight_ns, need both halves"
+            )
+        if weight is not None and inputs is None and weight > self.backward_ns:
+            raise ValueError(
+                f"backward_weight_ns: got {weight}, need at most backward_ns ="
+                f" {self.backward_ns} without backward_input_ns: it is a part of the backward"
+            )
+        if weight is not None and inputs is not None and inputs + weight < self.backward_ns:
+            raise ValueError(
+                f"backward_input_ns: got {inputs}, need at least {self.backward_ns - weight}:"
+                " with backward_weight_ns it is no less than backward_ns"
+            )
+        if self.forward_split_ns is not None and self.forward_split_ns < self.forward_ns:
+            raise ValueError(
+                f"forward_split_ns: got {self.forward_split_ns}, need at least forward_ns ="
+                f" {self.forward_ns}: it does more than another forward"
+            )
 
 
 class Agreement(Record):

@@ -127,16 +127,24 @@ def _refined(layers: Sequence[Layer], stage: StageMeasure) -> list[Layer]:
                 **{name: values[index] for name, values in times.items()},
                 "forward_workspace_bytes": layer.forward_workspace_bytes + forward,
                 "backward_workspace_bytes": layer.backward_workspace_bytes + backward,
-                "forward_light_ns": _like(
-                    layer.forward_light_ns, layer.forward_ns, times["forward_ns"][index]
-                ),
-                "backward_weight_ns": _like(
-                    layer.backward_weight_ns, layer.backward_ns, times["backward_ns"][index]
-                ),
+                **_parts(layer, times["forward_ns"][index], times["backward_ns"][index]),
             }
         )
         for index, layer in enumerate(layers)
     ]
+
+
+def _parts(layer: Layer, forward: int, backward: int) -> dict[str, int | None]:
+    """Other times of `layer`, which go with what its forward and its backward take now."""
+    weight = _like(layer.backward_weight_ns, layer.backward_ns, backward)
+    split = _like(layer.forward_split_ns, layer.forward_ns, forward)
+    inputs = _like(layer.backward_input_ns, layer.backward_ns, backward)
+    return {
+        "forward_light_ns": _like(layer.forward_light_ns, layer.forward_ns, forward),
+        "forward_split_ns": None if split is None else max(split, forward),
+        "backward_weight_ns": weight,
+        "backward_input_ns": None if inputs is None else max(inputs, backward - (weight or 0)),
+    }
 
 
 def _like(time: int | None, was: int, now: int) -> int | None:

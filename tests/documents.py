@@ -47,16 +47,26 @@ scalars = st.one_of(words, st.integers(), st.floats(allow_nan=False, allow_infin
 
 
 @st.composite
+def halves(draw: st.DrawFn, backward: int) -> dict[str, Any]:
+    """What a layer may tell of a backward in two ops, by what it takes in one."""
+    weight = draw(st.none() | st.integers(0, backward))
+    if weight is None or draw(st.booleans()):
+        return draw(st.sampled_from([{}, {"backward_weight_ns": weight}]))
+    inputs = draw(st.integers(backward - weight, MAX_INT))
+    return {"backward_weight_ns": weight, "backward_input_ns": inputs}
+
+
+@st.composite
 def chains(draw: st.DrawFn, *, most: int = 4) -> dict[str, Any]:
     """The data of any valid chain."""
     names = draw(st.lists(words.filter(bool), min_size=1, max_size=most, unique=True))
     size = before = draw(counts)
     layers = []
     for name in names:
-        output, backward = draw(counts), draw(counts)
+        output, forward, backward = draw(counts), draw(counts), draw(counts)
         layer = {
             "name": name,
-            "forward_ns": draw(counts),
+            "forward_ns": forward,
             "backward_ns": backward,
             "output_bytes": output,
             "saved_input_bytes": draw(st.integers(0, before)),
@@ -74,10 +84,11 @@ def chains(draw: st.DrawFn, *, most: int = 4) -> dict[str, Any]:
             "forward_workspace_bytes": counts,
             "backward_workspace_bytes": counts,
             "optimizer_workspace_bytes": counts,
-            "backward_weight_ns": st.none() | st.integers(0, backward),
+            "forward_split_ns": st.none() | st.integers(forward, MAX_INT),
             "saved_for_weight_bytes": st.none() | counts,
         }
-        layers.append(layer | draw(st.fixed_dictionaries({}, optional=optional)))
+        layer |= draw(st.fixed_dictionaries({}, optional=optional))
+        layers.append(layer | draw(halves(backward)))
         before = output
     return {
         "name": draw(words),

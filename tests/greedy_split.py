@@ -22,7 +22,7 @@ def random_plan(seed: int) -> Plan:
         random=random,
         period=random.randint(1, 20),
         k=random.randint(1, 3),
-        lengths={op: handmade.length(of, cluster, stages, *op) for op in order},
+        lengths={op: handmade.length(of, cluster, stages, *op, split) for op in order},
         resources={op: resource(cluster, stages, *op) for op in order},
     )
     while (times := shop.place()) is None:
@@ -46,8 +46,12 @@ def weighed(random: Random, of: Chain) -> Chain:
     layers = []
     for index, layer in enumerate(of.layers):
         gradients = of.gradient_of_input(index) + layer.gradient_of_output_bytes
+        weight = random.randint(0, layer.backward_ns)
+        inputs = layer.backward_ns - weight + random.randint(0, 3)
         fields = {
-            "backward_weight_ns": random.randint(0, layer.backward_ns),
+            "backward_weight_ns": weight,
+            "backward_input_ns": random.choice((None, inputs)),
+            "forward_split_ns": random.choice((None, layer.forward_ns + random.randint(0, 3))),
             "saved_for_weight_bytes": (kept := random.randint(0, 9)),
             "saved_input_for_weight_bytes": random.randint(0, min(kept, of.input_of(index))),
             "input_backward_workspace_bytes": random.randint(-gradients, 9),

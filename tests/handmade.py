@@ -67,7 +67,7 @@ def plan(
     ops: list[Op] = []
     for kind, stage in order(stages, split):
         key = f"{stage}{kind}"
-        duration = given.get(key, length(of, where, stages, kind, stage))
+        duration = given.get(key, length(of, where, stages, kind, stage, split))
         for copy in range(k):
             start = times.get(f"{key}{copy}")
             if start is None:
@@ -185,14 +185,20 @@ def order(
 
 
 def length(
-    of: Chain, cluster: Cluster, stages: Sequence[tuple[int, int, int]], kind: OpKind, stage: int
+    of: Chain,
+    cluster: Cluster,
+    stages: Sequence[tuple[int, int, int]],
+    kind: OpKind,
+    stage: int,
+    split: Collection[int] = (),
 ) -> int:
     """(T2), (T3), (S2) of one op, in fractions."""
     first, last, gpu = stages[stage]
     if kind.is_compute:
         speed = Fraction(str(cluster.gpus[gpu].speed))
         layers = of.layers[first : last + 1]
-        return sum(ceil(_alone(x, kind) / speed) for x in layers) + cluster.action_overhead_ns
+        times = (_alone(x, kind, split=stage in split) for x in layers)
+        return sum(ceil(time / speed) for time in times) + cluster.action_overhead_ns
     if kind is OpKind.SEND_F:
         size, other = of.layers[last].output_bytes, stage + 1
     else:
@@ -201,8 +207,12 @@ def length(
     return latency + (ceil(Fraction(size * 10**9, bandwidth)) if bandwidth else 0)
 
 
-def _alone(layer: Layer, kind: OpKind) -> int:
+def _alone(layer: Layer, kind: OpKind, *, split: bool) -> int:
     weights = layer.backward_weight_ns or 0
+    if kind is OpKind.F and split and layer.forward_split_ns is not None:
+        return layer.forward_split_ns
+    if kind is OpKind.I and layer.backward_input_ns is not None:
+        return layer.backward_input_ns
     both = {OpKind.I: layer.backward_ns - weights, OpKind.W: weights}
     return {OpKind.F: layer.forward_ns, OpKind.B: layer.backward_ns, **both}[kind]
 

@@ -242,7 +242,10 @@ def layer_changed(plan: Plan, rng: Random) -> Plan:
     ]
     index, name = rng.randrange(len(plan.chain.layers)), rng.choice([*fields, "saved_bytes"])
     layers = list(plan.chain.layers)
-    layers[index] = layers[index].model_copy(update={name: getattr(layers[index], name) + 1})
+    split = {"forward_ns": "forward_split_ns", "backward_ns": "backward_input_ns"}.get(name, name)
+    more = {each: getattr(layers[index], each) for each in (name, split)}
+    more = {each: size + 1 for each, size in more.items() if size is not None}
+    layers[index] = layers[index].model_copy(update=more)
     return plan.model_copy(
         update={"chain": plan.chain.model_copy(update={"layers": tuple(layers)})}
     )

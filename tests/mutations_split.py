@@ -119,6 +119,8 @@ def weights_cost_more(plan: Plan, rng: Random) -> Plan:
         [
             ("backward_weight_ns", 1),
             ("backward_weight_ns", -1),
+            ("backward_input_ns", 1),
+            ("forward_split_ns", 1),
             ("saved_for_weight_bytes", 1),
             ("saved_input_for_weight_bytes", 1),
             ("saved_input_for_weight_bytes", -1),
@@ -131,7 +133,7 @@ def weights_cost_more(plan: Plan, rng: Random) -> Plan:
 
 def weights_unknown(plan: Plan, rng: Random) -> Plan:
     """A layer that does not tell what its weights' half takes, or needs."""
-    fields: dict[str, Any] = {"backward_weight_ns": None}
+    fields: dict[str, Any] = {"backward_weight_ns": None, "backward_input_ns": None}
     if rng.random() < 0.5:
         fields = {"saved_for_weight_bytes": None, "saved_input_for_weight_bytes": 0}
     return _layer(plan, rng, lambda _: fields)

@@ -47,11 +47,12 @@ class _Orders:
         self.lasts: dict[Op, int] = {}
         for stage, (first, behind) in enumerate(spans):
             layers = chain.layers[first:behind]
-            weight = sum(x.backward_weight_ns or 0 for x in layers) if split[stage] else 0
             self.lasts["F", stage] = sum(x.forward_ns for x in layers)
-            self.lasts["B", stage] = sum(x.backward_ns for x in layers) - weight
+            self.lasts["B", stage] = sum(x.backward_ns for x in layers)
             if split[stage]:
-                self.lasts["W", stage] = weight
+                self.lasts["F", stage] = sum(x.forward_split_ns or 0 for x in layers)
+                self.lasts["B", stage] = sum(x.backward_input_ns or 0 for x in layers)
+                self.lasts["W", stage] = sum(x.backward_weight_ns or 0 for x in layers)
         self.best = 10**18
 
     def shortest(self, known: int | None) -> int:

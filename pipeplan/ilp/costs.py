@@ -59,7 +59,8 @@ class CostModel:
 
     @cached_property
     def _compute_sums(self) -> dict[float, tuple[list[int], ...]]:
-        """Prefix sums of (forward, backward, I, W) ns of the layers, by GPU speed.
+        """Prefix sums of (forward, backward, forward before a split backward, I, W) ns of the
+        layers, by GPU speed.
 
         A W that is not known counts as 0.
         """
@@ -69,7 +70,8 @@ class CostModel:
         kinds = (
             [layer.forward_ns for layer in layers],
             [layer.backward_ns for layer in layers],
-            [layer.backward_ns - weight for layer, weight in pairs],
+            [_told(layer.forward_split_ns, layer.forward_ns) for layer in layers],
+            [_told(layer.backward_input_ns, layer.backward_ns - w) for layer, w in pairs],
             weights,
         )
         for speed in {gpu.speed for gpu in self.cluster.gpus}:
@@ -80,7 +82,7 @@ class CostModel:
 
     def compute_sums(self, gpu: int) -> tuple[list[int], list[int]]:
         """Prefix sums of the layers' forward and backward ns on `gpu`, without overhead."""
-        forward, backward, _, _ = self._compute_sums[self.cluster.gpus[gpu].speed]
+        forward, backward, *_ = self._compute_sums[self.cluster.gpus[gpu].speed]
         return forward, backward
 
     def _between(self, kind: int, first: int, last: int, gpu: int) -> int:
@@ -96,13 +98,17 @@ class CostModel:
         """(T2) of a backward of layers first..last."""
         return self._between(1, first, last, gpu)
 
+    def split_forward_ns(self, first: int, last: int, gpu: int) -> int:
+        """(S2) of the forward of layers first..last whose backward is split."""
+        return self._between(2, first, last, gpu)
+
     def input_backward_ns(self, first: int, last: int, gpu: int) -> int:
         """(S2) of an I of layers first..last."""
-        return self._between(2, first, last, gpu)
+        return self._between(3, first, last, gpu)
 
     def weight_backward_ns(self, first: int, last: int, gpu: int) -> int:
         """(S2) of a W of layers first..last."""
-        return self._between(3, first, last, gpu)
+        return self._between(4, first, last, gpu)
 
     @cached_property
     def _unknown_weights(self) -> list[int]:
@@ -114,14 +120,9 @@ class CostModel:
         return list(accumulate((not each for each in known), initial=0))
 
     def may_split(self, first: int, last: int) -> bool:
-        """Whether the backward of a stage first..last may be I and W, (S1), and W takes time.
-
-        Never on measured chains: (S2) knows no time that both halves take beyond one backward, and
-        where layers are short that is much (25 % of a step with layers of 2 ms on a processor).
-        """
+        """Whether the backward of a stage first..last may be I and W, (S1), and W takes time."""
         unknown = self._unknown_weights
         allowed = first > 0 and self.exact and self.semantics == "flush"
-        allowed = allowed and self.chain.mode != "measured"
         takes = any(layer.backward_weight_ns for layer in self.chain.layers[first : last + 1])
         return allowed and unknown[first] == unknown[last + 1] and takes
 
@@ -240,6 +241,10 @@ class CostModel:
             for stage in stages
             for layer in range(stage.first, stage.last + 1)
         )
+
+
+def _told(time: int | None, usual: int) -> int:
+    return usual if time is None else time
 
 
 def ceil_div_fraction(value: int, divisor: Fraction) -> int:

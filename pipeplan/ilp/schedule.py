@@ -118,6 +118,8 @@ def duration(costs: CostModel, stages: tuple[Stage, ...], op: OpId) -> int:
     """(T2), (T3) of one op in ns."""
     kind, index = op
     stage = stages[index]
+    if kind is OpKind.F and stage.split_backward:
+        return costs.split_forward_ns(stage.first, stage.last, stage.gpu)
     if kind is OpKind.F:
         return costs.forward_ns(stage.first, stage.last, stage.gpu)
     if kind is OpKind.B:

@@ -46,13 +46,28 @@ def compute_ns(plan: Plan, kind: OpKind, stage: int) -> int:
     speed = _speed(plan, home.gpu)
     total = plan.cluster.action_overhead_ns
     for layer in plan.chain.layers[home.first : home.last + 1]:
-        time = layer.forward_ns if kind is OpKind.F else layer.backward_ns
-        if kind is OpKind.I:
-            time -= layer.backward_weight_ns or 0
+        if kind is OpKind.F:
+            time = forward_ns(layer) if home.split_backward else layer.forward_ns
+        elif kind is OpKind.I:
+            time = input_ns(layer)
         elif kind is OpKind.W:
             time = layer.backward_weight_ns or 0
+        else:
+            time = layer.backward_ns
         total += ceil(time / speed)
     return total
+
+
+def forward_ns(layer: Layer) -> int:
+    """A layer's forward that keeps apart what the gradients of its weights need."""
+    return layer.forward_ns if layer.forward_split_ns is None else layer.forward_split_ns
+
+
+def input_ns(layer: Layer) -> int:
+    """A layer's backward that leaves the gradients of its weights for later."""
+    if layer.backward_input_ns is not None:
+        return layer.backward_input_ns
+    return layer.backward_ns - (layer.backward_weight_ns or 0)
 
 
 def update_ns(plan: Plan, stage: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat
+from pipeplan.simulator.costs import forward_ns, input_ns
 
 
 def condensed(plan: Plan) -> Plan:
@@ -62,7 +63,11 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
     parts: dict[str, int] = {}
     if all(_tells(layer) for layer in layers):
         inputs = max(outside, second, _most_inputs(chain, first, last, there))
-        parts = {"input_backward_workspace_bytes": inputs - outside, **_weights(layers)}
+        parts = {
+            "backward_input_ns": sum(forward_ns(layer) + input_ns(layer) for layer in layers),
+            "input_backward_workspace_bytes": inputs - outside,
+            **_weights(layers),
+        }
     return Layer(
         name=f"{layers[0].name}..{layers[-1].name}",
         output_bytes=exit_,

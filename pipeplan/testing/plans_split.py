@@ -62,8 +62,12 @@ def weighed(rng: Random, chain: Chain) -> Chain:
         size = chain.input_of(index)
         gradients = chain.gradient_of_input(index) + layer.gradient_of_output_bytes
         kept = rng.randint(0, 9)
+        weight = rng.choice([0, layer.backward_ns, layer.backward_ns // 2])
+        longer = layer.backward_ns - weight + rng.randint(0, 4)
         fields = {
-            "backward_weight_ns": rng.choice([0, layer.backward_ns, layer.backward_ns // 2]),
+            "backward_weight_ns": weight,
+            "backward_input_ns": rng.choice([None, longer]),
+            "forward_split_ns": rng.choice([None, layer.forward_ns + rng.randint(0, 4)]),
             "saved_for_weight_bytes": kept,
             "saved_input_for_weight_bytes": rng.choice([0, min(kept, size)]),
             "input_backward_workspace_bytes": rng.randint(-gradients, 6),

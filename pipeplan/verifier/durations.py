@@ -24,16 +24,18 @@ def compute_ns(plan: Plan, kind: OpKind, stage: int) -> int:
     where = plan.stages[stage]
     speed = plan.cluster.gpus[where.gpu].speed
     layers = plan.chain.layers[where.first : where.last + 1]
-    total = sum(scaled(_part_ns(layer, kind), speed) for layer in layers)
+    split = where.split_backward
+    total = sum(scaled(_part_ns(layer, kind, split=split), speed) for layer in layers)
     return total + plan.cluster.action_overhead_ns
 
 
-def _part_ns(layer: Layer, kind: OpKind) -> int:
-    weight = layer.backward_weight_ns or 0
+def _part_ns(layer: Layer, kind: OpKind, *, split: bool) -> int:
+    weight, inputs = layer.backward_weight_ns or 0, layer.backward_input_ns
+    forward = layer.forward_split_ns if split else None
     return {
-        OpKind.F: layer.forward_ns,
+        OpKind.F: layer.forward_ns if forward is None else forward,
         OpKind.B: layer.backward_ns,
-        OpKind.I: layer.backward_ns - weight,
+        OpKind.I: layer.backward_ns - weight if inputs is None else inputs,
         OpKind.W: weight,
     }[kind]
 

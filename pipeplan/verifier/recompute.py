@@ -86,9 +86,16 @@ def _halves(chain: Chain, first: int, last: int, saved_before: int) -> dict[str,
         + chain.gradient_of_input(first)
     )
     again = _forward_again(chain, first, last, saved_before)
+    inputs = 0
+    for layer in layers:
+        weight, told = layer.backward_weight_ns or 0, layer.backward_input_ns
+        inputs += layer.backward_ns - weight if told is None else told
+        forward = layer.forward_split_ns
+        inputs += layer.forward_ns if forward is None else forward
     kept = sum(size or 0 for size in sizes)
     return {
         "backward_weight_ns": sum(time or 0 for time in times),
+        "backward_input_ns": inputs,
         "saved_for_weight_bytes": kept,
         "saved_input_for_weight_bytes": layers[0].saved_input_for_weight_bytes,
         "input_backward_workspace_bytes": max(

@@ -75,6 +75,8 @@ def test_no_field_is_forgotten() -> None:
     """A field that layers get one day must be merged too: then add it there and here."""
     split = {  # backwards of groups are never split
         "backward_weight_ns",
+        "backward_input_ns",
+        "forward_split_ns",
         "saved_for_weight_bytes",
         "saved_input_for_weight_bytes",
         "input_backward_workspace_bytes",

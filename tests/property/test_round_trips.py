@@ -29,6 +29,8 @@ EXAMPLES = settings(
 YOUNGER: dict[str, Any] = {
     "tied": "colocate",
     "forward_light_ns": None,
+    "forward_split_ns": None,
+    "backward_input_ns": None,
     "waiting_gradient_bytes": 0,
     "saved_passing_bytes": 0,
     "buffer_bytes": 0,

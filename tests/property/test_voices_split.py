@@ -100,8 +100,8 @@ def test_mutations_are_worth_the_name() -> None:
 
 
 def test_random_split_plans_differ_in_kind() -> None:
-    """Among 300 seeds: steps and periods, host, recomputing, each hard case of the bytes."""
-    seen = Counter(trait for seed in range(300) for trait in _traits(random_split_plan(seed)))
+    """Among 600 seeds: steps and periods, host, recomputing, each hard case of the bytes."""
+    seen = Counter(trait for seed in range(600) for trait in _traits(random_split_plan(seed)))
     few = [trait for trait in _TRAITS if seen[trait] < 8]
     assert not few, seen
 

@@ -54,6 +54,19 @@ def test_parts_are_no_larger_than_the_whole(field: str, most: int) -> None:
         chain(**{field: most + 1})
 
 
+def test_two_halves_and_their_forward_are_no_quicker_than_whole_ones() -> None:
+    """Bounds on whole backwards hold for split ones, too; the weights' half may be long then."""
+    split = {"backward_ns": 50, "backward_weight_ns": 60, "backward_input_ns": 0}
+    assert chain(**split).layers[1].backward_weight_ns == 60
+    for changes, wrong in (
+        ({"backward_weight_ns": None}, "backward_input_ns: got 0 without backward_weight_ns"),
+        ({"backward_weight_ns": 49}, "backward_input_ns: got 0, need at least 1: with"),
+        ({"forward_ns": 9, "forward_split_ns": 8}, "forward_split_ns: got 8, need at least"),
+    ):
+        with pytest.raises(InputError, match=rf"layers\[1\]\.{wrong}"):
+            chain(**split | changes)
+
+
 @pytest.mark.parametrize(
     ("field", "least"),
     [

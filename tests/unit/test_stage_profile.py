@@ -108,11 +108,23 @@ def test_only_bytes_that_were_missed_are_added() -> None:
 
 def test_part_of_the_backward_is_scaled_with_it() -> None:
     """The weight gradients' part stays a part; so does the forward without autograd."""
-    layer = Layer(name="a", forward_ns=4, backward_ns=10, backward_weight_ns=4, output_bytes=1)
-    chain = Chain(name="x", layers=(layer.model_copy(update={"forward_light_ns": 3}),))
-    (refined,) = refine(chain, StageProfile(stages=(stage(0, 0, 8, 5),))).layers
-    assert refined.backward_weight_ns == 2
-    assert refined.forward_light_ns == 6
+    layer = Layer(
+        name="a",
+        forward_ns=4,
+        forward_light_ns=3,
+        forward_split_ns=5,
+        backward_ns=10,
+        backward_weight_ns=3,
+        backward_input_ns=7,
+        output_bytes=1,
+    )
+    chain = Chain(name="x", layers=(layer,))
+    profile = StageProfile(stages=(stage(0, 0, 8, 5),))
+    refined = refine(chain, profile)
+    (one,) = refined.layers
+    assert (one.forward_light_ns, one.forward_split_ns) == (6, 10)
+    assert (one.backward_weight_ns, one.backward_input_ns) == (1, 4), "no less than 5 together"
+    assert Chain.from_data(refined.model_dump(mode="json")) == refined
 
 
 def test_stages_of_something_else_are_refused() -> None:

@@ -80,7 +80,12 @@ def instance(costs: CostModel, stages: tuple[Stage, ...], microbatches: int) -> 
         stages=stages,
         microbatches=microbatches,
         hosted=hosted,
-        forward=[costs.forward_ns(s.first, s.last, s.gpu) for s in stages],
+        forward=[
+            (costs.split_forward_ns if s.split_backward else costs.forward_ns)(
+                s.first, s.last, s.gpu
+            )
+            for s in stages
+        ],
         backward=[
             (costs.input_backward_ns if s.split_backward else costs.backward_ns)(
                 s.first, s.last, s.gpu

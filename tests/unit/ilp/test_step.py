@@ -46,6 +46,8 @@ def chains(draw: st.DrawFn, least: int, most: int, *, empty: bool = False) -> Ch
                 "saved_bytes": saved,
                 "weight_bytes": draw(st.integers(0, 2)),
                 "backward_weight_ns": weight,
+                "backward_input_ns": times[-1][1] - weight + draw(st.integers(0, 1)),
+                "forward_split_ns": times[-1][0] + draw(st.integers(0, 1)),
                 "saved_for_weight_bytes": entering + draw(st.integers(0, saved + 2)),
                 "saved_input_for_weight_bytes": entering,
                 "weight_backward_workspace_bytes": draw(st.integers(0, 2)),
@@ -54,10 +56,17 @@ def chains(draw: st.DrawFn, least: int, most: int, *, empty: bool = False) -> Ch
     return handmade.chain(times, fields)
 
 
-def planned(chain: Chain, gpus: int, microbatches: int, memory: int, latency: int = 0) -> Plan:
+def planned(
+    chain: Chain,
+    gpus: int,
+    microbatches: int,
+    memory: int,
+    latency: int = 0,
+    seconds: float = 0.3,
+) -> Plan:
     """The step plan that every voice accepts; work is limited."""
     config = planner.Config(
-        semantics="flush", microbatches=microbatches, time_limit_s=0.3, deterministic=True
+        semantics="flush", microbatches=microbatches, time_limit_s=seconds, deterministic=True
     )
     cluster = uniform(gpus, memory, latency_ns=latency, bandwidth_bytes_per_s=10**9)
     return planner.solve(chain, cluster, config)
@@ -173,13 +182,15 @@ def test_a_backward_is_split_only_where_that_is_known() -> None:
     assert not any(each.split_backward for each in stages_of(costs, (0, 4), (0, 1), split=False))
 
 
-def test_measured_chains_are_not_split() -> None:
-    """They do not tell what the halves take beyond one backward."""
-    chain, costs = equal(2, split=True, memory=Fraction(1))
-    measured = replace(costs, chain=chain.model_copy(update={"mode": "measured"}))
-    for known, expected in ((costs, [False, True]), (measured, [False, False])):
-        stages = stages_of(known, (0, 4), (0, 1), split=True)
-        assert [stage.split_backward for stage in stages] == expected
+@pytest.mark.parametrize(("more", "expected"), [(0, True), (900, False)])
+def test_backwards_are_split_where_that_pays(more: int, expected: bool) -> None:
+    """Not where both halves, and the forward before them, take much longer than whole ones."""
+    chain, _ = equal(2, split=True, memory=Fraction(1))
+    times = {"backward_input_ns": 1000 + more, "forward_split_ns": 1000 + more}
+    layers = tuple(layer.model_copy(update=times) for layer in chain.layers)
+    chain = chain.model_copy(update={"layers": layers})
+    plan = planned(chain, 2, 4, 10**6, latency=5, seconds=3.0)
+    assert any(stage.split_backward for stage in plan.stages) == expected
 
 
 def test_what_takes_no_time_is_not_split() -> None:

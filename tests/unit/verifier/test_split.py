@@ -73,6 +73,36 @@ def test_a_run_is_computed_again_in_i() -> None:
     assert verify(handmade.filled(plan)) == ()
 
 
+SLOWER = {"forward_split_ns": 4, "backward_input_ns": 5}
+"""Of layer 1, whose forward takes 1 ns before a whole backward, and I 2 ns as the rest of one."""
+
+
+def lasting(**durations: int) -> Plan:
+    """`one_gpu` with `SLOWER`, one op behind the other; `durations` by label."""
+    plan, now, ops = layer(one_gpu(), 1, **SLOWER), 0, []
+    lasts = {"0F0": 1, "0B0": 1, "1W0": 2} | durations
+    for label in ("0F0", "1F0", "1I0", "0B0", "1W0"):
+        (op,) = (each for each in plan.ops if each.label == label)
+        ops.append(op.model_copy(update={"start_ns": now, "duration_ns": lasts[label]}))
+        now += lasts[label]
+    return handmade.with_(plan, ops=tuple(ops), period_ns=now)
+
+
+def test_a_split_backward_takes_what_was_measured_of_it() -> None:
+    """(S2): 1F 4 + 1 and 1I 5 + 1 where the chain tells, not 2 and 3."""
+    assert verify(handmade.filled(lasting(**{"1F0": 5, "1I0": 6}))) == ()
+    wrong = verify(lasting(**{"1F0": 2, "1I0": 3}))
+    assert [each.where for each in wrong if each.rule is Rule.DURATIONS] == ["op 1F0", "op 1I0"]
+
+
+def test_a_run_takes_its_forward_again_as_that_of_a_split_backward() -> None:
+    """(S6): the first forward of 1..2 keeps nothing and takes 2; I takes 4 + 1 and 5 + 1."""
+    plan = lasting(**{"1F0": 2, "1I0": 11})
+    again = plan.stages[1].model_copy(update={"remat": Remat(recompute=((1, 2),))})
+    plan = handmade.filled(handmade.with_(plan, stages=(plan.stages[0], again)))
+    assert verify(plan) == ()
+
+
 def test_a_micro_batch_is_in_flight_until_i_ends() -> None:
     """1F 1..3 and 3..5, 1I 5..8 and 8..11, both W later: two in flight, as without W."""
     assert audit(two_gpus()).in_flight == (2, 2)
