@@ -15,7 +15,12 @@ from torch._subclasses.fake_tensor import (
 from pipeplan.capture.estimation.layer_signature import LayerSignature, layer_signature
 from pipeplan.capture.fake_tensors.fake_model import ProcessorKernels, weightless_twin
 from pipeplan.capture.layer_costs import layer_bytes, optimizer_cost, roofline
-from pipeplan.capture.layer_costs.chain_layers import LayerCost, chain_layers, stepped_parameters
+from pipeplan.capture.layer_costs.chain_layers import (
+    LayerCost,
+    SplitTimes,
+    chain_layers,
+    stepped_parameters,
+)
 from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
 from pipeplan.capture.layer_costs.layer_run import layer_run
 from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
@@ -85,7 +90,7 @@ def estimate_task(
                 LayerCost(
                     forward_ns=f,
                     backward_ns=b,
-                    backward_weight_ns=w,
+                    split=SplitTimes(weight_ns=min(w, b) if size.split else None),
                     forward_light_ns=light,
                     size=size,
                     step=step,

@@ -17,14 +17,25 @@ from pipeplan.task import SplitModel, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SplitTimes:
+    """What a layer takes in a stage whose backward comes in two halves, in ns."""
+
+    weight_ns: int | None = None
+    """Of the second half: gradients of weights; None where it is never split, or cannot be."""
+    input_ns: int | None = None
+    """Of the first one; None: of a whole backward without the second."""
+    forward_ns: int | None = None
+    """None: of any forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
     """All that was measured or estimated of one layer."""
 
     forward_ns: int
     backward_ns: int
-    backward_weight_ns: int | None = None
-    """Of it; None where the backward is never split, or cannot be."""
     forward_light_ns: int
+    split: SplitTimes = SplitTimes()
     size: LayerBytes
     step: OptimizerCost
 
@@ -126,7 +137,6 @@ def _layer(
     constant = frozen + storage_bytes(layer.buffers())
     same = size.output_gradient == size.output
     halves = size.split or SplitBytes()
-    weight_ns = None if size.split is None else cost.backward_weight_ns
     return Layer(
         name=model.names[index],
         forward_ns=cost.forward_ns,
@@ -147,7 +157,9 @@ def _layer(
         backward_workspace_bytes=size.backward_workspace,
         optimizer_workspace_bytes=cost.step.workspace_bytes,
         buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
-        backward_weight_ns=None if weight_ns is None else min(weight_ns, cost.backward_ns),
+        backward_weight_ns=cost.split.weight_ns,
+        backward_input_ns=cost.split.input_ns,
+        forward_split_ns=cost.split.forward_ns,
         saved_for_weight_bytes=None if size.split is None else halves.saved,
         saved_input_for_weight_bytes=halves.saved_input,
         input_backward_workspace_bytes=halves.input_workspace,

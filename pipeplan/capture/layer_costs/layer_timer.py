@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.autograd_cut import Slot, enter_some
 from pipeplan.capture.boundary_trace import call_layer, check_loss
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.capture.layer_costs.layer_run import fed_tensors
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.gradients import give_sum, sum_dtype, take_sum
 from pipeplan.precision import casting
-from pipeplan.task import SplitModel, TensorSpec
+from pipeplan.task import SplitModel
 from pipeplan.weight_gradients import WeightGradients
 
 
@@ -49,35 +48,18 @@ def gradient_buffers(
             take_sum(parameter)
 
 
-Marks = list[tuple[Any, Any]]
-"""Per layer: the clock's marks before and behind it."""
-Graph = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+Marks = list[tuple[Any, ...]]
+"""Per layer: the clock's marks before its work, behind each part of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _SplitGraph:
+class _Graph:
     """What waits for the backward of one layer."""
 
-    entry: Slot
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     waiting: WeightGradients | None
     """None where its backward is one piece."""
-    outputs: tuple[Tensor, ...]
-
-    def backward(self, gradients: list[Tensor], boundary: Sequence[TensorSpec]) -> list[Tensor]:
-        """Gradients of the differentiable tensors of the `boundary` before it."""
-        roots = [output for output in self.outputs if output.requires_grad]
-        if roots:
-            with self.waiting.activations() if self.waiting else nullcontext():
-                torch.autograd.backward(roots, gradients)
-        arrived = self.entry.take()
-        if arrived is None:
-            arrived = [_zeros(s, self.outputs[0].device) for s in boundary if s.differentiable]
-        return arrived
-
-
-def _zeros(spec: TensorSpec, device: torch.device) -> Tensor:
-    dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
-    return torch.zeros(spec.shape, dtype=dtype, device=device)
 
 
 class LayerTimer:
@@ -105,72 +87,50 @@ class LayerTimer:
         Raises:
             InputError: if data, a layer or the loss fails.
         """
-        begin = time.perf_counter_ns()
-        source, target = self._batches.fetch(microbatch)
-        fetch = time.perf_counter_ns() - begin
+        source, target, fetch = self._fetch(microbatch)
         with torch.no_grad():
             bare, _ = self._forward(source, target)
         there, graphs = self._forward(source, target)
-        back = self._backward(graphs)
-        light, forward, backward = (
-            [self._place.clock.between(start, end) for start, end in marks]
-            for marks in (bare, there, back)
-        )
-        last = len(forward) - 1
-        for index in range(len(forward)):
-            if index in (0, last) or self._model.fed_to(index):
-                forward[index] += fetch
-                light[index] += fetch
-        return forward, backward, light
+        back = [row[:2] for row in self._backward(graphs)]
+        return self._between(there, fetch), self._between(back), self._between(bare, fetch)
 
-    def run_split(self, microbatch: int, splits: Sequence[bool]) -> tuple[list[int], list[int]]:
-        """Times (ns) of both halves of each layer's backward, the weights' second.
+    def run_split(
+        self, microbatch: int, splits: Sequence[bool]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """The same where backwards come in two halves: (forward, first half, second half) ns.
 
         A layer not in `splits` has its whole backward in the first half.
 
         Raises:
             InputError: if data, a layer or the loss fails.
         """
+        source, target, fetch = self._fetch(microbatch)
+        there, graphs = self._forward(source, target, splits)
+        back = self._backward(graphs)
+        first, second = [row[:2] for row in back], [row[1:] for row in back]
+        return self._between(there, fetch), self._between(first), self._between(second)
+
+    def _fetch(self, microbatch: int) -> tuple[Tensor, Tensor, int]:
+        """The micro-batch, and how long it took, in ns."""
+        begin = time.perf_counter_ns()
         source, target = self._batches.fetch(microbatch)
-        graphs = self._forward_split(source, target, splits)
-        gradients = [torch.ones_like(graphs[-1].outputs[0])]
-        mark, marks = self._place.clock.mark, []
-        while graphs:
-            index, graph = len(graphs) - 1, graphs.pop()
-            begin = mark()
-            gradients = graph.backward(gradients, self._model.boundaries[index])
-            middle = mark()
-            if graph.waiting:
-                graph.waiting.weights()
-            marks.append((begin, middle, mark()))
-        between = self._place.clock.between
-        first = [between(begin, middle) for begin, middle, _ in marks[::-1]]
-        second = [between(middle, end) for _, middle, end in marks[::-1]]
-        return first, second
+        return source, target, time.perf_counter_ns() - begin
 
-    def _forward_split(
-        self, source: Tensor, target: Tensor, splits: Sequence[bool]
-    ) -> list[_SplitGraph]:
-        model = self._model
-        graphs: list[_SplitGraph] = []
-        values: tuple[Tensor, ...] = (source,)
-        for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
-            entry, waiting = Slot(), WeightGradients() if splits[index] else None
-            flags = [spec.differentiable for spec in model.boundaries[index]]
-            entered = enter_some(entry, [value.detach() for value in values], flags)
-            fed = fed_tensors(model, index, source)
-            self._place.seed(index)
-            with waiting.deferring(layer) if waiting else nullcontext():
-                values = call_layer(name, layer, (*entered, *fed), model.autocast)
-            if index == len(model.layers) - 1:
-                with casting(model.autocast, values[0].device):
-                    values = (check_loss(self._loss(values[0], target)),)
-            graphs.append(_SplitGraph(entry, waiting, values))
-        return graphs
+    def _between(self, marks: Marks, fetch: int = 0) -> list[int]:
+        """Ns of each layer, with `fetch` where a rank must fetch the micro-batch for it."""
+        found = [self._place.clock.between(start, end) for start, end in marks]
+        last = len(found) - 1
+        return [
+            time + (fetch if index in (0, last) or self._model.fed_to(index) else 0)
+            for index, time in enumerate(found)
+        ]
 
-    def _forward(self, source: Tensor, target: Tensor) -> tuple[Marks, list[Graph]]:
+    def _forward(
+        self, source: Tensor, target: Tensor, splits: Sequence[bool] = ()
+    ) -> tuple[Marks, list[_Graph]]:
         model, mark = self._model, self._place.clock.mark
-        marks, graphs = [], []
+        marks: Marks = []
+        graphs: list[_Graph] = []
         values: tuple[Tensor, ...] = (source,)
         last = len(model.layers) - 1
         for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
@@ -179,31 +139,42 @@ class LayerTimer:
                 value.detach().requires_grad_(spec.differentiable) for value, spec in pairs
             )
             fed = fed_tensors(model, index, source)
+            # A leaf counts as a weight there, and a layer's input is none.
+            entered = [leaf.view_as(leaf) for leaf in leaves] if splits else leaves
             begin = mark()
+            waiting = WeightGradients() if splits and splits[index] else None
             self._place.seed(index)
-            values = call_layer(name, layer, (*leaves, *fed), model.autocast)
+            with waiting.deferring(layer) if waiting else nullcontext():
+                values = call_layer(name, layer, (*entered, *fed), model.autocast)
             if index == last:
                 with casting(model.autocast, values[0].device):
                     values = (check_loss(self._loss(values[0], target)),)
             marks.append((begin, mark()))
             if torch.is_grad_enabled():
-                graphs.append((leaves, values))
+                graphs.append(_Graph(leaves, values, waiting))
         return marks, graphs
 
-    def _backward(self, graphs: list[Graph]) -> Marks:
+    def _backward(self, graphs: list[_Graph]) -> Marks:
+        """Marks before and behind each backward, and behind its second half, where it has one."""
         mark = self._place.clock.mark
         marks: Marks = []
-        gradients = [torch.ones_like(graphs[-1][1][0])]
+        gradients = [torch.ones_like(graphs[-1].outputs[0])]
         while graphs:
-            leaves, outputs = graphs.pop()
-            roots = [output for output in outputs if output.requires_grad]
+            graph = graphs.pop()
+            inputs, waiting = graph.inputs, graph.waiting
+            roots = [output for output in graph.outputs if output.requires_grad]
+            del graph
             begin = mark()
             if roots:
-                torch.autograd.backward(roots, gradients)
-            marks.append((begin, mark()))
+                with waiting.activations() if waiting else nullcontext():
+                    torch.autograd.backward(roots, gradients)
+            middle = mark()
+            if waiting:
+                waiting.weights()
+            marks.append((begin, middle, mark()))
             gradients = [
                 torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-                for leaf in leaves
+                for leaf in inputs
                 if leaf.requires_grad
             ]
         return marks[::-1]

@@ -13,7 +13,12 @@ from pipeplan.capture.agreement import agreement
 from pipeplan.capture.boundary_trace import call_layer
 from pipeplan.capture.layer_costs import layer_bytes, optimizer_cost
 from pipeplan.capture.layer_costs.allocator_overhead import AllocatorOverhead, AllocatorWatch
-from pipeplan.capture.layer_costs.chain_layers import LayerCost, chain_layers, stepped_parameters
+from pipeplan.capture.layer_costs.chain_layers import (
+    LayerCost,
+    SplitTimes,
+    chain_layers,
+    stepped_parameters,
+)
 from pipeplan.capture.layer_costs.device_clock import ModelDevice, device_of
 from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
 from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun, layer_run
@@ -153,17 +158,12 @@ def measure_layers(
             sizes = compared(model, task, batches, sizes)
         for line in told(model.names, [size.whole for size in sizes]):
             say(line)
-        weights = _weight_times(sweep, found[1], sizes, repeats, say)
+        halves = _split_times(sweep, found, sizes, repeats, say)
         costs = [
             LayerCost(
-                forward_ns=f,
-                backward_ns=b,
-                backward_weight_ns=w,
-                forward_light_ns=light,
-                size=s,
-                step=o,
+                forward_ns=f, backward_ns=b, forward_light_ns=light, split=split, size=s, step=o
             )
-            for f, b, light, w, s, o in zip(*found, weights, sizes, steps, strict=True)
+            for f, b, light, split, s, o in zip(*found, halves, sizes, steps, strict=True)
         ]
         layers = chain_layers(model, costs, task)
     return LayerMeasurements(
@@ -180,27 +180,33 @@ def measure_layers(
     )
 
 
-def _weight_times(
+def _split_times(
     sweep: LayerTimer,
-    backward: Sequence[int],
+    whole: Sequence[Sequence[int]],
     sizes: Sequence[LayerBytes],
     repeats: int,
     say: Progress,
-) -> list[int]:
-    """Of each layer's `backward` ns, those for gradients of weights, by one round in two halves.
+) -> list[SplitTimes]:
+    """Times of each layer as part of a stage whose backward comes in two halves.
 
-    Where both halves take longer than the whole, as with little work, they shorten alike.
+    They are no less than those of `whole` (forward, backward, ..):
+    what noise says against that counts for the first half.
     """
-    splits = [size.split is not None and size.split.saved > 0 for size in sizes]
+    splits = [size.split is not None for size in sizes]
     if not any(splits):
-        return [0] * len(sizes)
-    say("timing gradients of weights")
-    sweep.run_split(0, splits)
-    sweeps = [sweep.run_split(number, splits) for number in range(min(ROUND, repeats))]
-    return [
-        second * whole // max(whole, first + second, 1) if split else 0
-        for first, second, whole, split in zip(*_medians(sweeps), backward, splits, strict=True)
-    ]
+        return [SplitTimes()] * len(sizes)
+    say("timing backwards in two halves")
+    found, _ = layer_times(lambda number: sweep.run_split(number, splits), repeats, 1, say)
+    rows = zip(sizes, whole[0], whole[1], *found, strict=True)
+    return [_split_time(*row) if row[0].split else SplitTimes() for row in rows]
+
+
+def _split_time(
+    size: LayerBytes, forward: int, backward: int, before: int, first: int, second: int
+) -> SplitTimes:
+    weight = second if size.split and size.split.saved else 0
+    inputs = max(first + second, backward) - weight
+    return SplitTimes(forward_ns=max(before, forward), input_ns=inputs, weight_ns=weight)
 
 
 def layer_times(
