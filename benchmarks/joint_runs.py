@@ -51,6 +51,7 @@ from pipeplan.simulator import simulate
 from pipeplan.simulator.tape import number
 from pipeplan.task import Task
 from pipeplan.testing import reference
+from pipeplan.testing.plans import UNSPLIT
 
 RANKS, MICROBATCHES, STEPS, SEED = 4, 8, 2, 3
 TASKS: dict[str, Callable[[], Task]] = {
@@ -74,7 +75,7 @@ def profiled(name: str, compute_ns: int = COMPUTE_NS) -> Chain:
             update={
                 "forward_ns": layer.forward_ns * compute_ns // total,
                 "backward_ns": layer.backward_ns * compute_ns // total,
-                "backward_weight_ns": None,
+                **UNSPLIT,
                 "optimizer_ns": 0,
             }
         )

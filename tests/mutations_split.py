@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import OpKind, Plan, Stage
+from pipeplan.testing.plans import UNSPLIT
 
 
 def _split(plan: Plan, rng: Random, *, split: bool = True) -> Stage | None:
@@ -133,7 +134,7 @@ def weights_cost_more(plan: Plan, rng: Random) -> Plan:
 
 def weights_unknown(plan: Plan, rng: Random) -> Plan:
     """A layer that does not tell what its weights' half takes, or needs."""
-    fields: dict[str, Any] = {"backward_weight_ns": None, "backward_input_ns": None}
+    fields: dict[str, Any] = dict(UNSPLIT)
     if rng.random() < 0.5:
         fields = {"saved_for_weight_bytes": None, "saved_input_for_weight_bytes": 0}
     return _layer(plan, rng, lambda _: fields)

@@ -20,6 +20,8 @@ Duplex = Literal["full", "half"]
 _DUPLEXES: tuple[Duplex, ...] = ("full", "half")
 GBPS = 10**9
 """One byte per nanosecond."""
+UNSPLIT = dict.fromkeys(("backward_weight_ns", "backward_input_ns", "forward_split_ns"))
+"""Fields of a layer that does not tell what a backward in two halves takes."""
 
 
 def random_plan(

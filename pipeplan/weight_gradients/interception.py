@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import types as types_
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
 from pipeplan.livebytes import key
-from pipeplan.weight_gradients.small_graph import DeferredOperation, Look, Sum, Use, cut_off
-from pipeplan.weight_gradients.waiting import MARK, Waiting, metadata
+from pipeplan.weight_gradients.small_graph import DeferredOperation, Look, Use, cut_off, edge_of
+from pipeplan.weight_gradients.waiting import Waiting
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 _PYTHON = ("torch.functional", "torch.nn.functional")
@@ -71,11 +71,12 @@ class Deferring(TorchFunctionMode):
         given = kwargs or {}
         if not torch.is_grad_enabled():
             return func(*args, **given)
-        tensors = list(_tensors(args, given))
-        weights = [each for each in tensors if each.requires_grad and _is_weight(each)]
+        tensors = _tensors(args, given)
+        is_weight = self._owner.is_weight
+        weights = [each for each in tensors if each.requires_grad and is_weight(each)]
         if not weights or not self._knows(func, given):
             return func(*args, **given)
-        activations = [each for each in tensors if each.requires_grad and not _is_weight(each)]
+        activations = [each for each in tensors if each.requires_grad and not is_weight(each)]
         alone = len(weights) == len(tensors)
         flat = all(weight.dim() < _MATRIX for weight in weights)
         if not alone and (flat or not activations):
@@ -141,8 +142,8 @@ class Deferring(TorchFunctionMode):
         if not places:
             return result
         operation = self._operation(
-            [get_gradient_edge(values[place]) for place in places],
-            [get_gradient_edge(each) for each in entered],
+            [edge_of(values[place]) for place in places],
+            [edge_of(each) for each in entered],
             [use for _, use in stand_ins],
         )
         taken = {key(tensor) for tensor in entered}
@@ -157,9 +158,7 @@ class Deferring(TorchFunctionMode):
         parents = activations or weights
         later = _Later.apply(self._owner, operation, made, *parents)  # type: ignore[no-untyped-call]
         if not activations:
-            metadata(later[0])[MARK] = [
-                Sum(maker=operation, index=index) for index in range(len(places))
-            ]
+            self._owner.mark(later[0], operation)
         for place, value in zip(places, later, strict=True):
             values[place] = value
         return values[0] if kind is None else kind(values)
@@ -199,22 +198,19 @@ def _never(*_: Any) -> bool:
     return False
 
 
-def _is_weight(tensor: Tensor) -> bool:
-    """Whether a tensor that requires a gradient is a leaf, or made of leaves alone."""
-    return tensor.grad_fn is None or MARK in metadata(tensor)
-
-
 def _differentiable(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf
 
 
-def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Those among arguments, and in lists among them."""
-    for value in (*args, *kwargs.values()):
+    found = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, Tensor))
+            found += [each for each in value if isinstance(each, Tensor)]
+    return found
 
 
 def _replaced(values: Any, table: dict[int, Tensor]) -> Any:

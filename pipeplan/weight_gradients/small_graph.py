@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 
 class _Cut(torch.autograd.Function):
@@ -31,6 +31,32 @@ def cut_off(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """`tensors` as inputs of a new graph, which does not keep them."""
     result: tuple[Tensor, ...] = _Cut.apply(_TRIGGER, *tensors)  # type: ignore[no-untyped-call]
     return result
+
+
+def edge_of(tensor: Tensor) -> GradientEdge:
+    """Where the gradient of `tensor` arrives in a graph that somebody else keeps.
+
+    torch's own `get_gradient_edge` keeps it itself, which takes longer.
+    """
+    node = tensor.grad_fn
+    if node is None:
+        ((node, _),) = tensor.view_as(tensor).grad_fn.next_functions  # type: ignore[union-attr]
+    assert node is not None
+    return GradientEdge(node, tensor.output_nr)
+
+
+def _run(ends: Sequence[Any], arrived: Sequence[Tensor], **how: Any) -> Gradients:
+    """Torch's engine, without what `torch.autograd` checks of its callers for each call."""
+    found: Gradients = _engine_run_backward(
+        tuple(ends), tuple(arrived), create_graph=False, allow_unreachable=True, **how
+    )
+    return found
+
+
+def accumulate(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+    """Add gradients to those of their leaves, as a backward does: hooks run."""
+    leaves, gradients = zip(*pairs, strict=True)
+    _run(leaves, gradients, keep_graph=False, inputs=(), accumulate_grad=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -89,13 +115,8 @@ class DeferredOperation:
         ]
         if not pairs:
             return (None,) * len(wanted)
-        return torch.autograd.grad(
-            [edge for edge, _ in pairs],
-            wanted,
-            [gradient for _, gradient in pairs],
-            retain_graph=not last,
-            allow_unused=True,
-        )
+        ends, given = zip(*pairs, strict=True)
+        return _run(ends, given, keep_graph=not last, inputs=tuple(wanted), accumulate_grad=False)
 
     def of_activations(self, arrived: Gradients) -> Gradients:
         """Computed now; the graph stays as far as weights need it."""
@@ -104,7 +125,13 @@ class DeferredOperation:
         (middle,) = self.gradients([self.below], arrived, last=False)
         if middle is None:
             return (None,) * len(self.activations)
-        return torch.autograd.grad([self.below], self.activations, [middle], allow_unused=True)
+        return _run(
+            [self.below],
+            [middle],
+            keep_graph=False,
+            inputs=self.activations,
+            accumulate_grad=False,
+        )
 
     def of_weights(self) -> Gradients:
         """Computed now, at last; nothing is kept."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
-from pipeplan.weight_gradients.small_graph import DeferredOperation, Gradients, Sum, Use, cut_off
+from pipeplan.weight_gradients.small_graph import (
+    DeferredOperation,
+    Gradients,
+    Sum,
+    Use,
+    accumulate,
+    cut_off,
+    edge_of,
+)
 
-MARK = "pipeplan: made of weights alone"
+_MARK = "pipeplan: made of weights alone"
 """In the metadata of a node of autograd: the sums of its outputs."""
 
 
@@ -25,7 +32,7 @@ class InnerBackwardError(RuntimeError):
         )
 
 
-def metadata(tensor: Tensor) -> dict[Any, Any]:
+def _metadata(tensor: Tensor) -> dict[Any, Any]:
     """What torch keeps with the node that made `tensor`, for as long as that lives."""
     kept: Any = tensor.grad_fn.metadata if tensor.grad_fn else {}
     found: dict[Any, Any] = kept
@@ -39,9 +46,11 @@ class Waiting:
         self.collecting = False
         """Whether the layers' backward runs now."""
         self._waiting: deque[DeferredOperation] = deque()
-        self._leaves: dict[int, tuple[Tensor, Sum]] = {}
+        self._leaves: dict[int, tuple[Tensor, Use]] = {}
         self._casts: dict[Node, Sum] = {}
         self._operations = 0
+        self._marks = False
+        """Whether a tensor was made of weights alone."""
 
     def take(self) -> deque[DeferredOperation]:
         """Those on activations, in the order in which their gradients arrived; none waits then."""
@@ -75,16 +84,26 @@ class Waiting:
         self._operations += 1
         return self._operations
 
+    def is_weight(self, tensor: Tensor) -> bool:
+        """Whether a tensor that requires a gradient is a leaf, or made of leaves alone."""
+        return tensor.is_leaf or (self._marks and _MARK in _metadata(tensor))
+
+    def mark(self, made: Tensor, maker: DeferredOperation) -> None:
+        """`made`, and what else `maker` gives, is made of leaves alone."""
+        sums = [Sum(maker=maker, index=index) for index in range(len(maker.outputs))]
+        _metadata(made)[_MARK] = sums
+        self._marks = True
+
     def stand_in(self, weight: Tensor) -> tuple[Tensor, Use]:
         """What an operation uses in place of `weight`, and where that one's gradients add up."""
         if weight.grad_fn is not None:
             (alias,) = cut_off([weight])
-            total = metadata(weight)[MARK][weight.output_nr]
-            return alias, (get_gradient_edge(alias), total)
+            total = _metadata(weight)[_MARK][weight.output_nr]
+            return alias, (edge_of(alias), total)
         if id(weight) not in self._leaves:
-            self._leaves[id(weight)] = weight.detach().requires_grad_(), Sum(leaf=weight)
-        alias, total = self._leaves[id(weight)]
-        return alias, (get_gradient_edge(alias), total)
+            alias = weight.detach().requires_grad_()
+            self._leaves[id(weight)] = alias, (edge_of(alias), Sum(leaf=weight))
+        return self._leaves[id(weight)]
 
     def cast(self, node: Node, use: Use) -> Use:
         """The use of the cast `node` of a leaf, in place of that leaf's own."""
@@ -136,24 +155,25 @@ class WeightBackward:
         sums = [total for _, total in operation.uses]
         gradients = list(operation.of_weights())[::-1]
         del operation
+        leaves = []
         for total in sums:
             if (gradient := gradients.pop()) is not None:
                 total.add(gradient)
             del gradient
             self._left[total] -= 1
-            if not self._left[total]:
-                self._hand_on(total)
+            if self._left[total]:
+                continue
+            if total.maker is not None:
+                self._hand_on(total, total.maker)
+            elif total.total is not None:
+                leaves.append(total)
+        if leaves:
+            accumulate([(total.leaf, total.take()) for total in leaves])
 
-    def _hand_on(self, total: Sum) -> None:
-        maker = total.maker
-        if maker is not None:
-            maker.arrived = (
-                *maker.arrived[: total.index],
-                total.take(),
-                *maker.arrived[total.index + 1 :],
-            )
-            self._open[maker] -= 1
-            if not self._open[maker]:
-                self._ready.append(maker)
-        elif total.total is not None:
-            torch.autograd.backward([total.leaf], [total.take()])  # type: ignore[arg-type]
+    def _hand_on(self, total: Sum, maker: DeferredOperation) -> None:
+        arrived = list(maker.arrived)
+        arrived[total.index] = total.take()
+        maker.arrived = tuple(arrived)
+        self._open[maker] -= 1
+        if not self._open[maker]:
+            self._ready.append(maker)

@@ -22,6 +22,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
+from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
 from tests.unit.runtime.test_hooks import recomputing
 from tests.unit.runtime.test_memory import measured, planned
@@ -251,9 +252,7 @@ def profiled(name: str) -> Chain:
     """Its chain, with times that make every op last."""
     chain = profile_task(cast(name), repeats=1, warmup=0)
     layers = tuple(
-        layer.model_copy(
-            update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, "backward_weight_ns": None}
-        )
+        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
         for i, layer in enumerate(chain.layers)
     )
     return chain.model_copy(update={"layers": layers})

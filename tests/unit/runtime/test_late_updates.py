@@ -9,6 +9,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import plans
+from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids
 from tests.unit.runtime.test_memory import measured, planned
 
@@ -39,8 +40,7 @@ def wide(rule: str) -> Task:
 def timed(chain: Chain) -> Chain:
     """The chain with times that make every op last."""
     layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
-        for x in chain.layers
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
     )
     return chain.model_copy(update={"layers": layers})
 

@@ -25,6 +25,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task, Tied
 from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
+from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, pipelines
 
 TASKS = {
@@ -50,6 +51,7 @@ def profiled(name: str) -> Chain:
             update={
                 "forward_ns": 3 + i % 3,
                 "backward_ns": 7 - i % 2,
+                **UNSPLIT,
                 "backward_weight_ns": _half(layer, i),
             }
         )
@@ -193,8 +195,7 @@ def test_tied_weights_are_counted(gpus: int, how: Tied, semantics: Semantics) ->
     """Gradients per layer, the copy and its optimizer state, the owner's inbox: to the byte."""
     chain = profile_task(tied(how), repeats=1, warmup=0)
     layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
-        for x in chain.layers
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
     )
     plan = planned(chain.model_copy(update={"layers": layers}), gpus, semantics, 1, 0)
     homes = {gpu for gpu in range(gpus) for s in plan.hosted(gpu) if {s.first, s.last} & {0, 4}}
@@ -235,8 +236,7 @@ def test_what_an_earlier_layer_keeps_may_be_counted_twice(semantics: Semantics) 
 
     chain = profile_task(make(), repeats=1, warmup=0)
     layers = tuple(
-        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, "backward_weight_ns": None})
-        for x in chain.layers
+        x.model_copy(update={"forward_ns": 3, "backward_ns": 7, **UNSPLIT}) for x in chain.layers
     )
     chain = chain.model_copy(update={"layers": layers})
     passing = [layer.saved_passing_bytes for layer in layers]

@@ -26,6 +26,7 @@ from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
+from pipeplan.testing.plans import UNSPLIT
 from tests import grids, pipelines
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
@@ -48,7 +49,7 @@ def profiled(name: str) -> Chain:
             update={
                 "forward_ns": 1000 * (3 + i % 3),
                 "backward_ns": 1000 * (7 - i % 2),
-                "backward_weight_ns": None,
+                **UNSPLIT,
             }
         )
         for i, layer in enumerate(chain.layers)

@@ -29,6 +29,7 @@ from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.task import LossScale, SplitModel, Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
+from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
 from tests.unit.runtime.test_hooks import recomputing
 from tests.unit.runtime.test_memory import measured, planned
@@ -183,9 +184,7 @@ def profiled(name: str, kind: str) -> Chain:
     """Its chain, with times that make every op last."""
     chain = profile_task(half(name, kind), repeats=1, warmup=0)
     layers = tuple(
-        layer.model_copy(
-            update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, "backward_weight_ns": None}
-        )
+        layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
         for i, layer in enumerate(chain.layers)
     )
     return chain.model_copy(update={"layers": layers})
