@@ -50,7 +50,7 @@ def case(
     forward, m = forward_ms * 10**6, MICROBATCHES
     flush = flush_plan(ranks, chunks, forward, m)
     twobw = twobw_plan(ranks, forward, m) if chunks == 1 else None
-    stages = ranks * chunks
+    stages, rival = ranks * chunks, "1F1B" if chunks == 1 else "interleaved"
 
     def best(values: Iterator[float]) -> float:
         return min(values)
@@ -59,7 +59,7 @@ def case(
     spans: list[tuple[float, float, float]] = []
     for _ in range(rounds):
         mine = transport.gather(ours(flush, STEPS, forward, transport))
-        theirs = transport.gather(torchs(ranks, chunks, STEPS, forward, m, transport))
+        theirs = transport.gather(torchs(rival, ranks, STEPS, forward, m, transport))
         our_steps, their_steps = (sleeping.steps_of(each, m) for each in (mine, theirs))
         seen["replay"].append(best(sleeping.replay_ratio(s, stages) for s in our_steps))
         seen["torch_replay"].append(best(sleeping.replay_ratio(s, stages) for s in their_steps))

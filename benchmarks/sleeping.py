@@ -1,8 +1,9 @@
 """Layers that sleep, and what an ideal executor would make of their measured sleeps.
 
-Both runtimes run the same modules: forward sleeps F, backward sleeps 2 F, and 64 KiB pass between
-stages. Every sleep is logged with its real start and end, since a busy machine oversleeps; the
-ideal executor is fed with these durations, so the ratio shows the runtime and nothing else.
+Both runtimes run the same modules: forward sleeps F, backward sleeps 2 F (where it may be split, F
+for the gradient of the input and F for that of a weight), and 64 KiB pass between stages. Every
+sleep is logged with its real start and end, since a busy machine oversleeps; the ideal executor is
+fed with these durations, so the ratio shows the runtime and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ROWS, WIDTH = 16, 1024
 """Of one micro-batch: 64 KiB of float32."""
 
 Op = tuple[str, int, int]
-"""(F or B, stage, micro-batch)."""
+"""(F, B, I or W, layer, micro-batch)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,25 @@ class Log:
 class Sleeper(nn.Module):
     """A layer that does nothing for a while."""
 
-    def __init__(self, log: Log, stage: int, forward_ns: int) -> None:
+    def __init__(self, log: Log, stage: int, forward_ns: int, *, split: bool = False) -> None:
+        """`split`: half of the backward is the gradient of a weight, which may come later."""
         super().__init__()
         self.log, self.stage, self.forward_ns = log, stage, forward_ns
+        self.weight = nn.Parameter(torch.ones(1, WIDTH)) if split else None
+        if self.weight is not None:
+            self.weight.register_hook(lambda _: log.sleep("W", stage, forward_ns))
+
+    @property
+    def backward(self) -> tuple[str, int]:
+        """Op, and its ns, that the gradient of the input is part of."""
+        return ("B", 2 * self.forward_ns) if self.weight is None else ("I", self.forward_ns)
 
     def forward(self, value: Tensor) -> Tensor:
         """The input, later."""
         if not value.requires_grad:  # the first stage's input: its backward sleeps too
             value.requires_grad_()
+        if self.weight is not None:
+            value = value * self.weight
         slept: Tensor = _Sleep.apply(value, self)
         return slept
 
@@ -75,7 +87,8 @@ class _Sleep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.layer.log.sleep("B", ctx.layer.stage, 2 * ctx.layer.forward_ns)
+        kind, lasts = ctx.layer.backward
+        ctx.layer.log.sleep(kind, ctx.layer.stage, lasts)
         return gradient.clone(), None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,10 +12,12 @@ from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
 )
 
 from benchmarks.sleeping import ROWS, WIDTH, Log, Sleeper, Slept, mean
-from pipeplan import lowering
+from pipeplan import lowering, planner
 from pipeplan.baselines import flush, interleaved
 from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.listed import listed_plan
@@ -20,6 +25,7 @@ from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.plan import Plan, Stage
+from pipeplan.planner import Config
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.interfaces import Observer
@@ -28,16 +34,22 @@ from pipeplan.self_timed import staircase
 from pipeplan.task import SplitModel, Task, TensorSpec
 
 LATENCY_NS = 300_000
-"""What the 2bw plan assumes of a message: a plan that assumes none has no slack."""
+"""What the 2bw plan and the step plan assume of a message: one that assumes none has no slack."""
+PLANNING_S = 10.0
+"""For a step plan."""
 
 
-def _setting(ranks: int, stages: int, forward_ns: int, microbatches: int) -> Setting:
+def _setting(
+    ranks: int, stages: int, forward_ns: int, microbatches: int, *, split: bool = False
+) -> Setting:
+    halves = {"backward_weight_ns": forward_ns, "saved_for_weight_bytes": 0} if split else {}
     layers = tuple(
         Layer(
             name=f"sleep{i}",
             forward_ns=forward_ns,
             backward_ns=2 * forward_ns,
             output_bytes=4 * ROWS * WIDTH,
+            **halves,
         )
         for i in range(stages)
     )
@@ -71,10 +83,18 @@ def twobw_plan(ranks: int, forward_ns: int, microbatches: int) -> Plan:
     return plan
 
 
+def step_plan(ranks: int, forward_ns: int, microbatches: int) -> Plan:
+    """The planner's, of a whole step; layers have split backwards, two for each rank."""
+    setting = _setting(ranks, 2 * ranks, forward_ns, microbatches, split=True)
+    config = Config(semantics="flush", microbatches=microbatches, time_limit_s=PLANNING_S)
+    return planner.solve(setting.chain, setting.cluster, config)
+
+
 def ours(plan: Plan, steps: int, forward_ns: int, transport: Transport) -> list[Slept]:
     """What this rank did under our executor."""
     log = Log()
-    layers = tuple(Sleeper(log, i, forward_ns) for i in range(len(plan.stages)))
+    split = plan.chain.layers[0].backward_weight_ns is not None
+    layers = tuple(Sleeper(log, i, forward_ns, split=split) for i in range(len(plan.chain.layers)))
     rows = torch.zeros(ROWS, WIDTH)
     task = Task(
         model=list(layers),
@@ -83,46 +103,71 @@ def ours(plan: Plan, steps: int, forward_ns: int, transport: Transport) -> list[
         data=lambda _: (rows, rows[:1, :1]),
     )
     spec = TensorSpec((ROWS, WIDTH), "torch.float32", True)
-    split = SplitModel(
+    model = SplitModel(
         layers=layers,
         names=tuple(layer.name for layer in plan.chain.layers),
-        fqns=tuple({} for _ in layers),
+        fqns=tuple(
+            {name: f"{i}.{name}" for name, _ in layer.named_parameters()}
+            for i, layer in enumerate(layers)
+        ),
         boundaries=((spec,),) * len(layers),
         microbatch_size=ROWS,
     )
-    feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
+    feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
     pattern = lowering.lower(plan)
-    worker = build(plan, pattern, split, task, feed, transport, Observer(), seed=0)
+    worker = build(plan, pattern, model, task, feed, transport, Observer(), seed=0)
     transport.gather(None)
     worker.executor.run(0, steps)
     return log.entries
 
 
+class Torchs(NamedTuple):
+    """A schedule of torch's, and the layers of a rank, one stage each."""
+
+    schedule: Callable[..., Any]
+    layers: Callable[[int, int], Sequence[int]]
+    """(rank, ranks) -> layers."""
+    split: bool = False
+
+
+TORCHS = {
+    "1F1B": Torchs(
+        lambda stages, *args, **named: Schedule1F1B(stages[0], *args, **named),
+        lambda rank, _: (rank,),
+    ),
+    "interleaved": Torchs(ScheduleInterleaved1F1B, lambda rank, ranks: (rank, ranks + rank)),
+    "interleaved zero bubble": Torchs(
+        ScheduleInterleavedZeroBubble, lambda rank, ranks: (rank, ranks + rank), split=True
+    ),
+    "ZBV": Torchs(
+        ScheduleZBVZeroBubble, lambda rank, ranks: (rank, 2 * ranks - 1 - rank), split=True
+    ),
+}
+
+
 def torchs(
-    ranks: int, chunks: int, steps: int, forward_ns: int, microbatches: int, transport: Transport
+    name: str, ranks: int, steps: int, forward_ns: int, microbatches: int, transport: Transport
 ) -> list[Slept]:
-    """What this rank did under torch's 1F1B, or interleaved 1F1B with several chunks."""
-    log, count, device = Log(), ranks * chunks, torch.device("cpu")
+    """What this rank did under the schedule `name` of `TORCHS`."""
+    log, device, of = Log(), torch.device("cpu"), TORCHS[name]
+    held = of.layers(transport.rank, ranks)
+    count = len(held) * ranks
     example = torch.zeros(ROWS, WIDTH, requires_grad=True)
     mine = [
         PipelineStage(
-            Sleeper(log, index, forward_ns),
+            Sleeper(log, index, forward_ns, split=of.split),
             index,
             count,
             device,
             input_args=(example,),
             output_args=(example,),
         )
-        for index in range(transport.rank, count, ranks)
+        for index in held
     ]
-    schedule = (
-        Schedule1F1B(mine[0], microbatches, loss_fn=mean)
-        if chunks == 1
-        else ScheduleInterleaved1F1B(mine, microbatches, loss_fn=mean)
-    )
+    schedule = of.schedule(mine, microbatches, loss_fn=mean)
     whole = torch.zeros(ROWS * microbatches, WIDTH)
     args: tuple[Tensor, ...] = (whole,) if transport.rank == 0 else ()
-    last = transport.rank == ranks - 1
+    last = count - 1 in held
     dist.barrier()
     for _ in range(steps):
         schedule.step(*args, **({"target": whole} if last else {}))
