@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ablation as ablation_rows
-from benchmarks import compare_pages, peers, planner_summary
+from benchmarks import compare_pages, peers, planner_summary, runtime_pages
 from benchmarks import joint as joint_rows
 from benchmarks import steps as step_rows
 from benchmarks.markdown import bullets, table
@@ -162,40 +162,6 @@ def compare(found: dict[str, Any]) -> Iterator[str]:
     yield compare_pages.page(found, PICTURED)
 
 
-def runtime(found: dict[str, Any]) -> Iterator[str]:
-    """The executor beside an ideal one and beside torch's."""
-    host = found["host"]
-    yield "# The executor's speed"
-    yield (
-        "The command `python -m benchmarks.runtime` puts the executor on sleeping layers beside an"
-        " ideal one (`replay`: makespan over that of an executor without any cost, with the limit"
-        " it must keep) and beside `torch.distributed.pipelining` on the same work in the same"
-        " run,"
-        f" best of three. {host['cores']} cores ({host['machine']}), torch {host['torch']}, load"
-        f" average {host['load'][0]:.1f}."
-    )
-
-    def number(value: float | None) -> str:
-        return "-" if value is None else f"{value:.3f}"
-
-    head = ("ranks x stages", "op", "replay", "at most", "torch's replay")
-    rows = (
-        (
-            f"{each['ranks']} x {each['stages_per_rank']}",
-            f"{each['forward_ms']} ms",
-            number(each["replay"]),
-            number(each["replay_limit"]),
-            number(each["torch_replay"]),
-            number(each["steady"]),
-            number(each["2bw"]),
-        )
-        for each in found["cases"]
-    )
-    yield table((*head, "torch's step / ours, steady", "2BW / torch's flush"), rows)
-    costs = ", ".join(f"{value:.1f} us on {n} ranks" for n, value in found["dispatch_us"].items())
-    yield f"All actions of one round in one process cost {costs} of CPU beside their messages."
-
-
 def proofs(found: dict[str, Any]) -> Iterator[str]:
     """VGG16 at two memories: which allocations are ruled out, and by what."""
     yield "# VGG16 with little memory: what is ruled out"
@@ -238,7 +204,8 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,
-    "runtime": runtime,
+    "runtime": runtime_pages.runtime,
+    "runtime_steps": runtime_pages.steps,
     "vgg16_proof": proofs,
     "voices": voices,
 }

@@ -70,7 +70,7 @@ def main() -> None:
                 "step": best["ours"] / plan.period_ns,
                 "ideal": plan.period_ns / (6 * MICROBATCHES * forward_ms * 10**6),
                 "split": any(stage.split_backward for stage in plan.stages),
-                **{name: best[name] / best["ours"] for name in RIVALS},
+                "torch": {name: best[name] / best["ours"] for name in RIVALS},
             }
             rows.append(row)
             print(row, flush=True)

@@ -25,7 +25,7 @@ def kept_bytes(layer: Layer) -> int:
     return layer.saved_bytes + layer.saved_output_bytes
 
 
-_HALVES = "\nof weights: part of backward, which may come later where a plan splits it"
+_HALVES = "\nof weights: the second half of a backward, where a plan splits it"
 
 
 def _of_weights(layer: Layer) -> str:

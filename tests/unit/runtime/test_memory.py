@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -22,7 +22,7 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import Task, Tied
+from pipeplan.task import SplitModel, Task, Tied
 from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT
@@ -46,7 +46,12 @@ def profiled(name: str) -> Chain:
     """The chain of a task, with times that make every op last: only bytes are measured here."""
     make = TASKS.get(name, capture_tasks.skips)
     chain = profile_task(make(), repeats=1, warmup=0)
-    layers = tuple(
+    return chain.model_copy(update={"layers": lasting(chain.layers)})
+
+
+def lasting(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """`layers` with times that make every op last."""
+    return tuple(
         layer.model_copy(
             update={
                 "forward_ns": 3 + i % 3,
@@ -55,9 +60,8 @@ def profiled(name: str) -> Chain:
                 "backward_weight_ns": _half(layer, i),
             }
         )
-        for i, layer in enumerate(chain.layers)
+        for i, layer in enumerate(layers)
     )
-    return chain.model_copy(update={"layers": layers})
 
 
 def planned(
@@ -87,9 +91,11 @@ def planned(
     )
 
 
-def measured(plan: Plan, task: Task, steps: int = 3) -> list[int]:
-    """Peak live bytes of each rank over some steps."""
-    model = untie(split(task), task.tied)
+def measured(
+    plan: Plan, task: Task, steps: int = 3, layers: SplitModel | None = None
+) -> list[int]:
+    """Peak live bytes of each rank over some steps; `layers`: of the task, if they are at hand."""
+    model = untie(layers or split(task), task.tied)
     pattern = lowering.lower(plan)
 
     def work(transport: Transport) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 
 from pipeplan import lowering
 from pipeplan.capture import split
+from pipeplan.capture.measurement.task_profile import measure_layers
+from pipeplan.chain import Chain
 from pipeplan.errors import RankError
 from pipeplan.plan import OpKind, Plan, Remat
 from pipeplan.program import ActionKind
@@ -182,6 +186,58 @@ def test_lowered_plans_train_exactly(seed: int, step: bool, offload: bool) -> No
     assert outcome.losses == expected.losses
     for name, value in outcome.weights.items():
         assert torch.equal(value, expected.weights[name]), name
+
+
+FAMILIES = ["GPT-2", "GPT-2, tied", "ResNet", "T5", "Llama"]
+RANKS = [2, 4]
+
+
+def optimized(family: str, optimizer: str) -> tuple[SplitModel, Task]:
+    """A family with another optimizer."""
+    model, task = models.make(family)
+    return model, replace(task, optimizer=pipelines.OPTIMIZERS[optimizer])
+
+
+@grids.each_pair(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
+def test_step_plans_train_families_exactly(family: str, optimizer: str, ranks: int) -> None:
+    """With dropout, batch norm, clipping, and weights tied across ranks."""
+    plan = drawn(ranks - 1, step=True)
+    assert len(plan.cluster.gpus) == ranks
+    model, task = optimized(family, optimizer)
+    expected = reference.train("flush", *optimized(family, optimizer), 3, plan.microbatches, 3)
+    outcome = pipelines.train(plan, lowering.lower(plan), untie(model, task.tied), task, 3)
+    assert outcome.losses == expected.losses
+    assert outcome.weights.keys() == expected.weights.keys()
+    for name, value in outcome.weights.items():
+        assert torch.equal(value, expected.weights[name]), name
+
+
+@functools.cache
+def family_chain(family: str, optimizer: str) -> Chain:
+    """Bytes as measured, times that make every op last."""
+    model, task = optimized(family, optimizer)
+    found = measure_layers(untie(model, task.tied), task, repeats=1, warmup=0, say=lambda _: None)
+    layers = test_memory.lasting(found.layers)
+    return Chain(name=family, input_bytes=found.input_bytes, tied=task.tied, layers=layers)
+
+
+@grids.each_pair(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
+def test_peak_of_a_step_plan_of_families(family: str, optimizer: str, ranks: int) -> None:
+    """Every rank's measured peak equals `peak_bytes`, to the byte."""
+    chain = family_chain(family, optimizer)
+    plan = stepped(test_memory.planned(chain, ranks, "flush", 1, ranks), ranks)
+    model, task = optimized(family, optimizer)
+    peaks = [row.peak_bytes for row in plan.memory]
+    assert test_memory.measured(plan, task, layers=model) == peaks
+
+
+def stepped(plan: Plan, seed: int) -> Plan:
+    """A valid step plan of the stages of `plan`, all but the first of them split."""
+    split = pipelines.split_backwards(plan)
+    plan = plans.settle(plans_split.step_plan(Random(seed), split, plan.microbatches))
+    assert not [found for found in verify(plan) if found.rule is not Rule.DIGESTS]
+    assert any(stage.split_backward for stage in plan.stages)
+    return plan
 
 
 @pytest.mark.parametrize("seed", range(12))
