@@ -141,7 +141,7 @@ def plan_1f1b(free: Plan) -> None:
     stages = to_stages([stage.last + 1 for stage in free.stages])
     order = one_f_one_b(len(stages), free.microbatches)
     rival = listed_plan(setting.outline(stages, "flush", RIVAL), order, free.microbatches)
-    rival.write(OUT / f"plan-{RIVAL}.json")
+    (OUT / f"plan-{RIVAL}.json").write_text(rival.to_json(), encoding="utf-8")
     print(f"1F1B on the cuts of the plan without a limit: step {format_ns(rival.step_ns)}.")
 
 
