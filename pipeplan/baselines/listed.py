@@ -107,21 +107,18 @@ def _split_as_listed(outline: Plan, lists: Lists) -> Plan:
 
 
 def _may_split(outline: Plan, stage: Stage) -> bool:
-    """(S1), and W takes time; no stage of a measured chain, see `_why_whole`."""
+    """(S1), and W takes time."""
     layers = outline.chain.layers[stage.first : stage.last + 1]
     told = all(
         layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
         for layer in layers
     )
     takes = any(layer.backward_weight_ns for layer in layers)
-    allowed = outline.memory_model == "exact" and outline.chain.mode != "measured"
-    return stage.first > 0 and allowed and told and takes
+    return stage.first > 0 and outline.memory_model == "exact" and told and takes
 
 
 def _why_whole(outline: Plan) -> str:
     """Why no backward is split."""
-    if outline.chain.mode == "measured":
-        return "got measured times, which do not tell what both halves of a backward take"
     if outline.memory_model != "exact":
         return "got the paper's memory model, need the exact one for split backwards"
     return (

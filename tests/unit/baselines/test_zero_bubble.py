@@ -187,15 +187,12 @@ def test_the_first_stage_is_whole_where_w_is_listed() -> None:
     ("why", "words"),
     [
         ("no halves", "all tell backward_weight_ns"),
-        ("measured", "got measured times"),
         ("paper", "need the exact one"),
     ],
 )
 def test_chains_that_tell_no_halves_are_refused(why: str, words: str) -> None:
     """What a split backward takes is unknown: the schedule says why and gives no plan."""
     of = chain([(1, 2)] * 2) if why == "no halves" else thirds(2)
-    if why == "measured":
-        of = of.model_copy(update={"mode": "measured"})
     model = "paper" if why == "paper" else "exact"
     outline = Setting(of, setting(of, 2).cluster, model).outline(
         splits.to_stages((1, 2)), "flush", "test"
