@@ -43,8 +43,9 @@ def steps(found: dict[str, Any]) -> Iterator[str]:
     yield (
         "The command `python -m benchmarks.runtime_steps` runs step plans of the planner on layers"
         " that sleep: forward, gradient of the input and gradient of the weight equally long, two"
-        " layers a rank, 16 micro-batches a step. `planned`: the planned step over what a rank"
-        " works. `measured`: the measured step over the planned one, with the limit it must keep."
+        " layers a rank, 16 micro-batches a step. `planned`: the planned step over the sleeps of a"
+        " rank, with what an action costs beside them (`pipeplan calibrate`). `measured`: the"
+        " measured step over the planned one, with the limit it must keep."
         " Then the steps of `torch.distributed.pipelining` on the same sleeps in the same run over"
         f" ours. Best of six steps each. {_machine(found)}"
     )
@@ -53,12 +54,13 @@ def steps(found: dict[str, Any]) -> Iterator[str]:
         (
             str(each["ranks"]),
             f"{each['forward_ms']} ms",
+            f"{each['overhead_us']:.0f} us",
             *(_number(each[name]) for name in ("ideal", "step", "limit")),
             *(_number(each["torch"][name]) for name in rivals),
         )
         for each in found["cases"]
     )
-    head = ("ranks", "sleep", "planned", "measured", "at most")
+    head = ("ranks", "sleep", "an action", "planned", "measured", "at most")
     yield table((*head, *(f"torch's {name} / ours" for name in rivals)), rows)
 
 

@@ -7,8 +7,10 @@ forward, gradient of the input and gradient of the weight sleep equally long; to
 each layer. A step has 16 micro-batches. All runtimes run in the same processes, in turns, and the
 best of six steps counts.
 
+Each plan is for what an action costs in these processes (`pipeplan calibrate`).
+
 step:  measured makespan of the step plan / the planned one.
-ideal: planned makespan / what a rank works.
+ideal: planned makespan / the sleeps of a rank.
 Then torch's makespan / ours.
 """
 
@@ -26,6 +28,7 @@ import torch._dynamo
 from benchmarks import sleeping
 from benchmarks.runtime import MICROBATCHES, ROUNDS, STEPS, world
 from benchmarks.sleeping_runs import TORCHS, ours, step_plan, torchs
+from pipeplan.calibrate.overhead import measure_overhead
 from pipeplan.plan import Plan
 from pipeplan.runtime.transport.gloo import GlooTransport
 
@@ -55,7 +58,8 @@ def main() -> None:
     rows = []
     for ranks in (4, 8):
         for forward_ms, limit in LIMITS.items():
-            plan = step_plan(ranks, forward_ms * 10**6, MICROBATCHES)
+            overhead = world(ranks, measure_overhead)
+            plan = step_plan(ranks, forward_ms * 10**6, MICROBATCHES, overhead)
 
             def work(
                 transport: GlooTransport, plan: Plan = plan, forward_ms: int = forward_ms
@@ -69,6 +73,7 @@ def main() -> None:
                 "limit": limit,
                 "step": best["ours"] / plan.period_ns,
                 "ideal": plan.period_ns / (6 * MICROBATCHES * forward_ms * 10**6),
+                "overhead_us": overhead / 1e3,
                 "split": any(stage.split_backward for stage in plan.stages),
                 "torch": {name: best[name] / best["ours"] for name in RIVALS},
             }

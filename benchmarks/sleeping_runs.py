@@ -83,11 +83,12 @@ def twobw_plan(ranks: int, forward_ns: int, microbatches: int) -> Plan:
     return plan
 
 
-def step_plan(ranks: int, forward_ns: int, microbatches: int) -> Plan:
+def step_plan(ranks: int, forward_ns: int, microbatches: int, overhead_ns: int) -> Plan:
     """The planner's, of a whole step; layers have split backwards, two for each rank."""
     setting = _setting(ranks, 2 * ranks, forward_ns, microbatches, split=True)
     config = Config(semantics="flush", microbatches=microbatches, time_limit_s=PLANNING_S)
-    return planner.solve(setting.chain, setting.cluster, config)
+    cluster = setting.cluster.model_copy(update={"action_overhead_ns": overhead_ns})
+    return planner.solve(setting.chain, cluster, config)
 
 
 def ours(plan: Plan, steps: int, forward_ns: int, transport: Transport) -> list[Slept]:

@@ -1,16 +1,21 @@
-"""Profiled bytes of a backward in two halves, summed up by (S3) to (S5), are what stages hold."""
+"""Profiled halves of backwards: their bytes, summed up by (S3) to (S5), are what stages hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeplan.capture import estimate_task, profile_task
+from pipeplan.capture import estimate_task, profile_task, split
+from pipeplan.capture.layer_costs.device_clock import ModelDevice
+from pipeplan.capture.layer_costs.layer_timer import LayerTimer
+from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.chain import Chain, Layer
 from pipeplan.devices import find_device
 from pipeplan.livebytes import LiveBytes
@@ -190,3 +195,50 @@ def test_parts_of_known_layers() -> None:
     times = [layer.backward_weight_ns for layer in chain.layers]
     assert (times[0], times[2], times[3], times[4]) == (None, 0, 0, None)
     assert chain.layers[1].weight_backward_workspace_bytes == 8 * 8 * 4
+
+
+class _Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+class _ProductClock:
+    """A clock on which nothing but a product of matrices takes time."""
+
+    name = "products"
+
+    def __init__(self, products: _Products) -> None:
+        self._products = products
+
+    def mark(self) -> int:
+        return self._products.count
+
+    def between(self, start: int, end: int) -> int:
+        return end - start
+
+
+def test_halves_are_timed_as_they_are_executed() -> None:
+    """Of three products of a layer one is of its forward, one of I and one of W."""
+    task = Task(
+        model=[nn.Linear(8, 8, bias=False) for _ in range(3)],
+        loss=functional.mse_loss,
+        optimizer=sgd,
+        data=lambda _: (torch.zeros(4, 8), torch.zeros(4, 8)),
+    )
+    place, products = ModelDevice(torch.device("cpu")), _Products()
+    place.clock = _ProductClock(products)
+    timer = LayerTimer(split(task), MicroBatches(task), task.loss, place)
+    with products:
+        _, whole, _ = timer.run(0)
+        forward, first, second = timer.run_split(0, [False, True, True])
+    assert whole == [1, 2, 2]
+    assert (forward[1], first, second) == (1, [1, 1, 1], [0, 1, 1])
