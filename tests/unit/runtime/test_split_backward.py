@@ -217,7 +217,7 @@ def test_step_plans_train_families_exactly(family: str, optimizer: str, ranks: i
 def family_chain(family: str, optimizer: str) -> Chain:
     """Bytes as measured, times that make every op last."""
     model, task = optimized(family, optimizer, clip_norm=None)
-    found = measure_layers(untie(model, task.tied), task, repeats=1, warmup=0, say=lambda _: None)
+    found = measure_layers(model, task, repeats=1, warmup=0, say=lambda _: None)
     layers = test_memory.lasting(found.layers)
     return Chain(name=family, input_bytes=found.input_bytes, tied=task.tied, layers=layers)
 
