@@ -45,7 +45,7 @@ def steps(found: dict[str, Any]) -> Iterator[str]:
         " that sleep: forward, gradient of the input and gradient of the weight equally long, two"
         " layers a rank, 16 micro-batches a step. `planned`: the planned step over the sleeps of a"
         " rank, with what an action costs beside them (`pipeplan calibrate`). `measured`: the"
-        " measured step over the planned one, with the limit it must keep."
+        " measured step over the planned one, `aim`: what we want, not reached yet in all rows."
         " Then the steps of `torch.distributed.pipelining` on the same sleeps in the same run over"
         f" ours. Best of six steps each. {_machine(found)}"
     )
@@ -60,7 +60,7 @@ def steps(found: dict[str, Any]) -> Iterator[str]:
         )
         for each in found["cases"]
     )
-    head = ("ranks", "sleep", "an action", "planned", "measured", "at most")
+    head = ("ranks", "sleep", "an action", "planned", "measured", "aim")
     yield table((*head, *(f"torch's {name} / ours" for name in rivals)), rows)
 
 

@@ -34,7 +34,7 @@ from pipeplan.runtime.transport.gloo import GlooTransport
 
 RESULT = Path(__file__).parent / "results" / "runtime_steps.json"
 LIMITS = {20: 1.04, 5: 1.09}
-"""Sleep in ms -> largest ratio of measured and planned steps that we promise."""
+"""Sleep in ms -> ratio of measured and planned steps that we aim at."""
 RIVALS = [name for name, of in TORCHS.items() if of.split]
 
 
