@@ -45,9 +45,9 @@ def equal_work(costs: CostModel, placement: Sequence[int]) -> list[int]:
 
 
 def stages_of(
-    costs: CostModel, cuts: Sequence[int], placement: Sequence[int], *, split: bool
+    costs: CostModel, cuts: Sequence[int], placement: Sequence[int], splits: Sequence[bool]
 ) -> tuple[Stage, ...]:
-    """The stages between cuts; with `split`, every backward that may be is two ops."""
+    """The stages between cuts; a backward that shall be and may be is two ops."""
     borders = pairwise([*cuts, costs.layers])
     return tuple(
         Stage(
@@ -56,5 +56,7 @@ def stages_of(
             gpu=gpu,
             split_backward=split and costs.may_split(first, behind - 1),
         )
-        for index, ((first, behind), gpu) in enumerate(zip(borders, placement, strict=True))
+        for index, ((first, behind), gpu, split) in enumerate(
+            zip(borders, placement, splits, strict=True)
+        )
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf, log
 from typing import Final
 
@@ -19,8 +18,9 @@ from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule, ListScheduler, StepTimes, as_schedule
+from pipeplan.ilp.step.moves import Moves
 from pipeplan.ilp.step.placements import placements, stages_of
-from pipeplan.ilp.step.rules import PATIENCE, random_rule, shortest_op
+from pipeplan.ilp.step.rules import random_rule
 from pipeplan.plan import Stage
 
 SEARCHED: Final = 4
@@ -31,16 +31,10 @@ OPENING: Final = 0.35
 """Share of the time for scheduling all placements with random rules."""
 FIRST_RULES: Final = 8
 """Rules of each contender that the first round tries."""
-SIZES: Final = (0.02, 0.1, 0.3, 1.0)
-"""Standard deviations of a change of ranks, in loads."""
 EVENT_S: Final = 4e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
 TEMPERATURE: Final = 0.01
 """At the start of a slice, as a share of the step."""
-STAGES_CHANGE: Final = 0.25
-"""How often local search changes stages rather than the rule."""
-SWAPS: Final = 0.2
-"""How often two stages change GPUs then, rather than borders."""
 EARLY: Final = 0.1
 """What the average end of a GPU counts beside the latest one."""
 TIGHTER: Final = 4
@@ -79,6 +73,7 @@ class StepSearch:
     def __init__(self, state: Incumbent) -> None:
         """Repeatable for a seed."""
         self.state, self.random = state, state.random(self.name)
+        self.moves = Moves(state.costs, self.random)
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)
         self._candidates: list[Candidate] | None = None
@@ -130,7 +125,7 @@ class StepSearch:
             search = CutSearch(costs, self.random, split=split)
             for placement in placements(costs):
                 for cuts in search.all(placement):
-                    stages = stages_of(costs, cuts, placement, split=split)
+                    stages = stages_of(costs, cuts, placement, [split] * len(cuts))
                     if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
                         continue
                     yield _Contender(instance(costs, stages, self.searched))
@@ -179,21 +174,11 @@ class StepSearch:
 
     def _changed(self, old: Candidate, most: float) -> Candidate | None:
         """A neighbour, scheduled; None if it would cost more than `most`."""
-        random, of, rule = self.random, old.of, old.rule
-        kind = random.random()
-        if kind < STAGES_CHANGE:
-            stages = self._other_stages(of.stages)
-            if stages is None:
-                return None
-            of = self._instance(stages, old.reserve)
-        elif kind < 0.75:
-            rule = self._other_ranks(of, rule)
-        elif kind < 0.85:
-            rule = replace(rule, patience=int(random.choice(PATIENCE) * shortest_op(of)))
-        elif kind < 0.9:
-            rule = replace(rule, spacing=rule.spacing * random.lognormvariate(0, 0.2))
-        else:
-            rule = self._other_limit(of, rule)
+        found = self.moves.neighbour(old.of, old.rule)
+        if found is None:
+            return None
+        stages, rule = found
+        of = old.of if stages is old.of.stages else self._instance(stages, old.reserve)
         gpus = range(len(of.hosted))
         least = EARLY * sum(map(of.work_ns, gpus)) / len(gpus)
         times = self._scheduled(of, rule, most - least + 1)
@@ -202,50 +187,10 @@ class StepSearch:
         new = Candidate(of, rule, times, old.reserve)
         return new if new.cost <= most else None
 
-    def _other_stages(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...] | None:
-        """Borders that moved by a layer or two, or two stages that changed GPUs; if allowed."""
-        random, costs = self.random, self.state.costs
-        cuts, placement = [s.first for s in stages], [s.gpu for s in stages]
-        if len(stages) == 1:
-            return None
-        if random.random() < SWAPS:
-            one, other = random.sample(range(len(stages)), 2)
-            placement[one], placement[other] = placement[other], placement[one]
-        else:
-            for _ in range(random.choice((1, 1, 2))):
-                cuts[random.randrange(1, len(cuts))] += random.choice((-2, -1, 1, 2))
-        if not all(one < other for one, other in pairwise([*cuts, costs.layers])):
-            return None
-        new = stages_of(costs, cuts, placement, split=any(s.split_backward for s in stages))
-        return new if costs.keeps_ties(new) and costs.keeps_pins(new) else None
-
     def _instance(self, stages: tuple[Stage, ...], reserve: tuple[int, ...]) -> StepInstance:
         made = instance(self.state.costs, stages, self.searched)
         room = [own - more for own, more in zip(made.room, reserve, strict=True)]
         return replace(made, room=room)
-
-    def _other_ranks(self, of: StepInstance, rule: DispatchingRule) -> DispatchingRule:
-        """A few ranks, or all of one kind on one GPU, move by a random amount."""
-        random, load = self.random, of.load_ns
-        ranks = [list(row) for row in rule.ranks]
-        if random.random() < 0.2:
-            kind, by = random.randrange(3), random.gauss(0, 1) * random.choice(SIZES) * load
-            for stage in random.choice([own for own in of.hosted if own]):
-                ranks[kind][stage] += by
-        else:
-            for _ in range(random.choice((1, 1, 2, 3))):
-                kind, stage = random.randrange(3), random.randrange(len(of.stages))
-                ranks[kind][stage] += random.gauss(0, 1) * random.choice(SIZES) * load
-        forward, backward, weight = map(tuple, ranks)
-        return replace(rule, ranks=(forward, backward, weight))
-
-    def _other_limit(self, of: StepInstance, rule: DispatchingRule) -> DispatchingRule:
-        limits = list(rule.in_flight)
-        stage = self.random.randrange(len(limits))
-        limits[stage] = min(
-            of.microbatches, max(1, limits[stage] + self.random.choice((-2, -1, 1, 2)))
-        )
-        return replace(rule, in_flight=tuple(limits))
 
     def _offer(self, candidate: Candidate) -> None:
         """The candidate's whole step; with less room where the exact count is over."""

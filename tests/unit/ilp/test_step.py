@@ -85,17 +85,17 @@ def test_every_voice_accepts(chain: Chain, gpus: int, microbatches: int, memory:
     assert plan.period_ns == max(op.start_ns + op.duration_ns for op in plan.ops)
 
 
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 @given(chains(2, 3), st.integers(1, 2), st.integers(0, 1))
 def test_against_every_order(chain: Chain, microbatches: int, latency: int) -> None:
-    """No plan is shorter than brute force, and no bound exceeds that."""
+    """Plans are as short as brute force over all steps, and no bound exceeds that."""
     chain = chain.model_copy(
         update={"layers": tuple(x.model_copy(update={"output_bytes": 0, "saved_output_bytes": 0,
             "saved_input_bytes": 0, "saved_input_for_weight_bytes": 0}) for x in chain.layers)}
     )  # fmt: skip
     least = step_brute.shortest_step(chain, 2, microbatches, latency)
     plan = planned(chain, 2, microbatches, 10**6, latency)
-    assert plan.period_ns >= least
+    assert plan.period_ns == least
     costs = CostModel(chain, plan.cluster, "flush", "exact")
     assert step_bound(costs, microbatches) * microbatches <= least
     claimed = plan.solver.bounds.any
@@ -119,7 +119,7 @@ def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
     random = Random(0)
     for placement in placements(costs):
         for cuts in CutSearch(costs, random, split=split).all(placement):
-            of = instance(costs, stages_of(costs, cuts, placement, split=split), 5)
+            of = instance(costs, stages_of(costs, cuts, placement, [split] * len(cuts)), 5)
             if any(room < sum(of.saved[stage] for stage in own)
                    for room, own in zip(of.room, of.hosted, strict=True)):  # fmt: skip
                 continue
@@ -142,7 +142,7 @@ def test_patience_pays_for_short_messages() -> None:
     placement = tuple(range(4)) * 4
     random = Random(0)
     cuts = next(CutSearch(costs, random, split=True).all(placement))
-    of = instance(costs, stages_of(costs, cuts, placement, split=True), 8)
+    of = instance(costs, stages_of(costs, cuts, placement, [True] * len(cuts)), 8)
     shortest: dict[bool, int] = {}
     for rule in [random_rule(of, random) for _ in range(80)]:
         for each in (rule, replace(rule, patience=0)):
@@ -177,9 +177,9 @@ def test_a_backward_is_split_only_where_that_is_known() -> None:
     unknown = chain.layers[6].model_copy(update={"backward_weight_ns": None})
     layers = (*chain.layers[:6], unknown, *chain.layers[7:])
     costs = replace(costs, chain=chain.model_copy(update={"layers": layers}))
-    stages = stages_of(costs, (0, 2, 4, 6), (0, 1, 0, 1), split=True)
+    stages = stages_of(costs, (0, 2, 4, 6), (0, 1, 0, 1), [True] * 4)
     assert [stage.split_backward for stage in stages] == [False, True, True, False]
-    assert not any(each.split_backward for each in stages_of(costs, (0, 4), (0, 1), split=False))
+    assert not any(each.split_backward for each in stages_of(costs, (0, 4), (0, 1), [False] * 2))
 
 
 @pytest.mark.parametrize(("more", "expected"), [(0, True), (900, False)])
@@ -199,6 +199,6 @@ def test_what_takes_no_time_is_not_split() -> None:
               for time in (2, 0, 0, 2)]  # fmt: skip
     chain = handmade.chain([(2, 4), (2, 2), (2, 2), (2, 4)], fields)
     costs = CostModel(chain, uniform(4, 10**4), "flush", "exact")
-    stages = stages_of(costs, (0, 1, 2, 3), (0, 1, 2, 3), split=True)
+    stages = stages_of(costs, (0, 1, 2, 3), (0, 1, 2, 3), [True] * 4)
     assert [stage.split_backward for stage in stages] == [False, False, False, True]
-    assert stages_of(costs, (0, 2), (0, 1), split=True)[1].split_backward
+    assert stages_of(costs, (0, 2), (0, 1), [True] * 2)[1].split_backward
