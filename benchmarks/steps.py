@@ -6,7 +6,8 @@ Equal layers: four a GPU, forward, input gradient and weight gradient of one len
 half a percent of that; memory is a share of what 1F1B's first GPU keeps. GPT-2 medium: estimated
 for an A100, on 4 GPUs of 16 GiB, links of 25 GB/s. Every row plans a step of m micro-batches with
 backwards split and whole. The figure is step / (m x load), updates left out; 1F1B's is 1 + (P - 1)
-/ m. The limit counts work, so that a busy machine plans the same. Rows that the file has are not measured again.
+/ m. The limit counts work, so that a busy machine plans the same. Rows that the file has are not
+measured again.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from pipeplan.ilp.step.placements import equal_work
 
 WEIGHTS: Final = (0.0, 1.0, 1.3, 1.7)
 """How often memory counts; 0: only loads do."""
-MOVES: Final = 1000
-"""Of one annealing."""
+MOVES: Final = 15_000
+"""Of one annealing, times stages."""
 TEMPERATURE: Final = 0.02
 """At its start, as a share of the cost."""
 BEYOND_ROOM: Final = 50
@@ -64,14 +64,15 @@ class CutSearch:
         random, layers = self.random, self.costs.layers
         best = now = self._cost(cuts, placement, weight)
         found = cuts
-        for move in range(MOVES if len(cuts) > 1 else 0):
+        moves = MOVES // len(cuts) if len(cuts) > 1 else 0
+        for move in range(moves):
             new = list(cuts)
             for _ in range(random.choice((1, 1, 2, 2, 3))):
                 new[random.randrange(1, len(new))] += random.choice((-1, 1, -1, 1, -2, 2, -3, 3))
             if not all(one < other for one, other in pairwise([*new, layers])):
                 continue
             cost = self._cost(new, placement, weight)
-            warmth = TEMPERATURE * best * (1 - move / MOVES)
+            warmth = TEMPERATURE * best * (1 - move / moves)
             if cost <= now - warmth * log(1 - random.random()):
                 cuts, now = new, cost
                 if cost < best:

@@ -29,14 +29,20 @@ KEPT: Final = 4
 """Candidates that local search begins with."""
 OPENING: Final = 0.35
 """Share of the time for scheduling all placements with random rules."""
-FIRST_RULES: Final = 8
+FIRST_RULES: Final = 2
 """Rules of each contender that the first round tries."""
+SLACK: Final = 1.15
+"""A contender's step that is that much longer than another one's is given up."""
+CUTS_S: Final = 0.05
+"""What finding cuts counts for where work is counted."""
 EVENT_S: Final = 4e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
 TEMPERATURE: Final = 0.01
 """At the start of a slice, as a share of the step."""
 EARLY: Final = 0.1
 """What the average end of a GPU counts beside the latest one."""
+NEVER: Final = 10**18
+"""End of a step that does not fit: every other one is better."""
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
 
@@ -77,6 +83,8 @@ class StepSearch:
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)
         self._candidates: list[Candidate] | None = None
+        self._shortest = inf
+        """Of the opening."""
 
     def run(self, seconds: float) -> None:
         """Search for so long at most."""
@@ -125,6 +133,7 @@ class StepSearch:
             search = CutSearch(costs, self.random, split=split)
             for placement in placements(costs):
                 for cuts in search.all(placement):
+                    self.state.options.clock.charge(CUTS_S)
                     stages = stages_of(costs, cuts, placement, [split] * len(cuts))
                     if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
                         continue
@@ -132,11 +141,13 @@ class StepSearch:
 
     def _play(self, entry: _Contender, rules: int, end: float) -> None:
         """Try so many random rules; the best one so far is offered."""
-        reserve = (0,) * self.state.costs.gpus
         for _ in range(rules):
             best, rule = entry.best, random_rule(entry.of, self.random)
-            times = self._scheduled(entry.of, rule, best.times.end + 1 if best else inf)
+            reserve = best.reserve if best else (0,) * self.state.costs.gpus
+            horizon = min(best.times.end + 1 if best else inf, SLACK * self._shortest)
+            times = self._scheduled(entry.of, rule, horizon)
             if times is not None:
+                self._shortest = min(self._shortest, times.end)
                 new = Candidate(entry.of, rule, times, reserve)
                 if best is None or new.cost < best.cost:
                     entry.best = new
@@ -144,6 +155,7 @@ class StepSearch:
                 break
         if entry.best is not None:
             self._offer(entry.best)
+            entry.of = entry.best.of
 
     def _scheduled(
         self, of: StepInstance, rule: DispatchingRule, horizon: float
@@ -165,10 +177,7 @@ class StepSearch:
                 continue
             now = new
             if now.cost < candidate.cost:
-                shorter = now.times.end < candidate.times.end
                 candidate.of, candidate.rule, candidate.times = now.of, now.rule, now.times
-                if shorter and self.microbatches == self.searched:
-                    self._offer(candidate)
         if candidate.times.end < first:
             self._offer(candidate)
 
@@ -193,27 +202,31 @@ class StepSearch:
         return replace(made, room=room)
 
     def _offer(self, candidate: Candidate) -> None:
-        """The candidate's whole step; with less room where the exact count is over."""
-        state, best = self.state, self.state.best
-        known = self.microbatches == self.searched
-        if known and best is not None and candidate.times.end >= best.period:
-            return
-        rule = self._for_all(candidate.rule)
+        """The candidate's whole step; with less room, from then on, where exact bytes are over."""
+        state, known = self.state, self.microbatches == self.searched
         for _ in range(TIGHTER):
-            of = replace(candidate.of, microbatches=self.microbatches)
-            times = self._scheduled(of, rule, inf)
-            if times is None:
+            best, times = state.best, candidate.times
+            if known and best is not None and times.end >= best.period:
                 return
+            of = candidate.of
+            if not known:
+                of = replace(of, microbatches=self.microbatches)
+                whole = self._scheduled(of, self._for_all(candidate.rule), inf)
+                if whole is None:
+                    return
+                times = whole
             schedule = as_schedule(of, times)
             if state.offer(schedule):
                 return
             rows = memory_rows(state.costs, schedule)
             over = [max(0, row.peak_bytes - row.budget_bytes) for row in rows]
+            pairs = zip(candidate.reserve, over, strict=True)
+            reserve = tuple(own + more for own, more in pairs)
             if not any(over):
                 return
-            pairs = zip(candidate.reserve, over, strict=True)
-            candidate.reserve = tuple(own + more for own, more in pairs)
-            candidate.of = self._instance(of.stages, candidate.reserve)
+            candidate.of, candidate.reserve = self._instance(of.stages, reserve), reserve
+            fitting = self._scheduled(candidate.of, candidate.rule, inf)
+            candidate.times = fitting or replace(candidate.times, end=NEVER)
 
     def _for_all(self, rule: DispatchingRule) -> DispatchingRule:
         """What was no limit for fewer micro-batches is none for all."""
