@@ -85,9 +85,10 @@ class CutSearch:
         if key not in self._segments:
             size = costs.segment(first, last, covered)
             split = self.split and costs.may_split(first, last)
+            forward = costs.split_forward_ns if split else costs.forward_ns
             backward = costs.input_backward_ns if split else costs.backward_ns
             self._segments[key] = _Segment(
-                forward=costs.forward_ns(first, last, gpu),
+                forward=forward(first, last, gpu),
                 backward=backward(first, last, gpu),
                 weight=costs.weight_backward_ns(first, last, gpu) if split else 0,
                 saved=size.saved,
