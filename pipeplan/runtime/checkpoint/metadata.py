@@ -17,6 +17,20 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 
 from pipeplan.errors import InputError
 
+_FORMAT = names._MEM_FORMAT_ENCODING  # noqa: SLF001
+
+
+def _member(kind: object, name: object) -> object:
+    """What `getattr` stands for: early Pythons 3.11 pickle members of an enum by name.
+
+    Raises:
+        UnpicklingError: if it is asked for anything else.
+    """
+    if kind is not _FORMAT or name not in _FORMAT.__members__:
+        raise pickle.UnpicklingError(f"it takes {name!r} of {kind!r}, which no checkpoint needs")
+    return _FORMAT[str(name)]
+
+
 _ADMITTED: dict[tuple[str, str], object] = {
     (each.__module__, each.__qualname__): each
     for each in (
@@ -27,10 +41,11 @@ _ADMITTED: dict[tuple[str, str], object] = {
         names.TensorStorageMetadata,
         names.BytesStorageMetadata,
         names.ChunkStorageMetadata,
-        names._MEM_FORMAT_ENCODING,  # noqa: SLF001
+        _FORMAT,
         filesystem._StorageInfo,  # noqa: SLF001
     )
 } | {
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): lambda _: torch.strided,
     ("pathlib", "PosixPath"): lambda *parts: "/".join(parts),

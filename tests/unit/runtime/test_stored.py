@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -119,6 +120,20 @@ def test_metadata_runs_nothing(
     with pytest.raises(InputError, match=rf"no complete checkpoint, .* it names {name}, which"):
         storage.latest(tmp_path)
     assert not ran.exists()
+
+
+def test_members_of_an_enum_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11.2 pickles them as getattr(enum, name); nothing else may be asked for so."""
+    by_name = lambda self, _: (getattr, (type(self), self.name))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    path = saved(storage.step_folder(tmp_path, 1))
+    assert b"getattr" in (path / ".metadata").read_bytes()
+    found = loaded(path)
+    assert equal({key: found[key] for key in flat()}, flat())
+    hidden = Runs(getattr, Metadata, "__init__")
+    (path / ".metadata").write_bytes(pickle.dumps(hidden))
+    with pytest.raises(InputError, match=r"it takes '__init__' of .*, which no checkpoint needs"):
+        storage.CheckpointReader(path)
 
 
 def test_objects_run_nothing(tmp_path: Path) -> None:
