@@ -28,7 +28,7 @@ def _member(kind: object, name: object) -> object:
     """
     if kind is not _FORMAT or name not in _FORMAT.__members__:
         raise pickle.UnpicklingError(f"it takes {name!r} of {kind!r}, which no checkpoint needs")
-    return _FORMAT[str(name)]
+    return _FORMAT.__members__[str(name)]
 
 
 _ADMITTED: dict[tuple[str, str], object] = {
