@@ -37,6 +37,8 @@ CUTS_S: Final = 0.05
 """What finding cuts counts for where work is counted."""
 EVENT_S: Final = 4e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
+SET_UP: Final = 25
+"""Events that every try counts for besides its own, so that tries without any end, too."""
 TEMPERATURE: Final = 0.01
 """At the start of a slice, as a share of the step."""
 EARLY: Final = 0.1
@@ -162,8 +164,11 @@ class StepSearch:
     ) -> StepTimes | None:
         scheduler = ListScheduler(of, rule, horizon)
         times = scheduler.run()
-        self.state.options.clock.charge(EVENT_S * scheduler.events)
+        self._charge(scheduler.events)
         return times
+
+    def _charge(self, events: int) -> None:
+        self.state.options.clock.charge(EVENT_S * (SET_UP + events))
 
     def _improve(self, candidate: Candidate, end: float) -> None:
         """Simulated annealing over the rule and the cuts; the candidate becomes the best one."""
@@ -185,6 +190,7 @@ class StepSearch:
         """A neighbour, scheduled; None if it would cost more than `most`."""
         found = self.moves.neighbour(old.of, old.rule)
         if found is None:
+            self._charge(0)
             return None
         stages, rule = found
         of = old.of if stages is old.of.stages else self._instance(stages, old.reserve)

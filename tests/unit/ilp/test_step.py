@@ -16,13 +16,17 @@ from pipeplan.cluster import uniform
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.ilp import Limits, Problem, solve
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.problem import options_of
 from pipeplan.ilp.step.bound import step_bound
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import as_schedule, schedule_step
 from pipeplan.ilp.step.placements import placements, stages_of
 from pipeplan.ilp.step.rules import random_rule
+from pipeplan.ilp.step.search import OPENING, StepSearch
 from pipeplan.plan import Plan
+from pipeplan.planner.config import AUTO_K
 from tests import handmade, step_brute
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -148,6 +152,19 @@ def check_ends(of: StepInstance, random: Random) -> None:
         schedule = as_schedule(of, times)
         assert schedule.period == times.end
         assert all(len(row) == of.microbatches for row in schedule.times.values())
+
+
+def test_a_search_ends_where_nothing_fits() -> None:
+    """Runs of list scheduling that end before their first event count as work, too."""
+    chain = handmade.chain([(2, 3)] * 2, [{"saved_bytes": 1000}] * 2)
+    problem = Problem(
+        chain=chain, cluster=uniform(2, 100), semantics="flush", microbatches=4, ks=AUTO_K
+    )
+    options = options_of(problem, Limits(time_limit_s=4.0, deterministic=True))
+    state = Incumbent(CostModel(chain, problem.cluster, "flush", "exact"), options)
+    StepSearch(state).run(4.0)
+    assert state.best is None
+    assert options.clock.spent >= 4.0 * OPENING
 
 
 def test_patience_pays_for_short_messages() -> None:
