@@ -210,6 +210,19 @@ class Chain(Document):
         """Bytes of the gradient that `layer` (0-based) sends back; none for the model's input."""
         return self.layers[layer - 1].gradient_of_output_bytes if layer else 0
 
+    def may_split(self, first: int, last: int) -> bool:
+        """Whether the backward of a stage first..last (0-based) may be I and W, and W takes time.
+
+        (S1) of docs/reference/model.md, as far as the chain decides it.
+        """
+        layers = self.layers[first : last + 1]
+        return (
+            first > 0
+            and all(layer.backward_weight_ns is not None for layer in layers)
+            and all(layer.saved_for_weight_bytes is not None for layer in layers)
+            and any(layer.backward_weight_ns for layer in layers)
+        )
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         names: dict[str, int] = {}

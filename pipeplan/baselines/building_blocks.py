@@ -52,7 +52,7 @@ def v_min(gpus: int, microbatches: int) -> list[list[ListedOp]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _BuildingBlock:
     """One micro-batch on every GPU, in units; it repeats every `UNITS`."""
 
     starts: tuple[Starts, ...]
@@ -61,13 +61,13 @@ class _Block:
     """The most stages' micro-batches that a GPU has between F and W."""
 
 
-def _building_block(gpus: int, down: int, up: int) -> _Block:
+def _building_block(gpus: int, down: int, up: int) -> _BuildingBlock:
     """The block that keeps least, then the shortest, of all gaps at the turns of the V."""
     blocks = []
     for gaps in product(range(1, UNITS + 1), repeat=3):
         rows = tuple(_starts(gpus, down, up, gaps))
         if all(len({start % UNITS for start in row}) == len(row) for row in rows):
-            blocks.append(_Block(rows, max(map(_kept, rows))))
+            blocks.append(_BuildingBlock(rows, max(map(_kept, rows))))
     return min(blocks, key=lambda block: (block.kept, block.starts[0][3]))
 
 
@@ -105,9 +105,9 @@ def _between(begin: int, end: int, now: int) -> int:
     return (now - begin) // UNITS + (end - now) // UNITS + 1
 
 
-def _step(block: _Block, microbatches: int) -> list[list[ListedOp]]:
+def _step(block: _BuildingBlock, microbatches: int) -> list[list[ListedOp]]:
     """What each GPU does in a step that repeats `block`, in order."""
-    gpus = [_Gpu(block, gpu, microbatches) for gpu in range(len(block.starts))]
+    gpus = [_FilledGpu(block, gpu, microbatches) for gpu in range(len(block.starts))]
     ends: dict[ListedOp, int] = {}
     now = 0
     while any(gpu.waiting or gpu.late for gpu in gpus):
@@ -117,14 +117,14 @@ def _step(block: _Block, microbatches: int) -> list[list[ListedOp]]:
     return [gpu.listed for gpu in gpus]
 
 
-class _Gpu:
+class _FilledGpu:
     """One GPU of a step, unit by unit.
 
     A step ends: the F or I that is next in the order of blocks finds its input, and its bytes once
     those W are done for which the block has time before it.
     """
 
-    def __init__(self, block: _Block, gpu: int, microbatches: int) -> None:
+    def __init__(self, block: _BuildingBlock, gpu: int, microbatches: int) -> None:
         self._last = 2 * len(block.starts) - 1
         stages = (gpu, self._last - gpu, self._last - gpu, gpu)
         kinds = (OpKind.F, OpKind.F, OpKind.I, OpKind.I if gpu else OpKind.B)

@@ -97,24 +97,14 @@ def replay_lists(outline: Plan, lists: Lists) -> Simulation:
 def _split_as_listed(outline: Plan, lists: Lists) -> Plan:
     """`outline` with split backwards where `lists` have them and (S1) allows."""
     asked = {stage for listed in lists for kind, stage, _ in listed if kind is OpKind.I}
-    split = {stage for stage in asked if _may_split(outline, outline.stages[stage])}
+    exact, stages = outline.memory_model == "exact", outline.stages
+    split = {s for s in asked if exact and outline.chain.may_split(*stages[s].layers)}
     if asked and not split:
         raise InputError(f"chain {outline.chain.name!r}: {_why_whole(outline)}")
-    stages = tuple(
-        stage.model_copy(update={"split_backward": stage.id in split}) for stage in outline.stages
+    asked_for = tuple(
+        stage.model_copy(update={"split_backward": stage.id in split}) for stage in stages
     )
-    return outline.model_copy(update={"stages": stages})
-
-
-def _may_split(outline: Plan, stage: Stage) -> bool:
-    """(S1), and W takes time."""
-    layers = outline.chain.layers[stage.first : stage.last + 1]
-    told = all(
-        layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
-        for layer in layers
-    )
-    takes = any(layer.backward_weight_ns for layer in layers)
-    return stage.first > 0 and outline.memory_model == "exact" and told and takes
+    return outline.model_copy(update={"stages": asked_for})
 
 
 def _why_whole(outline: Plan) -> str:

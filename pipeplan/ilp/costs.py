@@ -110,21 +110,10 @@ class CostModel:
         """(S2) of a W of layers first..last."""
         return self._between(4, first, last, gpu)
 
-    @cached_property
-    def _unknown_weights(self) -> list[int]:
-        """How many of the layers before each do not tell what W takes and needs."""
-        known = (
-            layer.backward_weight_ns is not None and layer.saved_for_weight_bytes is not None
-            for layer in self.chain.layers
-        )
-        return list(accumulate((not each for each in known), initial=0))
-
     def may_split(self, first: int, last: int) -> bool:
         """Whether the backward of a stage first..last may be I and W, (S1), and W takes time."""
-        unknown = self._unknown_weights
-        allowed = first > 0 and self.exact and self.semantics == "flush"
-        takes = any(layer.backward_weight_ns for layer in self.chain.layers[first : last + 1])
-        return allowed and unknown[first] == unknown[last + 1] and takes
+        allowed = self.exact and self.semantics == "flush"
+        return allowed and self.chain.may_split(first, last)
 
     def load_ns(self, first: int, last: int, gpu: int) -> int:
         """Forward plus backward of layers first..last on `gpu`, overhead of one stage included."""

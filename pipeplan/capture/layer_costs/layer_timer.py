@@ -53,7 +53,7 @@ Marks = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class _LayerGraph:
     """What waits for the backward of one layer."""
 
     inputs: tuple[Tensor, ...]
@@ -127,10 +127,10 @@ class LayerTimer:
 
     def _forward(
         self, source: Tensor, target: Tensor, splits: Sequence[bool] = ()
-    ) -> tuple[Marks, list[_Graph]]:
+    ) -> tuple[Marks, list[_LayerGraph]]:
         model, mark = self._model, self._place.clock.mark
         marks: Marks = []
-        graphs: list[_Graph] = []
+        graphs: list[_LayerGraph] = []
         values: tuple[Tensor, ...] = (source,)
         last = len(model.layers) - 1
         for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
@@ -151,10 +151,10 @@ class LayerTimer:
                     values = (check_loss(self._loss(values[0], target)),)
             marks.append((begin, mark()))
             if torch.is_grad_enabled():
-                graphs.append(_Graph(leaves, values, waiting))
+                graphs.append(_LayerGraph(leaves, values, waiting))
         return marks, graphs
 
-    def _backward(self, graphs: list[_Graph]) -> Marks:
+    def _backward(self, graphs: list[_LayerGraph]) -> Marks:
         """Marks before and behind each backward, and behind its second half, where it has one."""
         mark = self._place.clock.mark
         marks: Marks = []

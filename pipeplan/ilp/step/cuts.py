@@ -9,14 +9,14 @@ schedule reaches this bound. Source: ours.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import log, sqrt
 from random import Random
 from typing import Final, NamedTuple
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.step.placements import equal_work
 
 WEIGHTS: Final = (0.0, 1.0, 1.3, 1.7)
 """How often memory counts; 0: only loads do."""
@@ -50,7 +50,7 @@ class CutSearch:
 
     def all(self, placement: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """First layers of the stages, for all weights of memory that matter; each cuts once."""
-        cuts = equal_work(self.costs, placement)
+        cuts = _equal_work(self.costs, placement)
         seen = set()
         for weight in WEIGHTS:
             if weight and self._cost(cuts, placement, weight) == self._cost(cuts, placement, 0):
@@ -140,3 +140,15 @@ class CutSearch:
                 period = max(period, weight * stays[gpu] / left)
             longest = max(longest, period)
         return longest + 1e-3 * sqrt(sum(own**2 for own in load) / gpus)
+
+
+def _equal_work(costs: CostModel, placement: Sequence[int]) -> list[int]:
+    """Borders at which each stage has work in proportion to the speed of its GPU."""
+    work = list(accumulate(x.forward_ns + x.backward_ns for x in costs.chain.layers))
+    shares = list(accumulate(costs.cluster.gpus[gpu].speed for gpu in placement))
+    cuts = [0]
+    for index in range(1, len(placement)):
+        border = bisect_left(work, work[-1] * shares[index - 1] / shares[-1]) + 1
+        most = costs.layers - (len(placement) - index)
+        cuts.append(min(max(border, cuts[-1] + 1), most))
+    return cuts

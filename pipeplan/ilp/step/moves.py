@@ -140,6 +140,7 @@ class _Draft:
         self.cuts = [stage.first for stage in of.stages]
         self.placement = [stage.gpu for stage in of.stages]
         self.splits = [stage.split_backward for stage in of.stages]
+        # The first stage is never split (S1): it says what a stage that takes its place shall be.
         self.splits[0] |= any(self.splits)
         self.ranks = [list(row) for row in rule.ranks]
         self.limits = list(rule.in_flight)

@@ -7,9 +7,8 @@ al. 2024), waves do so several times.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
@@ -30,18 +29,6 @@ def placements(costs: CostModel) -> Iterator[tuple[int, ...]]:
             if len(found) <= costs.layers and found not in seen:
                 seen.add(found)
                 yield found
-
-
-def equal_work(costs: CostModel, placement: Sequence[int]) -> list[int]:
-    """Borders at which each stage has work in proportion to the speed of its GPU."""
-    work = list(accumulate(x.forward_ns + x.backward_ns for x in costs.chain.layers))
-    shares = list(accumulate(costs.cluster.gpus[gpu].speed for gpu in placement))
-    cuts = [0]
-    for index in range(1, len(placement)):
-        border = bisect_left(work, work[-1] * shares[index - 1] / shares[-1]) + 1
-        most = costs.layers - (len(placement) - index)
-        cuts.append(min(max(border, cuts[-1] + 1), most))
-    return cuts
 
 
 def stages_of(

@@ -112,22 +112,22 @@ class StepSearch:
 
         Every round tries as many rules of each contender that is left as all before together.
         """
-        entries, rules = [], FIRST_RULES
-        for entry in self._entries():
-            entries.append(entry)
-            self._play(entry, rules, end)
+        contenders, rules = [], FIRST_RULES
+        for contender in self._contenders():
+            contenders.append(contender)
+            self._play(contender, rules, end)
             if self._over(end):
                 break
-        while entries and not self._over(end):
-            entries.sort(key=lambda each: each.best.cost if each.best else inf)
-            entries = entries[: max(KEPT, (len(entries) + 1) // 2)]
+        while contenders and not self._over(end):
+            contenders.sort(key=lambda each: each.best.cost if each.best else inf)
+            contenders = contenders[: max(KEPT, (len(contenders) + 1) // 2)]
             rules *= 2
-            for entry in entries:
-                self._play(entry, rules, end)
-        found = [entry.best for entry in entries if entry.best is not None]
+            for contender in contenders:
+                self._play(contender, rules, end)
+        found = [contender.best for contender in contenders if contender.best is not None]
         return sorted(found, key=lambda each: each.cost)[:KEPT]
 
-    def _entries(self) -> Iterator[_Contender]:
+    def _contenders(self) -> Iterator[_Contender]:
         """Every placement with its cuts, backwards split where that is known, and whole."""
         costs = self.state.costs
         can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
@@ -141,23 +141,23 @@ class StepSearch:
                         continue
                     yield _Contender(instance(costs, stages, self.searched))
 
-    def _play(self, entry: _Contender, rules: int, end: float) -> None:
+    def _play(self, contender: _Contender, rules: int, end: float) -> None:
         """Try so many random rules; the best one so far is offered."""
         for _ in range(rules):
-            best, rule = entry.best, random_rule(entry.of, self.random)
+            best, rule = contender.best, random_rule(contender.of, self.random)
             reserve = best.reserve if best else (0,) * self.state.costs.gpus
             horizon = min(best.times.end + 1 if best else inf, SLACK * self._shortest)
-            times = self._scheduled(entry.of, rule, horizon)
+            times = self._scheduled(contender.of, rule, horizon)
             if times is not None:
                 self._shortest = min(self._shortest, times.end)
-                new = Candidate(entry.of, rule, times, reserve)
+                new = Candidate(contender.of, rule, times, reserve)
                 if best is None or new.cost < best.cost:
-                    entry.best = new
+                    contender.best = new
             if self._over(end):
                 break
-        if entry.best is not None:
-            self._offer(entry.best)
-            entry.of = entry.best.of
+        if contender.best is not None:
+            self._offer(contender.best)
+            contender.of = contender.best.of
 
     def _scheduled(
         self, of: StepInstance, rule: DispatchingRule, horizon: float

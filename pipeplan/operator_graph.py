@@ -1,0 +1,150 @@
+"""What one device computes for one micro-batch: operations, and the storages they read and write.
+
+A *storage* is one piece of memory; it is counted once, however many tensors show it. An
+*operation* is a forward, an input gradient (I) or a weight gradient (W) of an operator, a layer or
+a block. Times are integer ns, sizes integer bytes. docs/reference/device-programs.md is the
+contract.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeplan.document import Count, Document, Record
+
+MOST = 100_000
+"""Storages, and operations, of a graph."""
+
+
+class StorageKind(StrEnum):
+    """Where a storage comes from and what it is for."""
+
+    INPUT = "input"
+    """There when the forward begins; the caller's."""
+    TANGENT = "tangent"
+    """Gradient of an output, there when the backward begins."""
+    PARAMETER = "parameter"
+    """There all the time, as those of the next two kinds."""
+    BUFFER = "buffer"
+    OPTIMIZER = "optimizer state"
+    ACTIVATION = "activation"
+    """Made by a forward."""
+    GRADIENT = "gradient"
+    """Of an activation or an input; made by a backward."""
+    WEIGHT_GRADIENT = "weight gradient"
+    """One micro-batch's share: it is added to the gradients of `targets`, then free."""
+    NEW_BUFFER = "new buffer"
+    """New values of the buffers `targets`: copied into them, then free."""
+
+
+GIVEN = (
+    StorageKind.INPUT,
+    StorageKind.TANGENT,
+    StorageKind.PARAMETER,
+    StorageKind.BUFFER,
+    StorageKind.OPTIMIZER,
+)
+"""Kinds of storages that no operation makes."""
+PERMANENT = (StorageKind.PARAMETER, StorageKind.BUFFER, StorageKind.OPTIMIZER)
+"""Kinds of storages that stay from one micro-batch to the next."""
+ADDED = (StorageKind.WEIGHT_GRADIENT, StorageKind.NEW_BUFFER)
+"""Kinds of storages that end up in something permanent."""
+
+
+class Phase(StrEnum):
+    """Which part of a micro-batch an operation belongs to."""
+
+    FORWARD = "F"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+    """Nothing but gradients of weights depends on it."""
+
+
+class Storage(Record):
+    """One piece of memory."""
+
+    name: str
+    bytes: Count
+    kind: StorageKind
+    targets: tuple[str, ...] = ()
+    """Parameters or buffers that it is added to or copied into."""
+
+
+class Operation(Record):
+    """What runs as one; `reads` and `writes` are indices of storages."""
+
+    name: str
+    phase: Phase
+    reads: tuple[Count, ...]
+    writes: tuple[Count, ...]
+    """Storages that it makes; all of them, each time it runs."""
+    time_ns: Count
+    workspace_bytes: Count = 0
+    """What it takes beyond its storages while it runs."""
+    random: bool = False
+    """Whether it draws random numbers: run again, it must draw the same ones."""
+    once: bool = False
+    """Whether it may not run again, as what it reads has changed by then."""
+
+
+class OperatorGraph(Document):
+    """Storages and operations, these in an order in which they may run: forwards first."""
+
+    format: Literal["pipeplan-operators/1"] = "pipeplan-operators/1"
+    name: str
+    storages: Annotated[tuple[Storage, ...], Field(max_length=MOST)]
+    operations: Annotated[tuple[Operation, ...], Field(min_length=1, max_length=MOST)]
+    outputs: tuple[Count, ...]
+    """Storages that the caller gets at the end of the forward."""
+    input_gradients: tuple[Count, ...] = ()
+    """Storages that the caller gets at the end of the backward."""
+
+    @property
+    def forwards(self) -> int:
+        """How many operations are forwards."""
+        return sum(operation.phase is Phase.FORWARD for operation in self.operations)
+
+    @property
+    def compute_ns(self) -> int:
+        """The time of all operations, each once."""
+        return sum(operation.time_ns for operation in self.operations)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        there = {i for i, each in enumerate(self.storages) if each.kind in GIVEN}
+        backward = False
+        for index, operation in enumerate(self.operations):
+            where = f"operations[{index}]"
+            for storage in (*operation.reads, *operation.writes):
+                self._check_index(storage, where)
+            missing = next((each for each in operation.reads if each not in there), None)
+            if missing is not None:
+                raise ValueError(
+                    f"{where}.reads: got storage {missing}, which nothing before makes; need"
+                    " operations in an order in which they may run"
+                )
+            given = [s for s in operation.writes if self.storages[s].kind in GIVEN]
+            if given:
+                raise ValueError(
+                    f"{where}.writes: got storage {given[0]} of kind"
+                    f" {self.storages[given[0]].kind}, need one that operations make"
+                )
+            if backward and operation.phase is Phase.FORWARD:
+                raise ValueError(f"{where}.phase: got F behind I or W, need forwards first")
+            backward |= operation.phase is not Phase.FORWARD
+            there.update(operation.writes)
+        for name, handed in (("outputs", self.outputs), ("input_gradients", self.input_gradients)):
+            for storage in handed:
+                self._check_index(storage, name)
+                if storage not in there:
+                    raise ValueError(f"{name}: got storage {storage}, which nothing makes")
+        return self
+
+    def _check_index(self, storage: int, where: str) -> None:
+        if storage >= len(self.storages):
+            raise ValueError(
+                f"{where}: got storage {storage}, need one below {len(self.storages)}"
+            )
