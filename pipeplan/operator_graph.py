@@ -23,7 +23,9 @@ class StorageKind(StrEnum):
     """Where a storage comes from and what it is for."""
 
     INPUT = "input"
-    """There when the forward begins; the caller's."""
+    """There when the forward begins; the caller's, whose bytes stay."""
+    RECEIVED = "received"
+    """There when the forward begins; the device's own, whose bytes go when it is freed."""
     TANGENT = "tangent"
     """Gradient of an output, there when the backward begins."""
     PARAMETER = "parameter"
@@ -35,13 +37,14 @@ class StorageKind(StrEnum):
     GRADIENT = "gradient"
     """Of an activation or an input; made by a backward."""
     WEIGHT_GRADIENT = "weight gradient"
-    """One micro-batch's share: it is added to the gradients of `targets`, then free."""
+    """One micro-batch's share, to be added to the gradients of `targets`."""
     NEW_BUFFER = "new buffer"
-    """New values of the buffers `targets`: copied into them, then free."""
+    """New values, to be copied into the buffers `targets`."""
 
 
 GIVEN = (
     StorageKind.INPUT,
+    StorageKind.RECEIVED,
     StorageKind.TANGENT,
     StorageKind.PARAMETER,
     StorageKind.BUFFER,
@@ -51,7 +54,10 @@ GIVEN = (
 PERMANENT = (StorageKind.PARAMETER, StorageKind.BUFFER, StorageKind.OPTIMIZER)
 """Kinds of storages that stay from one micro-batch to the next."""
 ADDED = (StorageKind.WEIGHT_GRADIENT, StorageKind.NEW_BUFFER)
-"""Kinds of storages that end up in something permanent."""
+"""Kinds of storages that end up in something permanent, and are nothing else.
+
+Gradients and tangents may have targets, too: that of a bias may be that of an activation.
+"""
 
 
 class Phase(StrEnum):
@@ -70,7 +76,7 @@ class Storage(Record):
     bytes: Count
     kind: StorageKind
     targets: tuple[str, ...] = ()
-    """Parameters or buffers that it is added to or copied into."""
+    """Parameters whose gradients it is added to; of a new buffer, buffers it is copied into."""
 
 
 class Operation(Record):
@@ -101,11 +107,37 @@ class OperatorGraph(Document):
     """Storages that the caller gets at the end of the forward."""
     input_gradients: tuple[Count, ...] = ()
     """Storages that the caller gets at the end of the backward."""
+    gradient_bytes: Count = 0
+    """Of the gradients that weight gradients are added to; they are there all the time."""
 
     @property
     def forwards(self) -> int:
         """How many operations are forwards."""
         return sum(operation.phase is Phase.FORWARD for operation in self.operations)
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of what is there all the time: permanent storages, gradients of parameters."""
+        permanent = sum(each.bytes for each in self.storages if each.kind in PERMANENT)
+        return permanent + self.gradient_bytes
+
+    @property
+    def accumulated(self) -> tuple[int, ...]:
+        """Storages that are added to gradients of parameters."""
+        return tuple(
+            index
+            for index, each in enumerate(self.storages)
+            if each.targets and each.kind is not StorageKind.NEW_BUFFER
+        )
+
+    @property
+    def updated(self) -> tuple[int, ...]:
+        """Storages that are copied into buffers."""
+        return tuple(
+            index
+            for index, each in enumerate(self.storages)
+            if each.kind is StorageKind.NEW_BUFFER
+        )
 
     @property
     def compute_ns(self) -> int:

@@ -195,7 +195,7 @@ class _Run:
         still = sum(self.size[unit] for unit in {each.unit for each in pending})
         op = self.line.ops[at]
         queue = TransferQueue(self.channel.duplex, pending)
-        most = queue.most(self.size.__getitem__, op.index if op.computes else None)
+        most = queue.most(self.size.__getitem__, (op.index,) if op.computes else ())
         return bool(here - still + most > self.budget)
 
     def lacks(self, at: int, late: bool) -> bool | None:

@@ -142,7 +142,7 @@ class DeviceState:
         if op.kind is DeviceOpKind.PREFETCH:
             coming = TransferQueue(self.duplex, [*self.queue.pending, Transfer(layer, out=False)])
             return self.settled + coming.most(self.size)
-        held = self.settled + self.queue.most(self.size, used=layer if op.computes else None)
+        held = self.settled + self.queue.most(self.size, used=(layer,) if op.computes else ())
         held -= self.twice
         if op.kind is DeviceOpKind.KEEP_ALL:
             return held + c.saved[layer] + c.forward_work[layer] + c.boundary[layer + 1]

@@ -7,7 +7,7 @@ docs/reference/remat-rules.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pipeplan.units import ceil_div
@@ -62,7 +62,7 @@ class TransferQueue:
     def _follows(self, later: Transfer, earlier: Transfer) -> bool:
         return not self.duplex or later.out == earlier.out or later.unit == earlier.unit
 
-    def most(self, size: Callable[[int], int], used: int | None = None) -> int:
+    def most(self, size: Callable[[int], int], used: Collection[int] = ()) -> int:
         """The most bytes that queued units can hold on the device, however far the queue is (R4).
 
         A unit on its way out holds its bytes until its copy has ended (and while it is `used`),
@@ -73,7 +73,43 @@ class TransferQueue:
             return sum(size(unit) for unit in {each.unit for each in self.pending})
         now = most = sum(size(each.unit) for each in self.pending if each.out)
         for each in self.pending:
-            if each.unit != used:
+            if each.unit not in used:
                 now += -size(each.unit) if each.out else size(each.unit)
                 most = max(most, now)
         return most
+
+
+class Lanes:
+    """When the device's computes, and the ways to the host and back, are free next (ns)."""
+
+    def __init__(self, link: HostLink) -> None:
+        self.compute = 0
+        self._link = link
+        self._free = [0, 0]
+        self._done: dict[int, int] = {}
+
+    @property
+    def end(self) -> int:
+        """When all that was issued has ended."""
+        return max(self.compute, *self._free)
+
+    def run(self, time_ns: int) -> tuple[int, int]:
+        """Start and end of a computation behind all others (T1)."""
+        start = self.compute
+        self.compute += time_ns
+        return start, self.compute
+
+    def wait(self, unit: int) -> tuple[int, int]:
+        """From now to the end of the last transfer of `unit` (T4)."""
+        start = self.compute
+        self.compute = max(start, self._done[unit])
+        return start, self.compute
+
+    def transfer(self, transfer: Transfer, size: int) -> tuple[int, int]:
+        """Start and end of a copy of `size` bytes (T2), (T3)."""
+        way = int(self._link.duplex and not transfer.out)
+        # A unit comes back no earlier than it has left; on one way that follows from the order.
+        start = max(self.compute, self._free[way], self._done.get(transfer.unit, 0))
+        end = start + self._link.time_ns(size)
+        self._free[way] = self._done[transfer.unit] = end
+        return start, end

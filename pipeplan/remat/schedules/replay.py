@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeplan.errors import InputError
 from pipeplan.remat.schedules.costs import Costs
 from pipeplan.remat.schedules.device_state import DeviceState
-from pipeplan.remat.schedules.host_link import HostLink
+from pipeplan.remat.schedules.host_link import HostLink, Lanes, Transfer
 from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
 INSTANT = HostLink()
@@ -69,13 +69,13 @@ def judge(
             f"schedule: got one for {schedule.layers} layers, need {costs.layers}."
             " Plan this chain again."
         )
-    device, clock = DeviceState(costs, channel.duplex), _Clock(costs, channel)
+    device, lanes = DeviceState(costs, channel.duplex), Lanes(channel)
     steps: list[ReplayedOp] = []
     found: list[str] = []
     for number, op in enumerate(schedule.ops):
         refusal = device.refusal(op)
         if refusal is not None:
-            return _outcome(steps, clock, [*found, f"step {number}, {op}: {refusal}"])
+            return _outcome(steps, lanes, [*found, f"step {number}, {op}: {refusal}"])
         used = device.during(op)
         if budget is not None and used > budget and not found:
             found.append(f"step {number}, {op}: holds {used} bytes, need at most {budget}")
@@ -84,44 +84,24 @@ def judge(
             if op.kind in (DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH)
             else 0
         )
-        times = clock.run(op, moved)
+        times = _times(lanes, costs, op, moved)
         device.apply(op)
         steps.append(ReplayedOp(op, *times, used, moved, sum(device.host.values())))
     if device.pending >= 0:
         found.append(f"the end: the backward of layer {device.pending} is missing")
-    return _outcome(steps, clock, found)
+    return _outcome(steps, lanes, found)
 
 
-def _outcome(steps: list[ReplayedOp], clock: _Clock, found: list[str]) -> Outcome:
+def _outcome(steps: list[ReplayedOp], lanes: Lanes, found: list[str]) -> Outcome:
     peak = max((step.bytes for step in steps), default=0)
     host = max((step.host_bytes for step in steps), default=0)
-    return Outcome(tuple(steps), max(clock.compute, *clock.free), peak, tuple(found), host)
+    return Outcome(tuple(steps), lanes.end, peak, tuple(found), host)
 
 
-class _Clock:
-    """When the device and the directions of the channel are free next."""
-
-    def __init__(self, costs: Costs, channel: HostLink) -> None:
-        self.costs, self.channel = costs, channel
-        self.compute = 0
-        self.free = [0, 0]
-        self.done: dict[int, int] = {}
-
-    def run(self, op: DeviceOp, moved: int) -> tuple[int, int]:
-        """Start and end of `op`."""
-        if op.kind in (DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH):
-            return self._transfer(op, moved)
-        start = self.compute
-        if op.kind is DeviceOpKind.WAIT:
-            self.compute = max(start, self.done[op.index])
-        else:
-            self.compute += self.costs.time(op)
-        return start, self.compute
-
-    def _transfer(self, op: DeviceOp, moved: int) -> tuple[int, int]:
-        way = int(self.channel.duplex and op.kind is DeviceOpKind.PREFETCH)
-        # A unit comes back no earlier than it has left; on one way that follows from the order.
-        start = max(self.compute, self.free[way], self.done.get(op.index, 0))
-        end = start + self.channel.time_ns(moved)
-        self.free[way] = self.done[op.index] = end
-        return start, end
+def _times(lanes: Lanes, costs: Costs, op: DeviceOp, moved: int) -> tuple[int, int]:
+    """Start and end of `op`."""
+    if op.kind in (DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH):
+        return lanes.transfer(Transfer(op.index, op.kind is DeviceOpKind.OFFLOAD), moved)
+    if op.kind is DeviceOpKind.WAIT:
+        return lanes.wait(op.index)
+    return lanes.run(costs.time(op))
