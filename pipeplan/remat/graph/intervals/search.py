@@ -1,0 +1,145 @@
+"""The least further time within a pair of budgets, with a bound; the door of this room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from pipeplan.remat.graph.intervals.model import IntervalModel
+from pipeplan.remat.graph.intervals.slots import Slots
+from pipeplan.remat.graph.orders import END_F, Ledger, Order, bytes_during, frees, saved_bytes
+
+MOST_UNITS = 1_000_000
+"""Units of memory into which a peak is divided at most."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search knows at its end.
+
+    Attributes:
+        order: the best order, or None where none is known.
+        bound_ns: further time that no order of the slots is below; None where there is no order.
+        proven: whether the order is best, or there is none.
+    """
+
+    order: Order | None
+    bound_ns: int | None
+    proven: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search may take.
+
+    Attributes:
+        seconds: of wall-clock time.
+        workers: of CP-SAT.
+        deterministic: units of CP-SAT's deterministic time, so that a search ends where it ended
+            before; None without limit.
+    """
+
+    seconds: float = 60.0
+    workers: int = 1
+    deterministic: float | None = None
+
+
+def search(
+    slots: Slots,
+    peak: int,
+    saved: int | None = None,
+    limits: Limits | None = None,
+    hint: Order | None = None,
+    least_ns: int = 0,
+) -> Found:
+    """The order of least further time whose bytes are within the budgets.
+
+    Sizes are rounded up to units and budgets down, unless all have a common divisor that is
+    large enough: what is found keeps the budgets, and what is proven holds for sizes so rounded.
+
+    Args:
+        slots: where operations may run.
+        peak: bytes, inputs included.
+        saved: bytes that may be held at the end of the forward, inputs and tangents not counted.
+        limits: time and workers.
+        hint: an order to start from; taken as it is where it costs nothing.
+        least_ns: further time that is known to be needed.
+    """
+    from ortools.sat.python import cp_model
+
+    ledger = slots.ledger
+    unit = _unit(ledger, peak)
+    cap = (peak - ledger.constant) // unit
+    if cap < 0:
+        return Found(None, None, True)
+    units = [-(-each // unit) for each in ledger.size]
+    during = [-(-each // unit) for each in _during(ledger, units, unit)]
+    model = IntervalModel(
+        cp_model.CpModel(), slots, cap, None if saved is None else saved // unit, units, during
+    )
+    known = None if hint is None or not fits(ledger, hint, peak, saved) else further(ledger, hint)
+    if known == least_ns:
+        return Found(hint, least_ns, True)
+    model.build(known, least_ns)
+    if hint is not None:
+        model.hint(hint)
+    status, solver = _solve(model, limits or Limits())
+    if status == cp_model.INFEASIBLE:
+        return Found(None, None, True) if known is None else Found(hint, known, True)
+    bound = max(least_ns, int(solver.best_objective_bound))
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Found(hint if known is not None else None, bound, False)
+    order = tidy(ledger, model.order(solver.value))
+    return Found(order, bound, status == cp_model.OPTIMAL)
+
+
+def _solve(model: IntervalModel, limits: Limits) -> tuple[int, object]:
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = limits.seconds
+    solver.parameters.num_workers = limits.workers
+    solver.parameters.random_seed = 0
+    if limits.deterministic is not None:
+        solver.parameters.max_deterministic_time = limits.deterministic
+    return solver.solve(model.cp), solver
+
+
+def _unit(ledger: Ledger, peak: int) -> int:
+    """The common divisor of all sizes, or the least unit that leaves at most `MOST_UNITS`."""
+    common = gcd(*ledger.size, *(each.workspace_bytes for each in ledger.graph.operations)) or 1
+    return max(common, -(-peak // MOST_UNITS))
+
+
+def _during(ledger: Ledger, units: list[int], unit: int) -> list[int]:
+    return [
+        sum(units[s] for s in writes) * unit + each.workspace_bytes
+        for writes, each in zip(ledger.writes, ledger.graph.operations, strict=True)
+    ]
+
+
+def fits(ledger: Ledger, order: Order, peak: int, saved: int | None) -> bool:
+    """Whether an order keeps the budgets."""
+    within = saved is None or saved_bytes(ledger, order) <= saved
+    return within and max(bytes_during(ledger, order)) <= peak
+
+
+def further(ledger: Ledger, order: Order) -> int:
+    """Time of an order beyond that of every operation once, ns."""
+    return sum(ledger.time[at] for at in order if at != END_F) - sum(ledger.time)
+
+
+def tidy(ledger: Ledger, order: Order) -> Order:
+    """An order without further runs of which nothing is used."""
+    while True:
+        seen: set[int] = set()
+        made = frees(ledger, order).made
+        left = []
+        for position, at in enumerate(order):
+            useless = at in seen and len(made[position]) == len(ledger.made(at))
+            if not useless:
+                left.append(at)
+            seen.add(at)
+        if len(left) == len(order):
+            return order
+        order = tuple(left)
