@@ -7,7 +7,7 @@ from itertools import chain, combinations, product
 
 from pipeplan.errors import InputError
 from pipeplan.remat.graph.intervals.slots import Slots
-from pipeplan.remat.graph.orders import Order, bytes_during, saved_bytes, time_of
+from pipeplan.remat.graph.orders import Order, fits, time_of
 
 LARGEST = 7
 """Operations of a graph that is enumerated."""
@@ -47,8 +47,6 @@ def best_order(slots: Slots, peak: int, saved: int | None = None) -> Order | Non
         time = time_of(ledger, order)
         if least is not None and time >= least:
             continue
-        if saved is not None and saved_bytes(ledger, order) > saved:
-            continue
-        if max(bytes_during(ledger, order)) <= peak:
+        if fits(ledger, order, peak, saved):
             best, least = order, time
     return best

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeplan.remat.graph.intervals.slots import Slots
-from pipeplan.remat.graph.orders import END_F, Order
+from pipeplan.remat.graph.orders import Order
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -29,16 +29,18 @@ class Run:
         at: the operation, or `END_F`.
         slot: a number, or the variable of a further run.
         present: whether it takes place; True, or a variable.
+        number: 0 of the first run.
     """
 
     at: int
     slot: Any
     present: Any = True
+    number: int = 0
 
     @property
     def fixed(self) -> bool:
         """Whether it is a first run."""
-        return self.present is True
+        return self.number == 0
 
 
 @dataclass
@@ -48,11 +50,12 @@ class Copy:
     Attributes:
         run: what makes it.
         end: the slot behind its last reader.
+        crosses: literals of which one true means that it is read behind the end of the forward.
     """
 
     run: Run
     end: Any
-    readers: list[tuple[Run, Any]] = field(default_factory=list)
+    crosses: list[tuple[Any, ...]] = field(default_factory=list)
 
 
 class IntervalModel:
@@ -80,7 +83,9 @@ class IntervalModel:
         self.cap, self.saved, self.units, self.during = cap, saved, units, during
         self.runs: dict[int, list[Run]] = {}
         self.copies: dict[int, list[Copy]] = {}
-        self.crossing: dict[tuple[int, int], Any] = {}
+        self.maker: dict[int, int] = {}
+        self._before: dict[tuple[int, int, int], Any] = {}
+        self._crossing: dict[int, Any] = {}
 
     def build(self, known: int | None = None, least: int = 0) -> None:
         """All constraints and the objective.
@@ -91,13 +96,13 @@ class IntervalModel:
         """
         for at in self.slots.heads:
             self._runs(at)
-        for at in self.slots.heads:
             for storage in self.ledger.made(at):
+                self.maker.setdefault(storage, at)
                 self.copies[storage] = [self._copy(storage, run) for run in self.runs[at]]
         for at in self.slots.heads:
             for run in self.runs[at]:
                 for storage in self.ledger.needed(at):
-                    self._reads(run, storage)
+                    self._read(run, storage)
         for storage in self.ledger.handed_back:
             self.cp.add(self.copies[storage][-1].end == self.slots.horizon)
         self._memory()
@@ -106,19 +111,20 @@ class IntervalModel:
         self._objective(known, least)
 
     def _runs(self, at: int) -> None:
-        cp, again = self.cp, self.slots.again(at) if at != END_F else []
+        cp, again = self.cp, self.slots.again(at) if at >= 0 else []
         found = [Run(at, self.slots.first(at))]
-        count = 1 if at == END_F or not again else self.slots.runs[at]
-        for number in range(1, count):
+        count = self.slots.runs[at] if again else 1
+        for number in range(1, min(count, len(again) + 1)):
             domain = _domain(again[number - 1 :])
             run = Run(
                 at,
                 cp.new_int_var_from_domain(domain, f"slot {at} {number}"),
                 cp.new_bool_var(f"again {at} {number}"),
+                number,
             )
             if number > 1:
                 cp.add_implication(run.present, found[-1].present)
-                cp.add(found[-1].slot < run.slot)
+                cp.add(found[-1].slot < run.slot).only_enforce_if(run.present)
             found.append(run)
         self.runs[at] = found
 
@@ -130,46 +136,72 @@ class IntervalModel:
             self.cp.add(end >= run.slot + 1)
         return Copy(run, end)
 
-    def _reads(self, reader: Run, storage: int) -> None:
-        """A reader takes one copy, made before it and kept to behind it."""
-        taken: list[Any] = []
-        if reader.fixed and len(self.copies[storage]) == 1:
-            self._take(reader, self.copies[storage][0], True)
-            return
-        for index, copy in enumerate(self.copies[storage]):
-            if self._may_take(reader, copy):
-                taken.append(self.cp.new_bool_var(f"{reader.at} takes {storage} {index}"))
-                self._take(reader, copy, taken[-1])
-        if reader.fixed:
-            self.cp.add_exactly_one(taken)
-        else:
-            self.cp.add(sum(taken) == reader.present)
+    def before(self, run: Run, moment: int) -> Any:
+        """Whether a further run takes place before a slot; one literal per pair."""
+        again = self.slots.again(run.at)
+        if again[0] > moment:
+            return 0
+        if again[-1] < moment:
+            return run.present
+        key = (run.at, run.number, moment)
+        if key not in self._before:
+            literal = self.cp.new_bool_var(f"{key[0]} {key[1]} before {moment}")
+            self.cp.add_implication(literal, run.present)
+            self.cp.add(run.slot <= moment - 1).only_enforce_if(literal)
+            self.cp.add(run.slot >= moment + 1).only_enforce_if(literal.negated(), run.present)
+            self._before[key] = literal
+        return self._before[key]
 
-    def _may_take(self, reader: Run, copy: Copy) -> bool:
-        """Whether the copy can be there at all."""
-        latest = reader.slot if reader.fixed else self.slots.again(reader.at)[-1]
-        earliest = copy.run.slot if copy.run.fixed else self.slots.again(copy.run.at)[0]
-        return bool(earliest < latest)
+    def _between(self, run: Run, reader: Run) -> Any:
+        """Whether a further run takes place before that of a reader, which may not take place."""
+        again, last = self.slots.again(run.at), self.slots.again(reader.at)
+        if again[0] > last[-1]:
+            return 0
+        literal = self.cp.new_bool_var("")
+        self.cp.add_implication(literal, run.present)
+        self.cp.add_implication(literal, reader.present)
+        self.cp.add(run.slot + 1 <= reader.slot).only_enforce_if(literal)
+        self.cp.add(run.slot >= reader.slot + 1).only_enforce_if(
+            literal.negated(), run.present, reader.present
+        )
+        return literal
 
-    def _take(self, reader: Run, copy: Copy, use: Any) -> None:
-        copy.readers.append((reader, use))
-        if use is True:
-            self.cp.add(copy.end >= reader.slot + 1)
-            return
-        self.cp.add(copy.end >= reader.slot + 1).only_enforce_if(use)
-        if not copy.run.fixed:
-            self.cp.add_implication(use, copy.run.present)
-            self.cp.add(copy.run.slot + 1 <= reader.slot).only_enforce_if(use)
+    def _read(self, reader: Run, storage: int) -> None:
+        """A reader takes the latest copy before it, which is kept to behind it.
+
+        Where an older one is kept as well, it could go: nothing is lost.
+        """
+        copies = self.copies[storage]
+        made = [
+            self.before(copy.run, reader.slot)
+            if reader.fixed
+            else self._between(copy.run, reader)
+            for copy in copies[1:]
+        ]
+        for index, copy in enumerate(copies):
+            is_made = () if index == 0 else (made[index - 1],)
+            later = (made[index],) if index < len(made) else ()
+            if 0 in map(_number, is_made):
+                continue
+            when = (
+                *(() if reader.fixed else (reader.present,)),
+                *is_made,
+                *(each.negated() for each in later if _number(each) != 0),
+            )
+            self.cp.add(copy.end >= reader.slot + 1).only_enforce_if(*when)
+            if self._earliest(reader) > self.slots.end:
+                copy.crosses.append(when)
+
+    def _earliest(self, run: Run) -> int:
+        return int(run.slot) if run.fixed else self.slots.again(run.at)[0]
 
     def _memory(self) -> None:
         """Bytes held and bytes of what runs, at every slot."""
         intervals, demands = [], []
         for at, runs in self.runs.items():
-            comes = sum(self.units[s] for s in self.ledger.tangents)
-            demand = comes if at == END_F else self.during[at]
             for run in runs:
                 intervals.append(self._interval(run.slot, 1, run.slot + 1, run.present))
-                demands.append(demand)
+                demands.append(self._comes(at))
         for storage, copies in self.copies.items():
             if self.units[storage]:
                 for copy in copies:
@@ -179,87 +211,96 @@ class IntervalModel:
                     demands.append(self.units[storage])
         self.cp.add_cumulative(intervals, demands, self.cap)
 
+    def _comes(self, at: int) -> int:
+        """Units of an entry beyond what is held."""
+        return self.during[at] if at >= 0 else sum(self.units[s] for s in self.ledger.made(at))
+
     def _interval(self, begin: Any, length: Any, end: Any, present: Any) -> Any:
         if present is True:
             return self.cp.new_interval_var(begin, length, end, "")
         return self.cp.new_optional_interval_var(begin, length, end, present, "")
 
     def _saved(self) -> None:
-        """What crosses the end of the forward."""
+        """What crosses the end of the forward (2.19)."""
+        held = []
         for storage, copies in self.copies.items():
-            for index, copy in enumerate(copies):
-                if self.units[storage] and self._before_end(copy.run):
-                    self.crossing[storage, index] = self._crosses(copy, f"{storage} {index}")
+            early = [copy for copy in copies if self._earliest(copy.run) < self.slots.end]
+            if self.units[storage] and early:
+                self._crossing[storage] = self._crosses(early, storage)
+                if storage not in self.ledger.unsaved:
+                    held.append(self.units[storage] * self._crossing[storage])
         if self.saved is not None:
-            held = [self.units[each] * var for (each, _), var in self.crossing.items()]
             self.cp.add(sum(held) <= self.saved)
 
-    def _before_end(self, run: Run) -> bool:
-        earliest = run.slot if run.fixed else self.slots.again(run.at)[0]
-        return bool(earliest < self.slots.end)
-
-    def _crosses(self, copy: Copy, name: str) -> Any:
-        """Whether a copy is there behind the end of the forward, and was before it."""
+    def _crosses(self, copies: list[Copy], storage: int) -> Any:
+        """Whether a storage is there behind the end of the forward, and was before it."""
         end = self.slots.end
-        crosses = self.cp.new_bool_var(f"crosses {name}")
-        if copy.run.fixed:
-            self.cp.add(copy.end <= end + 1).only_enforce_if(crosses.negated())
-            for reader, use in copy.readers:
-                earliest = reader.slot if reader.fixed else self.slots.again(reader.at)[0]
-                if earliest > end and use is not True:
-                    self.cp.add_implication(use, crosses)
-                elif earliest > end:
-                    self.cp.add(crosses == 1)
-            return crosses
-        late, short = (self.cp.new_bool_var(f"{what} {name}") for what in ("late", "short"))
-        self.cp.add(copy.run.slot >= end + 1).only_enforce_if(late)
-        self.cp.add(copy.end <= end + 1).only_enforce_if(short)
-        self.cp.add_bool_or(crosses, late, short, copy.run.present.negated())
+        crosses = self.cp.new_bool_var(f"{storage} crosses")
+        for copy in copies:
+            if copy.run.fixed:
+                self.cp.add(copy.end <= end + 1).only_enforce_if(crosses.negated())
+                for when in copy.crosses if len(self.copies[storage]) == len(copies) == 1 or (
+                    self._earliest_again(storage) > end
+                ) else ():
+                    self.cp.add_bool_or(crosses, *(each.negated() for each in when))
+                continue
+            late, short = (self.cp.new_bool_var("") for _ in range(2))
+            self.cp.add(copy.run.slot >= end + 1).only_enforce_if(late)
+            self.cp.add(copy.end <= end + 1).only_enforce_if(short)
+            self.cp.add_bool_or(crosses, late, short, copy.run.present.negated())
         return crosses
 
-    def _heads(self) -> None:
-        """Bytes at first runs from the end of the forward on, as linear constraints.
+    def _earliest_again(self, storage: int) -> int:
+        copies = self.copies[storage]
+        return self._earliest(copies[1].run) if len(copies) > 1 else self.slots.horizon
 
-        They follow from `_memory`, for what the first runs' copies hold; a linear relaxation sees
-        in them what has to go.
+    def _heads(self) -> None:
+        """Bytes at first runs, as linear constraints.
+
+        They follow from the cumulative constraint. A storage is held at a first run where a later
+        one reads it, unless it is made anew between both; a linear relaxation sees what must go.
         """
-        firsts = [at for at in self.slots.heads if self.slots.first(at) >= self.slots.end]
-        for at in firsts:
-            here, terms, sure = self.slots.first(at), [], 0
-            for storage, copies in self.copies.items():
-                made = copies[0].run.slot
-                uses = [
-                    (reader.slot, use)
-                    for reader, use in copies[0].readers
-                    if reader.fixed and reader.slot >= here
-                ]
-                if made >= here or not uses:
-                    continue
-                slot, use = min(uses, key=lambda each: each[0])
-                if at == END_F and slot != here:
-                    terms.append(self.units[storage] * self.crossing[storage, 0])
-                elif use is True or slot == here:
-                    sure += self.units[storage]
-                else:
-                    terms.append(self.units[storage] * use)
-            comes = sum(self.units[s] for s in self.ledger.tangents)
-            sure += comes if at == END_F else self.during[at]
-            if terms:
-                self.cp.add(sum(terms) <= self.cap - sure)
+        readers: dict[int, list[int]] = {}
+        for at in self.slots.heads:
+            for storage in self.ledger.needed(at):
+                readers.setdefault(storage, []).append(self.slots.first(at))
+        for storage in self.ledger.handed_back:
+            readers.setdefault(storage, []).append(self.slots.horizon)
+        for at in self.slots.heads:
+            here = self.slots.first(at)
+            held = [
+                (storage, min(slot for slot in slots if slot >= here))
+                for storage, slots in readers.items()
+                if self.copies[storage][0].run.slot < here <= slots[-1] and self.units[storage]
+            ]
+            if sum(self.units[s] for s, _ in held) + self._comes(at) > self.cap:
+                self._head(here, held, self.cap - self._comes(at))
+
+    def _head(self, here: int, held: list[tuple[int, int]], room: int) -> None:
+        terms = []
+        for storage, reader in held:
+            away = 0
+            if here == self.slots.end and reader > here:
+                away = 1 - self._crossing[storage]
+            elif reader > here and reader != self.slots.horizon:
+                for run in self.runs[self.maker[storage]][1:]:
+                    away += self.before(run, reader) - self.before(run, here)
+            terms.append(self.units[storage] * (1 - away))
+        self.cp.add(sum(terms) <= room)
 
     def _objective(self, known: int | None, least: int) -> None:
-        terms = [
+        further = sum(
             self.ledger.time[at] * run.present
             for at, runs in self.runs.items()
             for run in runs[1:]
-        ]
-        further = sum(terms)
-        if terms:
-            if known is not None:
-                self.cp.add(further <= known)
-            if least:
-                self.cp.add(further >= least)
-            self.cp.minimize(further)
+        )
+        if isinstance(further, int):
+            return
+        if known is not None:
+            self.cp.add(further <= known)
+        if least:
+            self.cp.add(further >= least)
+        self.cp.minimize(further)
 
     def hint(self, order: Order) -> None:
         """Start the search from an order."""
@@ -282,6 +323,11 @@ class IntervalModel:
                 if value(run.present)
             ]
         )
+
+
+def _number(literal: Any) -> int | None:
+    """The value of what is no variable."""
+    return literal if isinstance(literal, int) else None
 
 
 def _domain(values: list[int]) -> Any:

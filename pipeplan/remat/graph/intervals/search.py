@@ -7,7 +7,7 @@ from math import gcd
 
 from pipeplan.remat.graph.intervals.model import IntervalModel
 from pipeplan.remat.graph.intervals.slots import Slots
-from pipeplan.remat.graph.orders import END_F, Ledger, Order, bytes_during, frees, saved_bytes
+from pipeplan.remat.graph.orders import Ledger, Order, fits, further, tidy
 
 MOST_UNITS = 1_000_000
 """Units of memory into which a peak is divided at most."""
@@ -108,7 +108,7 @@ def _solve(model: IntervalModel, limits: Limits) -> tuple[int, object]:
 def _unit(ledger: Ledger, peak: int) -> int:
     """The common divisor of all sizes, or the least unit that leaves at most `MOST_UNITS`."""
     common = gcd(*ledger.size, *(each.workspace_bytes for each in ledger.graph.operations)) or 1
-    return max(common, -(-peak // MOST_UNITS))
+    return max(common, -(-(peak - ledger.constant) // MOST_UNITS))
 
 
 def _during(ledger: Ledger, units: list[int], unit: int) -> list[int]:
@@ -116,30 +116,3 @@ def _during(ledger: Ledger, units: list[int], unit: int) -> list[int]:
         sum(units[s] for s in writes) * unit + each.workspace_bytes
         for writes, each in zip(ledger.writes, ledger.graph.operations, strict=True)
     ]
-
-
-def fits(ledger: Ledger, order: Order, peak: int, saved: int | None) -> bool:
-    """Whether an order keeps the budgets."""
-    within = saved is None or saved_bytes(ledger, order) <= saved
-    return within and max(bytes_during(ledger, order)) <= peak
-
-
-def further(ledger: Ledger, order: Order) -> int:
-    """Time of an order beyond that of every operation once, ns."""
-    return sum(ledger.time[at] for at in order if at != END_F) - sum(ledger.time)
-
-
-def tidy(ledger: Ledger, order: Order) -> Order:
-    """An order without further runs of which nothing is used."""
-    while True:
-        seen: set[int] = set()
-        made = frees(ledger, order).made
-        left = []
-        for position, at in enumerate(order):
-            useless = at in seen and len(made[position]) == len(ledger.made(at))
-            if not useless:
-                left.append(at)
-            seen.add(at)
-        if len(left) == len(order):
-            return order
-        order = tuple(left)

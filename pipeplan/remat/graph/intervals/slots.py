@@ -69,10 +69,10 @@ class Slots:
         ledger, last = self.ledger, [0] * len(self.runs)
         wanted = {s: len(self.heads) - 1 for s in ledger.handed_back}
         for at in reversed(self.heads):
-            if at != END_F:
+            if at >= 0:
                 last[at] = max((wanted.get(s, 0) for s in ledger.writes[at]), default=0)
             mine = self.place[at]
-            stage = max(mine, last[at]) if at != END_F and self.runs[at] > 1 else mine
+            stage = max(mine, last[at]) if at >= 0 and self.runs[at] > 1 else mine
             for storage in ledger.needed(at):
                 wanted[storage] = max(wanted.get(storage, 0), stage)
         return last
