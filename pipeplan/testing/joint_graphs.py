@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 from pipeplan.operator_graph import Operation, OperatorGraph, Phase, Storage, StorageKind
 
@@ -259,9 +258,7 @@ class _Network:
     def fused(self, node: _Node, incoming: int) -> list[tuple[int, int]]:
         made = [self.grad(f"{node.name} {i}", self.elements(s)) for i, s in enumerate(node.reads)]
         reads = (incoming, node.out, *node.reads, *node.saved)
-        self.build.run(
-            f"{node.name} back", Phase.INPUT_GRADIENT, reads, made, 2.5 * node.flops
-        )
+        self.build.run(f"{node.name} back", Phase.INPUT_GRADIENT, reads, made, 2.5 * node.flops)
         return list(zip(node.reads, made, strict=True))
 
     def joined(self, node: _Node, incoming: int) -> list[tuple[int, int]]:
@@ -280,9 +277,7 @@ def gpt_graph(gpt: Gpt) -> OperatorGraph:
     if gpt.vocabulary:
         tokens = net.build.storage("tokens", rows, StorageKind.INPUT, 8)
         table = net.build.storage("embedding", gpt.vocabulary * width, StorageKind.PARAMETER)
-        x = first = net.node(
-            "embedding", "embed", (table, tokens), net.act("embed", rows * width)
-        )
+        x = first = net.node("embedding", "embed", (table, tokens), net.act("embed", rows * width))
         x = net.dropout("drop", x)
     else:
         x = first = net.build.storage("x", rows * width, StorageKind.INPUT)
@@ -299,39 +294,4 @@ def gpt_graph(gpt: Gpt) -> OperatorGraph:
         operations=tuple(net.build.operations),
         outputs=(x,),
         input_gradients=back,
-    )
-
-
-def random_graph(seed: int, forwards: int, backwards: int, most: int = 9) -> OperatorGraph:
-    """A small graph with storages of 1 to `most` bytes, for comparisons with brute force."""
-    draw = Random(seed)
-    storages = [Storage(name="x", bytes=draw.randint(1, most), kind=StorageKind.INPUT)]
-    storages.append(Storage(name="t", bytes=draw.randint(1, most), kind=StorageKind.TANGENT))
-    operations: list[Operation] = []
-    for index in range(forwards + backwards):
-        forward = index < forwards
-        kind = StorageKind.ACTIVATION if forward else StorageKind.GRADIENT
-        known = [i for i in range(len(storages)) if i != 1]
-        reads = set(draw.sample(known, min(len(known), draw.randint(1, 2))))
-        reads.add(1 if index == forwards else known[-1])
-        count = 2 if draw.random() < 0.3 else 1
-        writes = tuple(range(len(storages), len(storages) + count))
-        for each in writes:
-            storages.append(Storage(name=f"s{each}", bytes=draw.randint(1, most), kind=kind))
-        operations.append(
-            Operation(
-                name=f"o{index}",
-                phase=Phase.FORWARD if forward else Phase.INPUT_GRADIENT,
-                reads=tuple(sorted(reads)),
-                writes=writes,
-                time_ns=draw.randint(1, 9),
-                workspace_bytes=draw.randint(0, 3),
-            )
-        )
-    return OperatorGraph(
-        name=f"random {seed}",
-        storages=tuple(storages),
-        operations=tuple(operations),
-        outputs=(operations[forwards - 1].writes[0],),
-        input_gradients=(operations[-1].writes[0],),
     )

@@ -7,7 +7,8 @@ from itertools import chain, combinations, product
 
 from pipeplan.errors import InputError
 from pipeplan.remat.graph.intervals.slots import Slots
-from pipeplan.remat.graph.orders import Order, fits, time_of
+from pipeplan.remat.graph.ledger import Order
+from pipeplan.remat.graph.orders import fits, time_of
 
 LARGEST = 7
 """Operations of a graph that is enumerated."""

@@ -10,37 +10,14 @@ could have gone before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipeplan.remat.graph.intervals.run_variables import Run, RunVariables
 from pipeplan.remat.graph.intervals.slots import Slots
-from pipeplan.remat.graph.orders import Order
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of an operation, or the end of the forward.
-
-    Attributes:
-        at: the operation, or `END_F`.
-        slot: a number, or the variable of a further run.
-        present: whether it takes place; True, or a variable.
-        number: 0 of the first run.
-    """
-
-    at: int
-    slot: Any
-    present: Any = True
-    number: int = 0
-
-    @property
-    def fixed(self) -> bool:
-        """Whether it is a first run."""
-        return self.number == 0
 
 
 @dataclass
@@ -81,10 +58,9 @@ class IntervalModel:
     ) -> None:
         self.cp, self.slots, self.ledger = cp, slots, slots.ledger
         self.cap, self.saved, self.units, self.during = cap, saved, units, during
-        self.runs: dict[int, list[Run]] = {}
+        self.runs = RunVariables(cp, slots)
         self.copies: dict[int, list[Copy]] = {}
         self.maker: dict[int, int] = {}
-        self._before: dict[tuple[int, int, int], Any] = {}
         self._crossing: dict[int, Any] = {}
 
     def build(self, known: int | None = None, least: int = 0) -> None:
@@ -95,38 +71,19 @@ class IntervalModel:
             least: further time that nothing is below, ns.
         """
         for at in self.slots.heads:
-            self._runs(at)
             for storage in self.ledger.made(at):
                 self.maker.setdefault(storage, at)
-                self.copies[storage] = [self._copy(storage, run) for run in self.runs[at]]
+                self.copies[storage] = [self._copy(storage, run) for run in self.runs.of[at]]
         for at in self.slots.heads:
-            for run in self.runs[at]:
+            for run in self.runs.of[at]:
                 for storage in self.ledger.needed(at):
                     self._read(run, storage)
         for storage in self.ledger.handed_back:
-            self.cp.add(self.copies[storage][-1].end == self.slots.horizon)
+            self._hand_back(self.copies[storage])
         self._memory()
         self._saved()
         self._heads()
         self._objective(known, least)
-
-    def _runs(self, at: int) -> None:
-        cp, again = self.cp, self.slots.again(at) if at >= 0 else []
-        found = [Run(at, self.slots.first(at))]
-        count = self.slots.runs[at] if again else 1
-        for number in range(1, min(count, len(again) + 1)):
-            domain = _domain(again[number - 1 :])
-            run = Run(
-                at,
-                cp.new_int_var_from_domain(domain, f"slot {at} {number}"),
-                cp.new_bool_var(f"again {at} {number}"),
-                number,
-            )
-            if number > 1:
-                cp.add_implication(run.present, found[-1].present)
-                cp.add(found[-1].slot < run.slot).only_enforce_if(run.present)
-            found.append(run)
-        self.runs[at] = found
 
     def _copy(self, storage: int, run: Run) -> Copy:
         """A copy that lives until `end`."""
@@ -136,35 +93,12 @@ class IntervalModel:
             self.cp.add(end >= run.slot + 1)
         return Copy(run, end)
 
-    def before(self, run: Run, moment: int) -> Any:
-        """Whether a further run takes place before a slot; one literal per pair."""
-        again = self.slots.again(run.at)
-        if again[0] > moment:
-            return 0
-        if again[-1] < moment:
-            return run.present
-        key = (run.at, run.number, moment)
-        if key not in self._before:
-            literal = self.cp.new_bool_var(f"{key[0]} {key[1]} before {moment}")
-            self.cp.add_implication(literal, run.present)
-            self.cp.add(run.slot <= moment - 1).only_enforce_if(literal)
-            self.cp.add(run.slot >= moment + 1).only_enforce_if(literal.negated(), run.present)
-            self._before[key] = literal
-        return self._before[key]
-
-    def _between(self, run: Run, reader: Run) -> Any:
-        """Whether a further run takes place before that of a reader, which may not take place."""
-        again, last = self.slots.again(run.at), self.slots.again(reader.at)
-        if again[0] > last[-1]:
-            return 0
-        literal = self.cp.new_bool_var("")
-        self.cp.add_implication(literal, run.present)
-        self.cp.add_implication(literal, reader.present)
-        self.cp.add(run.slot + 1 <= reader.slot).only_enforce_if(literal)
-        self.cp.add(run.slot >= reader.slot + 1).only_enforce_if(
-            literal.negated(), run.present, reader.present
-        )
-        return literal
+    def _hand_back(self, copies: list[Copy]) -> None:
+        """The latest copy stays to the end."""
+        for index, copy in enumerate(copies):
+            present = [] if copy.run.fixed else [copy.run.present]
+            later = [each.run.present.negated() for each in copies[index + 1 : index + 2]]
+            self.cp.add(copy.end == self.slots.horizon).only_enforce_if(*present, *later)
 
     def _read(self, reader: Run, storage: int) -> None:
         """A reader takes the latest copy before it, which is kept to behind it.
@@ -173,9 +107,9 @@ class IntervalModel:
         """
         copies = self.copies[storage]
         made = [
-            self.before(copy.run, reader.slot)
+            self.runs.before(copy.run, reader.slot)
             if reader.fixed
-            else self._between(copy.run, reader)
+            else self.runs.between(copy.run, reader)
             for copy in copies[1:]
         ]
         for index, copy in enumerate(copies):
@@ -189,16 +123,13 @@ class IntervalModel:
                 *(each.negated() for each in later if _number(each) != 0),
             )
             self.cp.add(copy.end >= reader.slot + 1).only_enforce_if(*when)
-            if self._earliest(reader) > self.slots.end:
+            if self.runs.earliest(reader) > self.slots.end:
                 copy.crosses.append(when)
-
-    def _earliest(self, run: Run) -> int:
-        return int(run.slot) if run.fixed else self.slots.again(run.at)[0]
 
     def _memory(self) -> None:
         """Bytes held and bytes of what runs, at every slot."""
         intervals, demands = [], []
-        for at, runs in self.runs.items():
+        for at, runs in self.runs.of.items():
             for run in runs:
                 intervals.append(self._interval(run.slot, 1, run.slot + 1, run.present))
                 demands.append(self._comes(at))
@@ -224,7 +155,7 @@ class IntervalModel:
         """What crosses the end of the forward (2.19)."""
         held = []
         for storage, copies in self.copies.items():
-            early = [copy for copy in copies if self._earliest(copy.run) < self.slots.end]
+            early = [copy for copy in copies if self.runs.earliest(copy.run) < self.slots.end]
             if self.units[storage] and early:
                 self._crossing[storage] = self._crosses(early, storage)
                 if storage not in self.ledger.unsaved:
@@ -239,9 +170,12 @@ class IntervalModel:
         for copy in copies:
             if copy.run.fixed:
                 self.cp.add(copy.end <= end + 1).only_enforce_if(crosses.negated())
-                for when in copy.crosses if len(self.copies[storage]) == len(copies) == 1 or (
-                    self._earliest_again(storage) > end
-                ) else ():
+                for when in (
+                    copy.crosses
+                    if len(self.copies[storage]) == len(copies) == 1
+                    or (self._earliest_again(storage) > end)
+                    else ()
+                ):
                     self.cp.add_bool_or(crosses, *(each.negated() for each in when))
                 continue
             late, short = (self.cp.new_bool_var("") for _ in range(2))
@@ -252,7 +186,7 @@ class IntervalModel:
 
     def _earliest_again(self, storage: int) -> int:
         copies = self.copies[storage]
-        return self._earliest(copies[1].run) if len(copies) > 1 else self.slots.horizon
+        return self.runs.earliest(copies[1].run) if len(copies) > 1 else self.slots.horizon
 
     def _heads(self) -> None:
         """Bytes at first runs, as linear constraints.
@@ -283,15 +217,15 @@ class IntervalModel:
             if here == self.slots.end and reader > here:
                 away = 1 - self._crossing[storage]
             elif reader > here and reader != self.slots.horizon:
-                for run in self.runs[self.maker[storage]][1:]:
-                    away += self.before(run, reader) - self.before(run, here)
+                for run in self.runs.of[self.maker[storage]][1:]:
+                    away += self.runs.before(run, reader) - self.runs.before(run, here)
             terms.append(self.units[storage] * (1 - away))
         self.cp.add(sum(terms) <= room)
 
     def _objective(self, known: int | None, least: int) -> None:
         further = sum(
             self.ledger.time[at] * run.present
-            for at, runs in self.runs.items()
+            for at, runs in self.runs.of.items()
             for run in runs[1:]
         )
         if isinstance(further, int):
@@ -302,35 +236,7 @@ class IntervalModel:
             self.cp.add(further >= least)
         self.cp.minimize(further)
 
-    def hint(self, order: Order) -> None:
-        """Start the search from an order."""
-        again: Mapping[int, list[int]] = self.slots.reruns(order)
-        for at, runs in self.runs.items():
-            known = again.get(at, [])
-            for index, run in enumerate(runs[1:]):
-                there = index < len(known)
-                self.cp.add_hint(run.present, there)
-                if there:
-                    self.cp.add_hint(run.slot, known[index])
-
-    def order(self, value: Any) -> Order:
-        """The order of a solution; `value` gives a variable's value."""
-        return self.slots.order(
-            [
-                (value(run.slot), at)
-                for at, runs in self.runs.items()
-                for run in runs[1:]
-                if value(run.present)
-            ]
-        )
-
 
 def _number(literal: Any) -> int | None:
     """The value of what is no variable."""
     return literal if isinstance(literal, int) else None
-
-
-def _domain(values: list[int]) -> Any:
-    from ortools.sat.python import cp_model
-
-    return cp_model.Domain.from_values(values)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan.remat.graph.orders import END_F, Ledger, Order
+from pipeplan.remat.graph.ledger import END_F, Ledger, Order
 
 
 def slot(stage: int, entry: int) -> int:
@@ -99,24 +99,14 @@ class Slots:
 def runs_of(ledger: Ledger, most: int, backward: int = 1) -> tuple[int, ...]:
     """How often each operation may run: `most` times, backwards `backward` times.
 
-    An operation that may run `once` does, and one of which no backward depends on is run once.
+    An operation that may run `once` does, and so does one whose storages nothing reads.
     """
-    graph = ledger.graph
-    useful = _ancestors(ledger)
-    found = []
-    for index, each in enumerate(graph.operations):
-        if each.once or index not in useful:
-            found.append(1)
-        else:
-            found.append(most if index < graph.forwards else backward)
-    return tuple(found)
-
-
-def _ancestors(ledger: Ledger) -> set[int]:
-    """Operations whose storages anything behind reads, directly or through others, twice or late.
-
-    An operation whose storages nothing reads need not run again.
-    """
-    read = {s for reads in ledger.reads for s in reads} | set(ledger.handed_back)
-    read |= set(ledger.outputs)
-    return {i for i, writes in enumerate(ledger.writes) if read & set(writes)}
+    read = {s for at in ledger.first_order() for s in ledger.needed(at)} | set(ledger.handed_back)
+    return tuple(
+        1
+        if each.once or not read.intersection(ledger.writes[index])
+        else most
+        if index < ledger.graph.forwards
+        else backward
+        for index, each in enumerate(ledger.graph.operations)
+    )

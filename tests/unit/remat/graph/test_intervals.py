@@ -7,17 +7,18 @@ import pytest
 from pipeplan.remat.graph.brute_force import best_order
 from pipeplan.remat.graph.intervals.search import Limits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
+from pipeplan.remat.graph.ledger import Ledger
+from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import (
-    Ledger,
     bytes_during,
     further,
     peak_bytes,
-    program,
     saved_bytes,
     time_of,
 )
 from pipeplan.remat.programs import judge, keep_all
-from pipeplan.testing.joint_graphs import Gpt, gpt_graph, random_graph
+from pipeplan.testing.joint_graphs import Gpt, gpt_graph
+from pipeplan.testing.random_graphs import random_graph
 
 LIMITS = Limits(seconds=60)
 
@@ -39,7 +40,9 @@ def test_orders_do_what_the_judge_says(seed: int) -> None:
         assert outcome.peak_bytes == peak_bytes(ledger, order)
         assert outcome.saved_bytes == saved_bytes(ledger, order)
         assert outcome.compute_ns == time_of(ledger, order)
-    assert slots.order([(s, at) for at, all_ in slots.reruns(order).items() for s in all_]) == order
+    assert (
+        slots.order([(s, at) for at, all_ in slots.reruns(order).items() for s in all_]) == order
+    )
 
 
 def test_first_order_is_keep_all() -> None:
