@@ -99,6 +99,8 @@ class _Writer:
         for instruction in self._plain:
             needs = self._needs(instruction)
             self._bring(needs, exact=instruction.kind is not InstructionKind.RUN)
+            if instruction.kind is InstructionKind.END_F:
+                self._tidy(_never, _never, _never)
             self._emit(instruction)
             self._left.subtract(needs)
             if instruction.kind is InstructionKind.RUN and not self.turned:
@@ -125,12 +127,17 @@ class _Writer:
         self._emit(Instruction(kind, storage))
 
     def _bring(self, storages: Iterable[int], *, exact: bool) -> None:
-        """All of `storages` on the device; `exact`: not on their way out."""
-        for storage in storages:
-            place = self._memory.places.get(storage)
-            if place is None:
+        """All of `storages` on the device; `exact`: not on their way out.
+
+        Until nothing changes: a wait for one may end the way out of another one.
+        """
+        there = (UnitLocation.DEVICE,) if exact else (UnitLocation.DEVICE, UnitLocation.LEAVING)
+        wanted = tuple(storages)
+        while missing := [s for s in wanted if self._memory.places.get(s) not in there]:
+            storage = missing[0]
+            if storage not in self._memory.places:
                 self._again_made(storage)
-            elif place is UnitLocation.HOST or (exact and place is UnitLocation.LEAVING):
+            else:
                 self._do(InstructionKind.PREFETCH, storage)
                 self._do(InstructionKind.WAIT, storage)
 
@@ -145,7 +152,7 @@ class _Writer:
         for storage, place in list(self._memory.places.items()):
             if storage in staying:
                 continue
-            if place is UnitLocation.LEAVING and known(storage):
+            if self._memory.places[storage] is UnitLocation.LEAVING and known(storage):
                 self._do(InstructionKind.WAIT, storage)
             elif place is UnitLocation.DEVICE:
                 self._part_with(storage, drop, leave)
@@ -170,8 +177,8 @@ class _Writer:
 
     def _clear(self) -> None:
         staying = self._staying()
-        for storage, place in list(self._memory.places.items()):
+        for storage in list(self._memory.places):
             if storage not in staying:
-                if place is UnitLocation.LEAVING:
+                if self._memory.places[storage] is UnitLocation.LEAVING:
                     self._do(InstructionKind.WAIT, storage)
                 self._do(InstructionKind.FREE, storage)

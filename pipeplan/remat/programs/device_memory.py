@@ -38,6 +38,9 @@ class DeviceMemory:
             for index, each in enumerate(graph.storages)
             if each.kind is StorageKind.BUFFER
         }
+        randoms = [i for i, each in enumerate(graph.operations) if each.random]
+        self._randoms = dict(zip(randoms, [None, *randoms], strict=False))
+        """Random operation -> the one that draws before it."""
         self._outputs, self._returned = set(graph.outputs), set(graph.input_gradients)
         self._inputs = self._of(StorageKind.INPUT, StorageKind.RECEIVED)
         self._permanent = self._of(*PERMANENT)
@@ -105,6 +108,9 @@ class DeviceMemory:
         changed = next((each for each in operation.reads if each in self._updated_buffers), None)
         if changed is not None:
             return f"(A4) reads buffer {self._name(changed)}, which has been updated already"
+        earlier = self._randoms.get(index)
+        if earlier is not None and earlier not in self._ran:
+            return f"(A3) draws random numbers before operation {earlier}, need the graph's order"
         return None
 
     def _refuse_free(self, index: int) -> str | None:
@@ -150,6 +156,9 @@ class DeviceMemory:
     def _refuse_end_of_forward(self) -> str | None:
         if InstructionKind.END_F in self.ended:
             return "(A9) a second time, need once"
+        for index in self._randoms:
+            if index < self.graph.forwards and index not in self._ran:
+                return f"(A3) operation {index} draws random numbers and has not run"
         return self._absent("(A9)", self._outputs) or self._not_added("(A8)", self.graph.updated)
 
     def _refuse_end_of_inputs(self) -> str | None:

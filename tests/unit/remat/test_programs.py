@@ -163,6 +163,18 @@ def test_what_runs_once_does_not_run_again() -> None:
     assert found == "step 1, run 0: (A3) runs a second time, need once"
 
 
+def test_random_numbers_are_drawn_in_the_order_of_the_graph() -> None:
+    """(A3): for the first time; again in any order, and forwards before the end of the forward."""
+    second = OPERATIONS[1].model_copy(update={"random": True, "reads": (BUFFER,)})
+    graph = hand(operations=(OPERATIONS[0], second, *OPERATIONS[2:]))
+    (found,) = judge(graph, program(["run 1", "run 0"])).violations
+    assert found.startswith("step 0, run 1: (A3) draws random numbers before operation 0")
+    again = judge(graph, program(["run 0", "run 1", "free 6", "run 1", "run 0"]))
+    assert "(A3)" not in str(again.violations)
+    (found,) = judge(graph, program(["run 0", "end F"])).violations
+    assert found == "step 1, end F: (A3) operation 1 draws random numbers and has not run"
+
+
 def test_an_input_is_the_callers_one_that_was_received_is_not() -> None:
     """(A5): the first stays where it is and is not read any more, the second one's bytes go."""
     lines = [*KEEP_ALL, "free 0"]

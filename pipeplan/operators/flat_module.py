@@ -1,0 +1,113 @@
+"""A module as a function of tensors: each parameter and buffer once, inputs and outputs flat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pipeplan.operators.refusals import UncapturableError
+
+
+class Arguments:
+    """Those of one call: tensors, and all else as it was."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        leaves, self._form = pytree.tree_flatten((args, dict(kwargs)))
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def filled(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other tensors."""
+        leaves = list(self._rest)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._form)
+        return args, kwargs
+
+    def same_form(self, other: Arguments) -> bool:
+        """Whether `other` differs in tensors alone."""
+        return self._form == other._form and self._rest == other._rest
+
+
+class Results:
+    """The form of what a module returns, and which of its leaves are tensors."""
+
+    def __init__(self, result: Any) -> None:
+        leaves, self._form = pytree.tree_flatten(result)
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    @property
+    def count(self) -> int:
+        """How many tensors there are."""
+        return len(self._places)
+
+    @staticmethod
+    def tensors(result: Any) -> tuple[Tensor, ...]:
+        """Those in `result`."""
+        return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
+
+    def filled(self, tensors: tuple[Tensor, ...]) -> Any:
+        """The result with other tensors."""
+        leaves = list(self._rest)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self._form)
+
+
+def states_of(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """Parameters and buffers by their first names; shared ones appear once."""
+    return dict(module.named_parameters()), dict(module.named_buffers())
+
+
+class FlatModule(nn.Module):
+    """Calls a module with tensors in a row; its own parameters are `p0`, .., its buffers `b0`, ..
+
+    Shared parameters are one here, so that autograd adds their gradients as it does in the module.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Arguments) -> None:
+        super().__init__()
+        self._hidden = (module,)  # in a tuple, torch does not take it for a submodule
+        self._arguments = arguments
+        parameters, buffers = states_of(module)
+        self._names: dict[str, str] = {}
+        for index, (name, parameter) in enumerate(parameters.items()):
+            self._names[f"p{index}"] = name
+            self.register_parameter(f"p{index}", parameter)
+        for index, (name, buffer) in enumerate(buffers.items()):
+            self._names[f"b{index}"] = name
+            self.register_buffer(f"b{index}", buffer)
+        self.results: Results | None = None
+
+    def name(self, own: str) -> str:
+        """The module's name of parameter or buffer `own`."""
+        return self._names[own]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of what the module returns.
+
+        Raises:
+            UncapturableError: if the module replaces a buffer or returns no tensor.
+        """
+        args, kwargs = self._arguments.filled(tensors)
+        given = {name: getattr(self, own) for own, name in self._names.items()}
+        state = dict(given)
+        (module,) = self._hidden
+        result = torch.func.functional_call(module, state, args, kwargs, tie_weights=True)
+        for name, tensor in given.items():
+            if state[name] is not tensor:
+                raise UncapturableError(
+                    f"{name}: the forward puts another tensor in its place, need one that is"
+                    " written to in place"
+                )
+        self.results = Results(result)
+        tensors = Results.tensors(result)
+        if not tensors:
+            raise UncapturableError("the forward returns no tensor, need at least one")
+        return tensors

@@ -1,0 +1,173 @@
+"""The one door to torch's tracer of joint graphs, which is private: forward and backward as one.
+
+`aot_export_joint_with_descriptors` (torch 2.8 and later) runs the module and autograd on tensors
+without memory and writes down every operator, without decompositions, so that the kernels of the
+tensors' own device remain. What its arguments and results mean is told by descriptors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch._aot_autograd import descriptors as described
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.fx import GraphModule, Node
+
+from pipeplan.operators.flat_module import Arguments, FlatModule, Results
+from pipeplan.operators.refusals import UncapturableError
+
+
+class Given(StrEnum):
+    """What an argument of a joint graph is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    TANGENT = "tangent"
+
+
+class Handed(StrEnum):
+    """What a result of a joint graph is."""
+
+    OUTPUT = "output"
+    NEW_BUFFER = "new buffer"
+    WEIGHT_GRADIENT = "weight gradient"
+    INPUT_GRADIENT = "input gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One placeholder; `place` counts inputs, and outputs for tangents."""
+
+    node: Node
+    kind: Given
+    name: str = ""
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One result; `name` is that of a parameter or buffer, `place` that of an output or input."""
+
+    node: Node
+    kind: Handed
+    name: str = ""
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """One forward and its backward, operator by operator."""
+
+    module: GraphModule
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
+    form: Results
+    """Of what the module returns."""
+
+    @property
+    def nodes(self) -> list[Node]:
+        """What is called, in order."""
+        return [node for node in self.module.graph.nodes if node.op == "call_function"]
+
+
+def is_backward(node: Node) -> bool:
+    """Whether the tracer saw `node` in the backward."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JointGraph:
+    """The joint graph of a call; nothing is computed and nothing changed.
+
+    Args:
+        module: in the mode that it trains in; its tensors may be fake.
+        args: of the call; tensors that require a gradient get one.
+        kwargs: of the call.
+
+    Raises:
+        UncapturableError: if torch cannot trace the call, or it does what the graph cannot hold.
+    """
+    flat = FlatModule(module, Arguments(args, kwargs))
+    flat.train(module.training)
+    tensors = tuple(_as_leaf(each) for each in Arguments(args, kwargs).tensors)
+    try:
+        with ExitStack() as stack, warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            found = aot_export_joint_with_descriptors(stack, flat, tensors)
+            traced = found.graph_module
+    except UncapturableError:
+        raise
+    except Exception as error:
+        raise UncapturableError(_why(error)) from error
+    assert flat.results is not None
+    return JointGraph(traced, _arguments(traced, flat), _results(traced, flat), flat.results)
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _why(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0].rstrip(".") if lines else "no message"
+    return f"torch cannot trace the call: {type(error).__name__}: {first[:300]}"
+
+
+def _arguments(traced: GraphModule, flat: FlatModule) -> tuple[Argument, ...]:
+    nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    return tuple(_argument(node, node.meta["desc"], flat) for node in nodes)
+
+
+def _argument(node: Node, told: Any, flat: FlatModule) -> Argument:
+    if isinstance(told, described.ParamAOTInput):
+        return Argument(node, Given.PARAMETER, flat.name(told.target))
+    if isinstance(told, described.BufferAOTInput):
+        return Argument(node, Given.BUFFER, flat.name(told.target))
+    if isinstance(told, described.PlainAOTInput):
+        return Argument(node, Given.INPUT, place=told.idx)
+    if isinstance(told, described.TangentAOTInput):
+        output = told.output
+        if isinstance(output, described.PlainAOTOutput):
+            return Argument(node, Given.TANGENT, place=output.idx)
+        raise UncapturableError(f"the gradient of {_described(output)} is needed")
+    raise UncapturableError(f"the graph takes {_described(told)}")
+
+
+def _results(traced: GraphModule, flat: FlatModule) -> tuple[Result, ...]:
+    end = next(node for node in traced.graph.nodes if node.op == "output")
+    pairs = zip(end.args[0], end.meta["desc"], strict=True)
+    return tuple(_result(node, told, flat) for node, told in pairs if isinstance(node, Node))
+
+
+def _result(node: Node, told: Any, flat: FlatModule) -> Result:
+    if isinstance(told, described.PlainAOTOutput):
+        return Result(node, Handed.OUTPUT, place=told.idx)
+    if isinstance(told, described.InputMutationAOTOutput):
+        changed = told.mutated_input
+        if isinstance(changed, described.BufferAOTInput):
+            return Result(node, Handed.NEW_BUFFER, flat.name(changed.target))
+        raise UncapturableError(f"the forward works in place on {_described(changed)}")
+    if isinstance(told, described.GradAOTOutput):
+        of = told.grad_of
+        if isinstance(of, described.ParamAOTInput):
+            return Result(node, Handed.WEIGHT_GRADIENT, flat.name(of.target))
+        if isinstance(of, described.PlainAOTInput):
+            return Result(node, Handed.INPUT_GRADIENT, place=of.idx)
+        raise UncapturableError(f"{_described(of)} gets a gradient")
+    raise UncapturableError(f"the graph returns {_described(told)}")
+
+
+def _described(told: Any) -> str:
+    """A descriptor in words; for what this package has none, as torch names it."""
+    if isinstance(told, described.PlainAOTInput):
+        return f"input {told.idx}"
+    if isinstance(told, (described.ParamAOTInput, described.BufferAOTInput)):
+        return f"{told.target}"
+    return type(told).__name__
