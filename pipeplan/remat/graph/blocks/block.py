@@ -1,0 +1,112 @@
+"""A block as a graph of its own, and which blocks are identical."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.operator_graph import Operation, OperatorGraph, Storage, StorageKind
+from pipeplan.remat.graph.blocks.cuts import Cut, parts
+from pipeplan.remat.graph.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive forwards and their backwards.
+
+    Attributes:
+        graph: with names that tell nothing, so that identical blocks have equal graphs; what
+            comes in is an input, or received where the whole graph receives it.
+        operations: index in the whole graph of each of its operations.
+        value_bytes: of what goes on to the next block.
+        gradient_bytes: of what comes back from it.
+    """
+
+    graph: OperatorGraph
+    operations: tuple[int, ...]
+    value_bytes: int
+    gradient_bytes: int
+
+    @property
+    def key(self) -> str:
+        """What identical blocks share: structure, times and sizes."""
+        return self.graph.digest()
+
+
+def blocks(ledger: Ledger, chosen: Sequence[Cut]) -> list[Block]:
+    """The blocks between cuts."""
+    found = []
+    bounds = [None, *chosen, None]
+    for index, (forward, backward) in enumerate(parts(ledger, list(chosen))):
+        found.append(_block(ledger, (*forward, *backward), bounds[index], bounds[index + 1]))
+    return found
+
+
+def _block(
+    ledger: Ledger, operations: tuple[int, ...], before: Cut | None, behind: Cut | None
+) -> Block:
+    size = ledger.size
+    names = _Names(ledger, before, behind)
+    inside = [
+        Operation(
+            name=str(place),
+            phase=ledger.graph.operations[at].phase,
+            reads=tuple(names.of(s) for s in ledger.reads[at]),
+            writes=tuple(names.of(s) for s in ledger.writes[at]),
+            time_ns=ledger.time[at],
+            workspace_bytes=ledger.graph.operations[at].workspace_bytes,
+            random=ledger.graph.operations[at].random,
+            once=ledger.graph.operations[at].once,
+        )
+        for place, at in enumerate(operations)
+    ]
+    made = {s for at in operations for s in ledger.writes[at]}
+    outputs = behind.values if behind else ledger.outputs
+    returned = (*(before.gradients if before else ()), *ledger.handed_back)
+    for storage in (*(behind.gradients if behind else ()), *outputs):
+        names.of(storage)
+    graph = OperatorGraph(
+        name="block",
+        storages=tuple(names.storages),
+        operations=tuple(inside),
+        outputs=tuple(names.of(s) for s in outputs),
+        input_gradients=tuple(names.of(s) for s in returned if s in made),
+    )
+    return Block(
+        graph,
+        operations,
+        sum(size[s] for s in outputs),
+        sum(size[s] for s in (behind.gradients if behind else ledger.tangents)),
+    )
+
+
+class _Names:
+    """Storages of a block, numbered as they are met."""
+
+    def __init__(self, ledger: Ledger, before: Cut | None, behind: Cut | None) -> None:
+        self.ledger = ledger
+        self.inputs = set(before.values if before else ())
+        self.gradients = set(behind.gradients if behind else ledger.tangents)
+        self.index: dict[int, int] = {}
+        self.storages: list[Storage] = []
+
+    def of(self, storage: int) -> int:
+        """The number of a storage of the whole graph."""
+        if storage not in self.index:
+            self.index[storage] = len(self.storages)
+            self.storages.append(
+                Storage(
+                    name=str(len(self.storages)),
+                    bytes=self.ledger.size[storage],
+                    kind=self._kind(storage),
+                )
+            )
+        return self.index[storage]
+
+    def _kind(self, storage: int) -> StorageKind:
+        if storage in self.inputs:
+            return StorageKind.INPUT
+        if storage in self.gradients:
+            return StorageKind.TANGENT
+        kind = self.ledger.graph.storages[storage].kind
+        return StorageKind.ACTIVATION if kind is StorageKind.NEW_BUFFER else kind
