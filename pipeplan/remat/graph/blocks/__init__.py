@@ -1,1 +1,1 @@
-"""A graph as a chain of blocks: where it may be cut, what a block may do, RK-Rotor over options."""
+"""A graph as a chain of blocks: where to cut it, options of a block, RK-Rotor over them."""

@@ -14,7 +14,7 @@ from pipeplan.remat.graph.blocks.partition import MOST_OPERATIONS, partition
 from pipeplan.remat.graph.blocks.rk_rotor import ChainBlock, RkRotor
 from pipeplan.remat.graph.intervals.search import Limits
 from pipeplan.remat.graph.ledger import END_F, START, Ledger, Order
-from pipeplan.remat.graph.orders import bytes_during, peak_bytes, time_of
+from pipeplan.remat.graph.orders import bytes_during, fits, time_of
 
 HEADROOM = 1.25
 """Of a budget, up to where the table goes: sums of blocks' peaks are above what is used."""
@@ -62,14 +62,33 @@ class BlockChain:
             for each in self.blocks
         ]
 
-    def orders(self, peaks: Sequence[int], keep_all: bool = False) -> list[Order | None]:
-        """The best order within each peak in bytes, static ones included; None where none is."""
+    def order(self, peak: int, saved: int | None = None, keep_all: bool = False) -> Order | None:
+        """The best order found within a peak, static bytes included, and saved bytes.
+
+        None where none is found.
+        """
+        return self.orders([peak], saved, keep_all)[0]
+
+    def orders(
+        self, peaks: Sequence[int], saved: int | None = None, keep_all: bool = False
+    ) -> list[Order | None]:
+        """The same for several peaks, from one table where saved bytes have no limit."""
         options = self.options(keep_all)
+        chain = self._chain(options)
         room = [peak - self.ledger.constant for peak in peaks]
-        if max(room) <= 0:
-            return [None] * len(peaks)
-        table = RkRotor(self._chain(options), int(HEADROOM * max(room)))
-        return [self._order(table, options, each) for each in room]
+        found: list[Order | None] = []
+        table: RkRotor | None = None
+        for each in room:
+            if each <= 0:
+                found.append(None)
+                continue
+            if saved is not None:
+                reserve = max(0, each - saved)
+                table = RkRotor(chain, int(HEADROOM * each), reserve=reserve)
+            elif table is None:
+                table = RkRotor(chain, int(HEADROOM * max(room)))
+            found.append(self._order(table, options, each, saved))
+        return found
 
     def _chain(self, options: Sequence[Sequence[BlockOption]]) -> list[ChainBlock]:
         alone = {key: _forward_alone(each.ledger) for key, each in self.sets.items()}
@@ -79,7 +98,11 @@ class BlockChain:
         ]
 
     def _order(
-        self, table: RkRotor, options: Sequence[Sequence[BlockOption]], room: int
+        self,
+        table: RkRotor,
+        options: Sequence[Sequence[BlockOption]],
+        room: int,
+        saved: int | None,
     ) -> Order | None:
         """The fastest of the orders for memories around `room` whose bytes are within it.
 
@@ -95,7 +118,7 @@ class BlockChain:
                 low = memory
             else:
                 order = compose(self.ledger, self.blocks, options, steps)
-                if peak_bytes(self.ledger, order) - self.ledger.constant <= room:
+                if fits(self.ledger, order, room + self.ledger.constant, saved):
                     low = memory
                     if best is None or time_of(self.ledger, order) < time_of(self.ledger, best):
                         best = order

@@ -67,13 +67,22 @@ class RkRotor:
         unit: bytes of a slot of memory.
     """
 
-    def __init__(self, chain: Sequence[ChainBlock], most: int, slots: int = 2000) -> None:
+    def __init__(
+        self, chain: Sequence[ChainBlock], most: int, slots: int = 2000, reserve: int = 0
+    ) -> None:
         """Fills the table.
+
+        Args:
+            chain: the blocks.
+            most: bytes of the largest memory.
+            slots: into which it is divided.
+            reserve: bytes that must be left at the end of the forward; memory less this is what
+                may be saved.
 
         Raises:
             InputError: if the chain is too long for the table.
         """
-        self.chain, self.slots = chain, slots
+        self.chain, self.slots, self.reserve = chain, slots, reserve
         self.unit = max(1, -(-most // slots))
         if len(chain) ** 2 * slots > _MOST_ENTRIES:
             raise InputError(
@@ -109,6 +118,8 @@ class RkRotor:
         found = []
         for option in block.options:
             least = max(option.forward_peak + back, option.backward_peak)
+            if end == len(self.chain) == begin + 1:
+                least = max(least, option.saved + self.reserve)
             if end == begin + 1:
                 rest: _Times = np.zeros(self.slots + 1, np.int64)
             else:

@@ -1,0 +1,179 @@
+"""The methods by name: each adds orders to what is known, and bounds where it proves any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from pipeplan.remat.graph.blocks.chain import BlockChain
+from pipeplan.remat.graph.brute_force import best_order
+from pipeplan.remat.graph.intervals.search import Found, Limits, search
+from pipeplan.remat.graph.intervals.slots import Slots, runs_of
+from pipeplan.remat.graph.ledger import Ledger, Order
+from pipeplan.remat.graph.orders import fits, further, peak_bytes
+from pipeplan.remat.graph.problem import Budget, GraphProblem
+
+MOST_WHOLE = 130
+"""Operations of a graph that `auto` also solves as a whole: beyond, bounds stay near 0."""
+_OPTIONS_SHARE = 0.5
+"""Of the time, what options of blocks may take."""
+
+
+@dataclass
+class Search:
+    """A problem, its budgets, and what is known of them.
+
+    Attributes:
+        problem: what is asked.
+        budgets: pairs of budgets.
+        deadline: on `time.monotonic`.
+        limits: of one search by CP-SAT.
+        known: orders, each with the method that found it.
+        bounds: of each budget: further time that no order of the class is below, ns; None where
+            no order of the class is within the budget.
+    """
+
+    problem: GraphProblem
+    budgets: tuple[Budget, ...]
+    deadline: float
+    limits: Limits
+    known: list[tuple[str, Order]] = field(default_factory=list)
+    bounds: dict[Budget, int | None] = field(default_factory=dict)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The graph's figures."""
+        return Ledger(self.problem.graph)
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Where operations may run."""
+        runs = runs_of(self.ledger, self.problem.runs)
+        return Slots(self.ledger, runs, behind=not self.problem.anywhere)
+
+    @cached_property
+    def chain(self) -> BlockChain:
+        """The graph as blocks."""
+        return BlockChain(self.ledger, runs=self.problem.runs)
+
+    def best(self, budget: Budget) -> tuple[str, Order] | None:
+        """The fastest known order within a budget; of equally fast ones that of least peak."""
+        fitting = [each for each in self.known if self.fits(each[1], budget)]
+        return min(
+            fitting,
+            key=lambda each: (further(self.ledger, each[1]), peak_bytes(self.ledger, each[1])),
+            default=None,
+        )
+
+    def fits(self, order: Order, budget: Budget) -> bool:
+        """Whether an order keeps a pair of budgets."""
+        return fits(self.ledger, order, budget.peak_bytes, budget.saved_bytes)
+
+    def left(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+def keep_all(search: Search) -> None:
+    """Every operation once."""
+    search.known.append(("keep-all", search.ledger.first_order()))
+
+
+def rotor(search: Search) -> None:
+    """Whole blocks are kept or run again: RK-Rotor with one option per block."""
+    _by_blocks(search, "rotor", keep_all=True)
+
+
+def rockmate(search: Search) -> None:
+    """Options per distinct block, then RK-Rotor (X. Zhao's thesis, Algorithm 3)."""
+    options_end = time.monotonic() + _OPTIONS_SHARE * search.left()
+    search.chain.solve_options(search.limits, options_end)
+    _by_blocks(search, "rockmate", keep_all=False)
+
+
+def _by_blocks(search: Search, name: str, keep_all: bool) -> None:
+    for saved in sorted({each.saved_bytes for each in search.budgets}, key=str):
+        peaks = [each.peak_bytes for each in search.budgets if each.saved_bytes == saved]
+        for order in search.chain.orders(peaks, saved, keep_all):
+            if order is not None:
+                search.known.append((name, order))
+
+
+def intervals(search: Search) -> None:
+    """The whole graph in CP-SAT, largest budgets first, each from the best order known."""
+    waiting = sorted(search.budgets, key=_largest_first)
+    for index, budget in enumerate(waiting):
+        share = search.left() / (len(waiting) - index)
+        limits = Limits(share, search.limits.workers, search.limits.deterministic)
+        _interval(search, budget, limits)
+
+
+def _interval(search: Search, budget: Budget, limits: Limits) -> None:
+    from_larger = [
+        bound
+        for other, bound in search.bounds.items()
+        if other.peak_bytes >= budget.peak_bytes and _at_least(other, budget)
+    ]
+    if None in from_larger:
+        search.bounds[budget] = None
+        return
+    least = max((each for each in from_larger if each is not None), default=0)
+    best = search.best(budget)
+    if best is not None and further(search.ledger, best[1]) == least:
+        search.bounds[budget] = least
+        return
+    found = _search(search, budget, limits, None if best is None else best[1], least)
+    search.bounds[budget] = found.bound_ns
+    if found.order is not None and (best is None or found.order != best[1]):
+        search.known.append(("intervals", found.order))
+
+
+def _search(
+    asked: Search, budget: Budget, limits: Limits, hint: Order | None, least: int
+) -> Found:
+    return search(asked.slots, budget.peak_bytes, budget.saved_bytes, limits, hint, least_ns=least)
+
+
+def _at_least(one: Budget, other: Budget) -> bool:
+    """Whether one budget allows as many saved bytes as another."""
+    if one.saved_bytes is None:
+        return True
+    return other.saved_bytes is not None and one.saved_bytes >= other.saved_bytes
+
+
+def _largest_first(budget: Budget) -> tuple[int, bool, int]:
+    saved = budget.saved_bytes
+    return -budget.peak_bytes, saved is not None, -(saved or 0)
+
+
+def brute_force(search: Search) -> None:
+    """All orders; for tests."""
+    for budget in search.budgets:
+        order = best_order(search.slots, budget.peak_bytes, budget.saved_bytes)
+        search.bounds[budget] = None if order is None else further(search.ledger, order)
+        if order is not None:
+            search.known.append(("brute-force", order))
+
+
+def auto(search: Search) -> None:
+    """Everything once, blocks kept or not, options of blocks, and small graphs as a whole."""
+    keep_all(search)
+    waiting = [each for each in search.budgets if search.best(each) is None]
+    if not waiting:
+        return
+    rotor(search)
+    rockmate(search)
+    if len(search.problem.graph.operations) <= MOST_WHOLE:
+        intervals(search)
+
+
+METHODS: dict[str, Callable[[Search], None]] = {
+    "auto": auto,
+    "keep-all": keep_all,
+    "rotor": rotor,
+    "rockmate": rockmate,
+    "intervals": intervals,
+    "brute-force": brute_force,
+}

@@ -1,0 +1,120 @@
+"""Cuts, identical blocks, options, and whole programs out of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.remat.graph.blocks.block import blocks
+from pipeplan.remat.graph.blocks.chain import BlockChain
+from pipeplan.remat.graph.blocks.cuts import cuts
+from pipeplan.remat.graph.blocks.options import OptionSet, grid, solve_grid
+from pipeplan.remat.graph.blocks.partition import partition, repetition
+from pipeplan.remat.graph.brute_force import best_order
+from pipeplan.remat.graph.intervals.search import Limits
+from pipeplan.remat.graph.ledger import Ledger
+from pipeplan.remat.graph.order_program import program
+from pipeplan.remat.graph.orders import further, peak_bytes
+from pipeplan.remat.programs import judge
+from pipeplan.testing.joint_graphs import GPT2_LARGE, Gpt, gpt_graph
+from pipeplan.testing.random_graphs import random_graph
+
+SMALL = Gpt(3, width=16, heads=2, tokens=8, batch=2, vocabulary=16)
+
+
+def test_cuts_keep_the_passes_apart() -> None:
+    """One value and at most one gradient cross; no backward reads across but them."""
+    ledger = Ledger(gpt_graph(SMALL))
+    found = cuts(ledger)
+    assert len(found) > 6
+    for cut in found:
+        assert len(cut.values) == 1 >= len(cut.gradients)
+        graph = ledger.graph
+        early = {s for at in graph.operations[: cut.forward] for s in at.writes}
+        late = {s for at in graph.operations[cut.forward : graph.forwards] for s in at.writes}
+        for at in range(graph.forwards, len(graph.operations)):
+            across = late if at >= cut.backward else early - set(cut.values)
+            assert not across.intersection(graph.operations[at].reads)
+
+
+def test_blocks_are_the_graph() -> None:
+    """Each operation is in one block; layers give identical blocks, other sizes do not."""
+    ledger = Ledger(gpt_graph(SMALL))
+    found = partition(ledger)
+    assert sorted(at for block in found for at in block.operations) == list(
+        range(len(ledger.graph.operations))
+    )
+    layers = [block.key for block in found if len(block.operations) > 40]
+    assert len(layers) == SMALL.layers
+    assert len(set(layers)) == 1
+    wider = partition(Ledger(gpt_graph(replace(SMALL, tokens=16))))
+    assert layers[0] not in {block.key for block in wider}
+
+
+def test_a_graph_without_cuts_is_one_block() -> None:
+    """Its program is that of the graph."""
+    ledger = Ledger(random_graph(3, 4, 3))
+    assert len(blocks(ledger, [])) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [("aababab", (1, 2, 3)), ("abc", (0, 0, 0)), ("xaaay", (1, 1, 3)), ("abcabc", (0, 3, 2))],
+)
+def test_repetition(keys: str, expected: tuple[int, int, int]) -> None:
+    """Begin, period and number of what repeats most."""
+    assert repetition(keys) == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_options_are_the_best_at_their_budgets(seed: int) -> None:
+    """Every answer of a grid is that of brute force, whatever was taken from other budgets."""
+    options = OptionSet(random_graph(seed, 4, 3))
+    solve_grid(options, 3, Limits(60))
+    ledger = options.ledger
+    assert options.proven
+    for peak, saved in grid(options, 3):
+        best = best_order(options.slots, peak + ledger.constant, saved)
+        found = options.answers[peak, saved].order
+        assert (best is None) == (found is None)
+        if best is not None and found is not None:
+            assert further(ledger, found) == further(ledger, best)
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize("gpt", [SMALL, replace(SMALL, fused=True, vocabulary=0)])
+def test_chains_keep_budgets(gpt: Gpt, keep_all: bool) -> None:
+    """At shares of the peak: judged, within the peak, saved bytes too where they are limited."""
+    ledger = Ledger(gpt_graph(gpt))
+    chain = BlockChain(ledger, count=4)
+    chain.solve_options(Limits(20), time.monotonic() + 100)
+    first = ledger.first_order()
+    moving = peak_bytes(ledger, first) - ledger.constant
+    peaks = [ledger.constant + moving * share // 10 for share in (10, 8, 6, 5)]
+    times = []
+    for peak, order in zip(peaks, chain.orders(peaks, keep_all=keep_all), strict=True):
+        assert order is not None
+        outcome = judge(ledger.graph, program(ledger, order), peak)
+        assert not outcome.violations
+        times.append(outcome.compute_ns)
+    assert times == sorted(times)
+    saved = judge(ledger.graph, program(ledger, first)).saved_bytes // 2
+    order = chain.order(peaks[0], saved, keep_all)
+    assert order is not None
+    outcome = judge(ledger.graph, program(ledger, order), peaks[0])
+    assert not outcome.violations
+    assert outcome.saved_bytes <= saved
+
+
+def test_options_beat_whole_blocks() -> None:
+    """Six layers of GPT2-large at half of the peak: options cost less than half of Rotor."""
+    ledger = Ledger(gpt_graph(replace(GPT2_LARGE, layers=6)))
+    chain = BlockChain(ledger, count=4)
+    chain.solve_options(Limits(20), time.monotonic() + 100)
+    peak = ledger.constant + (peak_bytes(ledger, ledger.first_order()) - ledger.constant) // 2
+    ours, whole = chain.order(peak), chain.order(peak, keep_all=True)
+    assert ours is not None
+    assert whole is not None
+    assert 2 * further(ledger, ours) < further(ledger, whole)

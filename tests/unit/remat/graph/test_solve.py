@@ -1,0 +1,88 @@
+"""The door: methods by name, answers at budgets, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeplan.errors import InputError
+from pipeplan.remat.graph import METHODS, Budget, GraphProblem, Pareto, solve
+from pipeplan.remat.programs import judge, keep_all
+from pipeplan.testing.joint_graphs import Gpt, gpt_graph
+from pipeplan.testing.random_graphs import random_graph
+
+SMALL = Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16)
+
+
+def _times(found: Pareto) -> list[int | None]:
+    return [each.option and each.option.outcome.compute_ns for each in found.answers]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_exact_methods_agree(seed: int, anywhere: bool) -> None:
+    """Intervals and auto give brute force's times at every budget, and prove them."""
+    problem = GraphProblem(random_graph(seed, 4, 3), anywhere=anywhere)
+    outcome = judge(problem.graph, keep_all(problem.graph))
+    peak, saved = outcome.peak_bytes, outcome.saved_bytes
+    budgets = [
+        Budget(peak - less, limit)
+        for less in range(0, peak // 2, 3)
+        for limit in (None, saved - 3)
+    ]
+    exact = solve(problem, budgets, method="brute-force")
+    for method in ("intervals", "auto"):
+        found = solve(problem, budgets, method=method)
+        assert _times(found) == _times(exact)
+        assert all(each.proven for each in found.answers)
+    for answer in exact.answers:
+        assert answer.option is None or answer.option.within(answer.budget)
+
+
+def test_sweeps_are_monotone() -> None:
+    """20 budgets: more is never slower, and no peak is above what was asked."""
+    problem = GraphProblem(gpt_graph(SMALL))
+    outcome = judge(problem.graph, keep_all(problem.graph))
+    static = problem.graph.static_bytes
+    moving = outcome.peak_bytes - static
+    budgets = [Budget(static + moving * share // 20) for share in range(1, 21)]
+    found = solve(problem, budgets, deadline_s=30, method="rockmate")
+    times = [each for each in _times(found) if each is not None]
+    assert len(times) > 8
+    assert times == sorted(times, reverse=True)
+    for answer in found.answers:
+        if answer.option is not None:
+            assert answer.option.outcome.peak_bytes <= answer.budget.peak_bytes
+            assert answer.gap is not None
+            assert answer.gap >= 0
+    assert len(found.options) <= len(set(times))
+
+
+@pytest.mark.parametrize("method", [each for each in METHODS if each != "brute-force"])
+def test_every_method_answers(method: str) -> None:
+    """At the peak without a plan all methods run every operation once."""
+    problem = GraphProblem(gpt_graph(SMALL))
+    outcome = judge(problem.graph, keep_all(problem.graph))
+    (answer,) = solve(problem, [Budget(outcome.peak_bytes)], 30, method).answers
+    assert answer.option is not None
+    assert answer.option.outcome.compute_ns == problem.graph.compute_ns
+    assert answer.proven
+
+
+def test_refusals() -> None:
+    """Unknown methods, no budgets and graphs that are too large say what is needed."""
+    problem = GraphProblem(gpt_graph(SMALL))
+    with pytest.raises(InputError, match="rockmate"):
+        solve(problem, [Budget(1)], method="other")
+    with pytest.raises(InputError, match="at least one"):
+        solve(problem, [])
+    with pytest.raises(InputError, match="at most 7"):
+        solve(problem, [Budget(1)], method="brute-force")
+
+
+def test_nothing_fits() -> None:
+    """Below all that any program needs there is no option, and intervals prove it."""
+    problem = GraphProblem(random_graph(1, 4, 3))
+    (answer,) = solve(problem, [Budget(1)], method="intervals").answers
+    assert answer.option is None
+    assert answer.bound_ns is None
+    assert answer.proven
