@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd import descriptors as described
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx import GraphModule, Node
 
+from pipeplan.operators.eager_operators import as_in_eager
 from pipeplan.operators.flat_module import Arguments, FlatModule, Results
 from pipeplan.operators.refusals import UncapturableError
 
@@ -98,7 +99,7 @@ def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     flat.train(module.training)
     tensors = tuple(_as_leaf(each) for each in Arguments(args, kwargs).tensors)
     try:
-        with ExitStack() as stack, warnings.catch_warnings(), torch.enable_grad():
+        with ExitStack() as stack, warnings.catch_warnings(), torch.enable_grad(), as_in_eager():
             warnings.simplefilter("ignore")
             found = aot_export_joint_with_descriptors(stack, flat, tensors)
             traced = found.graph_module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -121,17 +122,19 @@ class _Sized(_Whole):
 
     def _keep(self, computation: Computation, writes: tuple[int, ...], result: Any) -> None:
         results = result if isinstance(result, (tuple, list)) else (result,)
-        owners: dict[int, int] = {}
+        made: dict[int, dict[int, int]] = defaultdict(dict)
         for value, tensor in zip(computation.results, results, strict=True):
             if value is None:
                 continue
-            storage = self._captured.values[value].storage
             if not isinstance(tensor, Tensor):
                 raise _otherwise(computation)
             memory = tensor.untyped_storage()
-            if owners.setdefault(id(memory), storage) != storage:
-                raise _otherwise(computation)
-            self._sizes[storage] = memory.nbytes()
+            made[self._captured.values[value].storage][id(memory)] = memory.nbytes()
+        pieces = [name for each in made.values() for name in each]
+        if len(set(pieces)) < len(pieces):
+            raise _otherwise(computation)
+        # What torch takes for one storage may be several.
+        self._sizes.update({storage: sum(each.values()) for storage, each in made.items()})
         super()._keep(computation, writes, result)
 
 
