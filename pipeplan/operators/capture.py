@@ -110,18 +110,11 @@ class _Assembly:
         return {each.place: self._build.value(each.node) for each in results}
 
     def _check_outputs(self, outputs: dict[int, int]) -> None:
-        count = self._joint.form.count
-        missing = next((place for place in range(count) if place not in outputs), None)
-        if missing is not None:
-            raise UncapturableError(f"output {missing} shows an input or another output")
-        tangents = self._given[Given.TANGENT]
-        seen: dict[int, int] = {}
-        for place, value in sorted(outputs.items()):
-            storage = self._build.values[value].storage
-            made = self._build.storages[storage].kind is StorageKind.ACTIVATION
-            if place in tangents and (not made or storage in seen):
+        """Where outputs show an input or each other, torch leaves gradients out of the graph."""
+        joint, tangents = self._joint, self._given[Given.TANGENT]
+        for place in range(joint.form.count):
+            if place not in outputs or (place in joint.differentiable) != (place in tangents):
                 raise UncapturableError(f"output {place} shows an input or another output")
-            seen[storage] = place
 
     def _layouts(
         self, count: int
@@ -228,10 +221,7 @@ def _phases(drafts: list[Draft], returned: set[int]) -> list[Phase]:
 
 
 def _operation(draft: Draft, phase: Phase, updated: set[int]) -> Operation:
-    """Raises UncapturableError where a backward needs a buffer as it was before its update."""
     old = updated.intersection(draft.reads)
-    if old and draft.backward:
-        raise UncapturableError(f"the backward ({draft.node.name}) needs an updated buffer's past")
     return Operation(
         name=draft.node.name,
         phase=phase,

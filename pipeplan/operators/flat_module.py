@@ -84,6 +84,8 @@ class FlatModule(nn.Module):
             self._names[f"b{index}"] = name
             self.register_buffer(f"b{index}", buffer)
         self.results: Results | None = None
+        self.differentiable: set[int] = set()
+        """Places of outputs that were seen to require a gradient."""
 
     def name(self, own: str) -> str:
         """The module's name of parameter or buffer `own`."""
@@ -106,8 +108,9 @@ class FlatModule(nn.Module):
                     f"{name}: the forward puts another tensor in its place, need one that is"
                     " written to in place"
                 )
-        self.results = Results(result)
         tensors = Results.tensors(result)
         if not tensors:
             raise UncapturableError("the forward returns no tensor, need at least one")
+        self.results = Results(result)
+        self.differentiable |= {i for i, each in enumerate(tensors) if each.requires_grad}
         return tensors

@@ -72,6 +72,8 @@ class JointGraph:
     results: tuple[Result, ...]
     form: Results
     """Of what the module returns."""
+    differentiable: frozenset[int]
+    """Places of outputs that require a gradient in a run."""
 
     @property
     def nodes(self) -> list[Node]:
@@ -108,7 +110,13 @@ def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     except Exception as error:
         raise UncapturableError(_why(error)) from error
     assert flat.results is not None
-    return JointGraph(traced, _arguments(traced, flat), _results(traced, flat), flat.results)
+    return JointGraph(
+        traced,
+        _arguments(traced, flat),
+        _results(traced, flat),
+        flat.results,
+        frozenset(flat.differentiable),
+    )
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:
