@@ -7,8 +7,13 @@ from random import Random
 from pipeplan.operator_graph import Operation, OperatorGraph, Phase, Storage, StorageKind
 
 
-def random_graph(seed: int, forwards: int, backwards: int, most: int = 9) -> OperatorGraph:
-    """A small graph with storages of 1 to `most` bytes, for comparisons with brute force."""
+def random_graph(
+    seed: int, forwards: int, backwards: int, most: int = 9, plain: bool = False
+) -> OperatorGraph:
+    """A small graph with storages of 1 to `most` bytes, for comparisons with brute force.
+
+    With `plain`, operations make one storage each and take no workspace.
+    """
     draw = Random(seed)
     storages = [Storage(name="x", bytes=draw.randint(1, most), kind=StorageKind.INPUT)]
     storages.append(Storage(name="t", bytes=draw.randint(1, most), kind=StorageKind.TANGENT))
@@ -19,7 +24,7 @@ def random_graph(seed: int, forwards: int, backwards: int, most: int = 9) -> Ope
         known = [i for i in range(len(storages)) if i != 1]
         reads = set(draw.sample(known, min(len(known), draw.randint(1, 2))))
         reads.add(1 if index == forwards else known[-1])
-        count = 2 if draw.random() < 0.3 else 1
+        count = 2 if draw.random() < 0.3 and not plain else 1
         writes = tuple(range(len(storages), len(storages) + count))
         for each in writes:
             storages.append(Storage(name=f"s{each}", bytes=draw.randint(1, most), kind=kind))
@@ -30,7 +35,7 @@ def random_graph(seed: int, forwards: int, backwards: int, most: int = 9) -> Ope
                 reads=tuple(sorted(reads)),
                 writes=writes,
                 time_ns=draw.randint(1, 9),
-                workspace_bytes=draw.randint(0, 3),
+                workspace_bytes=0 if plain else draw.randint(0, 3),
             )
         )
     return OperatorGraph(

@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
+from pipeplan.errors import InputError
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.brute_force import best_order
 from pipeplan.remat.graph.intervals.search import Found, Limits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
 from pipeplan.remat.graph.ledger import Ledger, Order
-from pipeplan.remat.graph.orders import fits, further, peak_bytes
+from pipeplan.remat.graph.milp.checkmate import Checkmate
+from pipeplan.remat.graph.milp.fb_graph import FbGraph, of_operators
+from pipeplan.remat.graph.milp.rk_checkmate import RkCheckmate
+from pipeplan.remat.graph.orders import fits, further, peak_bytes, tidy
 from pipeplan.remat.graph.problem import Budget, GraphProblem
 
 MOST_WHOLE = 130
 """Operations of a graph that `auto` also solves as a whole: beyond, bounds stay near 0."""
+MOST_PROGRAM = 60
+"""Computations of a graph for the integer programs, which grow with their square and more."""
 _OPTIONS_SHARE = 0.5
 """Of the time, what options of blocks may take."""
 
@@ -157,6 +163,39 @@ def brute_force(search: Search) -> None:
             search.known.append(("brute-force", order))
 
 
+def checkmate(search: Search) -> None:
+    """Checkmate's program: storages of an operation together, no workspace, no saved bytes.
+
+    Its schedules are within a budget where the judge says so; it proves nothing of this class.
+    """
+    for budget in search.budgets:
+        room = budget.peak_bytes - search.ledger.constant
+        _by_program(search, "checkmate", partial(Checkmate, budget=room))
+
+
+def rk_checkmate(search: Search) -> None:
+    """RK-Checkmate's program; any forward may run again in every stage."""
+    for budget in search.budgets:
+        room = budget.peak_bytes - search.ledger.constant
+        program = partial(RkCheckmate, peak=room, saved=budget.saved_bytes)
+        _by_program(search, "rk-checkmate", program)
+
+
+def _by_program(
+    search: Search, name: str, make: Callable[[FbGraph], Checkmate | RkCheckmate]
+) -> None:
+    count = len(search.ledger.first_order())
+    if count > MOST_PROGRAM:
+        raise InputError(
+            f"graph {search.problem.graph.name!r}, method {name}: got {count} computations, need"
+            f" at most {MOST_PROGRAM}. Use method intervals or rockmate."
+        )
+    graph = of_operators(search.ledger, range(search.problem.graph.forwards))
+    found = make(graph).solve(seconds=min(search.limits.seconds, search.left()))
+    if found.objective is not None:
+        search.known.append((name, tidy(search.ledger, graph.order(found.runs))))
+
+
 def auto(search: Search) -> None:
     """Everything once, blocks kept or not, options of blocks, and small graphs as a whole."""
     keep_all(search)
@@ -175,5 +214,7 @@ METHODS: dict[str, Callable[[Search], None]] = {
     "rotor": rotor,
     "rockmate": rockmate,
     "intervals": intervals,
+    "checkmate": checkmate,
+    "rk-checkmate": rk_checkmate,
     "brute-force": brute_force,
 }

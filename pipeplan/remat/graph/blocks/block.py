@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeplan.operator_graph import Operation, OperatorGraph, Storage, StorageKind
 from pipeplan.remat.graph.blocks.cuts import Cut, parts
@@ -15,8 +17,9 @@ class Block:
     """Consecutive forwards and their backwards.
 
     Attributes:
-        graph: with names that tell nothing, so that identical blocks have equal graphs; what
-            comes in is an input, or received where the whole graph receives it.
+        graph: with names that say what an operation is and not which one, so that identical
+            blocks have equal graphs; what comes in is an input, or received where the whole graph
+            receives it.
         operations: index in the whole graph of each of its operations.
         value_bytes: of what goes on to the next block.
         gradient_bytes: of what comes back from it.
@@ -27,10 +30,24 @@ class Block:
     value_bytes: int
     gradient_bytes: int
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """What identical blocks share: structure, times and sizes."""
-        return self.graph.digest()
+        """What identical blocks share: kinds of operations, structure and sizes.
+
+        Times are left out, as measured ones differ from layer to layer.
+        """
+        timeless = [each.model_copy(update={"time_ns": 0}) for each in self.graph.operations]
+        return self.graph.model_copy(update={"operations": tuple(timeless)}).digest()
+
+
+def average(alike: Sequence[OperatorGraph]) -> OperatorGraph:
+    """Identical blocks' graph with the means of their operations' times."""
+    times = zip(*([each.time_ns for each in graph.operations] for graph in alike), strict=True)
+    operations = [
+        each.model_copy(update={"time_ns": sum(column) // len(column)})
+        for each, column in zip(alike[0].operations, times, strict=True)
+    ]
+    return alike[0].model_copy(update={"operations": tuple(operations)})
 
 
 def blocks(ledger: Ledger, chosen: Sequence[Cut]) -> list[Block]:
@@ -49,7 +66,7 @@ def _block(
     names = _Names(ledger, before, behind)
     inside = [
         Operation(
-            name=str(place),
+            name=re.sub(r"\d+", "", ledger.graph.operations[at].name),
             phase=ledger.graph.operations[at].phase,
             reads=tuple(names.of(s) for s in ledger.reads[at]),
             writes=tuple(names.of(s) for s in ledger.writes[at]),
@@ -58,7 +75,7 @@ def _block(
             random=ledger.graph.operations[at].random,
             once=ledger.graph.operations[at].once,
         )
-        for place, at in enumerate(operations)
+        for at in operations
     ]
     made = {s for at in operations for s in ledger.writes[at]}
     outputs = behind.values if behind else ledger.outputs

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan.remat.graph.blocks.block import Block
+from pipeplan.operator_graph import OperatorGraph
+from pipeplan.remat.graph.blocks.block import Block, average
 from pipeplan.remat.graph.blocks.compose import compose
 from pipeplan.remat.graph.blocks.options import BlockOption, OptionSet, solve_grid
 from pipeplan.remat.graph.blocks.partition import MOST_OPERATIONS, partition
@@ -44,8 +45,11 @@ class BlockChain:
 
     @cached_property
     def sets(self) -> dict[str, OptionSet]:
-        """What is known of each distinct block."""
-        return {each.key: OptionSet(each.graph, self.runs) for each in self.blocks}
+        """What is known of each distinct block, with mean times of identical ones."""
+        alike: dict[str, list[OperatorGraph]] = {}
+        for each in self.blocks:
+            alike.setdefault(each.key, []).append(each.graph)
+        return {key: OptionSet(average(graphs), self.runs) for key, graphs in alike.items()}
 
     def solve_options(self, limits: Limits, deadline: float) -> None:
         """Fills the option sets until the deadline on `time.monotonic`, small blocks first."""

@@ -57,10 +57,11 @@ def test_sweeps_are_monotone() -> None:
     assert len(found.options) <= len(set(times))
 
 
-@pytest.mark.parametrize("method", [each for each in METHODS if each != "brute-force"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_answers(method: str) -> None:
     """At the peak without a plan all methods run every operation once."""
-    problem = GraphProblem(gpt_graph(SMALL))
+    small = method in ("brute-force", "checkmate", "rk-checkmate")
+    problem = GraphProblem(random_graph(2, 4, 3, plain=True) if small else gpt_graph(SMALL))
     outcome = judge(problem.graph, keep_all(problem.graph))
     (answer,) = solve(problem, [Budget(outcome.peak_bytes)], 30, method).answers
     assert answer.option is not None
@@ -77,6 +78,18 @@ def test_refusals() -> None:
         solve(problem, [])
     with pytest.raises(InputError, match="at most 7"):
         solve(problem, [Budget(1)], method="brute-force")
+
+
+def test_integer_programs_by_name() -> None:
+    """They are as good as intervals where forwards run as often as they like."""
+    problem = GraphProblem(random_graph(4, 4, 3, plain=True), runs=7, anywhere=True)
+    peak = judge(problem.graph, keep_all(problem.graph)).peak_bytes
+    budgets = [Budget(peak - less) for less in (0, 2, 4, 6)]
+    exact = solve(problem, budgets, method="intervals")
+    for method in ("checkmate", "rk-checkmate"):
+        assert _times(solve(problem, budgets, method=method)) == _times(exact)
+    with pytest.raises(InputError, match="at most 60"):
+        solve(GraphProblem(gpt_graph(SMALL)), budgets, method="rk-checkmate")
 
 
 def test_nothing_fits() -> None:
