@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import ablation as ablation_rows
 from benchmarks import compare_pages, peers, planner_summary, runtime_pages
 from benchmarks import joint as joint_rows
+from benchmarks import operators as operator_rows
 from benchmarks import steps as step_rows
 from benchmarks.markdown import bullets, table
 from benchmarks.remat_pages import remat, rematerialized
@@ -201,6 +202,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "ablation": ablation,
     "steps": step_rows.page,
     "peers": peers.page,
+    "operators": operator_rows.page,
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,

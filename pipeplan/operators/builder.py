@@ -122,8 +122,9 @@ class Builder:
         self, node: Node, call: Call, places: list[int | None], fresh: tuple[int, ...]
     ) -> None:
         reads = tuple(dict.fromkeys(self.values[each].storage for each in refs_in(call)))
+        several = isinstance(node.meta["val"], (tuple, list))
         first = next(each for each in _tensors(node.meta["val"]))
-        computation = Computation(call, tuple(places), first.device)
+        computation = Computation(call, tuple(places), several, first.device)
         self.drafts.append(Draft(node, reads, fresh, computation, is_backward(node)))
 
     def _item(self, node: Node) -> None:

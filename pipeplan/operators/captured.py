@@ -57,7 +57,9 @@ class Computation:
 
     call: Call
     results: tuple[int | None, ...]
-    """Value of each result; None for one that nothing needs, or that is no tensor."""
+    """Value of each result; None for one that is no tensor, or shows what was there before."""
+    several: bool
+    """Whether it returns a row of results, not one tensor."""
     device: torch.device
 
 

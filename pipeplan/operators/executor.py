@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from torch import Tensor
 from pipeplan.device_program import DeviceProgram, Instruction, InstructionKind
 from pipeplan.errors import InputError
 from pipeplan.operator_graph import PERMANENT, StorageKind
-from pipeplan.operators.captured import Captured, Computation
+from pipeplan.operators.captured import Captured
 from pipeplan.operators.host import LateHost
-from pipeplan.operators.memory import Memory, contiguous_as, filler, views_of
+from pipeplan.operators.memory import Filled, Memory, contiguous_as, filler, views_of
 from pipeplan.operators.random_states import RandomStates
 from pipeplan.remat.programs import judge
 
@@ -45,16 +46,49 @@ class Prepared:
             )
         for each in program.instructions:
             _check_copy(captured, each)
+        operations = captured.graph.operations
         self.captured = captured
-        self.fills = tuple(filler(each.call) for each in captured.computations)
+        self.tasks = tuple(Task.of(captured, index) for index in range(len(operations)))
         self.views = views_of(captured)
         self.forward, self.backward = _parts(captured, program)
         runs = Counter(
             each.index for each in program.instructions if each.kind is InstructionKind.RUN
         )
-        operations = captured.graph.operations
         self.again = frozenset(
             index for index, count in runs.items() if count > 1 and operations[index].random
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An operation, prepared for runs."""
+
+    function: Callable[..., Any]
+    fill: Filled
+    several: bool
+    """Whether it returns several results."""
+    kept: tuple[tuple[int, int, int], ...]
+    """Place among the results, value and storage of each that is kept."""
+    writes: tuple[int, ...]
+    random: bool
+    device: torch.device
+
+    @classmethod
+    def of(cls, captured: Captured, index: int) -> Task:
+        """Of operation `index`."""
+        operation, computation = captured.graph.operations[index], captured.computations[index]
+        return cls(
+            function=computation.call.function,
+            fill=filler(computation.call),
+            several=computation.several,
+            kept=tuple(
+                (place, value, captured.values[value].storage)
+                for place, value in enumerate(computation.results)
+                if value is not None
+            ),
+            writes=operation.writes,
+            random=operation.random,
+            device=computation.device,
         )
 
 
@@ -177,24 +211,22 @@ class Pass:
             self._run(index)
 
     def _run(self, index: int) -> None:
-        computation = self._captured.computations[index]
-        operation = self._captured.graph.operations[index]
-        args, kwargs = self._prepared.fills[index](self._memory.get)
-        if operation.random:
-            with self._random.of(index, computation.device):
-                result = computation.call.function(*args, **kwargs)
+        task = self._prepared.tasks[index]
+        args, kwargs = task.fill(self._memory.get)
+        if task.random:
+            with self._random.of(index, task.device):
+                result = task.function(*args, **kwargs)
         else:
-            result = computation.call.function(*args, **kwargs)
-        self._keep(computation, operation.writes, result)
+            result = task.function(*args, **kwargs)
+        self._keep(task, result if task.several else (result,))
 
-    def _keep(self, computation: Computation, writes: tuple[int, ...], result: Any) -> None:
+    def _keep(self, task: Task, results: Sequence[Any]) -> None:
         """Puts results where there are none yet (A2)."""
         memory, host = self._memory, self._host
-        there = {each for each in writes if memory.has(each) or host.holds(each)}
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        for value, tensor in zip(computation.results, results, strict=True):
-            if value is not None and self._captured.values[value].storage not in there:
-                memory.put(value, tensor)
+        there = [s for s in task.writes if memory.has(s) or host.holds(s)]
+        for place, value, storage in task.kept:
+            if storage not in there:
+                memory.put(value, results[place])
 
     def _free(self, storage: int) -> None:
         if self._host.holds(storage):

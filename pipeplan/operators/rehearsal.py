@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from pipeplan.capture.layer_costs.device_clock import DeviceClock, ModelDevice
 from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
-from pipeplan.operators.captured import Captured, Computation
-from pipeplan.operators.executor import Pass, Prepared
+from pipeplan.operators.captured import Captured
+from pipeplan.operators.executor import Pass, Prepared, Task
 from pipeplan.operators.flat_module import states_of
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
@@ -120,27 +120,24 @@ class _Sized(_Whole):
         super().__init__(prepared, states, inputs, watch)
         self._sizes = sizes
 
-    def _keep(self, computation: Computation, writes: tuple[int, ...], result: Any) -> None:
-        results = result if isinstance(result, (tuple, list)) else (result,)
+    def _keep(self, task: Task, results: Sequence[Any]) -> None:
         made: dict[int, dict[int, int]] = defaultdict(dict)
-        for value, tensor in zip(computation.results, results, strict=True):
-            if value is None:
-                continue
+        for place, _, storage in task.kept:
+            tensor = results[place]
             if not isinstance(tensor, Tensor):
-                raise _otherwise(computation)
+                raise _otherwise(task)
             memory = tensor.untyped_storage()
-            made[self._captured.values[value].storage][id(memory)] = memory.nbytes()
+            made[storage][id(memory)] = memory.nbytes()
         pieces = [name for each in made.values() for name in each]
         if len(set(pieces)) < len(pieces):
-            raise _otherwise(computation)
+            raise _otherwise(task)
         # What torch takes for one storage may be several.
         self._sizes.update({storage: sum(each.values()) for storage, each in made.items()})
-        super()._keep(computation, writes, result)
+        super()._keep(task, results)
 
 
-def _otherwise(computation: Computation) -> UncapturableError:
-    name = computation.call.function
-    return UncapturableError(f"{name} does not return what torch says that it returns")
+def _otherwise(task: Task) -> UncapturableError:
+    return UncapturableError(f"{task.function} does not return what torch says that it returns")
 
 
 def _with_sizes(captured: Captured, sizes: Mapping[int, int]) -> Captured:

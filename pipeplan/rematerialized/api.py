@@ -17,6 +17,7 @@ from pipeplan.rematerialized import arguments, measured
 from pipeplan.rematerialized.conditions import Conditions
 from pipeplan.rematerialized.measured import Loss, ModuleMeasurements, Sample
 from pipeplan.rematerialized.module import run, wrapped
+from pipeplan.rematerialized.operators import METHOD, rematerialize_operators
 from pipeplan.rematerialized.parts import Parts, buffers_of
 from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
@@ -65,7 +66,9 @@ def rematerialize(
         offload: whether tensors may wait on the host.
         host_bandwidth: of the way there, such as `12GB/s`; measured where it is not given.
         reserve: bytes beyond those above that are taken all the time, such as optimizer states.
-        method: a name in `pipeplan.remat.METHODS`, or `auto` for the best of all.
+        method: a name in `pipeplan.remat.METHODS`, or `auto` for the best of all; or `operators`,
+            which plans single operators where these plan whole layers, takes no `offload`, and
+            leaves an `OperatorPlan` in `rematerialization`.
         slots: memory units of the dynamic programs.
         max_layers: merges layers until there are no more than these.
         repeats: times each layer is timed, and the plan rehearsed.
@@ -80,6 +83,11 @@ def rematerialize(
     if max_layers is not None:
         arguments.check_counts(max_layers=max_layers)
     arguments.check_way(method, offload, host_bandwidth)
+    if method == METHOD and max_layers is not None:
+        raise InputError(
+            "rematerialize: max_layers: got it with method operators, which has no layers. Leave"
+            " it out."
+        )
     limit = arguments.size(budget, "budget")
     extra = arguments.size(reserve, "reserve")
     taken = arguments.sample_of(sample, loss)
@@ -87,6 +95,8 @@ def rematerialize(
     arguments.check_module(module, taken.source)
     arguments.check_trainable(touched, taken)
     place = device_of(module)
+    if method == METHOD:
+        return rematerialize_operators(module, taken, limit, extra, repeats, place)
     with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
         there = [(each, each.tensor) for each in buffers_of(touched)]
         cut = _cut(module, taken, max_layers)

@@ -99,9 +99,15 @@ def check_counts(**counts: int) -> None:
 
 def check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
     """Refuse unknown methods, and what only means something with a way to the host."""
-    if method != "auto" and method not in METHODS:
+    if method not in ("auto", "operators") and method not in METHODS:
+        known = ", ".join(METHODS)
         raise InputError(
-            f"rematerialize: method: got {method!r}, need auto or one of {', '.join(METHODS)}"
+            f"rematerialize: method: got {method!r}, need auto, operators or one of {known}"
+        )
+    if method == "operators" and (offload or host_bandwidth is not None):
+        raise InputError(
+            "rematerialize: offload: got it with method operators, which recomputes alone. Give"
+            " method 'auto' or offload=False."
         )
     if host_bandwidth is not None and not isinstance(host_bandwidth, str):
         raise InputError(
