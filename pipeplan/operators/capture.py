@@ -76,7 +76,7 @@ class _Assembly:
         self._check_outputs(outputs)
         added = self._added()
         joint, build, given = self._joint, self._build, self._given
-        inputs = len(self._arguments.tensors)
+        inputs = len(self._arguments.facts)
         tangents = tuple(given[Given.TANGENT].get(place) for place in range(len(outputs)))
         gradients = self._handed(Handed.INPUT_GRADIENT)
         device = next(iter(self._states()), *self._arguments.tensors[:1]).device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,14 @@ class Arguments:
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.facts = tuple(map(_facts, self.tensors))
+        """What must be the same in another call, of each tensor."""
+
+    def without_tensors(self) -> Arguments:
+        """The same, keeping no tensor alive."""
+        result = copy.copy(self)
+        result.tensors = []
+        return result
 
     def filled(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors."""
@@ -32,6 +41,11 @@ class Arguments:
     def same_form(self, other: Arguments) -> bool:
         """Whether `other` differs in tensors alone."""
         return self._form == other._form and self._rest == other._rest
+
+
+def _facts(tensor: Tensor) -> str:
+    sizes = f"{tensor.dtype} of shape {list(tensor.shape)} and strides {list(tensor.stride())}"
+    return f"{sizes} on {tensor.device}{' with a gradient' if tensor.requires_grad else ''}"
 
 
 class Results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -88,7 +88,9 @@ def by_operators(module: Module, captured: Captured, program: DeviceProgram) -> 
     kind = type(module)
     result = copy.copy(module)
     result.__class__ = type(f"{kind.__name__}ByOperators", (ByOperators, kind), {})
-    plan = Plan.of(module, Prepared(captured, program))
+    # The sample is not to live as long as the module.
+    kept = replace(captured, arguments=captured.arguments.without_tensors())
+    plan = Plan.of(module, Prepared(kept, program))
     object.__setattr__(result, "operator_plan", plan)
     return result
 
@@ -102,7 +104,7 @@ def run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     captured = plan.prepared.captured
     given = Arguments(args, kwargs)
     states = plan.states()
-    _check(plan, given, states)
+    _check(plan, given)
     now = Pass(plan.prepared, states, given.tensors)
     outputs = now.forward()
     if not any(value is not None for value in captured.tangents):
@@ -115,15 +117,14 @@ def run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return captured.form.filled(results)
 
 
-def _check(plan: Plan, given: Arguments, states: dict[str, Tensor]) -> None:
+def _check(plan: Plan, given: Arguments) -> None:
     captured = plan.prepared.captured
     planned = captured.arguments
     if not planned.same_form(given):
         raise _unlike("arguments", "others", "those of the captured call, tensors apart")
-    pairs = zip(given.tensors, planned.tensors, strict=True)
-    for place, (now, then) in enumerate(pairs):
-        if _facts(now) != _facts(then):
-            raise _unlike(f"input {place}", _facts(now), _facts(then))
+    for place, (now, then) in enumerate(zip(given.facts, planned.facts, strict=True)):
+        if now != then:
+            raise _unlike(f"input {place}", now, then)
     cast = around(captured.device)
     if cast != captured.cast:
         raise _unlike("autocast", cast, captured.cast)
@@ -137,11 +138,6 @@ def _unlike(what: str, got: object, need: object) -> InputError:
         f"module by operators: {what}: got {got}, need {need} as captured. Capture and plan this"
         " call, or leave it out."
     )
-
-
-def _facts(tensor: Tensor) -> str:
-    sizes = f"{tensor.dtype} of shape {list(tensor.shape)} and strides {list(tensor.stride())}"
-    return f"{sizes} on {tensor.device}{' with a gradient' if tensor.requires_grad else ''}"
 
 
 _TRIGGER = torch.empty(0, requires_grad=True)

@@ -12,7 +12,7 @@ from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.operators import by_operators, capture, measured
+from pipeplan.operators import by_operators, capture, check_agreement, measured
 from pipeplan.remat.graph import Answer, Budget, GraphProblem, Option, solve
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.rematerialized.measured import Sample
@@ -64,7 +64,9 @@ def rematerialize_operators(
         UncapturableError: names what no graph of operators can hold.
         InfeasibleError: if no program was found; names the least budget one was found for.
     """
-    captured = measured(module, capture(module, taken.source), repeats)
+    captured = capture(module, taken.source)
+    check_agreement(module, captured)
+    captured = measured(module, captured, repeats)
     graph = captured.graph
     beside = reserve + _beside(taken)
     around = _around_the_loss(module, taken, place)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.devices import find_device
 from pipeplan.operator_graph import Phase, StorageKind
-from pipeplan.operators import UncapturableError, by_operators, capture, estimated, measured
+from pipeplan.operators import (
+    UncapturableError,
+    by_operators,
+    capture,
+    check_agreement,
+    estimated,
+    measured,
+)
 from pipeplan.remat.programs import judge, keep_all
 from tests.operator_models import Gpt, InPlace, Lstm, Model, model
 from tests.operator_steps import step
@@ -30,6 +40,18 @@ class Small(nn.Module):
     def forward(self, value: Tensor) -> Any:
         """Whatever it does."""
         return self.does(self, value)
+
+
+class Numpy(torch.autograd.Function):
+    """Leaves torch."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return torch.from_numpy(value.detach().numpy() * 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
 
 
 def _replaces(module: Small, value: Tensor) -> Tensor:
@@ -62,6 +84,7 @@ REFUSED: dict[str, Callable[[Small, Tensor], Any]] = {
     ),
     "output 0 shows an input or another output": lambda m, v: (m.body.weight, m.body(v)),
     "modified by an inplace operation": _past,
+    "torch cannot trace the call: ": lambda m, v: Numpy.apply(m.body(v)),
     "RuntimeError|NotImplementedError": lambda m, v: m.body(v).to_sparse(),
 }
 
@@ -199,3 +222,60 @@ def test_first_gradients_are_eager_ones_too() -> None:
     done, _ = step(module, chosen, fresh=True)
     assert done.differs(plain) == []
     assert [each.stride() for each in done.gradients if each is not None] == strides
+
+
+def _counts(module: Small, value: Tensor) -> Tensor:
+    module.calls = getattr(module, "calls", 0) + 1  # type: ignore[assignment]
+    return module.body(value) * module.calls  # type: ignore[no-any-return, operator]
+
+
+def _random(module: Small, value: Tensor) -> Tensor:
+    result = module.body(value)
+    with torch.no_grad():
+        factor = float(random.random())
+    return result * factor  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("does", [_counts, _random])
+def test_what_the_tracer_does_not_see_is_found_by_a_run(
+    does: Callable[[Small, Tensor], Any],
+) -> None:
+    """Counters and Python's random numbers are baked into the graph."""
+    module = Small(does)
+    captured = capture(module, torch.ones(2, 4))
+    with pytest.raises(UncapturableError, match="the graph gives other bits than the module"):
+        check_agreement(module, captured)
+
+
+@pytest.mark.parametrize("name", ["resnet", "lstm", "gpt2, tied weights", "frozen weights"])
+def test_agreement_leaves_everything_as_it_was(name: str) -> None:
+    """And is there."""
+    chosen = model(name)
+    for each in chosen.module.parameters():
+        each.grad = torch.ones_like(each) if each.requires_grad else None
+    before = {name: each.clone() for name, each in chosen.module.state_dict().items()}
+    captured = capture(chosen.module, *chosen.args)
+    torch.manual_seed(7)
+    check_agreement(chosen.module, captured)
+    expected = torch.Generator().manual_seed(7)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=expected))
+    assert all(
+        torch.equal(before[name], each) for name, each in chosen.module.state_dict().items()
+    )
+    assert all(
+        bool((each.grad == 1).all())
+        for each in chosen.module.parameters()
+        if each.grad is not None
+    )
+
+
+def test_the_sample_does_not_live_as_long_as_the_module() -> None:
+    """It may be as large as the budget."""
+    module, sample = nn.Linear(4, 4), torch.ones(2, 4)
+    captured = capture(module, sample)
+    other = by_operators(module, captured, keep_all(captured.graph))
+    gone = weakref.ref(sample.untyped_storage())
+    del sample, captured
+    gc.collect()
+    assert gone() is None
+    other(torch.ones(2, 4)).sum().backward()
