@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -93,14 +91,10 @@ def large(layers: int, device: Device, fused: bool = False) -> OperatorGraph:
     from pipeplan.operators import capture, estimated
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = nn.Sequential(*(Layer(1280, 20, 1024, 0.1, fused) for _ in range(layers)))
-        model = model.to(torch.bfloat16)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            model = nn.Sequential(*(Layer(1280, 20, 1024, 0.1, fused) for _ in range(layers)))
+        finally:
+            torch.set_default_dtype(torch.float32)
         value = torch.zeros(8, 1024, 1280, dtype=torch.bfloat16, requires_grad=True)
         return estimated(model, capture(model, value), device).graph
-
-
-def planned(model: nn.Module, args: tuple[Any, ...], device: Device) -> OperatorGraph:
-    """The operator graph of a call, roofline times."""
-    from pipeplan.operators import capture, estimated
-
-    return estimated(model, capture(model, *args), device).graph

@@ -279,12 +279,9 @@ class RkCheckmate:
         if self.saved is None:
             return
         loss = self.graph.loss
-        held = sum(each.bytes * self.Sp[loss][j] for j, each in enumerate(self.graph.phantoms))
-        held += sum(
-            each.bytes * self.R[loss][each.forward]
-            for each in self.graph.phantoms
-            if each.forward <= loss
-        )
+        held = 0
+        for j, each in enumerate(self.graph.phantoms):
+            held += each.bytes * (self.Sp[loss][j] + self.R[loss][each.forward])
         for i, size in enumerate(self.graph.sizes):
             if i not in self.graph.uncounted and self.graph.parents[i][0] <= loss:
                 held += size * self.alive(loss, i, loss)

@@ -10,6 +10,7 @@ import pytest
 from pipeplan.remat.graph.blocks.block import blocks
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.blocks.cuts import cuts
+from pipeplan.remat.graph.blocks.full import recompute_all
 from pipeplan.remat.graph.blocks.options import OptionSet, grid, solve_grid
 from pipeplan.remat.graph.blocks.partition import partition, repetition
 from pipeplan.remat.graph.brute_force import best_order
@@ -17,7 +18,7 @@ from pipeplan.remat.graph.intervals.search import Limits
 from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import further, peak_bytes
-from pipeplan.remat.programs import judge
+from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import GPT2_LARGE, Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
 
@@ -118,3 +119,14 @@ def test_options_beat_whole_blocks() -> None:
     assert ours is not None
     assert whole is not None
     assert 2 * further(ledger, ours) < further(ledger, whole)
+
+
+def test_full_recompute() -> None:
+    """Every forward but those of the last block runs twice, and the judge allows it."""
+    graph = gpt_graph(SMALL)
+    outcome = judge(graph, recompute_all(graph))
+    assert not outcome.violations
+    assert outcome.saved_bytes < judge(graph, keep_all(graph)).saved_bytes
+    again = outcome.compute_ns - graph.compute_ns
+    forward = sum(each.time_ns for each in graph.operations[: graph.forwards])
+    assert 0.5 * forward < again < forward
