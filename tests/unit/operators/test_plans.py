@@ -1,0 +1,39 @@
+"""Plans of captured modules: within their budgets when they run, bits as the plain module's."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeplan.operators import by_operators
+from pipeplan.remat.graph import Budget, GraphProblem, Limits, solve
+from pipeplan.remat.programs import judge, keep_all
+from tests.operator_models import MODELS
+from tests.operator_steps import step
+from tests.unit.operators.test_bits_and_bytes import found
+
+OFTEN = ("gpt, explicit attention", "llama", "resnet", "t5")
+"""Models of every test run; the others are long."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[] if each in OFTEN else pytest.mark.long) for each in MODELS],
+)
+def test_plans_run_within_their_budget(name: str) -> None:
+    """The smallest of the budgets that has a plan: executed bytes are the judge's, bits too."""
+    chosen, captured, plain = found(name)
+    graph = captured.graph
+    kept = judge(graph, keep_all(graph))
+    moving = kept.peak_bytes - graph.static_bytes
+    budgets = [Budget(graph.static_bytes + moving * share // 20) for share in range(20, 9, -1)]
+    limits = Limits(seconds=5, deterministic=0.2)
+    answers = solve(GraphProblem(graph), budgets, 8, "rockmate", limits).answers
+    options = [answer.option for answer in answers if answer.option is not None]
+    assert options
+    times = [option.outcome.compute_ns for option in options]
+    assert times == sorted(times)
+    assert options[-1].outcome.peak_bytes <= budgets[len(options) - 1].peak_bytes
+    module = by_operators(chosen.module, captured, options[-1].program)
+    done, peak = step(module, chosen, [tensor for _, tensor in captured.constants])
+    assert done.differs(plain) == []
+    assert peak == options[-1].outcome.peak_bytes
