@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.operators.captured import Captured
-from pipeplan.operators.executor import Pass, Prepared
+from pipeplan.operators.executor import Pass
 from pipeplan.operators.flat_module import Results, states_of
+from pipeplan.operators.prepared import Prepared
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
 

@@ -6,118 +6,23 @@ program, so nothing is decided here.
 
 from __future__ import annotations
 
-from collections import Counter
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeplan.device_program import DeviceProgram, Instruction, InstructionKind
-from pipeplan.errors import InputError
-from pipeplan.operator_graph import PERMANENT, StorageKind
-from pipeplan.operators.captured import Captured
-from pipeplan.operators.host import LateHost
-from pipeplan.operators.memory import Filled, Memory, contiguous_as, filler, views_of
+from pipeplan.device_program import InstructionKind
+from pipeplan.operator_graph import StorageKind
+from pipeplan.operators.host import Host, LateHost, host_of
+from pipeplan.operators.memory import Memory, contiguous_as
+from pipeplan.operators.prepared import Prepared, Step, Task
 from pipeplan.operators.random_states import RandomStates
-from pipeplan.remat.programs import judge
 
 Watch = Callable[[int], AbstractContextManager[Any]]
 """What an operation, given by its index, runs inside of."""
-
-
-class Prepared:
-    """All that the passes of one program share; nothing here holds the module."""
-
-    def __init__(self, captured: Captured, program: DeviceProgram) -> None:
-        """Takes both apart.
-
-        Raises:
-            InputError: if the program breaks a rule of the judge, or offloads parameters, which
-                the module holds, too.
-        """
-        found = judge(captured.graph, program)
-        if found.violations:
-            raise InputError(
-                f"device program: {found.violations[0]}. Plan the module again, or correct the"
-                " program."
-            )
-        for each in program.instructions:
-            _check_copy(captured, each)
-        operations = captured.graph.operations
-        self.captured = captured
-        self.tasks = tuple(Task.of(captured, index) for index in range(len(operations)))
-        self.views = views_of(captured)
-        self.forward, self.backward = _parts(captured, program)
-        runs = Counter(
-            each.index for each in program.instructions if each.kind is InstructionKind.RUN
-        )
-        self.again = frozenset(
-            index for index, count in runs.items() if count > 1 and operations[index].random
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """An operation, prepared for runs."""
-
-    function: Callable[..., Any]
-    fill: Filled
-    several: bool
-    """Whether it returns several results."""
-    kept: tuple[tuple[int, int, int], ...]
-    """Place among the results, value and storage of each that is kept."""
-    writes: tuple[int, ...]
-    random: bool
-    device: torch.device
-
-    @classmethod
-    def of(cls, captured: Captured, index: int) -> Task:
-        """Of operation `index`."""
-        operation, computation = captured.graph.operations[index], captured.computations[index]
-        return cls(
-            function=computation.call.function,
-            fill=filler(computation.call),
-            several=computation.several,
-            kept=tuple(
-                (place, value, captured.values[value].storage)
-                for place, value in enumerate(computation.results)
-                if value is not None
-            ),
-            writes=operation.writes,
-            random=operation.random,
-            device=computation.device,
-        )
-
-
-def _check_copy(captured: Captured, instruction: Instruction) -> None:
-    if instruction.kind is not InstructionKind.OFFLOAD:
-        return
-    storage = captured.graph.storages[instruction.index]
-    if storage.kind in PERMANENT:
-        raise InputError(
-            f"device program: {instruction}: got {storage.kind} {storage.name!r}, need a storage"
-            " that the module does not hold. Keep it on the device."
-        )
-
-
-def _parts(
-    captured: Captured, program: DeviceProgram
-) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """What runs in the forward, and what in the backward.
-
-    What is freed right behind the end of the forward goes before the caller has his turn.
-    """
-    lines = program.instructions
-    end = lines.index(Instruction(InstructionKind.END_F)) + 1
-    storages = captured.graph.storages
-    while end < len(lines) and lines[end].kind is InstructionKind.FREE:
-        if storages[lines[end].index].kind is StorageKind.TANGENT:
-            break
-        end += 1
-    return lines[:end], lines[end:]
 
 
 class Pass:
@@ -141,7 +46,8 @@ class Pass:
         captured = prepared.captured
         self._prepared, self._captured, self._states = prepared, captured, states
         self._memory = Memory(captured.values, prepared.views)
-        self._host = LateHost(self._memory, captured.device)
+        self._host = self._way(prepared)
+        weakref.finalize(self, self._host.drop).atexit = False
         self._random = RandomStates(prepared.again)
         self._watch = watch
         self._results: list[Tensor] = []
@@ -152,6 +58,12 @@ class Pass:
         for given, tensor in zip(captured.inputs, inputs, strict=True):
             if given is not None:
                 self._memory.put(given, tensor.detach())
+
+    def _way(self, prepared: Prepared) -> Host:
+        device = self._captured.device
+        if not prepared.moves:
+            return LateHost(self._memory, device)
+        return host_of(self._memory, device, prepared.pinned)
 
     def forward(self) -> list[Tensor]:
         """The outputs, cut off any graph."""
@@ -169,6 +81,7 @@ class Pass:
             self._take(place, gradients[place])
             gradients[place] = None
         self._execute(self._prepared.backward)
+        self._host.close()
         values = self._captured.input_gradients
         return [None if value is None else self._memory.get(value) for value in values]
 
@@ -183,20 +96,24 @@ class Pass:
             ).zero_()
         self._memory.put(value, contiguous_as(gradient, layout))
 
-    def _execute(self, instructions: Sequence[Instruction]) -> None:
-        steps = self._steps()
+    def _execute(self, steps: Sequence[Step]) -> None:
+        calls, host = self._calls(), self._host
         cast = torch.autocast(self._captured.device.type, enabled=False)
         # The graph holds all that autograd and autocast would add. Some kernels ask whether
         # gradients are on (a recurrent layer's workspace), so they are, below autograd.
         with torch.enable_grad(), cast, torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-            for instruction in instructions:
-                steps[instruction.kind](instruction.index)
+            for step in steps:
+                if step.kind is InstructionKind.OFFLOAD:
+                    host.offload(step.index, used_later=step.used_later)
+                else:
+                    calls[step.kind](step.index)
+                for storage in step.unused:
+                    host.unused(storage)
 
-    def _steps(self) -> dict[InstructionKind, Callable[[int], None]]:
+    def _calls(self) -> dict[InstructionKind, Callable[[int], None]]:
         return {
             InstructionKind.RUN: self._run if self._watch is None else self._watched_run,
             InstructionKind.FREE: self._free,
-            InstructionKind.OFFLOAD: self._host.offload,
             InstructionKind.PREFETCH: self._host.prefetch,
             InstructionKind.WAIT: self._host.wait,
             InstructionKind.ACCUMULATE: self._accumulate,

@@ -13,8 +13,9 @@ from torch.autograd.function import once_differentiable
 from pipeplan.device_program import DeviceProgram
 from pipeplan.errors import InputError
 from pipeplan.operators.captured import Captured
-from pipeplan.operators.executor import Pass, Prepared
+from pipeplan.operators.executor import Pass
 from pipeplan.operators.flat_module import Arguments
+from pipeplan.operators.prepared import Prepared
 from pipeplan.precision import around
 
 Module = TypeVar("Module", bound=nn.Module)

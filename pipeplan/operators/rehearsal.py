@@ -17,8 +17,9 @@ from pipeplan.capture.layer_costs.device_clock import DeviceClock, ModelDevice
 from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.operators.captured import Captured
-from pipeplan.operators.executor import Pass, Prepared, Task
+from pipeplan.operators.executor import Pass
 from pipeplan.operators.flat_module import states_of
+from pipeplan.operators.prepared import Prepared, Task
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
 

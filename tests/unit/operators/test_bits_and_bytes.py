@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -10,9 +13,11 @@ from random import Random
 import pytest
 import torch
 
-from pipeplan.device_program import DeviceProgram
+from pipeplan.device_program import DeviceProgram, Instruction, InstructionKind
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.operators import Captured, by_operators, capture, measured
+from pipeplan.operators import Captured, by_operators, capture, executor, measured
+from pipeplan.operators.host import BesideHost
+from pipeplan.operators.prepared import Prepared
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.device_programs import random_program, recomputing
 from tests.operator_models import MODELS, Model, model
@@ -51,3 +56,72 @@ def test_bits_are_the_modules_and_bytes_the_judges(name: str, kind: str) -> None
     done, peak = step(module, chosen, constants)
     assert done.differs(plain) == []
     assert peak == outcome.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["gpt, explicit attention", "resnet", "lstm"])
+def test_bits_are_the_modules_with_copies_beside_computes(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker copies, as for CUDA; when a copy ends is up to the machine, the bits are not."""
+    chosen, captured, plain = found(name)
+    program = random_program(captured.graph, Random(seed), host=True)
+    assert "offload" in program.to_text()
+    monkeypatch.setattr(executor, "host_of", BesideHost)
+    module = by_operators(chosen.module, captured, program)
+    done, _ = step(module, chosen, [tensor for _, tensor in captured.constants])
+    assert done.differs(plain) == []
+
+
+def test_storages_go_behind_their_copy_and_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that an operation reads on its way out stays until then; one of no use goes."""
+    chosen, captured, plain = found("gpt, explicit attention")
+    graph = captured.graph
+    reader = next(i for i, each in enumerate(graph.operations) if each.reads and each.writes)
+    storage = graph.operations[reader].writes[0]
+    lines = list(keep_all(graph).instructions)
+    at = lines.index(Instruction(InstructionKind.RUN, reader)) + 1
+    later = next(
+        place
+        for place in range(at, len(lines))
+        if lines[place].kind is InstructionKind.RUN
+        and storage in graph.operations[lines[place].index].reads
+    )
+    kinds = (InstructionKind.WAIT, InstructionKind.PREFETCH, InstructionKind.WAIT)
+    lines[later + 1 : later + 1] = [Instruction(kind, storage) for kind in kinds]
+    lines.insert(at, Instruction(InstructionKind.OFFLOAD, storage))
+    program = DeviceProgram(tuple(lines))
+    steps = Prepared(captured, program).forward
+    assert steps[at].used_later
+    assert [index for index, each in enumerate(steps) if storage in each.unused] == [later + 1]
+    monkeypatch.setattr(executor, "host_of", BesideHost)
+    done, _ = step(by_operators(chosen.module, captured, program), chosen)
+    assert done.differs(plain) == []
+
+
+def test_a_pass_without_a_backward_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for a storage whose last reader never runs."""
+    chosen, captured, _ = found("gpt, explicit attention")
+    storage = next(s for s in captured.graph.operations[0].writes)
+    lines = list(keep_all(captured.graph).instructions)
+    end = lines.index(Instruction(InstructionKind.END_F))
+    lines.insert(1, Instruction(InstructionKind.OFFLOAD, storage))
+    lines.insert(end, Instruction(InstructionKind.WAIT, storage))
+    read = next(
+        place
+        for place in range(end, len(lines))
+        if lines[place].kind is InstructionKind.RUN
+        and storage in captured.graph.operations[lines[place].index].reads
+    )
+    back = (InstructionKind.PREFETCH, InstructionKind.WAIT)
+    lines[read:read] = [Instruction(kind, storage) for kind in back]
+    monkeypatch.setattr(executor, "host_of", BesideHost)
+    module = by_operators(chosen.module, captured, DeviceProgram(tuple(lines)))
+    before = threading.active_count()
+    result = module(*chosen.args)
+    del result
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
