@@ -1,7 +1,7 @@
 """Whether a captured call gives the bits of the module: the graph holds what happened once.
 
-What Python decides while it is traced (numbers of Python's own generator, counters, hooks on
-backwards) is in no graph; another run shows it.
+What Python decides while it is traced, such as by a counter, is decided for good; another run
+shows it.
 """
 
 from __future__ import annotations

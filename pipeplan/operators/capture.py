@@ -52,6 +52,12 @@ def _check_hooks(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
             raise UncapturableError(f"{name} has hooks on its gradient, which would not run")
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(module, kind, None) for kind in kinds):
+        raise UncapturableError(
+            f"{type(module).__name__}: the module itself has hooks, which would run in the graph"
+            " and around it; register them behind planning"
+        )
 
 
 class _Assembly:

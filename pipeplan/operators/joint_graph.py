@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 
 from pipeplan.operators.eager_operators import as_in_eager
 from pipeplan.operators.flat_module import Arguments, FlatModule, Results
+from pipeplan.operators.other_generators import not_drawn_from
 from pipeplan.operators.refusals import UncapturableError
 
 
@@ -101,7 +102,13 @@ def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     flat.train(module.training)
     tensors = tuple(_as_leaf(each) for each in Arguments(args, kwargs).tensors)
     try:
-        with ExitStack() as stack, warnings.catch_warnings(), torch.enable_grad(), as_in_eager():
+        with (
+            ExitStack() as stack,
+            warnings.catch_warnings(),
+            torch.enable_grad(),
+            as_in_eager(),
+            not_drawn_from(),
+        ):
             warnings.simplefilter("ignore")
             found = aot_export_joint_with_descriptors(stack, flat, tensors)
             traced = found.graph_module

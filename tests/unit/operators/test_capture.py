@@ -230,17 +230,30 @@ def _counts(module: Small, value: Tensor) -> Tensor:
 
 
 def _random(module: Small, value: Tensor) -> Tensor:
-    result = module.body(value)
-    with torch.no_grad():
-        factor = float(random.random())
-    return result * factor  # type: ignore[no-any-return]
+    return module.body(value) * random.random()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("does", [_counts, _random])
+def test_draws_that_are_not_torchs_are_refused() -> None:
+    """The stream of numbers stays where it was."""
+    random.seed(3)
+    with pytest.raises(UncapturableError, match="draws from Python's or numpy's generator"):
+        capture(Small(_random), torch.ones(2, 4))
+    assert random.random() == random.Random(3).random()
+
+
+_STEPS = [0]
+
+
+def _steps(module: Small, value: Tensor) -> Tensor:
+    _STEPS[0] += 1
+    return module.body(value) * _STEPS[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("does", [_counts, _steps])
 def test_what_the_tracer_does_not_see_is_found_by_a_run(
     does: Callable[[Small, Tensor], Any],
 ) -> None:
-    """Counters and Python's random numbers are baked into the graph."""
+    """Counters are baked into the graph."""
     module = Small(does)
     captured = capture(module, torch.ones(2, 4))
     with pytest.raises(UncapturableError, match="the graph gives other bits than the module"):
