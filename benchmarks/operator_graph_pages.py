@@ -17,6 +17,18 @@ AIMS = {
 }
 """Overheads at half of the bytes that the project aims at."""
 
+TOY_HEAD = (
+    "layers, times",
+    "aim",
+    "ours",
+    "bound",
+    "Rockmate",
+    "Rotor",
+    "full recompute at share",
+    "CPU s, capture",
+    "CPU s, plan",
+)
+
 
 def page(found: dict[str, Any]) -> Iterator[str]:
     """Overhead over bytes, option sets, planning times."""
@@ -35,10 +47,12 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         " `auto` tries more than Rockmate up to 130 operations alone."
     )
     yield table(
-        ("layers, times", "aim", "ours", "bound", "Rockmate", "Rotor", "full recompute at share")
-        + ("CPU s, capture", "CPU s, plan"),
+        TOY_HEAD,
         (_toy(name, found[name]) for name in AIMS if name in found),
     )
+    missed = [name for name in AIMS if name in found and _ours(found[name]) > AIMS[name]]
+    if missed:
+        yield f"The aim is missed by: {'; '.join(each.removeprefix('toy ') for each in missed)}."
     yield "## 36 layers of GPT2-large"
     yield (
         "8 rows of 1024 tokens in bfloat16, roofline of an A100, captured without memory. Shares"
@@ -59,6 +73,11 @@ def _share(value: float) -> str:
 def _cell(row: dict[str, Any], method: str, index: int = 0, key: str = "overhead") -> str:
     at = row.get(method, {}).get("at", [None] * (index + 1))[index]
     return "" if at is None else _share(at[key])
+
+
+def _ours(row: dict[str, Any]) -> float:
+    at = row["auto" if "auto" in row else "rockmate"]["at"][0]
+    return float("inf") if at is None else float(at["overhead"])
 
 
 def _toy(name: str, row: dict[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ablation as ablation_rows
-from benchmarks import compare_pages, peers, planner_summary, runtime_pages
+from benchmarks import compare_pages, operator_graph_pages, peers, planner_summary, runtime_pages
 from benchmarks import joint as joint_rows
 from benchmarks import operators as operator_rows
 from benchmarks import steps as step_rows
@@ -203,6 +203,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "steps": step_rows.page,
     "peers": peers.page,
     "operators": operator_rows.page,
+    "operator_graphs": operator_graph_pages.page,
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,

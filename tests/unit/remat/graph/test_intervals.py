@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeplan.operator_graph import StorageKind
 from pipeplan.remat.graph.brute_force import best_order
 from pipeplan.remat.graph.intervals.search import Limits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
@@ -43,6 +44,27 @@ def test_orders_do_what_the_judge_says(seed: int) -> None:
     assert (
         slots.order([(s, at) for at, all_ in slots.reruns(order).items() for s in all_]) == order
     )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_received_may_go(seed: int) -> None:
+    """A received storage is freed behind its last reader, and the optimum counts on it."""
+    given = random_graph(seed, 4, 3)
+    received = given.storages[0].model_copy(update={"kind": StorageKind.RECEIVED})
+    graph = given.model_copy(update={"storages": (received, *given.storages[1:])})
+    ledger = Ledger(graph)
+    slots = Slots(ledger, runs_of(ledger, 2))
+    first = ledger.first_order()
+    kept = judge(graph, program(ledger, first))
+    assert not kept.violations
+    assert kept.peak_bytes == peak_bytes(ledger, first)
+    assert kept.saved_bytes == saved_bytes(ledger, first)
+    for peak in range(kept.peak_bytes // 2, kept.peak_bytes + 1, 4):
+        best, found = best_order(slots, peak), search(slots, peak, None, LIMITS)
+        assert (best is None) == (found.order is None)
+        if best is not None and found.order is not None:
+            assert further(ledger, best) == further(ledger, found.order)
+            assert not judge(graph, program(ledger, found.order), peak).violations
 
 
 def test_first_order_is_keep_all() -> None:
