@@ -15,15 +15,17 @@ MOST_OPERATIONS = 64
 def partition(ledger: Ledger, most: int = MOST_OPERATIONS) -> list[Block]:
     """The graph as a chain of blocks; one block where it cannot be cut.
 
-    Pieces between neighbouring cuts that repeat with a period are joined by periods, so that
-    identical layers give identical blocks; the others are joined with their neighbours.
+    Pieces between neighbouring cuts that repeat with a period are joined by periods, as many as
+    `most` operations hold, so that identical layers give identical blocks; the others are joined
+    with their neighbours.
     """
     all_cuts = cuts(ledger)
     pieces = blocks(ledger, all_cuts)
     begin, period, count = repetition([piece.key for piece in pieces])
     sizes = [len(piece.operations) for piece in pieces]
-    if count and sum(sizes[begin : begin + period]) > most:
-        begin, period, count = 0, 0, 0
+    if count:
+        together = most // sum(sizes[begin : begin + period])
+        period, count = period * together, count // max(1, together) if together else 0
     bounds = _bounds(sizes, begin, period, count, most)
     return blocks(ledger, [_cut(all_cuts, bound) for bound in bounds])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipeplan.operator_graph import Operation, OperatorGraph, Phase, Storage, StorageKind
 from pipeplan.remat.graph.blocks.block import blocks
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.blocks.cuts import cuts
@@ -58,6 +59,44 @@ def test_a_graph_without_cuts_is_one_block() -> None:
     """Its program is that of the graph."""
     ledger = Ledger(random_graph(3, 4, 3))
     assert len(blocks(ledger, [])) == 1
+
+
+def _chain_of(length: int) -> OperatorGraph:
+    """`length` equal layers of one operation each way."""
+    storages = [Storage(name="x", bytes=4, kind=StorageKind.INPUT)]
+    storages += [Storage(name="a", bytes=4, kind=StorageKind.ACTIVATION)] * length
+    storages += [Storage(name="t", bytes=4, kind=StorageKind.TANGENT)]
+    storages += [Storage(name="g", bytes=4, kind=StorageKind.GRADIENT)] * length
+    forward, back = Phase.FORWARD, Phase.INPUT_GRADIENT
+    operations = [
+        Operation(name=f"f{i}", phase=forward, reads=(i,), writes=(i + 1,), time_ns=1)
+        for i in range(length)
+    ]
+    for i in range(length):
+        came, read = length + 1 + i, length - 1 - i
+        operations.append(
+            Operation(name=f"b{i}", phase=back, reads=(came, read), writes=(came + 1,), time_ns=2)
+        )
+    return OperatorGraph(
+        name="chain",
+        storages=tuple(storages),
+        operations=tuple(operations),
+        outputs=(length,),
+        input_gradients=(2 * length + 1,),
+    )
+
+
+def test_tiny_layers_are_joined() -> None:
+    """500 layers of two operations are a few dozen blocks, nearly all identical, and planned."""
+    ledger = Ledger(_chain_of(500))
+    found = partition(ledger)
+    assert len(found) < 20
+    assert len({block.key for block in found}) < 5
+    assert sum(len(block.operations) for block in found) == 1000
+    peak = (peak_bytes(ledger, ledger.first_order()) + ledger.constant) // 2
+    order = BlockChain(ledger).order(peak, keep_all=True)
+    assert order is not None
+    assert not judge(ledger.graph, program(ledger, order), peak).violations
 
 
 @pytest.mark.parametrize(
