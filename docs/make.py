@@ -28,6 +28,7 @@ PUBLIC = {
     "pipeplan": None,
     "pipeplan.task": None,
     "pipeplan.capture": None,
+    "pipeplan.operators": None,
     "pipeplan.stage_profile": ("refine",),
     "pipeplan.importers": None,
     "pipeplan.cluster": ("uniform",),

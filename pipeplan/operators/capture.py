@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipeplan.operator_graph import Operation, OperatorGraph, Phase, Storage, StorageKind
 from pipeplan.operators.builder import Builder, Draft
@@ -85,7 +85,7 @@ class _Assembly:
         inputs = len(self._arguments.facts)
         tangents = tuple(given[Given.TANGENT].get(place) for place in range(len(outputs)))
         gradients = self._handed(Handed.INPUT_GRADIENT)
-        device = next(iter(self._states()), *self._arguments.tensors[:1]).device
+        device = self._device()
         return Captured(
             graph=self._graph(outputs, gradients),
             values=tuple(build.values),
@@ -106,9 +106,12 @@ class _Assembly:
             training=tuple(part.training for part in self._module.modules()),
         )
 
-    def _states(self) -> Iterable[Tensor]:
+    def _device(self) -> torch.device:
         parameters, buffers = states_of(self._module)
-        return [*parameters.values(), *buffers.values()]
+        tensors = [*parameters.values(), *buffers.values(), *self._arguments.tensors]
+        if not tensors:
+            raise UncapturableError("there is no tensor in the call, need at least one")
+        return tensors[0].device
 
     def _handed(self, kind: Handed) -> dict[int, int]:
         """Place to value."""

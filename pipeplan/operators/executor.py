@@ -97,6 +97,15 @@ class Pass:
         self._memory.put(value, contiguous_as(gradient, layout))
 
     def _execute(self, steps: Sequence[Step]) -> None:
+        """Ends the copies where a step fails: a worker would wait for the rest."""
+        try:
+            self._follow(steps)
+        except BaseException:
+            self._host.drop()
+            self._host.close()
+            raise
+
+    def _follow(self, steps: Sequence[Step]) -> None:
         calls, host = self._calls(), self._host
         cast = torch.autocast(self._captured.device.type, enabled=False)
         # The graph holds all that autograd and autocast would add. Some kernels ask whether

@@ -76,7 +76,8 @@ def by_operators(module: Module, captured: Captured, program: DeviceProgram) -> 
     """`module` in a form whose training forward and backward run `program`.
 
     The result shares all that `module` has. Gradients are added to `.grad` by the backward;
-    `torch.autograd.grad` finds none for parameters, hooks of submodules do not run.
+    `torch.autograd.grad` finds none for parameters. What hooks of submodules did with tensors when
+    the call was captured is in the graph; what else they did is not done again.
 
     Args:
         module: as it was captured.

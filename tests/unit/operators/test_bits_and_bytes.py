@@ -99,29 +99,60 @@ def test_storages_go_behind_their_copy_and_last_use(monkeypatch: pytest.MonkeyPa
     assert done.differs(plain) == []
 
 
-def test_a_pass_without_a_backward_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for a storage whose last reader never runs."""
-    chosen, captured, _ = found("gpt, explicit attention")
-    storage = next(s for s in captured.graph.operations[0].writes)
-    lines = list(keep_all(captured.graph).instructions)
+def _offloaded_early(captured: Captured) -> DeviceProgram:
+    """The first result is on its way out while the forward reads it, and back for the backward."""
+    graph = captured.graph
+    storage = graph.operations[0].writes[0]
+    lines = list(keep_all(graph).instructions)
     end = lines.index(Instruction(InstructionKind.END_F))
-    lines.insert(1, Instruction(InstructionKind.OFFLOAD, storage))
     lines.insert(end, Instruction(InstructionKind.WAIT, storage))
+    lines.insert(1, Instruction(InstructionKind.OFFLOAD, storage))
     read = next(
         place
         for place in range(end, len(lines))
         if lines[place].kind is InstructionKind.RUN
-        and storage in captured.graph.operations[lines[place].index].reads
+        and storage in graph.operations[lines[place].index].reads
     )
     back = (InstructionKind.PREFETCH, InstructionKind.WAIT)
     lines[read:read] = [Instruction(kind, storage) for kind in back]
-    monkeypatch.setattr(executor, "host_of", BesideHost)
-    module = by_operators(chosen.module, captured, DeviceProgram(tuple(lines)))
-    before = threading.active_count()
-    result = module(*chosen.args)
-    del result
-    gc.collect()
+    return DeviceProgram(tuple(lines))
+
+
+def _ends(before: int) -> bool:
+    """Whether there are no more threads than `before`, within a minute."""
     deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
+        gc.collect()
         time.sleep(0.01)
-    assert threading.active_count() <= before
+    return threading.active_count() <= before
+
+
+def test_a_pass_without_a_backward_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for what will not run."""
+    chosen, captured, _ = found("gpt, explicit attention")
+    monkeypatch.setattr(executor, "host_of", BesideHost)
+    module = by_operators(chosen.module, captured, _offloaded_early(captured))
+    before = threading.active_count()
+    result = module(*chosen.args)
+    assert threading.active_count() > before
+    del result
+    assert _ends(before)
+
+
+def test_a_pass_that_fails_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a storage that is leaving waits for its last reader; the error comes up."""
+    chosen, captured, _ = found("gpt, explicit attention")
+    monkeypatch.setattr(executor, "host_of", BesideHost)
+    module = by_operators(chosen.module, captured, _offloaded_early(captured))
+    usual = executor.Pass._run
+
+    def failing(self: executor.Pass, index: int) -> None:
+        if index == 1:
+            raise RuntimeError("no memory")
+        usual(self, index)
+
+    monkeypatch.setattr(executor.Pass, "_run", failing)
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="no memory"):
+        module(*chosen.args)
+    assert _ends(before)
