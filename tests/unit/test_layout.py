@@ -40,7 +40,8 @@ def test_folders_are_rooms() -> None:
     """Each folder of unit tests is named as a package of pipeplan, or is one of a few others."""
     unit = ROOT / "tests" / "unit"
     names = {str(file.parent.relative_to(unit)) for file in unit.rglob("test_*.py")} - {"."}
-    rooms = {each.parent.name for each in (ROOT / "pipeplan").glob("*/__init__.py")}
+    package = ROOT / "pipeplan"
+    rooms = {str(each.parent.relative_to(package)) for each in package.rglob("__init__.py")}
     assert names - rooms == BESIDE
 
 
