@@ -39,6 +39,7 @@ PUBLIC = {
     "pipeplan.lowering": None,
     "pipeplan.simulator": None,
     "pipeplan.remat": None,
+    "pipeplan.remat.graph": None,
     "pipeplan.ilp": None,
 }
 """Modules, and the names of each that are public; None: its `__all__`."""
