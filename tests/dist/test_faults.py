@@ -58,7 +58,12 @@ SAVED = {"warm-up": 0, "steady": 2, "drain": 4, "save": 2}
 
 
 def fail_and_resume(
-    folder: Path, semantics: Semantics, does: str, rank: int, phase: str, timeout_s: int = TIMEOUT_S
+    folder: Path,
+    semantics: Semantics,
+    does: str,
+    rank: int,
+    phase: str,
+    timeout_s: int = TIMEOUT_S,
 ) -> Told:
     """One line of the table: a fault, the others stop, a restart; compared with no fault.
 
@@ -79,7 +84,9 @@ def fail_and_resume(
 
 def check_soon(told: Told, culprit: int, within_s: float) -> None:
     """All others ended that soon after the fault."""
-    assert all(each["after_s"] < within_s for rank, each in enumerate(told) if rank != culprit), told
+    assert all(each["after_s"] < within_s for rank, each in enumerate(told) if rank != culprit), (
+        told
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,8 +303,9 @@ def test_sigterm_with_long_steps(
     assert within_s is None or all(each["after_s"] < within_s for each in told), told
     run = json.loads((out / "run.json").read_text())
     assert (run["steps"], run["complete"]) == (1, False)
-    assert "stopped after step 1; the steps behind it are too long to be finished" in (
-        told[0]["said"]
+    assert (
+        "stopped after step 1; the steps behind it are too long to be finished"
+        in (told[0]["said"])
     )
     (again,) = launched(spec(tmp_path, plan, "--resume", str(out)))
     assert [each["code"] for each in again] == [0, 0], again
@@ -316,9 +324,39 @@ leaves holes that later ones use, so what grows by 0.2 MiB per checkpoint at fir
 """
 
 
-def least(used: list[tuple[int, int, int]]) -> int:
-    """Resident bytes, without what lives for moments."""
-    return min(bytes_ for bytes_, _, _ in used)
+Used = tuple[int, int, int]
+"""Resident bytes, open files, threads."""
+
+
+def grown(used: list[Used]) -> Used:
+    """How much more there is in the last part of the second half than in its first one.
+
+    The least of each part counts: what lives for moments is no leak, what is never given back is
+    in every later sample.
+    """
+    steady = used[len(used) // 2 : -3]
+    window = len(steady) // 5
+    assert window >= 5
+    least = [
+        [min(each[resource] for each in part) for resource in range(3)]
+        for part in (steady[:window], steady[-window:])
+    ]
+    size, files, threads = (last - first for first, last in zip(*least, strict=True))
+    return size, files, threads
+
+
+def test_the_soak_sees_leaks_and_nothing_else() -> None:
+    """A file for a moment is none; one that stays open from any step on is."""
+    used = [(2**20, 38 + (step % 7 == 0), 7) for step in range(400)]
+    assert grown(used) == (0, 0, 0)
+    used[390] = (2**20, 40, 8)
+    assert grown(used) == (0, 0, 0)
+    leaks = [
+        (size + 300 * step, files + (step > 300), 7) for step, (size, files, _) in enumerate(used)
+    ]
+    size, files, threads = grown(leaks)
+    assert size > 40_000
+    assert (files, threads) == (1, 0)
 
 
 @pytest.mark.long
@@ -332,13 +370,6 @@ def test_soak(tmp_path: Path, semantics: Semantics) -> None:
     assert [each["code"] for each in told] == [0] * RANKS, told
     assert trained(tmp_path / "run", semantics, SOAK_STEPS)
     for each in told:
-        steady = each["used"][len(each["used"]) // 2 : -3]
-        window = len(steady) // 5
-        assert window >= 5
-        growth = least(steady[-window:]) - least(steady[:window])
-        assert growth < GROWTH_BYTES, [bytes_ for bytes_, _, _ in steady]
-        for resource in (1, 2):
-            first, last = (
-                max(e[resource] for e in part) for part in (steady[:-window], steady[-window:])
-            )
-            assert last <= first, steady
+        size, files, threads = grown([tuple(sample) for sample in each["used"]])
+        assert size < GROWTH_BYTES, each["used"]
+        assert max(files, threads) <= 0, each["used"]
