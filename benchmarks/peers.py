@@ -151,7 +151,11 @@ def peers(case: Case) -> dict[str, Any]:
 def ours(case: Case, limit_s: float) -> dict[str, Any]:
     """Our step in ns; without one the reason."""
     config = Config(
-        semantics="flush", microbatches=case.microbatches, time_limit_s=limit_s, workers=1
+        semantics="flush",
+        microbatches=case.microbatches,
+        time_limit_s=limit_s,
+        workers=1,
+        deterministic=True,
     )
     chain, machines = chain_of(case.name), cluster(case.gpus, memory_of(case))
     work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
@@ -215,8 +219,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     yield (
         "The command `python -m benchmarks.peers` measures these rows: one step under flush on P"
         " GPUs with links of 25 GB/s, updates left out, over m times the load of a GPU if all were"
-        f" equally loaded. Ours has {' to '.join(f'{each:g}' for each in limits)} s on one core"
-        " that other work shared. The best peer is the fastest that fits of all schedules with a"
+        " equally loaded. Ours has"
+        f" {' to '.join(f'{each:g}' for each in limits)} s of counted work on one core. The"
+        " best peer is the fastest that fits of all schedules with a"
         " flush of [compare](../how-to/compare.md), torch's included, each on stages of equal"
         " times, layers and parameters. Memory is a share of what 1F1B with a flush needs on"
         " stages of equal times. ResNet-50 to T5 are estimated for an A100; `uneven` are 64 random"

@@ -21,16 +21,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan.plan import Plan
 from pipeplan.runtime.build import build
-from pipeplan.runtime.startup.communicators import communicators
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.transport.pair_communicator import PairCommunicator
-from pipeplan.testing.gloo_communicator import gloo
-from pipeplan.runtime.transport.nccl import NcclTransport
-from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
+from pipeplan.runtime.startup.communicators import communicators
+from pipeplan.runtime.transport.nccl import NcclTransport
+from pipeplan.runtime.transport.pair_communicator import PairCommunicator
+from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.task import SplitModel, Task
 from pipeplan.testing import reference
+from pipeplan.testing.gloo_communicator import gloo
 from tests import pipelines
 from tests.dist.gloo_cases import same
 from tests.forked import run_ranks

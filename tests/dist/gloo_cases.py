@@ -20,15 +20,15 @@ from pipeplan import lowering
 from pipeplan.plan import Plan
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.startup.process_group import join
-from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.startup.process_group import join
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
+from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
 from pipeplan.task import LossScale, SplitModel, Task
 from pipeplan.testing import reference
+from pipeplan.testing.plans import random_plan
 from tests import models, pipelines
 from tests.forked import run_joined
-from pipeplan.testing.plans import random_plan
 
 STEPS = 3
 MAPS = {

@@ -1,4 +1,4 @@
-"""Three ranks whose main threads sleep, as in a wait inside of CUDA; prints what their lookouts see.
+"""Three ranks whose main threads sleep, as in a wait inside of CUDA; prints what lookouts see.
 
 `python monitor_cases.py leave|kill|fail`: all leave together after more than the group's timeout,
 rank 2 is killed, rank 2 says that it failed.

@@ -58,7 +58,7 @@ def made(fails: bool) -> Task:
 
 
 def recovers(semantics: Semantics) -> str:
-    """Two steps, an error in the third on the rank of the loss, all anew from the state between."""
+    """Two steps, an error in the third on the rank of the loss, all anew from between."""
     plan = launch_task.plan(GPUS, semantics)
     pipeline = Pipeline(made(fails=True), plan)
     pipeline.run(2)
@@ -155,7 +155,9 @@ def main(sockets: str) -> None:
     context = multiprocessing.get_context("fork")
     patience = timedelta(seconds=60)
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)
-    ranks = [context.Process(target=work, args=(rank, store.port, sockets)) for rank in range(GPUS)]
+    ranks = [
+        context.Process(target=work, args=(rank, store.port, sockets)) for rank in range(GPUS)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Forked ranks of what they take for one machine or several: which channels they get, what arrives.
+"""Forked ranks of what they take for one machine or several: which channels, what arrives.
 
 Prints a line per case: the pairs with a line, and `exact` where every message between random pairs
 of ranks, small or large, arrived where it belongs, and a training, if the case has one, equals the
@@ -9,13 +9,11 @@ and in the last one ranks end, in order and without a word, while their messages
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import random
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,15 +27,13 @@ from torch.distributed import FileStore
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan.capture import split
-from pipeplan.runtime.transport import local_socket
-from pipeplan.runtime.transport import local_rendezvous
 from pipeplan.runtime.build import build
-from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.transport.base import PeerLostError
-from pipeplan.runtime.transport.rank_grid import RankGrid
+from pipeplan.runtime.evaluation import evaluate
+from pipeplan.runtime.transport import local_rendezvous, local_socket
+from pipeplan.runtime.transport.base import PeerLostError, wait_all
 from pipeplan.runtime.transport.gloo import GlooTransport
-from pipeplan.runtime.transport.base import wait_all
+from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.task import Task
 from tests import pipelines
 from tests.dist.gloo_cases import same
@@ -145,7 +141,9 @@ def work(rank: int, number: int, store: str) -> None:
         pairs = [f"{a}{b}" for a, (others, _) in enumerate(told) for b in others if a < b]
         assert all(a in told[b][0] for a, (others, _) in enumerate(told) for b in others)
         word = "exact" if all(each for _, each in told) else "differs"
-        print(f"{CASES[number].__name__}: {word}, channels {' '.join(pairs) or 'none'}", flush=True)
+        print(
+            f"{CASES[number].__name__}: {word}, channels {' '.join(pairs) or 'none'}", flush=True
+        )
     transport.close()
 
 
@@ -175,7 +173,9 @@ def end(rank: int, _: int, store: str) -> None:
     if rank > 1:
         return
     torch.set_num_threads(1)
-    transport = GlooTransport(RankGrid.started(FileStore(store, 2), rank, 2, timedelta(seconds=60)))
+    transport = GlooTransport(
+        RankGrid.started(FileStore(store, 2), rank, 2, timedelta(seconds=60))
+    )
     width = local_socket.LIMIT_BYTES // 4
     task = Task(
         model=[nn.Linear(8, width), nn.Sequential(_Slow(), nn.Linear(width, 1))],

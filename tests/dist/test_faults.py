@@ -192,7 +192,7 @@ def strict(text: str) -> Any:
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 def test_nan_at_step_3(tmp_path: Path, semantics: Semantics) -> None:
-    """All ranks end together with one message; what is saved is from before, and goes on exactly."""
+    """All ranks end together with one message; what is saved is from before, and goes on."""
     plan = launch_task.plan(2, semantics)
     out = tmp_path / "run"
     spoiled = f"tests.launch_task:spoiled(at={2 * plan.microbatches + 1})"

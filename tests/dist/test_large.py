@@ -61,7 +61,9 @@ def launch(folder: Path, ranks: int, task: str, *more: str, steps: int = STEPS) 
     )
 
 
-def plain(form: str, blocks: int, width: int, first: dict[str, Tensor] | None) -> dict[str, Tensor]:
+def plain(
+    form: str, blocks: int, width: int, first: dict[str, Tensor] | None
+) -> dict[str, Tensor]:
     """One process that trains the whole model, from the weights `first` if there are any."""
     seed_all(0)
     task = load(reference_of(form, blocks, width))

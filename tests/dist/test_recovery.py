@@ -1,4 +1,4 @@
-"""What the documentation says after an error: the model and its `Pipeline` anew, and on it goes."""
+"""What the documentation says after an error: model and `Pipeline` anew, and on it goes."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ def test_replicas_of_a_step_plan_with_split_backwards(tmp_path: Path) -> None:
         assert plan.k == plan.microbatches == launch_task.MICROBATCHES
         assert [stage.split_backward for stage in plan.stages].count(False) == 1
     made = spec(tmp_path, plans[2], "--replicas", "2", "--steps", "2") | {"ranks": 4}
-    again = spec(
-        tmp_path, plans[1], "--replicas", "3", "--steps", "3", "--resume", str(out)
-    ) | {"ranks": 3}
+    again = spec(tmp_path, plans[1], "--replicas", "3", "--steps", "3", "--resume", str(out)) | {
+        "ranks": 3
+    }
     told = launched(made, again)
     assert [each["code"] for run in told for each in run] == [0] * 7, told
     expected = launch_task.trained("flush", 3, replicas=(2, 2, 3))
@@ -80,7 +80,7 @@ def test_the_averaged_gradient_is_clipped(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_stops_all_replicas(tmp_path: Path) -> None:
-    """Rank 3 (replica 1, GPU 1) dies: all others stop, nobody waits; the restarted run is exact."""
+    """Rank 3 (replica 1, GPU 1) dies: all others stop, none waits; the restarted run is exact."""
     plan = launch_task.plan(2, "2bw")
     words = ("--save-every", "2")
     fault = {"rank": 3, "does": "kill", "at": place(plan, 1, "steady")}

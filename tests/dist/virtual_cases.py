@@ -6,9 +6,7 @@ says. One process imports torch and forks, so that 16 ranks start in seconds.
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import lowering
 from pipeplan.plan import Plan
-from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.runtime.transport.gloo import GlooTransport
+from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.testing import plans
 from tests import dry_runs
 from tests.forked import run_ranks
