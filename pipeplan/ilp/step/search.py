@@ -33,7 +33,7 @@ FIRST_RULES: Final = 2
 """Rules of each contender that the first round tries."""
 SLACK: Final = 1.15
 """A contender's step that is that much longer than another one's is given up."""
-CUTS_S: Final = 0.05
+CUTS_S: Final = 0.03
 """What finding cuts counts for where work is counted."""
 EVENT_S: Final = 4e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
@@ -132,7 +132,7 @@ class StepSearch:
         costs = self.state.costs
         can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
         for split in (True, False) if can_split else (False,):
-            search = CutSearch(costs, self.random, split=split)
+            search = CutSearch(costs, self.random, self.microbatches, split=split)
             for placement in placements(costs):
                 for cuts in search.all(placement):
                     self.state.options.clock.charge(CUTS_S)
