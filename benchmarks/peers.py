@@ -6,7 +6,7 @@ Every row is a chain, a number of GPUs P, m micro-batches and a memory: a share 
 flush needs at most on stages of equal times. The best of everyone else (`pipeplan.compare`: every
 schedule on every split) that fits is put beside the plan that we find within the limit. The chains
 of models are estimated for an A100; the uneven one is random. GPUs are joined by links of 25 GB/s.
-Times are steps without their update. Rows that the file has are not measured again.
+Times are steps without their update. What the file has is not measured again.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def peers(case: Case) -> dict[str, Any]:
     return {"memory_bytes": memory, "steps": found}
 
 
-def ours(case: Case, limit_s: float) -> dict[str, Any]:
-    """Our step in ns; without one the reason."""
+def ours(case: Case, memory: int, limit_s: float) -> dict[str, Any]:
+    """Our step in ns on GPUs of so many bytes; without one the reason."""
     config = Config(
         semantics="flush",
         microbatches=case.microbatches,
@@ -157,7 +157,7 @@ def ours(case: Case, limit_s: float) -> dict[str, Any]:
         workers=1,
         deterministic=True,
     )
-    chain, machines = chain_of(case.name), cluster(case.gpus, memory_of(case))
+    chain, machines = chain_of(case.name), cluster(case.gpus, memory)
     work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     result: dict[str, Any] = {"limit_s": limit_s, "load_ns": work * case.microbatches / case.gpus}
     try:
@@ -247,8 +247,10 @@ def main() -> int:
         row = store.rows.setdefault(case.key, {})
         if "ours" in row:
             continue
-        store.put(case.key, "peers", peers(case))
-        store.put(case.key, "ours", ours(case, args.limit / 1e9))
+        if "peers" not in row:
+            store.put(case.key, "peers", peers(case))
+        memory = row["peers"]["memory_bytes"]
+        store.put(case.key, "ours", ours(case, memory, args.limit / 1e9))
         print(*cells(case, row), file=sys.stderr, flush=True)
     lines = list(summary([(case, store.rows[case.key]) for case in cases(args.only)]))
     print(*lines, sep="\n")

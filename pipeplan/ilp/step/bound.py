@@ -23,6 +23,7 @@ def step_bound(costs: CostModel, microbatches: int) -> Fraction:
     is left of the step is the GPU's capacity, for all micro-batches of its layers. Capacities
     hold all layers only if they hold their sum, and for every n the n longest ones, of which a
     capacity holds no more than it holds of the shortest of them. Work is that of the fastest GPU.
+    No step is shorter than the way of one micro-batch through all layers and back, either.
     """
     fastest = max(Fraction(repr(gpu.speed)) for gpu in costs.cluster.gpus)
     layers, overhead = costs.chain.layers, costs.cluster.action_overhead_ns
@@ -51,7 +52,15 @@ def step_bound(costs: CostModel, microbatches: int) -> Fraction:
 
     enough = idle[-1] + microbatches * (sum(works) + 2 * overhead)
     least = bisect_left(range(enough), True, key=holds)
+    least = max(least, ceil_div_fraction(_way_ns(costs), fastest))
     return max(Fraction(least, microbatches), load_bound(costs))
+
+
+def _way_ns(costs: CostModel) -> int:
+    """All forwards, and all backwards without what may be W, at speed 1."""
+    layers = enumerate(costs.chain.layers)
+    late = (x.backward_weight_ns or 0 if costs.may_split(at, at) else 0 for at, x in layers)
+    return sum(x.forward_ns + x.backward_ns for x in costs.chain.layers) - sum(late)
 
 
 def _least_transfer(costs: CostModel) -> int:
