@@ -27,6 +27,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "results"
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 """What stands around the table of README.md."""
+STEPS, END_OF_STEPS = "<!-- measured steps -->", "<!-- end of measured steps -->"
+"""What stands around its sentence on steps."""
 PICTURED = ("resnet18", "resnet34", "resnet50")
 """Networks of compare.md that have a picture and a table of their own."""
 
@@ -229,7 +231,7 @@ def path(name: str) -> Path:
 
 
 def readme() -> str:
-    """README.md with its table anew."""
+    """README.md with its table and its sentence on steps anew."""
     found = json.loads((RESULTS / "planner.json").read_text(encoding="utf-8"))
     rows = planner_summary.means([each for each in found.values() if "planner" in each])
     head = (
@@ -240,13 +242,18 @@ def readme() -> str:
         "ours / contiguous 1F1B",
         "at best",
     )
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table(head, rows)}\n{END}{rest.partition(END)[2]}"
+    steps = json.loads((RESULTS / "peers.json").read_text(encoding="utf-8"))
+    text = _between(README.read_text(encoding="utf-8"), BEGIN, END, table(head, rows))
+    return _between(text, STEPS, END_OF_STEPS, peers.in_short(steps))
+
+
+def _between(text: str, begin: str, end: str, inside: str) -> str:
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{inside}\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:
-    """Write all pages, and the table of README.md."""
+    """Write all pages, and what README.md says of them."""
     for name in PAGES:
         path(name).write_text(page(name), encoding="utf-8")
     README.write_text(readme(), encoding="utf-8")

@@ -211,9 +211,28 @@ def summary(measured: Sequence[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
     yield f"rows with a faster peer: {', '.join(lost) or 'none'}"
 
 
+def in_short(found: dict[str, Any]) -> str:
+    """What README.md says of all rows."""
+    pairs = [(row["ours"].get("step_ns"), best(row)) for _, row in measured_rows(found)]
+    ratios = [theirs[1] / mine for mine, theirs in pairs if mine and theirs]
+    mean = exp(sum(map(log, ratios)) / len(ratios))
+    lost = sum(1 for mine, theirs in pairs if theirs and (mine is None or theirs[1] < mine))
+    return (
+        "With `--semantics flush` the planner plans whole steps. Within the same memory, the"
+        " fastest of everyone else's schedules\n(1F1B, interleaved, zero-bubble, torch's own)"
+        f" takes {mean:.2f} times as long, in the geometric mean of {len(ratios)} instances;\n"
+        f"it is faster in {lost or 'none'} of them ([rows](docs/results/peers.md))."
+    )
+
+
+def measured_rows(found: dict[str, Any]) -> list[tuple[Case, dict[str, Any]]]:
+    """The rows with both sides, in order."""
+    return [(case, found[case.key]) for case in cases() if "ours" in found.get(case.key, {})]
+
+
 def page(found: dict[str, Any]) -> Iterator[str]:
     """The result page."""
-    known = [(case, found[case.key]) for case in cases() if "ours" in found.get(case.key, {})]
+    known = measured_rows(found)
     limits = sorted({row["ours"]["limit_s"] for _, row in known})
     yield "# Step plans beside the schedules of others"
     yield (

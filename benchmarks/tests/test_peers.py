@@ -83,3 +83,12 @@ def test_lines_of_the_table() -> None:
         *("8", "75%", "1.1000", "1.2100", "a", "1.1000"),
     )
     assert peers.cells(case, row(None))[4:] == ("-", "-", "", "-")
+
+
+def test_what_is_said_in_short() -> None:
+    """The mean of rows where both fit; a row where a peer alone fits counts as lost."""
+    rows = [row(100, ("a", 400)), row(200, ("a", 200)), row(None, ("a", 300))]
+    found = {case.key: each for case, each in zip(peers.cases(), rows, strict=False)}
+    said = peers.in_short(found)
+    assert "takes 2.00 times as long, in the geometric mean of 2 instances" in said
+    assert "it is faster in 1 of them" in said
