@@ -208,7 +208,11 @@ def summary(measured: Sequence[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
         if of:
             there = exp(sum(map(log, of)) / len(of))
             yield f"with {share:.0%} of 1F1B's memory: {there:.4f} over {len(of)} rows"
-    yield f"rows with a faster peer: {', '.join(lost) or 'none'}"
+    yield f"rows with a faster peer: {_listed(lost)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def in_short(found: dict[str, Any]) -> str:
@@ -247,7 +251,8 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         " layers. `-`: nothing fits."
     )
     yield "## Summary"
-    yield bullets(summary(known))
+    longer = [case.key for case, row in known if row["ours"]["limit_s"] > limits[0]]
+    yield bullets([*summary(known), f"rows with more than {limits[0]:g} s: {_listed(longer)}"])
     yield "## Table"
     yield table(COLUMNS, [cells(case, row) for case, row in known])
 
