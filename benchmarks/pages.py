@@ -242,9 +242,13 @@ def readme() -> str:
         "ours / contiguous 1F1B",
         "at best",
     )
-    steps = json.loads((RESULTS / "peers.json").read_text(encoding="utf-8"))
+    beside, steps = (
+        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("peers", "steps")
+    )
+    told = f"{peers.in_short(beside)}\n{step_rows.in_short(steps)}"
     text = _between(README.read_text(encoding="utf-8"), BEGIN, END, table(head, rows))
-    return _between(text, STEPS, END_OF_STEPS, peers.in_short(steps))
+    return _between(text, STEPS, END_OF_STEPS, told)
 
 
 def _between(text: str, begin: str, end: str, inside: str) -> str:

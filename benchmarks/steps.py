@@ -4,10 +4,10 @@
 
 Equal layers: four a GPU, forward, input gradient and weight gradient of one length, a message of
 half a percent of that; memory is a share of what 1F1B's first GPU keeps. GPT-2 medium: estimated
-for an A100, on 4 GPUs of 16 GiB, links of 25 GB/s. Every row plans a step of m micro-batches with
-backwards split and whole. The figure is step / (m x load), updates left out; 1F1B's is 1 + (P - 1)
-/ m. The limit counts work, so that a busy machine plans the same. Rows that the file has are not
-measured again.
+for an A100, on 4 GPUs of 16 GiB, links of 25 GB/s, beside the period of a 2BW plan. Every row
+plans a step of m micro-batches with backwards split and whole. The figure is step / (m x load),
+updates left out; 1F1B's is 1 + (P - 1) / m. The limit counts work, so that a busy machine plans
+the same. Rows that the file has are not measured again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeplan.planner.config import AUTO_K
 
 RESULT = Path(__file__).parent / "results" / "steps.json"
 OP_NS, SAVED, KEPT, HOP_NS = 1_000_000, 1000, 600, 5000
-COLUMNS = ("", "GPUs", "m", "split", "whole", "1F1B", "bound", "stages")
+COLUMNS = ("", "GPUs", "m", "split", "whole", "1F1B", "bound", "stages", "2bw")
 SPLIT_FIELDS = ("backward_weight_ns", "saved_for_weight_bytes", "saved_input_for_weight_bytes")
 
 
@@ -49,6 +49,11 @@ class Case(NamedTuple):
     def key(self) -> str:
         """What identifies the row."""
         return f"{self.name} {self.gpus} GPUs m={self.microbatches}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is planned: steps with backwards split and whole; of GPT-2 a 2BW plan, too."""
+        return ("split", "whole", "2bw") if self.memory is None else ("split", "whole")
 
     def machines(self) -> tuple[Chain, Cluster]:
         """What is planned."""
@@ -89,17 +94,17 @@ def cases() -> Iterator[Case]:
         yield Case("GPT-2 medium", 4, microbatches, None)
 
 
-def planned(case: Case, limit_s: float, *, split: bool) -> dict[str, Any]:
-    """Step and bound in loads, and how many stages."""
+def planned(case: Case, limit_s: float, part: str) -> dict[str, Any]:
+    """Step, or m periods of a 2BW plan, and bound in loads; how many stages."""
     chain, cluster = case.machines()
-    if not split:
+    if part == "whole":
         whole = {field: Layer.model_fields[field].default for field in SPLIT_FIELDS}
         layers = tuple(layer.model_copy(update=whole) for layer in chain.layers)
         chain = chain.model_copy(update={"layers": layers})
     problem = Problem(
         chain=chain,
         cluster=cluster,
-        semantics="flush",
+        semantics="2bw" if part == "2bw" else "flush",
         microbatches=case.microbatches,
         ks=AUTO_K,
     )
@@ -107,7 +112,7 @@ def planned(case: Case, limit_s: float, *, split: bool) -> dict[str, Any]:
     work = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers)
     load = Fraction(work * case.microbatches, case.gpus)
     return {
-        "step": float(found.period_ns / load),
+        "step": float(found.per_microbatch * case.microbatches / load),
         "bound": float(found.bounds["any"] * case.microbatches / load),
         "stages": len(found.stages),
         "limit_s": limit_s,
@@ -126,6 +131,18 @@ def cells(case: Case, row: dict[str, Any]) -> tuple[str, ...]:
         f"{1 + (case.gpus - 1) / case.microbatches:.3f}",
         f"{split['bound']:.4f}",
         str(split["stages"]),
+        f"{row['2bw']['step']:.4f}" if "2bw" in row else "-",
+    )
+
+
+def in_short(found: dict[str, Any]) -> str:
+    """What README.md says of GPT-2 medium."""
+    row = found[Case("GPT-2 medium", 4, 16, None).key]
+    more = row["split"]["step"] / row["2bw"]["step"] - 1
+    return (
+        f"A step of GPT-2 medium with 16 micro-batches on 4 GPUs takes {more:.1%} longer than 16"
+        f" periods of our 2BW plan,\nboth planned in {row['split']['limit_s']:g} s"
+        " ([rows](docs/results/steps.md))."
     )
 
 
@@ -138,10 +155,11 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         " figures are the step of m micro-batches over m times the load of a GPU, if all were"
         " equally loaded; updates are left out. `split`: backwards in two ops where that helps;"
         " `whole`: in one. 1F1B is 1 + (P - 1) / m. Memory is a share of what 1F1B's first GPU"
-        " keeps; 1F1B itself does not fit into less. `bound`: no step is shorter."
+        " keeps; 1F1B itself does not fit into less. `bound`: no step is shorter. `2bw`: m periods"
+        " of a plan with two versions of the weights and no flush."
     )
     yield "## Table"
-    known = [case for case in cases() if "whole" in found.get(case.key, {})]
+    known = [case for case in cases() if set(case.parts) <= set(found.get(case.key, {}))]
     yield table(COLUMNS, [cells(case, found[case.key]) for case in known])
 
 
@@ -157,9 +175,9 @@ def main() -> int:
     shown = Table(*COLUMNS, box=None, pad_edge=False)
     for case in cases():
         store.rows.setdefault(case.key, {})
-        for name in ("split", "whole"):
+        for name in case.parts:
             if name not in store.rows[case.key]:
-                store.put(case.key, name, planned(case, limit_s, split=name == "split"))
+                store.put(case.key, name, planned(case, limit_s, name))
                 print(f"{case.key} {name}", file=sys.stderr, flush=True)
         shown.add_row(*cells(case, store.rows[case.key]))
     common.screen().print(shown)
