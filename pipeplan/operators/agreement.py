@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.operators.captured import Captured
 from pipeplan.operators.executor import Pass
-from pipeplan.operators.flat_module import Results, states_of
+from pipeplan.operators.flat_module import Results, states_for_trial, states_of
 from pipeplan.operators.prepared import Prepared
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
@@ -64,8 +64,7 @@ def _gradients(captured: Captured) -> list[Tensor | None]:
 
 def _by_operators(module: nn.Module, captured: Captured, gradients: list[Tensor | None]) -> _Found:
     parameters, buffers = states_of(module)
-    states = {name: each.detach() for name, each in parameters.items()}
-    states |= {name: each.clone() for name, each in buffers.items()}
+    states = states_for_trial(module)
     inputs = [each.detach() for each in captured.arguments.tensors]
     one = Pass(Prepared(captured, keep_all(captured.graph)), states, inputs)
     outputs = one.forward()

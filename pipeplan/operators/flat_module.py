@@ -79,6 +79,16 @@ def states_of(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Ten
     return dict(module.named_parameters()), dict(module.named_buffers())
 
 
+def states_for_trial(module: nn.Module) -> dict[str, Tensor]:
+    """Tensors for a pass that leaves `module` as it is.
+
+    Parameters come without gradients, which such a pass adds to, and buffers as copies.
+    """
+    parameters, buffers = states_of(module)
+    shared = {name: each.detach() for name, each in parameters.items()}
+    return {**shared, **{name: each.clone() for name, each in buffers.items()}}
+
+
 class FlatModule(nn.Module):
     """Calls a module with tensors in a row; its own parameters are `p0`, .., its buffers `b0`, ..
 

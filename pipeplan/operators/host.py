@@ -54,6 +54,22 @@ class Host(Protocol):
         """Ends a worker, behind all that was issued."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Of a base, to make it anew."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Layout:
+        return cls(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def made(self, device: torch.device) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+
+
 def host_of(memory: Memory, device: torch.device, pinned: PinnedPool) -> Host:
     """The way that fits `device`."""
     if device.type == "cuda":
@@ -107,9 +123,7 @@ class LateHost:
 
     def _back(self, storage: int) -> None:
         for value, copied in self._away.pop(storage).items():
-            tensor = torch.empty_strided(
-                copied.shape, copied.stride(), dtype=copied.dtype, device=self._device
-            )
+            tensor = _Layout.of(copied).made(self._device)
             self._memory.put(value, tensor.copy_(copied))
 
 
@@ -118,27 +132,9 @@ def _to_host(tensors: Bases) -> Bases:
     # What lies on the host is none of a meter's of the device, which may be the processor, too.
     with _disable_current_modes():
         return {
-            value: torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-            ).copy_(tensor)
+            value: _Layout.of(tensor).made(torch.device("cpu")).copy_(tensor)
             for value, tensor in tensors.items()
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Of a base, to make it anew."""
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Layout:
-        return cls(tensor.shape, tensor.stride(), tensor.dtype)
-
-    def made(self, device: torch.device) -> Tensor:
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
 class BesideHost:

@@ -18,7 +18,7 @@ from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.operators.captured import Captured
 from pipeplan.operators.executor import Pass
-from pipeplan.operators.flat_module import states_of
+from pipeplan.operators.flat_module import states_for_trial, states_of
 from pipeplan.operators.prepared import Prepared, Task
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
@@ -46,7 +46,7 @@ def measured(module: nn.Module, captured: Captured, repeats: int = 3) -> Capture
     with torch.random.fork_rng(devices=place.random_devices):
         for _ in range(1 + repeats):
             clocked = _Clocked(place.clock)
-            states, inputs = _own(module), _tensors(captured)
+            states, inputs = states_for_trial(module), _tensors(captured)
             _Sized(prepared, states, inputs, clocked.watch, sizes).whole()
             rows.append(clocked.times())
     times = tuple(round(statistics.median(column)) for column in zip(*rows[1:], strict=True))
@@ -60,7 +60,7 @@ def estimated(module: nn.Module, captured: Captured, device: Device) -> Captured
     """
     fake = next(_fakes(module, captured), None)
     mode = fake.fake_mode if fake is not None else FakeTensorMode(allow_non_fake_inputs=True)
-    states = {name: _faked(mode, each) for name, each in _own(module).items()}
+    states = {name: _faked(mode, each) for name, each in states_for_trial(module).items()}
     inputs = [_faked(mode, each) for each in _tensors(captured)]
     held = tuple((value, _faked(mode, each)) for value, each in captured.constants)
     without = replace(captured, constants=held)
@@ -147,13 +147,6 @@ def _with_sizes(captured: Captured, sizes: Mapping[int, int]) -> Captured:
         for index, each in enumerate(captured.graph.storages)
     )
     return replace(captured, graph=captured.graph.model_copy(update={"storages": storages}))
-
-
-def _own(module: nn.Module) -> dict[str, Tensor]:
-    """The module's tensors with gradients of their own, and copies of buffers."""
-    parameters, buffers = states_of(module)
-    shared = {name: each.detach() for name, each in parameters.items()}
-    return {**shared, **{name: each.clone() for name, each in buffers.items()}}
 
 
 def _tensors(captured: Captured) -> list[Tensor]:

@@ -17,7 +17,7 @@ from pipeplan.rematerialized import arguments, measured
 from pipeplan.rematerialized.conditions import Conditions
 from pipeplan.rematerialized.measured import Loss, ModuleMeasurements, Sample
 from pipeplan.rematerialized.module import run, wrapped
-from pipeplan.rematerialized.operators import METHOD, rematerialize_operators
+from pipeplan.rematerialized.operators import rematerialize_operators
 from pipeplan.rematerialized.parts import Parts, buffers_of
 from pipeplan.rematerialized.precision import as_in, autocast
 from pipeplan.rematerialized.script import Script, script_of
@@ -83,7 +83,7 @@ def rematerialize(
     if max_layers is not None:
         arguments.check_counts(max_layers=max_layers)
     arguments.check_way(method, offload, host_bandwidth)
-    if method == METHOD and max_layers is not None:
+    if method == arguments.OPERATORS and max_layers is not None:
         raise InputError(
             "rematerialize: max_layers: got it with method operators, which has no layers. Leave"
             " it out."
@@ -95,7 +95,7 @@ def rematerialize(
     arguments.check_module(module, taken.source)
     arguments.check_trainable(touched, taken)
     place = device_of(module)
-    if method == METHOD:
+    if method == arguments.OPERATORS:
         return rematerialize_operators(module, taken, limit, extra, repeats, place)
     with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
         there = [(each, each.tensor) for each in buffers_of(touched)]

@@ -13,6 +13,9 @@ from pipeplan.remat import METHODS, OFFLOADING
 from pipeplan.rematerialized.measured import Loss, Sample
 from pipeplan.units import parse_bytes
 
+OPERATORS = "operators"
+"""The method that plans single operators, not layers."""
+
 
 def size(value: str | int, what: str) -> int:
     """Bytes."""
@@ -99,12 +102,12 @@ def check_counts(**counts: int) -> None:
 
 def check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
     """Refuse unknown methods, and what only means something with a way to the host."""
-    if method not in ("auto", "operators") and method not in METHODS:
+    if method not in ("auto", OPERATORS) and method not in METHODS:
         known = ", ".join(METHODS)
         raise InputError(
             f"rematerialize: method: got {method!r}, need auto, operators or one of {known}"
         )
-    if method == "operators" and (offload or host_bandwidth is not None):
+    if method == OPERATORS and (offload or host_bandwidth is not None):
         raise InputError(
             "rematerialize: offload: got it with method operators, which recomputes alone. Give"
             " method 'auto' or offload=False."

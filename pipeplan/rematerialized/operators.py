@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.livebytes import LiveBytes, storage_bytes
-from pipeplan.operator_graph import OperatorGraph
+from pipeplan.operator_graph import OperatorGraph, StorageKind
 from pipeplan.operators import by_operators, capture, check_agreement, measured
 from pipeplan.remat.graph import Answer, Budget, GraphProblem, Option, solve
 from pipeplan.remat.programs import judge, keep_all
-from pipeplan.rematerialized.measured import Sample
+from pipeplan.rematerialized.measured import Loss, Sample
 from pipeplan.rematerialized.untouched import as_it_was, gradients
 
 Module = TypeVar("Module", bound=nn.Module)
-METHOD = "operators"
 _TRIES = 8
 """Larger budgets that are tried where none is found for the one that was asked."""
 
@@ -89,7 +88,7 @@ def _budget(graph: OperatorGraph, peak: int, around: int) -> Budget:
 
 
 def _inputs(graph: OperatorGraph) -> list[int]:
-    return [index for index, each in enumerate(graph.storages) if each.kind == "input"]
+    return [index for index, each in enumerate(graph.storages) if each.kind is StorageKind.INPUT]
 
 
 def _plan(graph: OperatorGraph, budget: Budget) -> Answer:
@@ -120,9 +119,13 @@ def _beside(taken: Sample) -> int:
     if taken.loss is None:
         return 0
     loss, target = taken.loss
-    states = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
+    states = _states(loss)
     trained = [each for each in states if each.requires_grad]
     return storage_bytes([*states, target]) + storage_bytes(trained)
+
+
+def _states(loss: Loss) -> list[Tensor]:
+    return [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
 
 
 def _around_the_loss(module: nn.Module, taken: Sample, place: ModelDevice) -> int:
@@ -146,7 +149,7 @@ def _around_the_loss(module: nn.Module, taken: Sample, place: ModelDevice) -> in
                 " tensor. Give the sample without a loss."
             )
         source = output.detach().requires_grad_()
-        states = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
+        states = _states(loss)
         made = [each.grad for each in states if each.grad is not None]
         live = LiveBytes([source, target, *states, *made])
         before = live.live
