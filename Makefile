@@ -29,7 +29,7 @@ export OMP_NUM_THREADS ?= 1
 # The tools of .venv first: the verbs and torchrun that scripts call by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-long lint format constraints clean
+.PHONY: help demo test tests test-long lint style types format constraints clean
 
 help:
 	@echo "make demo [RANKS=n]  profile, plan, verify, simulate and train a small GPT-2"
@@ -43,7 +43,11 @@ help:
 demo: $(DEMO)
 	@$(BIN)/python examples/demo.py $(if $(RANKS),--ranks $(RANKS))
 
-test: lint
+# Types and contracts are checked beside the tests: mypy takes a core for a minute and more.
+test: style
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: $(DEV)
 	@echo "== tests, the longest files first"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
 		tests benchmarks/tests
@@ -52,11 +56,15 @@ test-long: $(DEV)
 	@echo "== long tests: soak, fault tables, fuzzing"
 	@$(BIN)/python -m pytest -m "long and not gpu" tests benchmarks/tests
 
-lint: $(DEV)
+lint: style types
+
+style: $(DEV)
 	@echo "== format"
 	@$(BIN)/ruff format --check .
 	@echo "== lint"
 	@$(BIN)/ruff check .
+
+types: $(DEV)
 	@echo "== types"
 	@$(BIN)/mypy
 	@echo "== import contracts"

@@ -89,9 +89,26 @@ class ToyGpt(nn.Module):
 
     def forward(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """The loss."""
+        return next_token_loss(self.logits(ids), wanted)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """Of the next tokens."""
         value = self.drop(self.tokens(ids) + self.places.weight[: ids.shape[1]])
-        logits = self.head(self.norm(self.layers(value)))
-        return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        result: Tensor = self.head(self.norm(self.layers(value)))
+        return result
+
+
+def next_token_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Cross entropy."""
+    return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+class ToyLogits(ToyGpt):
+    """The same GPT without its loss."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+        """Logits."""
+        return self.logits(ids)
 
 
 def toy(layers: int, batch: int = 4) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -108,7 +125,8 @@ def large(layers: int, device: Device, fused: bool = False) -> OperatorGraph:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from pipeplan.operators import capture, estimated
+    from pipeplan.operators import capture
+    from pipeplan.rehearsal import estimated
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         torch.set_default_dtype(torch.bfloat16)

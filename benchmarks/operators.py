@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from benchmarks.markdown import table
 from pipeplan.capture.layer_costs.device_clock import device_of
-from pipeplan.operators import by_operators, capture, measured
+from pipeplan.operators import by_operators, capture
+from pipeplan.rehearsal import measured
 from pipeplan.remat.programs import keep_all
 from pipeplan.tasks.attention import Block
 

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ablation as ablation_rows
-from benchmarks import compare_pages, operator_graph_pages, peers, planner_summary, runtime_pages
+from benchmarks import (
+    compare_pages,
+    layer_options,
+    measured_curves,
+    operator_graph_pages,
+    peers,
+    planner_summary,
+    runtime_pages,
+)
 from benchmarks import joint as joint_rows
 from benchmarks import operators as operator_rows
 from benchmarks import steps as step_rows
@@ -203,9 +211,11 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "joint_runs": joint_runs,
     "ablation": ablation,
     "steps": step_rows.page,
+    "layer_options": layer_options.page,
     "peers": peers.page,
     "operators": operator_rows.page,
     "operator_graphs": operator_graph_pages.page,
+    "measured_curves": measured_curves.page,
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,

@@ -88,7 +88,8 @@ def _rows(task: Task) -> list[dict[str, Any]]:
     leans, rows = [], []
     for limit in _limits(plain, task):
         module = copy.deepcopy(plain)
-        lean = rematerialize(module, task.microbatch(0), limit, loss=task.loss, repeats=3)
+        options = {"loss": task.loss, "repeats": 3, "method": "layers"}
+        lean = rematerialize(module, task.microbatch(0), limit, **options)
         equal = all(map(torch.equal, expected, _left_by(lean, task)))
         peak, outcome = peak_bytes(lean, task.loss, *task.microbatch(0)), lean.rematerialization
         leans.append(lean)
@@ -106,7 +107,7 @@ def _rows(task: Task) -> list[dict[str, Any]]:
 
 def _limits(plain: nn.Module, task: Task) -> list[int]:
     """From the least that the refusal of one byte names to all that is kept."""
-    options = {"loss": task.loss, "repeats": 1}
+    options = {"loss": task.loss, "repeats": 1, "method": "layers"}
     free = rematerialize(plain, task.microbatch(0), "1TiB", **options)
     high = budgets(free.rematerialization_costs, None, 2)[1]
     try:

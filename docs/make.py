@@ -29,6 +29,8 @@ PUBLIC = {
     "pipeplan.task": None,
     "pipeplan.capture": None,
     "pipeplan.operators": None,
+    "pipeplan.rehearsal": None,
+    "pipeplan.layer_options": None,
     "pipeplan.stage_profile": ("refine",),
     "pipeplan.importers": None,
     "pipeplan.cluster": ("uniform",),

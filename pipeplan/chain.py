@@ -10,121 +10,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeplan.document import Count, Document, Positive, Record, Signed
+from pipeplan.document import Count, Document, Positive, Record
+from pipeplan.layer import Layer, LayerOption, OperatorProgram
 
-
-class Layer(Record):
-    """The smallest unit that is assigned to a GPU; times in ns, bytes per micro-batch.
-
-    Fields younger than the format are left out of files at their default, which keeps digests.
-    """
-
-    name: str
-    forward_ns: Count
-    forward_light_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
-    """Of a forward without autograd, as the first of a layer that runs again; None: unknown."""
-    backward_ns: Count
-    optimizer_ns: Count = 0
-    weight_bytes: Count = 0
-    gradient_bytes: Count = 0
-    waiting_gradient_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
-    """Gradients that wait under 2bw for other stages: the next step's need a place beside them."""
-    optimizer_bytes: Count = 0
-    output_bytes: Count
-    """Size of the boundary behind this layer."""
-    output_gradient_bytes: Count | None = None
-    """Size of that boundary's gradient; None where it equals `output_bytes`."""
-    saved_input_bytes: Count = 0
-    """The part of the layer's input that autograd keeps until its backward."""
-    saved_bytes: Count = 0
-    """What autograd keeps that is neither the layer's input nor its output."""
-    saved_output_bytes: Count = 0
-    """The part of the layer's output that autograd keeps; at most `output_bytes`."""
-    saved_passing_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
-    """The part that is a kept input, passed on: in `saved_input_bytes`, not in the one before."""
-    forward_workspace_bytes: Signed = 0
-    backward_workspace_bytes: Signed = 0
-    """What the peaks are above the sums of (M3); below zero where tensors share storage."""
-    optimizer_workspace_bytes: Count = 0
-    buffer_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
-    """Buffers, part of `optimizer_bytes`: copied while the layer is computed again (V4)."""
-    parameters: tuple[str, ...] = ()
-    backward_weight_ns: Count | None = None
-    """Of the gradients of weights, where a backward comes in two ops; None: not known."""
-    backward_input_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
-    """Of those of activations then; None: the backward without `backward_weight_ns`."""
-    forward_split_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
-    """Of a forward whose backward comes in two ops; None: as any other."""
-    saved_for_weight_bytes: Count | None = None
-    """What that part needs of what was saved, and gradients of activations; None: not known."""
-    saved_input_for_weight_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
-    """The part of it that is the layer's input."""
-    input_backward_workspace_bytes: Signed = Field(default=0, exclude_if=lambda size: size == 0)
-    """As `backward_workspace_bytes`, of the gradients of activations alone (S4)."""
-    weight_backward_workspace_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
-    """What the gradients of weights need beyond `saved_for_weight_bytes` (S5)."""
-
-    @property
-    def light_ns(self) -> int:
-        """A forward without autograd; where the chain does not tell, one that keeps all."""
-        return self.forward_ns if self.forward_light_ns is None else self.forward_light_ns
-
-    @property
-    def gradient_of_output_bytes(self) -> int:
-        """Size of the gradient that crosses the boundary behind this layer, backwards."""
-        given = self.output_gradient_bytes
-        return self.output_bytes if given is None else given
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.name:
-            raise ValueError("name: got '', need a non-empty name")
-        if self.saved_output_bytes > self.output_bytes:
-            raise ValueError(
-                f"saved_output_bytes: got {self.saved_output_bytes}, need at most"
-                f" output_bytes = {self.output_bytes}: it is a part of the output"
-            )
-        if self.saved_output_bytes + self.saved_passing_bytes > self.output_bytes:
-            raise ValueError(
-                f"saved_passing_bytes: got {self.saved_passing_bytes}, need at most"
-                f" {self.output_bytes - self.saved_output_bytes}, output_bytes without"
-                " saved_output_bytes: it is another part of the output"
-            )
-        self._check_split_times()
-        kept = self.saved_for_weight_bytes
-        if self.saved_input_for_weight_bytes > (kept or 0):
-            raise ValueError(
-                f"saved_input_for_weight_bytes: got {self.saved_input_for_weight_bytes}, need at"
-                f" most saved_for_weight_bytes = {kept}: it is a part of it"
-            )
-        return self
-
-    def _check_split_times(self) -> None:
-        """What bounds say of whole backwards holds for split ones: no op of theirs is quicker.
-
-        Raises:
-            ValueError: if one is.
-        """
-        weight, inputs = self.backward_weight_ns, self.backward_input_ns
-        if weight is None and inputs is not None:
-            raise ValueError(
-                f"backward_input_ns: got {inputs} without backward_weight_ns, need both halves"
-            )
-        if weight is not None and inputs is None and weight > self.backward_ns:
-            raise ValueError(
-                f"backward_weight_ns: got {weight}, need at most backward_ns ="
-                f" {self.backward_ns} without backward_input_ns: it is a part of the backward"
-            )
-        if weight is not None and inputs is not None and inputs + weight < self.backward_ns:
-            raise ValueError(
-                f"backward_input_ns: got {inputs}, need at least {self.backward_ns - weight}:"
-                " with backward_weight_ns it is no less than backward_ns"
-            )
-        if self.forward_split_ns is not None and self.forward_split_ns < self.forward_ns:
-            raise ValueError(
-                f"forward_split_ns: got {self.forward_split_ns}, need at least forward_ns ="
-                f" {self.forward_ns}: it does more than another forward"
-            )
+__all__ = ["Agreement", "Chain", "Layer", "LayerOption", "OperatorProgram"]
 
 
 class Agreement(Record):
@@ -187,6 +76,8 @@ class Chain(Document):
     agreement: Agreement | None = Field(default=None, exclude_if=lambda how: how is None)
     """How far the layers train as the model does; None: nobody has compared them."""
     layers: Annotated[tuple[Layer, ...], Field(min_length=1, max_length=100_000)]
+    programs: tuple[OperatorProgram, ...] = Field(default=(), exclude_if=lambda each: not each)
+    """Device programs that options of layers name by index."""
 
     @property
     def doubt(self) -> str | None:
@@ -218,8 +109,7 @@ class Chain(Document):
         layers = self.layers[first : last + 1]
         return (
             first > 0
-            and all(layer.backward_weight_ns is not None for layer in layers)
-            and all(layer.saved_for_weight_bytes is not None for layer in layers)
+            and all(layer.tells_split for layer in layers)
             and any(layer.backward_weight_ns for layer in layers)
         )
 
@@ -227,29 +117,55 @@ class Chain(Document):
     def _check(self) -> Self:
         names: dict[str, int] = {}
         for index, layer in enumerate(self.layers):
+            where = f"layers[{index}]"
             if layer.name in names:
                 raise ValueError(
-                    f"layers[{index}].name: got {layer.name!r}, which layers[{names[layer.name]}]"
+                    f"{where}.name: got {layer.name!r}, which layers[{names[layer.name]}]"
                     " has already; need distinct names"
                 )
             names[layer.name] = index
-            if layer.saved_input_bytes > self.input_of(index):
-                raise ValueError(
-                    f"layers[{index}].saved_input_bytes: got {layer.saved_input_bytes}, need at"
-                    f" most {self.input_of(index)}, the size of the boundary before it"
-                )
-            self._check_workspaces(index, layer)
+            self._check_bytes(where, index, layer)
+            for number, option in enumerate(layer.options):
+                self._check_option(f"{where}.options[{number}]", layer, option)
+                self._check_bytes(f"{where}.options[{number}]", index, layer.under(option))
         return self
 
-    def _check_workspaces(self, index: int, layer: Layer) -> None:
-        """No operation holds less than it keeps: A of (M2) is part of pF, pB and pI of (M3), (S4).
+    def _check_option(self, where: str, layer: Layer, option: LayerOption) -> None:
+        """The program is there, and nothing is quicker than the layer's own: bounds rely on it.
 
         Raises:
-            ValueError: if a workspace below zero says so.
+            ValueError: if not.
         """
+        if option.program >= len(self.programs):
+            raise ValueError(
+                f"{where}.program: got {option.program}, need an index below"
+                f" {len(self.programs)}, of the chain's programs"
+            )
+        for name in ("forward_ns", "backward_ns"):
+            if getattr(option, name) < getattr(layer, name):
+                raise ValueError(
+                    f"{where}.{name}: got {getattr(option, name)}, need at least"
+                    f" {getattr(layer, name)}, the layer's own"
+                )
+
+    def _check_bytes(self, where: str, index: int, layer: Layer) -> None:
+        """What is saved is there; no operation holds less than it keeps.
+
+        A of (M2) is part of pF, pB and pI of (M3), (S4).
+
+        Raises:
+            ValueError: if a size says otherwise.
+        """
+        if layer.saved_input_bytes > self.input_of(index):
+            raise ValueError(
+                f"{where}.saved_input_bytes: got {layer.saved_input_bytes}, need at most"
+                f" {self.input_of(index)}, the size of the boundary before it"
+            )
         kept = layer.saved_input_bytes
         if index:
-            kept = max(kept, self.layers[index - 1].saved_output_bytes)
+            before = self.layers[index - 1]
+            options = (option.saved_output_bytes for option in before.options)
+            kept = max(kept, before.saved_output_bytes, *options)
         there = self.input_of(index) + layer.output_bytes
         gradients = self.gradient_of_input(index) + layer.gradient_of_output_bytes
         for name, got, least, why in (
@@ -273,6 +189,4 @@ class Chain(Document):
             ),
         ):
             if got < least:
-                raise ValueError(
-                    f"layers[{index}].{name}: got {got}, need at least {least}, {why}"
-                )
+                raise ValueError(f"{where}.{name}: got {got}, need at least {least}, {why}")

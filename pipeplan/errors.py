@@ -34,6 +34,8 @@ class InfeasibleError(PipeplanError):
     """It is proven that no plan exists for this chain on this cluster."""
 
     exit_code = 3
+    least_bytes: int | None = None
+    """Of a budget that was too small: one that can be kept, where that is known."""
 
 
 class InvalidPlanError(PipeplanError):

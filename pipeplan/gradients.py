@@ -71,6 +71,12 @@ def sum_of(leaf: Tensor) -> Tensor | None:
     return adder.total if adder else leaf.grad
 
 
+def has_hooks(leaf: Tensor) -> bool:
+    """Whether anything but a sum hears of gradients of `leaf`."""
+    on_sum = leaf._post_accumulate_grad_hooks or {}  # noqa: SLF001 - torch has no public name
+    return bool(leaf._backward_hooks) or len(on_sum) > len(_adders(leaf))  # noqa: SLF001
+
+
 def take_sum(leaf: Tensor) -> Tensor | None:
     """The same, and gradients of `leaf` do not add up there any more."""
     total = sum_of(leaf)

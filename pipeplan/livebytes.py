@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,6 +82,9 @@ class LiveBytes(TorchDispatchMode):
     the first operation that returns a view of them counts them as new.
     """
 
+    idle = False
+    """Whether nobody looks at it now: then no one needs to count for it."""
+
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
@@ -89,6 +92,7 @@ class LiveBytes(TorchDispatchMode):
         self.peak = 0
         """Most bytes since the start or the last `reset_peak`."""
         self._sizes: dict[int, int] = {}
+        self._ends: dict[int, _End] = {}
         self._paused = False
         self._lock = threading.RLock()
         _METERS.add(self)
@@ -142,12 +146,39 @@ class LiveBytes(TorchDispatchMode):
         name, size = id(storage), storage.nbytes()
         with self._lock:
             known = self._sizes.get(name)
+            if known == size:
+                return
             if known is None:
-                weakref.finalize(storage, self._forget, name).atexit = False
+                self._ends[name] = _End(storage, self._forget, name)
             self._sizes[name] = size
-            self.live += size - (known or 0)
-            self.peak = max(self.peak, self.live)
+            self._changed(name, size - (known or 0))
 
-    def _forget(self, name: int) -> None:
+    def _changed(self, name: int, difference: int) -> None:
+        """The storage `name` has so many bytes more, or fewer; called under the lock."""
+        self.live += difference
+        self.peak = max(self.peak, self.live)
+
+    def _forget(self, end: _End) -> None:
         with self._lock:
-            self.live -= self._sizes.pop(name)
+            del self._ends[end.name]
+            self._changed(end.name, -self._sizes.pop(end.name))
+
+
+class _End(weakref.ref[torch.UntypedStorage]):
+    """Calls back when a storage dies; it knows whose end it is."""
+
+    __slots__ = ("name",)
+
+    def __new__(
+        cls, storage: torch.UntypedStorage, told: Callable[[_End], None], name: int
+    ) -> Self:
+        made = super().__new__(cls, storage, told)
+        made.name = name
+        return made
+
+    def __init__(
+        self, storage: torch.UntypedStorage, told: Callable[[_End], None], name: int
+    ) -> None:
+        super().__init__(storage, told)  # type: ignore[call-arg]
+
+    name: int

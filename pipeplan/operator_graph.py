@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeplan.document import Count, Document, Record
+from pipeplan.document import Count, Document, Record, digest
 
 MOST = 100_000
 """Storages, and operations, of a graph."""
@@ -143,6 +143,37 @@ class OperatorGraph(Document):
     def compute_ns(self) -> int:
         """The time of all operations, each once."""
         return sum(operation.time_ns for operation in self.operations)
+
+    def structure_digest(self) -> str:
+        """SHA-256 of what programs depend on: no name, no time; targets by their places.
+
+        A program of one graph is one of every graph with this digest, and holds the same bytes.
+        """
+        places = {
+            each.name: index for index, each in enumerate(self.storages) if each.kind in PERMANENT
+        }
+        return digest(
+            {
+                "storages": [
+                    [each.bytes, each.kind, [places.get(name, -1) for name in each.targets]]
+                    for each in self.storages
+                ],
+                "operations": [
+                    [
+                        each.phase,
+                        list(each.reads),
+                        list(each.writes),
+                        each.workspace_bytes,
+                        each.random,
+                        each.once,
+                    ]
+                    for each in self.operations
+                ],
+                "outputs": list(self.outputs),
+                "input_gradients": list(self.input_gradients),
+                "gradient_bytes": self.gradient_bytes,
+            }
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

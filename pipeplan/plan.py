@@ -60,7 +60,7 @@ class OpKind(StrEnum):
 
 
 Runs = tuple[tuple[Count, Count], ...]
-"""Runs of layers [first, last], in chain order."""
+"""Pairs in chain order: runs of layers [first, last], or [layer, option] in `Remat.programs`."""
 
 
 class Remat(Record):
@@ -69,15 +69,19 @@ class Remat(Record):
     recompute: of each of these runs of layers the forward keeps only the input, and the backward
         begins with running it again, (V1) to (V4).
     offload: what lies between the ends of these runs waits in the host's memory, (H1) to (H7).
+    programs: [layer, option] of layers that run a device program, (V5).
     """
 
     recompute: Runs = ()
     offload: Annotated[Runs, Field(exclude_if=lambda runs: not runs)] = ()
+    programs: Annotated[Runs, Field(exclude_if=lambda pairs: not pairs)] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.recompute and not self.offload:
-            raise ValueError("got no run, need one in recompute or offload, or no remat at all")
+        if not self.recompute and not self.offload and not self.programs:
+            raise ValueError(
+                "got nothing, need a run in recompute or offload, a pair in programs, or no remat"
+            )
         return self
 
 
@@ -220,7 +224,10 @@ class Plan(Document):
     @property
     def recomputes(self) -> bool:
         """Whether a stage computes layers again in its backward."""
-        return any(stage.remat is not None and stage.remat.recompute for stage in self.stages)
+        return any(
+            stage.remat is not None and (stage.remat.recompute or stage.remat.programs)
+            for stage in self.stages
+        )
 
     @property
     def splits(self) -> bool:

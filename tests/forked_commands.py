@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import select
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
+
+from tests import as_python
 
 ROOT = Path(__file__).parents[1]
 _CLIENT = """\
@@ -100,38 +100,11 @@ def _answer(connection: socket.socket) -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environ)
-        os._exit(_run(words))
+        os._exit(as_python.run(words))
     _, status = os.waitpid(command, 0)
     code = os.waitstatus_to_exitcode(status)
     connection.sendall(str(code if code >= 0 else 128 - code).encode())
     os._exit(0)
-
-
-def _run(words: list[str]) -> int:
-    """`python words..`: the exit code, once all is printed."""
-    kind, rest = words[0], words[1:]
-    code: object = None
-    try:
-        if kind == "-c":
-            sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
-            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
-        elif kind == "-m":
-            sys.argv, sys.path[0] = rest, os.getcwd()
-            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv, sys.path[0] = words, str(Path(kind).parent.absolute())
-            runpy.run_path(kind, run_name="__main__")
-    except SystemExit as ended:
-        code = ended.code
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code if isinstance(code, int) else 0
 
 
 if __name__ == "__main__":

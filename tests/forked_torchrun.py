@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch._dynamo
 import torch.distributed.checkpoint.filesystem  # noqa: F401
@@ -22,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from pipeplan import Pipeline, capture  # noqa: F401
 from pipeplan.launch import train  # noqa: F401
+from tests import as_python
 
 
 class Forked:
@@ -58,14 +57,7 @@ def _rank(words: list[str], environ: dict[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environ)
-    is_module = words[0] == "-m"
-    sys.argv = words[1:] if is_module else words
-    if is_module:
-        sys.path[0] = str(Path.cwd())
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(words[0]).parent)
-        runpy.run_path(words[0], run_name="__main__")
+    sys.exit(as_python.run(words))
 
 
 if __name__ == "__main__":

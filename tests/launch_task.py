@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeplan.capture import profile
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
-from pipeplan.plan import Plan, Semantics, Stage
+from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
 from pipeplan.testing import plans, plans_split, reference
@@ -189,6 +189,23 @@ def plan_of(of: Chain, gpus: int, semantics: Semantics, seed: int = 0) -> Plan:
         "task_digest": of.task_digest,
     }
     return with_room(plans.settle(made.model_copy(update=fields)))
+
+
+def with_programs(plan: Plan) -> Plan:
+    """`plan` in which every layer runs the last of its options, which takes longest."""
+
+    def running(stage: Stage) -> Stage:
+        pairs = tuple(
+            (layer, len(options) - 1)
+            for layer in range(stage.first, stage.last + 1)
+            if (options := plan.chain.layers[layer].options)
+        )
+        return stage.model_copy(update={"remat": Remat(programs=pairs) if pairs else None})
+
+    stages = tuple(map(running, plan.stages))
+    made = plans.scheduled(Random(0), plan.chain, plan.cluster, stages, plan.k)
+    kept = {name: getattr(plan, name) for name in ("semantics", "microbatches", "task_digest")}
+    return with_room(plans.settle(made.model_copy(update=kept)))
 
 
 def with_room(settled: Plan) -> Plan:

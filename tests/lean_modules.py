@@ -59,13 +59,18 @@ def exported() -> nn.Module:
     return Residual(blocks())
 
 
+def by_layers(module: nn.Module, sample: Any, budget: str | int, **options: Any) -> Any:
+    """`rematerialize` by whole layers, unless `options` say otherwise."""
+    return rematerialize(module, sample, budget, **{"method": "layers", **options})
+
+
 def lean(module: nn.Module, loss: Any = LOSS, **options: Any) -> nn.Module:
     """`module` within the least budget: layers run again."""
     torch.manual_seed(1)
     with pytest.raises(InfeasibleError) as refused:
-        rematerialize(module, SAMPLE, 1, loss=loss, repeats=1, **options)
+        by_layers(module, SAMPLE, 1, loss=loss, repeats=1, **options)
     least = least_bytes(refused.value)
-    result: Any = rematerialize(module, SAMPLE, least, loss=loss, repeats=1, **options)
+    result = by_layers(module, SAMPLE, least, loss=loss, repeats=1, **options)
     assert result._prepared.script.again or options
     assert isinstance(result, nn.Module)
     return result

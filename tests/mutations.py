@@ -155,8 +155,19 @@ def run_recomputed(plan: Plan, rng: Random) -> Plan:
     run = _run(plan, rng)
 
     def change(stage: Stage) -> dict[str, Any]:
-        sent = stage.remat.offload if stage.remat else ()
-        return {"remat": Remat(recompute=(run,), offload=sent)}
+        held = stage.remat or Remat(recompute=(run,))
+        return {"remat": held.model_copy(update={"recompute": (run,)})}
+
+    return _stage(plan, rng, change)
+
+
+def program_changed(plan: Plan, rng: Random) -> Plan:
+    """One stage runs another option of its own layers, or of others, if there is such a one."""
+    pair = (rng.randrange(len(plan.chain.layers)), rng.randrange(2))
+
+    def change(stage: Stage) -> dict[str, Any]:
+        held = stage.remat or Remat(programs=(pair,))
+        return {"remat": held.model_copy(update={"programs": (pair,)})}
 
     return _stage(plan, rng, change)
 
@@ -166,8 +177,8 @@ def run_offloaded(plan: Plan, rng: Random) -> Plan:
     run = _run(plan, rng)
 
     def change(stage: Stage) -> dict[str, Any]:
-        again = stage.remat.recompute if stage.remat else ()
-        return {"remat": Remat(recompute=again, offload=(run,))}
+        held = stage.remat or Remat(offload=(run,))
+        return {"remat": held.model_copy(update={"offload": (run,)})}
 
     return _stage(plan, rng, change)
 
@@ -244,8 +255,13 @@ def layer_changed(plan: Plan, rng: Random) -> Plan:
     layers = list(plan.chain.layers)
     split = {"forward_ns": "forward_split_ns", "backward_ns": "backward_input_ns"}.get(name, name)
     more = {each: getattr(layers[index], each) for each in (name, split)}
-    more = {each: size + 1 for each, size in more.items() if size is not None}
-    layers[index] = layers[index].model_copy(update=more)
+    more: dict[str, Any] = {each: size + 1 for each, size in more.items() if size is not None}
+    options = layers[index].options
+    if name in ("forward_ns", "backward_ns"):  # no option is quicker than its layer
+        options = tuple(
+            each.model_copy(update={name: getattr(each, name) + 1}) for each in options
+        )
+    layers[index] = layers[index].model_copy(update={**more, "options": options})
     return plan.model_copy(
         update={"chain": plan.chain.model_copy(update={"layers": tuple(layers)})}
     )
@@ -304,6 +320,7 @@ MUTATIONS: list[tuple[str, Callable[[Plan, Random], Plan]]] = [
         stage_renamed,
         run_recomputed,
         run_offloaded,
+        program_changed,
         *mutations_host.CHANGES,
         *mutations_split.CHANGES,
         period_changed,

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests import launch_task
+from tests import as_python, launch_task
 
 
 class Ended(NamedTuple):
@@ -60,17 +58,6 @@ def _main(
     for path, number in ((out, 1), (err, 2)):
         with open(path, "w") as file:
             os.dup2(file.fileno(), number)
-    sys.argv = [script, *words]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert "torch._dynamo" in sys.modules, "the fork server has not imported tests.imports"
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    assert "torch._dynamo" in sys.modules, "the fork server has not imported tests.imports"
+    os._exit(as_python.run([script, *words]))

@@ -55,7 +55,7 @@ def profile(
     _check(
         repeats=(repeats, 1), warmup=(warmup, 0), threads=(threads, 1), companions=(companions, 0)
     )
-    with _threads(threads), contextlib.ExitStack() as stack:
+    with threads_of_torch(threads), contextlib.ExitStack() as stack:
         seed_all(seed)
         task = load(reference, seed)
         say = progress or (lambda _: None)
@@ -124,7 +124,7 @@ def profile_stages(
         raise InputError(
             "profile: the plan names no task (its chain was not profiled). Give TASK beside it."
         )
-    with _threads(threads):
+    with threads_of_torch(threads):
         seed_all(seed)
         task = _named_by(plan, seed) if reference is None else load(reference, seed)
         return measure_stages(task, plan, repeats=repeats, warmup=warmup, progress=progress)
@@ -155,7 +155,8 @@ def _check(**arguments: tuple[int, int]) -> None:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads_of_torch(count: int) -> Iterator[None]:
+    """Inside, torch computes with `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pipeplan.document import Document
 
     _Document = TypeVar("_Document", bound=Document)
+    _One = TypeVar("_One", bound=Document)
+    _Other = TypeVar("_Other", bound=Document)
 
 _Value = TypeVar("_Value")
 Verbs = Any
@@ -138,6 +140,22 @@ def _range(low: int, high: int) -> list[int]:
         return [low + (high - low) * step // 4 for step in range(5)]
     doubled = [low * 2**power for power in range((high // low).bit_length())]
     return [*doubled, high]
+
+
+def read_either(path: str, one: type[_One], other: type[_Other]) -> _One | _Other:
+    """What is in `path`, `-` for stdin: `one` where its format says so, else `other`.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    from pipeplan.document import parse_json
+
+    where = "stdin" if path == "-" else path
+    data = parse_json(read_text(path), where)
+    kind = data.get("format") if isinstance(data, dict) else None
+    name, _, _ = str(one.model_fields["format"].default).partition("/")
+    is_one = isinstance(kind, str) and kind.startswith(f"{name}/")
+    return one.from_data(data, where) if is_one else other.from_data(data, where)
 
 
 def read_text(path: str) -> str:

@@ -16,6 +16,8 @@ _EXAMPLE = """\
 pipeplan profile examples/gpt2_stdlib.py:task -o chain.json
 pipeplan profile my.training:task --repeats 50 --companions 1 -o chain.json
 pipeplan profile "pipeplan.tasks:gpt2(size='medium')" --mode fake --device h100 -o chain.json
+pipeplan profile my.training:task --operators -o graph.json
+pipeplan profile pipeplan.tasks:gpt2 --options -o chain.json
 pipeplan profile --stages plan.json -o stages.json"""
 
 _MEASURING = {"repeats": 20, "warmup": 3, "threads": 1, "companions": 0}
@@ -45,12 +47,28 @@ def add(verbs: common.Verbs) -> None:
         metavar="PLAN",
         help="measure the fused stages of this plan, for plan --refine",
     )
+    verb.add_argument(
+        "--operators",
+        action="store_true",
+        help="the operators of forward, loss and backward as one graph, for remat",
+    )
     verb.add_argument("--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N")
     verb.add_argument(
         "--max-layers",
         type=common.count(),
         metavar="N",
         help="merge layers until there are no more than these, the cheapest to lose first",
+    )
+    verb.add_argument(
+        "--options",
+        action="store_true",
+        help="also find programs over operators by which layers keep less and take longer",
+    )
+    verb.add_argument(
+        "--time-limit",
+        type=common.duration,
+        metavar="TIME",
+        help="of the search of --options (120s)",
     )
     _add_measuring(verb.add_argument_group("measuring"))
     _add_estimating(verb.add_argument_group("estimating (--mode fake)"))
@@ -96,8 +114,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.stages:
         return _stages(args)
+    if args.operators:
+        return _operators(args)
     from pipeplan.capture import estimate, profile
 
+    device = None
     if args.mode == "fake":
         device = _device(args)
         common.say(
@@ -114,8 +135,27 @@ def run(args: argparse.Namespace) -> int:
             **_measuring(args),
             progress=common.say,
         )
+    if args.options:
+        chain = _with_options(args, chain, device)
     common.save_chain(args, chain)
     return 0
+
+
+def _with_options(args: argparse.Namespace, chain: Chain, device: Device | None) -> Chain:
+    """`chain` with options of its layers."""
+    from pipeplan.layer_options import SECONDS, add_options
+
+    seconds = SECONDS if args.time_limit is None else args.time_limit / 1e9
+    return add_options(
+        chain,
+        args.task,
+        device=device,
+        seed=args.seed,
+        threads=_measuring(args)["threads"],
+        max_layers=args.max_layers,
+        seconds=seconds,
+        progress=common.say,
+    )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -136,10 +176,29 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError(f"--{flag}: is for estimating, need --mode fake.")
     if args.stages and args.max_layers is not None:
         raise InputError("--max-layers: the plan has its layers, got --stages. Leave it out.")
+    _check_options(args)
     if args.stages and (fake or args.companions is not None):
         raise InputError("--stages: stages are measured alone; leave out --mode and --companions.")
+    for name in ("stages", "max_layers", "companions", "warmup", "options"):
+        if args.operators and getattr(args, name) not in (None, False):
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag}: got --operators, which has no such part. Leave it out.")
     if not args.stages and args.task is None:
         raise InputError("profile: got no TASK, need one, or --stages PLAN.")
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse `--options` and its time limit where they mean nothing.
+
+    Raises:
+        InputError: names the flag.
+    """
+    from pipeplan.errors import InputError
+
+    if args.stages and args.options:
+        raise InputError("--options: is for the layers of a task, got --stages. Leave one out.")
+    if args.time_limit is not None and not args.options:
+        raise InputError("--time-limit: is for --options, which is not given. Leave it out.")
 
 
 def _measuring(args: argparse.Namespace) -> dict[str, int]:
@@ -160,6 +219,39 @@ def _device(args: argparse.Namespace) -> Device:
     own = common.read(DeviceTable, args.device_table).devices if args.device_table else ()
     only = own[0].name if len(own) == 1 else _DEVICE
     return find_device(args.device or only, own)
+
+
+def _operators(args: argparse.Namespace) -> int:
+    from pipeplan import units
+    from pipeplan.rehearsal import estimate_operators, profile_operators
+
+    if args.mode == "fake":
+        device = _device(args)
+        common.say(f"times are estimates for {device.name}")
+        graph = estimate_operators(args.task, device, seed=args.seed, progress=common.say)
+    else:
+        given = {name: getattr(args, name) for name in ("repeats", "threads")}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        graph = profile_operators(args.task, seed=args.seed, **chosen, progress=common.say)
+    output.write(args.output, graph.to_json(), args.force)
+    if args.output == "-":
+        return 0
+    figures = {
+        "operators": len(graph.operations),
+        "forward_operators": graph.forwards,
+        "compute_ns": graph.compute_ns,
+        "static_bytes": graph.static_bytes,
+    }
+    if args.json:
+        common.emit({"graph": args.output, "name": graph.name, **figures})
+    else:
+        print(
+            f"{args.output}: {graph.name}, {len(graph.operations)} operators,"
+            f" {units.format_ns(graph.compute_ns)} a micro-batch,"
+            f" {units.format_bytes(graph.static_bytes)} always there"
+        )
+    common.then(f"pipeplan remat {args.output} --budget 8GiB --curve 9")
+    return 0
 
 
 def _stages(args: argparse.Namespace) -> int:

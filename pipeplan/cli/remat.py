@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, output
+from pipeplan.cli import common, flags, output, remat_graph
 
 if TYPE_CHECKING:
+    from pipeplan.chain import Chain
+    from pipeplan.operator_graph import OperatorGraph
     from pipeplan.remat import Costs, HostLink, Rematerialization
-    from pipeplan.report.budget import Curves
 
 _EXAMPLE = """\
 pipeplan remat chain.json --budget 8GiB
 pipeplan remat chain.json --budget 8GiB --method rotor --slots 1000 -o schedule.txt
 pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --picture memory.png
-pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --curve 9 --json"""
+pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --curve 9 --json
+pipeplan remat graph.json --budget 8GiB --curve 9 --curve-picture curve.png"""
 
 METHODS = (
     "auto", "rotor", "revolve", "periodic", "keep-all", "pofo", "swap", "dynprog", "greedy",
     "vdnn", "autoswap", "tflms", "exact",
 )  # fmt: skip
-"""What `--method` takes; written out so that help needs no numpy."""
+"""What `--method` takes for a chain; written out so that help needs no numpy."""
+SLOTS = 500
 
 
 def add(verbs: common.Verbs) -> None:
@@ -33,7 +36,11 @@ def add(verbs: common.Verbs) -> None:
         "plan what one device recomputes and offloads to keep a budget",
         _EXAMPLE,
     )
-    verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
+    verb.add_argument(
+        "chain",
+        metavar="FILE",
+        help="chain.json, or graph.json of profile --operators; - is stdin",
+    )
     verb.add_argument(
         "--budget",
         type=common.size,
@@ -43,7 +50,7 @@ def add(verbs: common.Verbs) -> None:
     )
     verb.add_argument(
         "--method",
-        choices=METHODS,
+        choices=dict.fromkeys((*METHODS, *remat_graph.METHODS)),
         default="auto",
         metavar="METHOD",
         help="auto takes the fastest; the reference lists all (auto)",
@@ -51,9 +58,14 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--slots",
         type=common.count(2, 10_000),
-        default=500,
         metavar="N",
         help="memory units of the dynamic programs: more is finer, slower (500; pofo: 50)",
+    )
+    verb.add_argument(
+        "--time-limit",
+        type=common.duration,
+        metavar="TIME",
+        help=f"of a search in a graph of operators ({remat_graph.SECONDS}s)",
     )
     verb.add_argument(
         "--host-bandwidth",
@@ -92,15 +104,34 @@ def add(verbs: common.Verbs) -> None:
 
 @flags.errors_as_flags(flags.of_remat)
 def run(args: argparse.Namespace) -> int:
-    """Plan `args.chain` within `args.budget`."""
+    """Plan the chain or the graph in `args.chain` within `args.budget`."""
     from pipeplan.chain import Chain
-    from pipeplan.remat import from_chain, rematerialize_chain
 
     _check_outputs(args)
-    chain = common.read(Chain, args.chain)
+    read = _read(args.chain)
+    return _run_chain(args, read) if isinstance(read, Chain) else remat_graph.run(args, read)
+
+
+def _read(path: str) -> Chain | OperatorGraph:
+    """What is in the file, told apart by its format.
+
+    Raises:
+        InputError: if it is neither.
+    """
+    from pipeplan.chain import Chain
+    from pipeplan.operator_graph import OperatorGraph
+
+    return common.read_either(path, OperatorGraph, Chain)
+
+
+def _run_chain(args: argparse.Namespace, chain: Chain) -> int:
+    from pipeplan.remat import from_chain, rematerialize_chain
+
+    _check(args)
     costs = from_chain(chain)
     channel = _channel(args)
-    found = rematerialize_chain(costs, args.budget, args.method, args.slots, channel)
+    slots = args.slots or SLOTS
+    found = rematerialize_chain(costs, args.budget, args.method, slots, channel)
     if args.output:
         output.write(args.output, found.schedule.to_text(), args.force)
     points = _curve(args, costs, channel)
@@ -117,6 +148,22 @@ def run(args: argparse.Namespace) -> int:
         _list(points)
     common.then(f"in Python: {_call(found, sum(layer.optimizer_bytes for layer in chain.layers))}")
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what means nothing for a chain.
+
+    Raises:
+        InputError: names the flag.
+    """
+    from pipeplan.errors import InputError
+
+    if args.time_limit is not None:
+        raise InputError("--time-limit: got a chain, need a graph of operators. Leave it out.")
+    if args.method not in METHODS:
+        raise InputError(
+            f"--method: got {args.method} with a chain, need one of {', '.join(METHODS)}."
+        )
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -169,35 +216,14 @@ def _curve(
         if channel is None and method in OFFLOADING:
             continue
         common.say(f"curve: {method}")
-        found = curve(costs, limits, args.slots, channel, (method,))[method]
+        found = curve(costs, limits, args.slots or SLOTS, channel, (method,))[method]
         for point, each in zip(points, found, strict=True):
             point[method] = None if each is None else each.outcome.makespan_ns
     if args.curve_picture:
-        _draw(args, points)
+        from pipeplan.report.budget import curves_of, draw_curves
+
+        draw_curves([curves_of(args.chain, points)], args.curve_picture)
     return points
-
-
-def _draw(args: argparse.Namespace, points: list[dict[str, int | None]]) -> None:
-    from pipeplan.report.budget import draw_curves
-
-    draw_curves([_curves(args.chain, points)], args.curve_picture)
-
-
-def _curves(title: str, points: list[dict[str, int | None]]) -> Curves:
-    """The diagram of `points`, in the units that suit its largest values."""
-    from pipeplan.report.budget import Curves
-    from pipeplan.units import byte_unit, time_unit
-
-    methods = [name for name in points[0] if name != "budget_bytes"]
-    size, bytes_ = byte_unit(max(point["budget_bytes"] or 0 for point in points))
-    length, time = time_unit(max(point[name] or 0 for point in points for name in methods))
-
-    def line(method: str) -> list[tuple[float, float | None]]:
-        pairs = [(point["budget_bytes"] or 0, point[method]) for point in points]
-        return [(x / size, None if y is None else y / length) for x, y in pairs]
-
-    lines = {method: line(method) for method in methods}
-    return Curves(title, f"budget, {bytes_}", f"time of a micro-batch, {time}", lines)
 
 
 def _list(points: list[dict[str, int | None]]) -> None:

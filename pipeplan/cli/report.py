@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common
+from pipeplan.cli import common, memory
 
 if TYPE_CHECKING:
+    from pipeplan.memory_terms import MemoryReport
     from pipeplan.report.tables import PredictedMeasured
 
 _EXAMPLE = """\
 pipeplan report run
+pipeplan report run --memory-picture memory.png --csv memory.csv
 pipeplan report run run-instrumented"""
 
 
 def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
-    text = "put a run's measured period and peaks beside what its plan predicted"
+    text = "put a run's measured period and bytes beside what its plan predicted"
     verb = common.add_verb(verbs, "report", run, text, _EXAMPLE)
     verb.add_argument(
         "runs",
         nargs="+",
         metavar="RUN_DIR",
-        help="--out folder of a launch; bytes come from runs with --instrument, times from others",
+        help="--out folder of a launch; peaks of whole runs come from runs with --instrument,"
+        " times from others, terms of a sampled step from both",
     )
+    memory.add_flags(verb)
+    verb.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
     """Report `args.runs` as one table; what stages do not keep as one more for each plan."""
     from pipeplan.errors import InputError
     from pipeplan.report import tables
+    from pipeplan.report.memory import measured_terms, read_memory
     from pipeplan.report.run import comparisons, crowded, read, stage_tables
 
+    memory.check(args)
     runs = [read(folder) for folder in args.runs]
     rows = comparisons(runs)
+    told = _one_per_plan(read_memory(folder) for folder in args.runs)
+    memory.write(args, next(iter(told), None))
     if not rows:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."
         )
     if args.json:
-        common.emit([_plain(row) for row in rows])
+        terms = [term for report in told for term in measured_terms(report)]
+        common.emit([*map(_plain, rows), *terms])
     else:
         screen = common.screen()
         screen.print(tables.comparison_table(rows, ", ".join(args.runs)))
@@ -48,7 +59,18 @@ def run(args: argparse.Namespace) -> int:
             screen.print(table)
         for line in crowded(runs, args.runs):
             print(line)
+        for report in told:
+            memory.present(report)
     return 0
+
+
+def _one_per_plan(found: Iterable[MemoryReport | None]) -> list[MemoryReport]:
+    """The first report of each plan."""
+    kept: dict[str, MemoryReport] = {}
+    for report in found:
+        if report is not None:
+            kept.setdefault(report.plan_digest, report)
+    return list(kept.values())
 
 
 def _plain(row: PredictedMeasured) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, output
+from pipeplan.cli import common, memory, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 _EXAMPLE = """\
 pipeplan show chain.json
 pipeplan show plan.json
-pipeplan show plan.json --svg plan.svg --png plan.png"""
+pipeplan show plan.json --svg plan.svg --png plan.png
+pipeplan show plan.json --memory-picture memory.png --csv memory.csv"""
 
 
-_TEXT = "print a plan: one period, memory per GPU, bound and gap; or the layers of a chain"
+_TEXT = (
+    "print a plan: one period, bound and gap, where each byte of its GPUs is;"
+    " or the layers of a chain"
+)
 
 
 def add(verbs: common.Verbs) -> None:
@@ -30,17 +34,19 @@ def add(verbs: common.Verbs) -> None:
         verb.add_argument(
             f"--{kind}", type=common.file, metavar="FILE", help=f"also draw the plan into a {kind}"
         )
-    verb.add_argument("--force", action="store_true", help="replace picture files that exist")
+    memory.add_flags(verb)
+    verb.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show what is in `args.plan`; a plan need not be valid, only well-formed."""
     from pipeplan.chain import Chain
+    from pipeplan.report.memory import planned_memory
 
     files = [file for file in (args.png, args.svg) if file]
     output.check_picture(args.png, ("png",))
     output.check_picture(args.svg, ("svg",))
-    output.check_outputs(files, args.force)
+    memory.check(args, files)
     plan = _read(args.plan)
     if isinstance(plan, Chain):
         return _show_chain(plan, args)
@@ -50,10 +56,14 @@ def run(args: argparse.Namespace) -> int:
         for file in files:
             draw_gantt(plan, file)
             common.say(f"drawn: {file}")
+    report = planned_memory(plan)
+    memory.write(args, report)
     if args.json:
-        common.emit(figures(plan))
+        told = None if report is None else report.model_dump(mode="json")
+        common.emit({**figures(plan), "memory_report": told})
     else:
         present(plan, common.screen())
+        memory.present(report)
     common.then(f"pipeplan verify {args.plan}")
     return 0
 
@@ -65,14 +75,9 @@ def _read(path: str) -> Plan | Chain:
         InputError: if it is neither.
     """
     from pipeplan.chain import Chain
-    from pipeplan.document import parse_json
     from pipeplan.plan import Plan
 
-    where = "stdin" if path == "-" else path
-    data = parse_json(common.read_text(path), where)
-    kind = data.get("format") if isinstance(data, dict) else None
-    is_chain = isinstance(kind, str) and kind.startswith("pipeplan-chain/")
-    return Chain.from_data(data, where) if is_chain else Plan.from_data(data, where)
+    return common.read_either(path, Chain, Plan)
 
 
 def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
@@ -80,8 +85,11 @@ def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
     from pipeplan.errors import InputError
     from pipeplan.report.layers import layer_table
 
-    if args.png or args.svg:
-        raise InputError(f"{args.plan}: is a chain, need a plan to draw. Leave out --png, --svg.")
+    if args.png or args.svg or args.csv or args.memory_picture:
+        raise InputError(
+            f"{args.plan}: is a chain, need a plan to draw. Leave out --png, --svg,"
+            " --memory-picture, --csv."
+        )
     if args.json:
         common.emit(chain.model_dump(mode="json", by_alias=True))
     else:

@@ -66,12 +66,11 @@ class CostModel:
         """
         layers, sums = self.chain.layers, {}
         weights = [layer.backward_weight_ns or 0 for layer in layers]
-        pairs = list(zip(layers, weights, strict=True))
         kinds = (
             [layer.forward_ns for layer in layers],
             [layer.backward_ns for layer in layers],
-            [_told(layer.forward_split_ns, layer.forward_ns) for layer in layers],
-            [_told(layer.backward_input_ns, layer.backward_ns - w) for layer, w in pairs],
+            [layer.split_forward_ns for layer in layers],
+            [layer.input_ns for layer in layers],
             weights,
         )
         for speed in {gpu.speed for gpu in self.cluster.gpus}:
@@ -230,10 +229,6 @@ class CostModel:
             for stage in stages
             for layer in range(stage.first, stage.last + 1)
         )
-
-
-def _told(time: int | None, usual: int) -> int:
-    return usual if time is None else time
 
 
 def ceil_div_fraction(value: int, divisor: Fraction) -> int:

@@ -55,7 +55,7 @@ class Problem:
     @property
     def whole_step(self) -> bool:
         """Whether plans are step plans (T6): under flush, where nothing else is asked for."""
-        choices = self.recompute or self.offload or not len(self.ks) > 1
+        choices = self.offload or not len(self.ks) > 1
         plain = self.method == "auto" and self.memory_model == "exact" and not choices
         return self.semantics == "flush" and plain and self.microbatches <= MOST_COPIES
 

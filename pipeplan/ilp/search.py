@@ -72,7 +72,8 @@ class ChainSearch:
         """
         state = self.state
         state.raise_bound("any", step_bound(state.costs, state.options.microbatches))
-        periodic = Incumbent(state.costs, replace(state.options, whole_step=False), state.report)
+        # Its periods are no steps: nobody hears of them.
+        periodic = Incumbent(state.costs, replace(state.options, whole_step=False))
         periodic.raise_bound("any", state.bounds["any"])
         contiguous(periodic)
         if periodic.best is not None:

@@ -91,7 +91,7 @@ def _search(
         return _paper_ilp(state)
     if problem.method in ("full-recompute", "two-phase"):
         return _with_fixed_cuts(problem, state)
-    if problem.whole_step:
+    if problem.whole_step and not problem.recompute:
         if isinstance(limits.groups, int):
             state.notes.append("groups of layers are not used where a whole step is planned")
         search.run(state)

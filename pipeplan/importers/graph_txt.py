@@ -14,7 +14,7 @@ from pipeplan.chain import Chain
 from pipeplan.errors import InputError
 from pipeplan.importers.linearize import (
     Graph,
-    Operation,
+    ImportedOperation,
     groups,
     operation,
     storages,
@@ -89,7 +89,7 @@ def _layer(graph: Graph, group: list[str], index: int, input_bytes: object) -> d
     }
 
 
-def _name(ops: list[Operation], index: int) -> str:
+def _name(ops: list[ImportedOperation], index: int) -> str:
     real = [op for op in ops if not op.is_bookkeeping] or ops
     last = f"..{real[-1].name}" if len(real) > 1 else ""
     return f"{index}:{real[0].name}{last} {real[0].text[:_TEXT_LENGTH]}"
@@ -129,8 +129,8 @@ def read_graph(text: str, where: str) -> Graph:
     return graph
 
 
-def _operation(node: re.Match[str], where: str) -> Operation:
-    return Operation(
+def _operation(node: re.Match[str], where: str) -> ImportedOperation:
+    return ImportedOperation(
         name=node["name"],
         text=node["text"],
         forward_ns=_whole(node["forward"], 10**6, where),

@@ -19,7 +19,7 @@ _BOOKKEEPING = {"Size", "View", "Transpose", "Permute", "Squeeze", "Unsqueeze", 
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ImportedOperation:
     """One node of a profiled graph: its times in ns, its output and its parameters in bytes."""
 
     name: str
@@ -56,12 +56,12 @@ class Operation:
 
 
 Graph: TypeAlias = nx.DiGraph
-"""Nodes are names; each has its `Operation` as attribute `operation`."""
+"""Nodes are names; each has its `ImportedOperation` as attribute `operation`."""
 
 
-def operation(graph: Graph, name: str) -> Operation:
+def operation(graph: Graph, name: str) -> ImportedOperation:
     """The operation of the node `name`."""
-    found: Operation = graph.nodes[name]["operation"]
+    found: ImportedOperation = graph.nodes[name]["operation"]
     return found
 
 

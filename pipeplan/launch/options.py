@@ -44,6 +44,7 @@ class LaunchOptions:
     dry_run: bool
     json: bool
     instrument: bool
+    sample: bool
     allow_nonfinite: bool
     """Whether training goes on with losses, norms and weights that are not finite."""
     clock: Literal["real", "sleep", "virtual"]
@@ -111,6 +112,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--instrument", action="store_true", help="count live bytes (slow: do not time this run)")
     add(
+        "--no-sample",
+        action="store_true",
+        help="count the bytes of no step: else those of the second and of one in 1000 (2bw: the"
+        " fourth), which go to memory.json",
+    )
+    add(
         "--clock",
         choices=("real", "sleep", "virtual"),
         default="real",
@@ -146,6 +153,7 @@ def parse(argv: Sequence[str] | None) -> LaunchOptions:
         dry_run=given.dry_run,
         json=given.json,
         instrument=given.instrument,
+        sample=not given.no_sample,
         allow_nonfinite=given.allow_nonfinite,
         clock=given.clock,
         time_scale=given.time_scale or Fraction(1),

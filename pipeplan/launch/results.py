@@ -12,6 +12,8 @@ from typing import Any
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import RunFigures, json_number, replace
+from pipeplan.memory_terms import GpuMemory
+from pipeplan.report.memory import FILE, planned_memory, with_measured
 from pipeplan.report.remat import remat_shares
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 
@@ -27,6 +29,8 @@ class RankResult:
     """Most live bytes at once; only with --instrument."""
     resident_bytes: int
     taken: GpuMemoryUse
+    sampled: tuple[int, GpuMemory] | None = None
+    """The step that was sampled, and its bytes term by term."""
 
 
 def run_document(
@@ -70,6 +74,21 @@ def run_document(
 def write(path: Path, content: dict[str, Any]) -> None:
     """Put `content` at `path` in one step."""
     replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_memory(out: Path, setup: Setup, ranks: list[RankResult]) -> None:
+    """memory.json: where each byte was predicted to be, and was in the sampled step."""
+    report = planned_memory(setup.plan, setup.pattern)
+    if report is None:
+        return
+    taken = (rank.taken for rank in ranks)
+    kept = [
+        None if use.reserved is None or use.allocated is None else use.reserved - use.allocated
+        for use in taken
+    ]
+    if any(rank.sampled for rank in ranks):
+        report = with_measured(report, [rank.sampled for rank in ranks], kept)
+    replace(out / FILE, report.to_json())
 
 
 def library_versions() -> dict[str, str]:

@@ -93,6 +93,7 @@ class LaunchedRun:
                 keep=options.keep,
                 allow_nonfinite=options.allow_nonfinite,
                 counts_bytes=options.instrument,
+                samples_bytes=_samples(setup),
             ),
             self.stop,
         )
@@ -173,6 +174,7 @@ class LaunchedRun:
             self.session.live.peak if self.session.live else None,
             resident_bytes(),
             GpuMemoryUse.since_start(self.setup.device),
+            self.session.sampled.memory() if self.session.sampled else None,
         )
         ranks = self.transport.gather(result)
         if self.model and self.out:
@@ -180,6 +182,7 @@ class LaunchedRun:
             results.write(
                 self.out / "run.json", results.run_document(self.setup, ranks, step, self._here)
             )
+            results.write_memory(self.out, self.setup, ranks)
             if step < self.setup.options.steps:
                 lost = "; the steps behind it are too long to be finished" * (
                     self.session.dropped > 0
@@ -210,6 +213,12 @@ class LaunchedRun:
             silent=not self.leads,
             taken=partial(GpuMemoryUse.since_start, setup.device),
         )
+
+
+def _samples(setup: Setup) -> bool:
+    """Whether steps are sampled: results are kept, and all that takes bytes can be seen."""
+    options = setup.options
+    return options.sample and options.out is not None and setup.split.compile is None
 
 
 def _say(text: str) -> None:

@@ -29,7 +29,7 @@ _GIVEN = {
 
 
 @dataclass
-class Draft:
+class OperationDraft:
     """An operation that is being built."""
 
     node: Node
@@ -45,7 +45,7 @@ class Builder:
 
     storages: list[Storage] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[OperationDraft] = field(default_factory=list)
     constants: list[tuple[int, Tensor]] = field(default_factory=list)
     _value: dict[Node, int] = field(default_factory=dict)
     _storage: dict[int, int] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Builder:
         several = isinstance(node.meta["val"], (tuple, list))
         first = next(each for each in _tensors(node.meta["val"]))
         computation = Computation(call, tuple(places), several, first.device)
-        self.drafts.append(Draft(node, reads, fresh, computation, is_backward(node)))
+        self.drafts.append(OperationDraft(node, reads, fresh, computation, is_backward(node)))
 
     def _item(self, node: Node) -> None:
         parent, index = node.args

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from pipeplan.operator_graph import Operation, OperatorGraph, Phase, Storage, StorageKind
-from pipeplan.operators.builder import Builder, Draft
+from pipeplan.operators.builder import Builder, OperationDraft
 from pipeplan.operators.captured import Captured, Gradient
-from pipeplan.operators.flat_module import Arguments, states_of
+from pipeplan.operators.flat_module import Arguments, is_hooked, states_of
 from pipeplan.operators.joint_graph import (
     Argument,
     Given,
@@ -50,7 +50,7 @@ def capture(module: nn.Module, *args: Any, **kwargs: Any) -> Captured:
 
 def _check_hooks(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+        if is_hooked(parameter):
             raise UncapturableError(f"{name} has hooks on its gradient, which would not run")
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(module, kind, None) for kind in kinds):
@@ -214,7 +214,7 @@ def _is_target(buffer: Storage, storages: tuple[Storage, ...]) -> bool:
     )
 
 
-def _phases(drafts: list[Draft], returned: set[int]) -> list[Phase]:
+def _phases(drafts: list[OperationDraft], returned: set[int]) -> list[Phase]:
     """F, and behind it I for what a gradient of an input depends on, W for the rest."""
     needed = set(returned)
     found = []
@@ -229,7 +229,7 @@ def _phases(drafts: list[Draft], returned: set[int]) -> list[Phase]:
     return found[::-1]
 
 
-def _operation(draft: Draft, phase: Phase, updated: set[int]) -> Operation:
+def _operation(draft: OperationDraft, phase: Phase, updated: set[int]) -> Operation:
     old = updated.intersection(draft.reads)
     return Operation(
         name=draft.node.name,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.operator_graph import OperatorGraph
-from pipeplan.operators.flat_module import Arguments, Results
+from pipeplan.operator_graph import OperatorGraph, StorageKind
+from pipeplan.operators.flat_module import Arguments, TensorTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,22 @@ class Captured:
     added: dict[int, tuple[Gradient, ...]]
     """Storage to what of it goes where, for storages that are accumulated or update buffers."""
     arguments: Arguments
-    form: Results
+    form: TensorTree
     device: torch.device
     cast: torch.dtype | None
     """What a block of autocast around the call cast to."""
     training: tuple[bool, ...] = field(default=())
     """Mode of each submodule."""
+
+    def with_own_inputs(self) -> Captured:
+        """The same where the caller gives its inputs away: their bytes go when they are freed."""
+        storages = tuple(
+            each.model_copy(update={"kind": StorageKind.RECEIVED})
+            if each.kind is StorageKind.INPUT
+            else each
+            for each in self.graph.storages
+        )
+        return replace(self, graph=self.graph.model_copy(update={"storages": storages}))
 
     def with_times(self, times: tuple[int, ...]) -> Captured:
         """The same with other times of its operations, in ns."""

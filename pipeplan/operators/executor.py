@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 
 from pipeplan.device_program import InstructionKind
+from pipeplan.gradients import sum_of
 from pipeplan.operator_graph import StorageKind
-from pipeplan.operators.host import Host, LateHost, host_of
+from pipeplan.operators.host import HostTransfers, LateHost, host_of
 from pipeplan.operators.memory import Memory, contiguous_as
-from pipeplan.operators.prepared import Prepared, Step, Task
+from pipeplan.operators.prepared import PreparedProgram, Step, Task
 from pipeplan.operators.random_states import RandomStates
 
 Watch = Callable[[int], AbstractContextManager[Any]]
 """What an operation, given by its index, runs inside of."""
 
 
-class Pass:
+class ProgramPass:
     """One forward and its backward; use once."""
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedProgram,
         states: Mapping[str, Tensor],
         inputs: Sequence[Tensor],
         watch: Watch | None = None,
@@ -59,7 +60,7 @@ class Pass:
             if given is not None:
                 self._memory.put(given, tensor.detach())
 
-    def _way(self, prepared: Prepared) -> Host:
+    def _way(self, prepared: PreparedProgram) -> HostTransfers:
         device = self._captured.device
         if not prepared.moves:
             return LateHost(self._memory, device)
@@ -84,6 +85,14 @@ class Pass:
         self._host.close()
         values = self._captured.input_gradients
         return [None if value is None else self._memory.get(value) for value in values]
+
+    def kept_inputs(self) -> list[int]:
+        """Places of the inputs that are still read."""
+        return [
+            place
+            for place, value in enumerate(self._captured.inputs)
+            if value is not None and self._memory.has(self._captured.values[value].storage)
+        ]
 
     def _take(self, place: int, gradient: Tensor | None) -> None:
         value, layout = self._captured.tangents[place], self._captured.layouts[place]
@@ -165,8 +174,9 @@ class Pass:
         parts = self._captured.added[storage]
         for part in parts:
             parameter, gradient = self._states[part.name], self._memory.get(part.value)
-            if parameter.grad is not None:
-                parameter.grad.add_(gradient)
+            total = sum_of(parameter)
+            if total is not None:
+                total.add_(gradient)
             else:
                 keep = alone and len(parts) == 1
                 parameter.grad = first_gradient(parameter, gradient, keep=keep)

@@ -10,17 +10,47 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pipeplan.gradients import has_hooks
 from pipeplan.operators.refusals import UncapturableError
 
 
-class Arguments:
+class TensorTree:
+    """A structure of tensors and other things, as pytrees are: which leaves are tensors."""
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self._form = pytree.tree_flatten(tree)
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    @staticmethod
+    def tensors_in(tree: Any) -> tuple[Tensor, ...]:
+        """The tensors of a structure, in order."""
+        return tuple(leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+
+    @property
+    def count(self) -> int:
+        """How many tensors there are."""
+        return len(self._places)
+
+    def same_form(self, other: TensorTree) -> bool:
+        """Whether `other` differs in tensors alone."""
+        return self._form == other._form and self._rest == other._rest
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Any:
+        """The structure with other tensors."""
+        leaves = list(self._rest)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self._form)
+
+
+class Arguments(TensorTree):
     """Those of one call: tensors, and all else as it was."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        leaves, self._form = pytree.tree_flatten((args, dict(kwargs)))
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        both = (args, dict(kwargs))
+        super().__init__(both)
+        self.tensors = list(self.tensors_in(both))
         self.facts = tuple(map(_facts, self.tensors))
         """What must be the same in another call, of each tensor."""
 
@@ -32,15 +62,8 @@ class Arguments:
 
     def filled(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors."""
-        leaves = list(self._rest)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self._form)
+        args, kwargs = self.with_tensors(tensors)
         return args, kwargs
-
-    def same_form(self, other: Arguments) -> bool:
-        """Whether `other` differs in tensors alone."""
-        return self._form == other._form and self._rest == other._rest
 
 
 def _facts(tensor: Tensor) -> str:
@@ -48,30 +71,9 @@ def _facts(tensor: Tensor) -> str:
     return f"{sizes} on {tensor.device}{' with a gradient' if tensor.requires_grad else ''}"
 
 
-class Results:
-    """The form of what a module returns, and which of its leaves are tensors."""
-
-    def __init__(self, result: Any) -> None:
-        leaves, self._form = pytree.tree_flatten(result)
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-    @property
-    def count(self) -> int:
-        """How many tensors there are."""
-        return len(self._places)
-
-    @staticmethod
-    def tensors(result: Any) -> tuple[Tensor, ...]:
-        """Those in `result`."""
-        return tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
-
-    def filled(self, tensors: tuple[Tensor, ...]) -> Any:
-        """The result with other tensors."""
-        leaves = list(self._rest)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, self._form)
+def is_hooked(tensor: Tensor) -> bool:
+    """Whether something runs behind its gradient, such as a step; sums of ours do not count."""
+    return has_hooks(tensor)
 
 
 def states_of(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
@@ -107,21 +109,23 @@ class FlatModule(nn.Module):
         for index, (name, buffer) in enumerate(buffers.items()):
             self._names[f"b{index}"] = name
             self.register_buffer(f"b{index}", buffer)
-        self.results: Results | None = None
+        self.results: TensorTree | None = None
         self.differentiable: set[int] = set()
         """Places of outputs that were seen to require a gradient."""
+        self.passed: set[int] = set()
+        """Places of outputs that are inputs; here they are copies, so that they have gradients."""
 
     def name(self, own: str) -> str:
         """The module's name of parameter or buffer `own`."""
         return self._names[own]
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The tensors of what the module returns.
 
         Raises:
             UncapturableError: if the module replaces a buffer or returns no tensor.
         """
-        args, kwargs = self._arguments.filled(tensors)
+        args, kwargs = self._arguments.filled(inputs)
         given = {name: getattr(self, own) for own, name in self._names.items()}
         state = dict(given)
         (module,) = self._hidden
@@ -132,9 +136,13 @@ class FlatModule(nn.Module):
                     f"{name}: the forward puts another tensor in its place, need one that is"
                     " written to in place"
                 )
-        tensors = Results.tensors(result)
+        tensors = TensorTree.tensors_in(result)
         if not tensors:
             raise UncapturableError("the forward returns no tensor, need at least one")
-        self.results = Results(result)
+        self.results = TensorTree(result)
         self.differentiable |= {i for i, each in enumerate(tensors) if each.requires_grad}
-        return tensors
+        handed_in = set(map(id, inputs))
+        self.passed |= {i for i, each in enumerate(tensors) if id(each) in handed_in}
+        return tuple(
+            each.clone() if place in self.passed else each for place, each in enumerate(tensors)
+        )

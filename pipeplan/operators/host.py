@@ -26,7 +26,7 @@ Bases = dict[int, Tensor]
 """Value -> tensor, of one storage; no views."""
 
 
-class Host(Protocol):
+class HostTransfers(Protocol):
     """The way between a device and its host, for one pass."""
 
     def offload(self, storage: int, *, used_later: bool) -> None:
@@ -70,7 +70,7 @@ class _Layout:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
-def host_of(memory: Memory, device: torch.device, pinned: PinnedPool) -> Host:
+def host_of(memory: Memory, device: torch.device, pinned: PinnedPool) -> HostTransfers:
     """The way that fits `device`."""
     if device.type == "cuda":
         return BesideHost(memory, device, pinned)

@@ -8,10 +8,11 @@ tensors' own device remain. What its arguments and results mean is told by descr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from threading import Lock
 from typing import Any
 
 import torch
@@ -21,9 +22,12 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx import GraphModule, Node
 
 from pipeplan.operators.eager_operators import as_in_eager
-from pipeplan.operators.flat_module import Arguments, FlatModule, Results
+from pipeplan.operators.flat_module import Arguments, FlatModule, TensorTree
 from pipeplan.operators.other_generators import not_drawn_from
 from pipeplan.operators.refusals import UncapturableError
+
+_TRACING = Lock()
+"""torch's tables and Python's generators are another's while one call is traced: one at a time."""
 
 
 class Given(StrEnum):
@@ -71,7 +75,7 @@ class JointGraph:
     module: GraphModule
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
-    form: Results
+    form: TensorTree
     """Of what the module returns."""
     differentiable: frozenset[int]
     """Places of outputs that require a gradient in a run."""
@@ -103,6 +107,7 @@ def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     tensors = tuple(_as_leaf(each) for each in Arguments(args, kwargs).tensors)
     try:
         with (
+            _TRACING,
             ExitStack() as stack,
             warnings.catch_warnings(),
             torch.enable_grad(),
@@ -117,6 +122,7 @@ def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     except Exception as error:
         raise UncapturableError(_why(error)) from error
     assert flat.results is not None
+    _hand_on(traced, flat.passed)
     return JointGraph(
         traced,
         _arguments(traced, flat),
@@ -124,6 +130,17 @@ def joint_graph(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         flat.results,
         frozenset(flat.differentiable),
     )
+
+
+def _hand_on(traced: GraphModule, passed: Set[int]) -> None:
+    """Lets outputs that are inputs be these, not the copies of them that were traced."""
+    end = next(node for node in traced.graph.nodes if node.op == "output")
+    results = list(end.args[0])
+    for number, told in enumerate(end.meta["desc"]):
+        if isinstance(told, described.PlainAOTOutput) and told.idx in passed:
+            assert results[number].target is torch.ops.aten.clone.default
+            results[number] = results[number].args[0]
+    end.args = (tuple(results),)
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:

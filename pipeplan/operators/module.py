@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from pipeplan.autograd_pass import tied_to_backward
 from pipeplan.device_program import DeviceProgram
 from pipeplan.errors import InputError
 from pipeplan.operators.captured import Captured
-from pipeplan.operators.executor import Pass
-from pipeplan.operators.flat_module import Arguments
-from pipeplan.operators.prepared import Prepared
+from pipeplan.operators.executor import ProgramPass
+from pipeplan.operators.flat_module import Arguments, is_hooked
+from pipeplan.operators.prepared import PreparedProgram
 from pipeplan.precision import around
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -31,16 +32,20 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BoundProgram:
     """A prepared program, and where the module's tensors are."""
 
-    prepared: Prepared
+    prepared: PreparedProgram
     slots: tuple[Slot, ...]
     parts: tuple[nn.Module, ...]
     """Submodules, the module itself left out."""
+    trained: tuple[bool, ...]
+    """Per slot: whether it required a gradient."""
+    hooks: int
+    """Of submodules: what they did with tensors is in the graph."""
 
     @classmethod
-    def of(cls, module: nn.Module, prepared: Prepared) -> Plan:
+    def of(cls, module: nn.Module, prepared: PreparedProgram) -> BoundProgram:
         """For `module`, which was captured."""
         names = {**prepared.captured.parameters, **prepared.captured.buffers}
         slots = []
@@ -49,17 +54,30 @@ class Plan:
             part = module.get_submodule(owner)
             register = part._parameters if own in part._parameters else part._buffers  # noqa: SLF001
             slots.append(Slot(path, register, own))
-        return cls(prepared, tuple(slots), tuple(p for p in module.modules() if p is not module))
+        parts = tuple(part for part in module.modules() if part is not module)
+        trained = tuple(slot.register[slot.own].requires_grad for slot in slots)
+        return cls(prepared, tuple(slots), parts, trained, _hooks(parts))
 
     def states(self) -> dict[str, Tensor]:
         """Parameters and buffers as they are now."""
         return {slot.name: slot.register[slot.own] for slot in self.slots}
 
 
+def _hooks(parts: Sequence[nn.Module]) -> int:
+    """How many are on calls of `parts`."""
+    return sum(
+        len(part._forward_hooks)  # noqa: SLF001 - torch has no public name for any of them
+        + len(part._forward_pre_hooks)  # noqa: SLF001
+        + len(part._backward_hooks)  # noqa: SLF001
+        + len(part._backward_pre_hooks)  # noqa: SLF001
+        for part in parts
+    )
+
+
 class ByOperators(nn.Module):
     """What a module that runs a device program is beside its own class."""
 
-    operator_plan: Plan
+    operator_plan: BoundProgram
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output.
@@ -92,34 +110,29 @@ def by_operators(module: Module, captured: Captured, program: DeviceProgram) -> 
     result.__class__ = type(f"{kind.__name__}ByOperators", (ByOperators, kind), {})
     # The sample is not to live as long as the module.
     kept = replace(captured, arguments=captured.arguments.without_tensors())
-    plan = Plan.of(module, Prepared(kept, program))
+    plan = BoundProgram.of(module, PreparedProgram(kept, program))
     object.__setattr__(result, "operator_plan", plan)
     return result
 
 
-def run(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the module returns, whose gradients start the pass's backward.
-
-    Two nodes: the first one of the backward only takes the gradients, so that autograd forgets
-    them before the second one runs the program.
-    """
+def run(plan: BoundProgram, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the module returns, whose gradients start the pass's backward."""
     captured = plan.prepared.captured
     given = Arguments(args, kwargs)
     states = plan.states()
-    _check(plan, given)
-    now = Pass(plan.prepared, states, given.tensors)
+    _check(plan, given, states)
+    now = ProgramPass(plan.prepared, states, given.tensors)
     outputs = now.forward()
     if not any(value is not None for value in captured.tangents):
-        return captured.form.filled(tuple(outputs))
-    link = _Link(now, states, given.tensors)
-    token = _Body.apply(link, _TRIGGER, *given.tensors)  # type: ignore[no-untyped-call]
-    fixed = tuple(value is None for value in captured.tangents)
-    results = _Exit.apply(link, fixed, token, *outputs)  # type: ignore[no-untyped-call]
+        return captured.form.with_tensors(tuple(outputs))
+    link = _Link(now, states, given.tensors, captured.device)
+    fixed = [value is None for value in captured.tangents]
+    results = tied_to_backward(link, given.tensors, outputs, fixed)
     outputs.clear()
-    return captured.form.filled(results)
+    return captured.form.with_tensors(results)
 
 
-def _check(plan: Plan, given: Arguments) -> None:
+def _check(plan: BoundProgram, given: Arguments, states: Mapping[str, Tensor]) -> None:
     captured = plan.prepared.captured
     planned = captured.arguments
     if not planned.same_form(given):
@@ -133,6 +146,14 @@ def _check(plan: Plan, given: Arguments) -> None:
     modes = (True, *(part.training for part in plan.parts))
     if modes != captured.training:
         raise _unlike("training modes of submodules", "others", "those of the captured call")
+    trained = tuple(each.requires_grad for each in states.values())
+    if trained != plan.trained:
+        raise _unlike("requires_grad of parameters", "others", "those of the captured call")
+    if _hooks(plan.parts) != plan.hooks:
+        raise _unlike("hooks of submodules", "others, which would not run", "those")
+    hooked = next((name for name, each in states.items() if is_hooked(each)), None)
+    if hooked is not None:
+        raise _unlike(f"{hooked}", "a hook on its gradient, which would not run", "none")
 
 
 def _unlike(what: str, got: object, need: object) -> InputError:
@@ -142,17 +163,21 @@ def _unlike(what: str, got: object, need: object) -> InputError:
     )
 
 
-_TRIGGER = torch.empty(0, requires_grad=True)
-
-
 class _Link:
-    """What the two nodes of a pass share; what was used is forgotten."""
+    """A pass and the gradients that start its backward; what was used is forgotten."""
 
-    def __init__(self, now: Pass, states: dict[str, Tensor], inputs: list[Tensor]) -> None:
-        self.now: Pass | None = now
+    def __init__(
+        self,
+        now: ProgramPass,
+        states: dict[str, Tensor],
+        inputs: list[Tensor],
+        device: torch.device,
+    ) -> None:
+        self.now: ProgramPass | None = now
         self.gradients: list[Tensor | None] = []
         self._read = [each for each in states.values() if isinstance(each, nn.Parameter)]
-        self._inputs = [each.detach() for each in inputs]
+        self._inputs = [inputs[place].detach() for place in now.kept_inputs()]
+        self._device = device
         self._before = self._versions()
 
     def _versions(self) -> list[int]:
@@ -171,40 +196,16 @@ class _Link:
                 "module by operators: got a second backward, need one per forward: what was kept"
                 " is gone. Run the forward again."
             )
+        cast = around(self._device)
+        if cast is not None:
+            raise InputError(
+                f"module by operators: got a backward under autocast to {cast}, need it outside as"
+                " captured. Leave the block of autocast before backward()."
+            )
         if self._versions() != self._before:
             raise InputError(
                 "module by operators: weights or inputs changed between forward and backward, need"
                 " the same. Update them behind the backward."
             )
+        self._read, self._inputs = [], []
         return now.backward(self.gradients)
-
-
-class _Body(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, link: _Link, trigger: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.link = link
-        return trigger.new_empty(0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.link.backward())
-
-
-class _Exit(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, link: _Link, fixed: tuple[bool, ...], token: Tensor, *outputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.link = link
-        ctx.set_materialize_grads(False)
-        results = tuple(output.detach() for output in outputs)
-        pairs = zip(results, fixed, strict=True)
-        ctx.mark_non_differentiable(*(result for result, is_fixed in pairs if is_fixed))
-        return results
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.link.gradients = list(gradients)
-        return (None, None, _TRIGGER.new_empty(0), *(None for _ in gradients))

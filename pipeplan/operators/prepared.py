@@ -32,7 +32,7 @@ class Step:
     """Storages on their way out that nothing reads behind this step."""
 
 
-class Prepared:
+class PreparedProgram:
     """All that the passes of one program share; nothing here holds the module."""
 
     def __init__(self, captured: Captured, program: DeviceProgram) -> None:

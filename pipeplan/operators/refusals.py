@@ -13,6 +13,6 @@ class UncapturableError(InputError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"operators: {reason}. Plan whole layers instead (method 'auto' of rematerialize)."
+            f"operators: {reason}. Plan whole layers instead (method 'layers' of rematerialize)."
         )
         self.reason = reason

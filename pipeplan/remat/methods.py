@@ -42,6 +42,11 @@ class Rematerialization:
     outcome: Outcome
     budget: int
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes."""
+        return self.outcome.peak_bytes
+
 
 _MAX_LAYERS = 500
 _MAX_ENTRIES = 2**28
@@ -247,7 +252,9 @@ def _best(problem: RematProblem, method: str) -> Rematerialization:
     fitting = [each for each in found if each.outcome.peak_bytes <= problem.budget]
     if not fitting:
         smallest = min(found, key=lambda each: each.outcome.peak_bytes)
-        raise InfeasibleError(_refusal(problem.costs, smallest, method))
+        refusal = InfeasibleError(_refusal(problem.costs, smallest, method))
+        refusal.least_bytes = smallest.outcome.peak_bytes
+        raise refusal
     return min(fitting, key=lambda each: (each.outcome.makespan_ns, each.outcome.peak_bytes))
 
 

@@ -13,8 +13,12 @@ from pipeplan.remat import METHODS, OFFLOADING
 from pipeplan.rematerialized.measured import Loss, Sample
 from pipeplan.units import parse_bytes
 
+AUTO = "auto"
+"""The method that plans operators and layers and takes the faster plan."""
 OPERATORS = "operators"
 """The method that plans single operators, not layers."""
+LAYERS = "layers"
+"""The best of the methods that plan layers."""
 
 
 def size(value: str | int, what: str) -> int:
@@ -100,12 +104,22 @@ def check_counts(**counts: int) -> None:
             )
 
 
+def check_seconds(value: float) -> None:
+    """Refuse what is no time for a search."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise InputError(
+            f"rematerialize: time_limit_s: got {value!r}, need seconds, more than 0, such as 20"
+        )
+
+
 def check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
     """Refuse unknown methods, and what only means something with a way to the host."""
-    if method not in ("auto", OPERATORS) and method not in METHODS:
+    if method not in (AUTO, OPERATORS, LAYERS) and method not in METHODS:
         known = ", ".join(METHODS)
         raise InputError(
-            f"rematerialize: method: got {method!r}, need auto, operators or one of {known}"
+            f"rematerialize: method: got {method!r}, need auto, operators, layers or one of"
+            f" {known}"
         )
     if method == OPERATORS and (offload or host_bandwidth is not None):
         raise InputError(

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from pipeplan.autograd_pass import tied_to_backward
 from pipeplan.errors import InputError
 from pipeplan.remat import Costs, Rematerialization
 from pipeplan.rematerialized.conditions import Conditions
@@ -93,9 +93,6 @@ def run(
 ) -> Tensor:
     """The output of one pass, whose gradient starts the pass's backward.
 
-    Two nodes: the first one of the backward only takes the gradient, so that autograd forgets it
-    before the second one runs the layers.
-
     Raises:
         InputError: if the call is unlike the one that was planned.
     """
@@ -108,21 +105,17 @@ def run(
         )
     now = Pass(prepared, source, watch)
     output = now.forward()
-    link = _Link(now, parts)
-    token = _Body.apply(link, _TRIGGER, source)  # type: ignore[no-untyped-call]
-    result: Tensor = _PassExit.apply(link, token, output)  # type: ignore[no-untyped-call]
+    (result,) = tied_to_backward(_Link(now, parts, source), [source], [output])
     return result
 
 
-_TRIGGER = torch.empty(0, requires_grad=True)
-
-
 class _Link:
-    """What the two nodes of a pass share; what was used is forgotten."""
+    """A pass and the gradient that starts its backward; what was used is forgotten."""
 
-    def __init__(self, now: Pass, parts: Parts) -> None:
+    def __init__(self, now: Pass, parts: Parts, source: Tensor) -> None:
         self.now: Pass | None = now
-        self.gradients: list[Tensor] = []
+        self.gradients: list[Tensor | None] = []
+        self._wanted = source.requires_grad
         self._parts = parts
         self._before = self._versions(now)
 
@@ -132,8 +125,8 @@ class _Link:
         weights = [(id(each), each._version) for each in parameters]  # noqa: SLF001
         return {"weights": weights, **now.versions()}
 
-    def backward(self) -> list[Tensor]:
-        """Runs the pass's backward.
+    def backward(self) -> list[Tensor | None]:
+        """Runs the pass's backward; the gradient of the input, None where it has none.
 
         Raises:
             InputError: if it has run already, or weights, the input or buffers that no
@@ -152,30 +145,5 @@ class _Link:
                     f"rematerialized module: {name} changed between forward and backward, need the"
                     f" same to compute layers again. Update the {name} behind the backward."
                 )
-        return now.backward(self.gradients)
-
-
-class _Body(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, link: _Link, trigger: Tensor, source: Tensor) -> Tensor:
-        ctx.link, ctx.wanted = link, source.requires_grad
-        return trigger.new_empty(0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.link.backward()
-        return None, None, gradients[0] if ctx.wanted else None
-
-
-class _PassExit(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, link: _Link, token: Tensor, output: Tensor) -> Tensor:
-        ctx.link = link
-        return output.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.link.gradients = [gradient]
-        return None, gradient.new_empty(0), None
+        found = now.backward(self.gradients)
+        return [found[0] if self._wanted else None]

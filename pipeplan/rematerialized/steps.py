@@ -87,13 +87,13 @@ class Pass:
         (output,) = self._full.pop(len(self._segments))
         return output
 
-    def backward(self, gradients: list[Tensor]) -> list[Tensor]:
+    def backward(self, gradients: list[Tensor | None]) -> list[Tensor]:
         """Adds to the parameters' gradients; returns those of the inputs that have one.
 
         Args:
             gradients: of the output; emptied, so that the caller keeps nothing alive.
         """
-        self._gradients = list(gradients)
+        self._gradients = [each for each in gradients if each is not None]
         gradients.clear()
         with _summed_apart(self._prepared.shared):
             self._run(self._prepared.script.backward)

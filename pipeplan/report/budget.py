@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan.report.picture import save
-from pipeplan.units import format_bytes, format_ns
+from pipeplan.units import byte_unit, format_bytes, format_ns, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from pipeplan.remat import Rematerialization
+    from pipeplan.remat.programs import ProgramOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,25 @@ class Curves:
 
 
 _DPI = 110
+
+
+def curves_of(title: str, points: Sequence[Mapping[str, int | None]]) -> Curves:
+    """The diagram of time over budget, in the units that suit its largest values.
+
+    Args:
+        title: of the diagram.
+        points: each with `budget_bytes`, and ns by method.
+    """
+    methods = [name for name in points[0] if name != "budget_bytes"]
+    size, bytes_ = byte_unit(max(point["budget_bytes"] or 0 for point in points))
+    length, time = time_unit(max(point[name] or 0 for point in points for name in methods))
+
+    def line(method: str) -> list[tuple[float, float | None]]:
+        pairs = [(point["budget_bytes"] or 0, point[method]) for point in points]
+        return [(x / size, None if y is None else y / length) for x, y in pairs]
+
+    lines = {method: line(method) for method in methods}
+    return Curves(title, f"budget, {bytes_}", f"time of a micro-batch, {time}", lines)
 
 
 def draw_curves(groups: Sequence[Curves], path: str | Path, columns: int = 1) -> None:
@@ -93,6 +113,33 @@ def _memory(found: Rematerialization, title: str) -> Figure:
     axes.xaxis.set_major_formatter(FuncFormatter(_rounded(format_ns)))
     axes.yaxis.set_major_formatter(FuncFormatter(_rounded(format_bytes)))
     axes.set_xlabel("time; red below: the channel moves")
+    axes.legend(fontsize=7)
+    return figure
+
+
+def draw_program_memory(
+    outcome: ProgramOutcome, budget: int, title: str, path: str | Path
+) -> None:
+    """Bytes of the device while a program of operators runs, under the budget."""
+    save(lambda: _program_memory(outcome, budget, title), path, dpi=_DPI)
+
+
+def _program_memory(outcome: ProgramOutcome, budget: int, title: str) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+    axes = figure.subplots()
+    runs = [each for each in outcome.steps if each.end_ns > each.start_ns]
+    times = [at for each in runs for at in (each.start_ns, each.end_ns)]
+    held = [each.bytes for each in runs for _ in "ab"]
+    axes.fill_between(times, held, alpha=0.35, label="device")
+    axes.axhline(budget, linestyle="--", linewidth=1, color="black", label="budget")
+    axes.axvline(outcome.forward_ns, linewidth=0.6, color="tab:gray", label="end of the forward")
+    axes.set_title(f"{title}, {format_ns(outcome.makespan_ns)}", fontsize=9)
+    axes.xaxis.set_major_formatter(FuncFormatter(_rounded(format_ns)))
+    axes.yaxis.set_major_formatter(FuncFormatter(_rounded(format_bytes)))
+    axes.set_xlabel("time")
     axes.legend(fontsize=7)
     return figure
 

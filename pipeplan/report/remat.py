@@ -23,6 +23,10 @@ class Share(Record):
     recompute: Runs = ()
     again_ns: Count = 0
     """What a micro-batch takes longer for `recompute` (V1)."""
+    programs: Runs = ()
+    """[layer, option] of layers under device programs (V5)."""
+    programs_ns: Count = 0
+    """What a micro-batch takes longer for `programs`."""
     offload: Runs = ()
     offload_bytes: Count = 0
     """Of a micro-batch (H1)."""
@@ -35,6 +39,20 @@ class Share(Record):
         if not self.recompute:
             return ""
         return f"{spans(self.recompute)}: {format_ns(self.again_ns)}"
+
+    @property
+    def under(self) -> str:
+        """The layers under device programs and how long these add; empty if there are none."""
+        if not self.programs:
+            return ""
+        layers = spans(_joined([layer for layer, _ in self.programs]))
+        return f"{layers}: {format_ns(self.programs_ns)}"
+
+    @property
+    def recomputed(self) -> str:
+        """Both; empty if there is nothing."""
+        under = f"programs of {self.under}" if self.programs else ""
+        return "; ".join(filter(None, (self.again, under)))
 
     @property
     def away(self) -> str:
@@ -60,6 +78,8 @@ def _share(plan: Plan, index: int, stage: Stage) -> Share:
         layers=stage.layers,
         recompute=stage.remat.recompute,
         again_ns=_again_ns(plan, stage),
+        programs=stage.remat.programs,
+        programs_ns=_programs_ns(plan, stage),
         offload=stage.remat.offload,
         offload_bytes=offloaded(plan, stage),
         offloaded=(len(some), plan.k),
@@ -71,6 +91,32 @@ def _again_ns(plan: Plan, stage: Stage) -> int:
     layers = [layer for first, last in runs for layer in plan.chain.layers[first : last + 1]]
     speed = Fraction(repr(plan.cluster.gpus[stage.gpu].speed))
     return sum(ceil(layer.forward_ns / speed) for layer in layers)
+
+
+def _programs_ns(plan: Plan, stage: Stage) -> int:
+    speed = Fraction(repr(plan.cluster.gpus[stage.gpu].speed))
+    longer = 0
+    for number, option in stage.remat.programs if stage.remat else ():
+        layer = plan.chain.layers[number]
+        if option < len(layer.options):  # the plan may be broken
+            under = layer.under(layer.options[option])
+            for now, own in (
+                (under.forward_ns, layer.forward_ns),
+                (under.backward_ns, layer.backward_ns),
+            ):
+                longer += ceil(now / speed) - ceil(own / speed)
+    return longer
+
+
+def _joined(layers: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring layers as runs."""
+    runs: list[tuple[int, int]] = []
+    for layer in layers:
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1] = (runs[-1][0], layer)
+        else:
+            runs.append((layer, layer))
+    return runs
 
 
 def spans(runs: Sequence[tuple[int, int]]) -> str:
@@ -87,10 +133,10 @@ def named(runs: Sequence[tuple[int, int]]) -> str:
 def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """(what, text) for the figures of `plan`: stage by stage, then the host's memory."""
     every = remat_shares(plan)
-    for what in ("again", "away"):
+    names = {"again": "recomputed", "under": "device programs", "away": "offloaded"}
+    for what, name in names.items():
         for share in every:
             if text := getattr(share, what):
-                name = "recomputed" if what == "again" else "offloaded"
                 yield name, f"{plan.cluster.gpus[share.gpu].name}, layers {text}"
     held = sum(row.host_bytes for row in plan.memory)
     if held and plan.cluster.host:

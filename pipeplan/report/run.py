@@ -169,7 +169,7 @@ def stage_tables(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[Table]:
     shown: dict[tuple[str, tuple[Share, ...]], tuple[Run, str]] = {}
     for run, title in zip(runs, titles, strict=True):
         plan = run.semantics, run.predicted.stages
-        gives_up = any(share.again or share.away for share in run.predicted.stages)
+        gives_up = any(share.recomputed or share.away for share in run.predicted.stages)
         if gives_up and (run.instrumented or plan not in shown):
             shown[plan] = (run, title)
     for run, title in shown.values():

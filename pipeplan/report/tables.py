@@ -266,7 +266,7 @@ def stage_table(
             str(index),
             str(share.gpu),
             remat.spans([share.layers]),
-            share.again or "-",
+            share.recomputed or "-",
             share.away or "-",
             format_bytes(predicted[share.gpu]),
             "-" if peak is None else format_bytes(peak),

@@ -29,6 +29,7 @@ from pipeplan.runtime.parameters.replicas import Replicas, Shard
 from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.tied_parameters import find_ties
 from pipeplan.runtime.stages.compiling import compile_ahead
+from pipeplan.runtime.stages.layer_programs import programs_of, with_programs
 from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.runtime.supervision.run_ahead import RunAhead
@@ -175,6 +176,7 @@ class _StageBuilder:
             host=self.host if offload else None,
             split_backward=planned.split_backward,
         )
+        spec = with_programs(spec, self.plan.chain, programs_of(planned, self.plan.chain))
         compile_ahead(spec)
         return StageRunner(
             spec, self.plan.microbatches, self.ownership.hold(spec.layers, planned.first)

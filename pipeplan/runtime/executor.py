@@ -1,52 +1,38 @@
 """The executor: one thread walks a rank's list of actions. It decides nothing.
 
 Every tensor is alive exactly between two actions that the program names (docs/reference/model.md,
-M4, M5): a received one from its RECV to its F, B or I, a sent one from its F, B or I to its FREE,
-one between two stages of this rank from producer to consumer, one that is offloaded (H6) not from
-FREE_O to PREFETCH. So the bytes follow from the list, not from the clock (O7).
+M4, M5): those of boundaries as `boundary_tensors` says, one that is offloaded (H6) not from FREE_O
+to PREFETCH. So the bytes follow from the list, not from the clock (O7).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
-
-from torch import Tensor
 
 from pipeplan.errors import InternalError, PipeplanError, RankError
 from pipeplan.program import Action, ActionKind, Pattern
+from pipeplan.runtime.boundary_tensors import BoundaryTensors
 from pipeplan.runtime.data.feed import Feed
-from pipeplan.runtime.interfaces import HostedStage, ImmediateSteps, Observer, StepPolicy
+from pipeplan.runtime.interfaces import (
+    HostedStage,
+    ImmediateSteps,
+    MemoryMeter,
+    Observer,
+    StepPolicy,
+)
 from pipeplan.runtime.losses import Losses
 from pipeplan.runtime.supervision.failure_attribution import RankActivity
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.supervision.run_ahead import RunAhead
 from pipeplan.runtime.supervision.stop_consensus import StopConsensus
-from pipeplan.runtime.transport.base import PeerLostError, Pending, Transport, wait_all
-from pipeplan.runtime.transport.endpoints import Endpoint, StageEndpoints, empty
+from pipeplan.runtime.transport.base import PeerLostError, Transport
+from pipeplan.runtime.transport.endpoints import StageEndpoints
 from pipeplan.units import format_ns
-
-
-@dataclass(slots=True)
-class _Message:
-    """Tensors of one boundary and, while they travel, the messages that carry them."""
-
-    tensors: list[Tensor]
-    pending: list[Pending] = field(default_factory=list)
-
-    def arrived(self) -> list[Tensor]:
-        """The tensors, once all have travelled; the message forgets what carried them."""
-        wait_all(self.pending)
-        self.pending.clear()
-        return self.tensors
-
 
 _COMPUTES = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W, ActionKind.OPT)
 _BACKWARDS = (ActionKind.B, ActionKind.I)
 """What gives the gradients of a stage's inputs."""
-_Key = tuple[int, int]
-"""(stage, micro-batch)."""
 
 
 class Executor:
@@ -83,7 +69,6 @@ class Executor:
         self.recorder = recorder or FlightRecorder()
         self._pattern = pattern
         self._stages = stages
-        self._endpoints = endpoints
         self._feed = feed
         self._transport = transport
         self._observer = observer
@@ -91,26 +76,22 @@ class Executor:
         self._consensus = consensus
         self._updates = updates or ImmediateSteps(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
-        self._missing = False  # stays true where a peer was waited for in vain
-        self._inputs: dict[_Key, _Message] = {}
-        self._outputs: dict[_Key, _Message] = {}
-        self._output_gradients: dict[_Key, _Message] = {}
-        self._input_gradients: dict[_Key, _Message] = {}
+        self._boundaries = BoundaryTensors(endpoints, transport)
+        self._meter = MemoryMeter()
         self._table: dict[ActionKind, Callable[[int, int], None]] = {
             ActionKind.F: self._forward,
             ActionKind.B: self._backward,
             ActionKind.I: self._input_backward,
             ActionKind.W: self._weight_backward,
-            ActionKind.RECV_F: self._receive_input,
-            ActionKind.RECV_B: self._receive_gradient,
-            ActionKind.SEND_F: self._send_output,
-            ActionKind.SEND_B: self._send_gradient,
-            ActionKind.FREE_F: self._free_output,
-            ActionKind.FREE_B: self._free_gradient,
             ActionKind.OFFLOAD: self._offload,
             ActionKind.FREE_O: self._free,
             ActionKind.PREFETCH: self._prefetch,
+            **self._boundaries.actions,
         }
+
+    def watch(self, meter: MemoryMeter) -> None:
+        """Tell `meter` of the steps from now on, and of the actions of those that it samples."""
+        self._meter = self._boundaries.meter = meter
 
     def run(self, first: int, steps: int) -> int:
         """Train steps first..first+steps-1, from an empty pipeline to an empty one.
@@ -132,8 +113,15 @@ class Executor:
                     steps = step - first
                     actions = islice(self._unrolled(first, steps), executed, None)
                     continue
-                begun = max(begun, step + 1)
-            self._execute(action)
+                if step >= begun:
+                    self._meter.begin_step(step)
+                    begun = step + 1
+            if self._meter.samples:
+                self._meter.begin(action)
+                self._execute(action)
+                self._meter.end(action)
+            else:
+                self._execute(action)
             executed += 1
         self._catch_up()
         self._losses.tell()
@@ -153,8 +141,8 @@ class Executor:
 
     def _check_empty(self) -> None:
         """A program runs from empty to empty; anything left over is a bug of the program."""
-        boxes = (self._inputs, self._outputs, self._output_gradients, self._input_gradients)
-        left = sum(map(len, boxes)) + sum(stage.in_flight for stage in self._stages.values())
+        in_flight = sum(stage.in_flight for stage in self._stages.values())
+        left = self._boundaries.held + in_flight
         if left:
             raise InternalError(
                 f"rank {self._transport.rank}: the program ended with {left} tensors or graphs"
@@ -214,9 +202,9 @@ class Executor:
     def _forward(self, stage: int, microbatch: int) -> None:
         if not self._dropped(microbatch):
             self._updates.before_forward(stage, microbatch // self._pattern.microbatches)
-        inputs = self._arrived(self._inputs.pop((stage, microbatch))) if stage else None
+        inputs = self._boundaries.take_inputs(stage, microbatch) if stage else None
         if self._dropped(microbatch):
-            outputs = _anything(self._endpoints[stage].output)
+            outputs = self._boundaries.dropped_outputs(stage)
         else:
             if inputs is None:
                 inputs = self._feed.input(microbatch)
@@ -224,9 +212,7 @@ class Executor:
             if stage == self._last:
                 self._losses.add(microbatch, outputs[0])
         if stage != self._last:
-            key, next_key = (stage, microbatch), (stage + 1, microbatch)
-            endpoint = self._endpoints[stage].output
-            self._hand_on(outputs, endpoint, self._inputs, next_key, self._outputs, key)
+            self._boundaries.give_outputs(stage, microbatch, outputs)
 
     def _backward(self, stage: int, microbatch: int) -> None:
         self._input_backward(stage, microbatch)
@@ -244,18 +230,14 @@ class Executor:
             self._updates.after_backwards(stage, step - 1)
 
     def _input_backward(self, stage: int, microbatch: int) -> None:
-        key = (stage, microbatch)
         last = stage == self._last
-        gradients = [] if last else self._arrived(self._output_gradients.pop(key))
+        gradients = [] if last else self._boundaries.take_gradients(stage, microbatch)
         if self._dropped(microbatch):
-            arrived = _anything(self._endpoints[stage].input_gradient)
+            arrived = self._boundaries.dropped_gradients(stage)
         else:
             arrived = self._stages[stage].backward(microbatch, gradients)
         if stage:
-            endpoint, next_key = self._endpoints[stage].input_gradient, (stage - 1, microbatch)
-            self._hand_on(
-                arrived, endpoint, self._output_gradients, next_key, self._input_gradients, key
-            )
+            self._boundaries.give_gradients(stage, microbatch, arrived)
 
     def _offload(self, stage: int, microbatch: int) -> None:
         if not self._dropped(microbatch):
@@ -269,60 +251,6 @@ class Executor:
         if not self._dropped(microbatch):
             self._stages[stage].prefetch(microbatch)
 
-    @staticmethod
-    def _hand_on(
-        tensors: list[Tensor],
-        endpoint: Endpoint | None,
-        local: dict[_Key, _Message],
-        local_key: _Key,
-        outbox: dict[_Key, _Message],
-        key: _Key,
-    ) -> None:
-        """To the neighbour on this rank directly, else into the outbox until it is sent."""
-        if endpoint is None:
-            local[local_key] = _Message(tensors)
-        else:
-            outbox[key] = _Message([tensor.contiguous() for tensor in tensors])
-
-    def _receive_input(self, stage: int, microbatch: int) -> None:
-        self._inputs[stage, microbatch] = self._receive(self._endpoints[stage].input)
-
-    def _receive_gradient(self, stage: int, microbatch: int) -> None:
-        endpoint = self._endpoints[stage].output_gradient
-        self._output_gradients[stage, microbatch] = self._receive(endpoint)
-
-    def _receive(self, endpoint: Endpoint | None) -> _Message:
-        assert endpoint is not None
-        buffers = [empty(spec, endpoint.device) for spec in endpoint.specs]
-        pairs = zip(buffers, endpoint.tags, strict=True)
-        return _Message(
-            buffers, [self._transport.receive(buffer, endpoint.peer, tag) for buffer, tag in pairs]
-        )
-
-    def _send_output(self, stage: int, microbatch: int) -> None:
-        self._send(self._outputs[stage, microbatch], self._endpoints[stage].output)
-
-    def _send_gradient(self, stage: int, microbatch: int) -> None:
-        self._send(self._input_gradients[stage, microbatch], self._endpoints[stage].input_gradient)
-
-    def _send(self, message: _Message, endpoint: Endpoint | None) -> None:
-        assert endpoint is not None
-        endpoint.check(message.tensors)
-        for tensor, tag in zip(message.tensors, endpoint.tags, strict=True):
-            message.pending.append(self._transport.send(tensor, endpoint.peer, tag))
-
-    def _free_output(self, stage: int, microbatch: int) -> None:
-        self._arrived(self._outputs.pop((stage, microbatch)))
-
-    def _free_gradient(self, stage: int, microbatch: int) -> None:
-        self._arrived(self._input_gradients.pop((stage, microbatch)))
-
-    def _arrived(self, message: _Message) -> list[Tensor]:
-        self._missing = True
-        tensors = message.arrived()
-        self._missing = False
-        return tensors
-
     def doing(self, waits: bool) -> RankActivity:
         """What this rank does now, for others to read; `waits`: for other ranks."""
         action = self.ahead.missing or self.recorder.current
@@ -330,25 +258,13 @@ class Executor:
             others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
             return RankActivity("between the steps", tuple(others) if waits else ())
         elapsed = format_ns(self.recorder.elapsed_ns())
-        waits = waits or self._missing or self.ahead.missing is not None
+        waits = waits or self._boundaries.missing or self.ahead.missing is not None
         peers = self._peers(action) if waits else ()
         return RankActivity(f"{self._place(action)} for {elapsed}", peers)
 
     def _peers(self, action: Action) -> tuple[int, ...]:
         """The rank at the other end of an action's message."""
-        endpoints = self._endpoints[action.stage]
-        endpoint = {
-            ActionKind.F: endpoints.input,
-            ActionKind.RECV_F: endpoints.input,
-            ActionKind.SEND_F: endpoints.output,
-            ActionKind.FREE_F: endpoints.output,
-            ActionKind.B: endpoints.output_gradient,
-            ActionKind.I: endpoints.output_gradient,
-            ActionKind.RECV_B: endpoints.output_gradient,
-            ActionKind.SEND_B: endpoints.input_gradient,
-            ActionKind.FREE_B: endpoints.input_gradient,
-        }.get(action.kind)
-        return (endpoint.peer,) if endpoint else ()
+        return self._boundaries.peers(action.kind, action.stage)
 
     def _place(self, action: Action) -> str:
         """Action, stage, micro-batch, peer."""
@@ -363,8 +279,3 @@ class Executor:
         if isinstance(error, PeerLostError):
             what, cause = "lost its peer:", cause.partition(". ")[0]
         return f"rank {self._transport.rank}: {place} {what} {cause}"
-
-
-def _anything(endpoint: Endpoint | None) -> list[Tensor]:
-    """What travels over `endpoint` for a micro-batch that is dropped; nothing to the own rank."""
-    return [] if endpoint is None else [empty(spec, endpoint.device) for spec in endpoint.specs]

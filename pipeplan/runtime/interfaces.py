@@ -8,6 +8,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from pipeplan.memory_terms import Purpose
+from pipeplan.program import Action
+
 
 class Observer:
     """Told what happens; only the rank with the last stage tells losses and backwards.
@@ -23,6 +26,27 @@ class Observer:
 
     def updated(self, stage: int, step: int) -> None:
         """`stage` made its weights of step `step`."""
+
+
+class MemoryMeter:
+    """Told what a rank does while a step is sampled; this one samples none."""
+
+    samples = False
+    """Whether actions are told now."""
+
+    def begin_step(self, step: int) -> None:
+        """The first action of `step` comes next."""
+
+    def begin(self, action: Action) -> None:
+        """`action` begins."""
+
+    def end(self, action: Action) -> None:
+        """`action` has ended."""
+
+    def hand_on(
+        self, purpose: Purpose, stage: int, microbatch: int, tensors: list[Tensor]
+    ) -> None:
+        """`stage` has made `tensors`, which wait for their message or the next stage."""
 
 
 @dataclass(frozen=True, slots=True)

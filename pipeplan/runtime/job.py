@@ -43,4 +43,6 @@ class SessionOptions:
     drops: bool = True
     """Whether a long step that all ranks are to stop in may be dropped, not finished."""
     counts_bytes: bool = False
-    """Whether live bytes are counted."""
+    """Whether live bytes are counted all the time."""
+    samples_bytes: bool = False
+    """Whether those of a step now and then are counted, term by term."""

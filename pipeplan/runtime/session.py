@@ -18,7 +18,6 @@ from typing import Any
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeplan.errors import RankError
-from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.checkpoint.checkpoints import Checkpoints
 from pipeplan.runtime.checkpoint.storage import CheckpointMeta
@@ -27,6 +26,8 @@ from pipeplan.runtime.data.feed import Feed, TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
 from pipeplan.runtime.finite_guard import FiniteGuard, first_of
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.instrument.sampling import sampled
+from pipeplan.runtime.instrument.storage_log import StorageLog
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
@@ -70,7 +71,11 @@ class Session:
         """Optimizer steps done."""
         self.wrong = ""
         """What is not finite, for people, once all ranks know; nothing more is saved then."""
-        self.live = LiveBytes() if options.counts_bytes else None
+        self._log = StorageLog() if options.counts_bytes or options.samples_bytes else None
+        self.live = self._log if options.counts_bytes else None
+        """Counts all bytes of the run."""
+        self.sampled = sampled(self._log, job.plan.semantics, options)
+        """Counts those of a step now and then, term by term."""
         here = (0, 1)
         if isinstance(transport, GlooTransport):
             here = transport.replica, transport.replicas
@@ -110,7 +115,7 @@ class Session:
             RankError: if an action failed.
         """
         self._begun = self.steps
-        with self.live or nullcontext():
+        with self.live or nullcontext(), self.sampled or nullcontext():
             done = self.worker.executor.run(self.steps, steps)
         self.steps += done
         return done
@@ -234,7 +239,7 @@ class Session:
         return BatchFeed(feed, job.split.boundaries[0], size, job.plan.microbatches, self.device)
 
     def _make_worker(self, observer: Observer) -> Worker:
-        job, live, transport = self.job, self.live, self.transport
+        job, live, transport = self.job, self._log, self.transport
         averages, ahead = None, None
         if isinstance(transport, GlooTransport):
             averages = Replicas(transport) if transport.replicas > 1 else None
@@ -255,8 +260,10 @@ class Session:
             shard=self.shard,
             ahead=ahead,
         )
-        if live:
-            live.count(states(worker))
+        if self.live:
+            self.live.count(states(worker))
+        if self.sampled:
+            self.sampled.watch(worker)
         return worker
 
 

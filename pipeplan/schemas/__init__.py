@@ -14,6 +14,8 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.devices import DeviceTable
 from pipeplan.document import Document
+from pipeplan.memory_terms import MemoryReport
+from pipeplan.operator_graph import OperatorGraph
 from pipeplan.plan import Plan
 from pipeplan.stage_profile import StageProfile
 
@@ -23,6 +25,8 @@ FORMATS: dict[str, type[Document]] = {
     "plan": Plan,
     "devices": DeviceTable,
     "stages": StageProfile,
+    "graph": OperatorGraph,
+    "memory": MemoryReport,
 }
 """Each shipped schema's name and the document it describes."""
 

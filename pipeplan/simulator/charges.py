@@ -92,7 +92,7 @@ class Charges:
         self, plan: Plan, producer: int, transfer: int | None, consumer: int
     ) -> None:
         """(M4) and (M5), or (P4); the paper's message buffers are permanent, see `ledger`."""
-        result = _result_bytes(plan, producer)
+        result = result_bytes(plan, producer)
         if transfer is None:
             self.end[producer][DIRECT] += result
             self.start[consumer][DIRECT] -= result
@@ -128,7 +128,7 @@ def tensor_bytes(plan: Plan, producer: int) -> int:
     return plan.chain.input_of(home.first)
 
 
-def _result_bytes(plan: Plan, producer: int) -> int:
+def result_bytes(plan: Plan, producer: int) -> int:
     """What a compute hands over beside what its stage keeps anyway."""
     if plan.memory_model == "paper":
         return tensor_bytes(plan, producer)

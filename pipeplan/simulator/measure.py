@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
@@ -99,20 +99,40 @@ def row(plan: Plan, gpu: int, peaks: Peaks, buffers: int) -> MemoryRow:
     )
 
 
-def buffers_bytes(plan: Plan, times: Times) -> list[int]:
-    """(P5) per GPU: slots that the messages of this run need, in bytes; the paper model only."""
-    total = [0] * len(plan.cluster.gpus)
+@dataclass(frozen=True, slots=True)
+class MessageSlots:
+    """(P5): the slots for the messages of one tensor at one end of a link."""
+
+    gpu: int
+    producer: int
+    consumer: int
+    """Ops."""
+    received: bool
+    size: int
+    """Bytes of each."""
+    count: int
+
+
+def message_slots(plan: Plan, times: Times) -> Iterator[MessageSlots]:
+    """(P5): slots that the messages of this run need; the paper model only."""
     if plan.memory_model != "paper":
-        return total
+        return
     for producer, transfer, consumer in handovers(times.ops):
         place = times.ops.place[transfer] if transfer is not None else 0
         if transfer is None or not isinstance(place, tuple):
             continue
         size = tensor_bytes(plan, producer)
-        sent = _at_once(times.end[producer], times.end[transfer])
-        received = _at_once(times.start[transfer], times.start[consumer])
-        total[place[0]] += size * max(1, sent)
-        total[place[1]] += size * max(1, received)
+        sent = max(1, _at_once(times.end[producer], times.end[transfer]))
+        received = max(1, _at_once(times.start[transfer], times.start[consumer]))
+        yield MessageSlots(place[0], producer, consumer, False, size, sent)
+        yield MessageSlots(place[1], producer, consumer, True, size, received)
+
+
+def buffers_bytes(plan: Plan, times: Times) -> list[int]:
+    """(P5) per GPU: bytes of all slots."""
+    total = [0] * len(plan.cluster.gpus)
+    for slots in message_slots(plan, times):
+        total[slots.gpu] += slots.size * slots.count
     return total
 
 

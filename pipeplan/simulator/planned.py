@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeplan.chain import Chain
 from pipeplan.plan import Op, OpKind, Plan, Runs, Stage
 from pipeplan.simulator import costs
 from pipeplan.simulator.result import Discrepancy
@@ -132,6 +133,9 @@ def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
         where = f"stages[{index}].remat"
         if not (_sound(stage, again) and _sound(stage, away)) or _layers(again) & _layers(away):
             yield Discrepancy("stages", where, f"got runs {again} again, {away} away")
+        elif not _told(plan.chain, stage, _layers(again) | _layers(away)):
+            got = f"got programs {stage.remat.programs}, need options, outside of runs, no I and W"
+            yield Discrepancy("stages", where, got)
         elif away and not costs.offloaded_bytes(plan, index):
             yield Discrepancy("stages", where, f"got runs {away}, which keep nothing to send away")
         if plan.memory_model == "paper":
@@ -158,6 +162,18 @@ def _sound(stage: Stage, runs: Runs) -> bool:
         return False
     passed = [layer for first, last in runs for layer in range(first, last + 1)]
     return passed == sorted(set(passed))
+
+
+def _told(chain: Chain, stage: Stage, inside: set[int]) -> bool:
+    """Whether programs are options of the stage's layers outside of runs, its backwards whole."""
+    pairs = stage.remat.programs if stage.remat else ()
+    layers = [layer for layer, _ in pairs]
+    if layers != sorted(set(layers)) or set(layers) & inside or (layers and stage.split_backward):
+        return False
+    return all(
+        stage.first <= layer <= stage.last and option < len(chain.layers[layer].options)
+        for layer, option in pairs
+    )
 
 
 def _layers(runs: Runs) -> set[int]:

@@ -1,4 +1,4 @@
-"""Runs of layers that a stage computes again, walked through byte by byte.
+"""Runs of layers that a stage computes again, walked through byte by byte; layers under programs.
 
 The replay then charges a run like one layer: what it keeps, and what it needs beside that while
 it goes forward and back ((V1) to (V4) and (S6) of docs/reference/model.md, found without their
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat
@@ -16,17 +17,19 @@ from pipeplan.simulator.costs import forward_ns, input_ns
 
 
 def condensed(plan: Plan) -> Plan:
-    """`plan` with one layer in place of each run; its stages must be sound.
+    """`plan` with one layer in place of each run, and layers as their programs make them.
 
-    Runs that wait in the host's memory have no layer in common with these: they are counted anew.
+    Its stages must be sound. Runs that wait in the host's memory have no layer in common with
+    these: they are counted anew.
     """
-    if not any(stage.remat and stage.remat.recompute for stage in plan.stages):
+    if not plan.recomputes:
         return plan
     layers: list[Layer] = []
     stages = []
     for stage in plan.stages:
         begin, position = len(layers), stage.first
         ends = dict(stage.remat.recompute) if stage.remat else {}
+        programs = dict(stage.remat.programs) if stage.remat else {}
         number: dict[int, int] = {}
         while position <= stage.last:
             if position in ends:
@@ -34,7 +37,9 @@ def condensed(plan: Plan) -> Plan:
                 position = ends[position]
             else:
                 number[position] = len(layers)
-                layers.append(plan.chain.layers[position])
+                layer = plan.chain.layers[position]
+                chosen = programs.get(position)
+                layers.append(layer if chosen is None else layer.under(layer.options[chosen]))
             position += 1
         away = tuple((number[a], number[b]) for a, b in stage.remat.offload) if stage.remat else ()
         remat = Remat(offload=away) if away else None
@@ -60,7 +65,7 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
     outside = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
     second, there = _second_forward(chain, first, last, held)
     most = max(outside, second, _most_back(chain, first, last, there))
-    parts: dict[str, int] = {}
+    parts: dict[str, Any] = {}
     if all(_tells(layer) for layer in layers):
         inputs = max(outside, second, _most_inputs(chain, first, last, there))
         parts = {

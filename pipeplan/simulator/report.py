@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
+from pipeplan.memory_terms import GpuMemory
 from pipeplan.plan import Plan
 from pipeplan.program import Program
 from pipeplan.simulator import measure
@@ -15,6 +16,7 @@ from pipeplan.simulator.ledger import RankLedger
 from pipeplan.simulator.links import PlannedLinks
 from pipeplan.simulator.result import Clock, Discrepancy, Simulation
 from pipeplan.simulator.tape import Does, Ops
+from pipeplan.simulator.terms import TermLedger, Things, gpu_memory, permanent
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
 
@@ -35,6 +37,17 @@ def report(
     rows = tuple(measure.row(plan, g, peaks[g], buffers[g]) for g in ranks)
     always = [row.states_bytes + extra for row, extra in zip(rows, buffers, strict=True)]
     begin, end = _span(engine)
+
+    def terms(gpu: int) -> GpuMemory:
+        tape, things = engine.tapes[gpu], Things.of(plan, times.ops)
+        return gpu_memory(
+            RankLedger(charges, times, gpu, tape, steps).levels(),
+            TermLedger(things, charges, times.ops, tape),
+            permanent(plan, gpu, times),
+            program.ranks[gpu],
+            window.frame,
+        )
+
     flights = {stage: n for ledger in ledgers for stage, n in ledger.in_flight.items()}
     return Simulation(
         clock=clock,
@@ -56,6 +69,7 @@ def report(
             (level.time, always[g] + level.total)
             for level in RankLedger(charges, times, g, engine.tapes[g], steps).levels()
         ),
+        terms=terms,
     )
 
 

@@ -13,6 +13,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
 from pipeplan.plan import MemoryModel, Plan, Remat, Semantics, Stage
 from pipeplan.testing.plans_offload import fit_host, offloading
+from pipeplan.testing.plans_programs import running, with_options
 from pipeplan.testing.plans_times import with_times
 from pipeplan.verifier import Rule, audit, verify
 
@@ -34,8 +35,12 @@ def random_plan(
     memory_model: MemoryModel | None = None,
     duplex: Duplex | None = None,
     offload: bool | None = None,
+    programs: bool = False,
 ) -> Plan:
-    """A valid plan; what is not given is drawn. Offloading needs the exact memory model."""
+    """A valid plan; what is not given is drawn. Offloading needs the exact memory model.
+
+    With `programs` some plans have layers under options; these name no real program.
+    """
     rng = Random(seed)
     chain = random_chain(rng, layers or rng.randint(1, 7))
     shared = rng.choice(_DUPLEXES) if duplex is None else duplex
@@ -44,11 +49,15 @@ def random_plan(
     memory_model = memory_model or rng.choice(["exact", "exact", "exact", "paper"])
     if memory_model == "exact" and rng.random() < 0.4:
         stages = tuple(recomputing(rng, stage) for stage in stages)
+    # Draws of their own: plans without options, or that do not offload, stay what they were.
+    optional = Random(f"{seed} programs")
+    if programs and memory_model == "exact" and optional.random() < 0.3:
+        chain = with_options(optional, chain)
+        stages = tuple(running(optional, chain, stage) for stage in stages)
     plan = scheduled(rng, chain, cluster, stages, k or rng.randint(1, 3))
     semantics = semantics or rng.choice(["2bw", "flush"])
     plan = _with(plan, semantics=semantics, memory_model=memory_model)
     plan = _tie(rng, plan)
-    # Draws of its own: plans that do not offload stay what they were.
     hosts = Random(f"{seed} host")
     drawn = hosts.random() < 0.3
     if memory_model == "exact" and (drawn if offload is None else offload):

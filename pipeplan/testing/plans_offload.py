@@ -65,11 +65,12 @@ def stretched(plan: Plan, factor: int) -> Plan:
 
 
 def _sending(rng: Random, stage: Stage) -> Stage:
-    """The stage with random runs of the layers that it does not compute again."""
-    again = stage.remat.recompute if stage.remat else ()
+    """The stage with random runs of the layers that it keeps."""
+    held = stage.remat
+    apart = [*held.recompute, *((layer, layer) for layer, _ in held.programs)] if held else []
     runs: list[tuple[int, int]] = []
     for layer in range(stage.first, stage.last + 1):
-        if any(first <= layer <= last for first, last in again) or rng.random() < 0.2:
+        if any(first <= layer <= last for first, last in apart) or rng.random() < 0.2:
             continue
         if runs and runs[-1][1] == layer - 1 and rng.random() < 0.7:
             runs[-1] = (runs[-1][0], layer)
@@ -79,8 +80,11 @@ def _sending(rng: Random, stage: Stage) -> Stage:
 
 
 def _with_runs(stage: Stage, runs: Runs) -> Stage:
-    again = stage.remat.recompute if stage.remat else ()
-    remat = Remat(recompute=again, offload=runs) if again or runs else None
+    held = stage.remat
+    again, programs = (held.recompute, held.programs) if held else ((), ())
+    remat = None
+    if again or runs or programs:
+        remat = Remat(recompute=again, offload=runs, programs=programs)
     return stage.model_copy(update={"remat": remat})
 
 

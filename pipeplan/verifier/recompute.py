@@ -1,9 +1,10 @@
-"""A plan that recomputes as one that does not: a run counts as one layer, (V1)-(V4), (S6)."""
+"""A plan that recomputes as one that does not: what runs and programs count as, (V1)-(V5)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat, Stage
@@ -11,15 +12,16 @@ from pipeplan.verifier.split import most_in_inputs, most_in_weights
 
 
 def without_runs(plan: Plan) -> Plan:
-    """`plan` on the chain in which every recomputed run is one layer.
+    """`plan` on the chain in which every run is one layer, and layers with programs as told.
 
     Offloaded runs stay: no layer of theirs is in such a run, so only their numbers change.
 
     Args:
         plan: a plan with sound stages; returned as it is where nothing is recomputed.
     """
-    if not any(stage.remat and stage.remat.recompute for stage in plan.stages):
+    if not plan.recomputes:
         return plan
+    plan = _with_programs(plan)
     layers: list[Layer] = []
     stages: list[Stage] = []
     for stage in plan.stages:
@@ -34,6 +36,16 @@ def without_runs(plan: Plan) -> Plan:
         stages.append(stage.model_copy(update=fields))
     chain = plan.chain.model_copy(update={"layers": tuple(layers)})
     return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})
+
+
+def _with_programs(plan: Plan) -> Plan:
+    """`plan` on the chain whose layers are what their programs make of them, (V5)."""
+    layers = list(plan.chain.layers)
+    for stage in plan.stages:
+        for layer, option in stage.remat.programs if stage.remat else ():
+            layers[layer] = layers[layer].under(layers[layer].options[option])
+    chain = plan.chain.model_copy(update={"layers": tuple(layers)})
+    return plan.model_copy(update={"chain": chain})
 
 
 def _pieces(stage: Stage) -> list[tuple[int, int, bool]]:
@@ -72,7 +84,7 @@ def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer 
     )
 
 
-def _halves(chain: Chain, first: int, last: int, saved_before: int) -> dict[str, int]:
+def _halves(chain: Chain, first: int, last: int, saved_before: int) -> dict[str, Any]:
     """(S6): what the two halves of the run's backward are; nothing where a layer does not tell."""
     layers = chain.layers[first : last + 1]
     times = [layer.backward_weight_ns for layer in layers]

@@ -10,7 +10,7 @@ from pipeplan.verifier.violation import Rule, Violation
 
 
 def runs(plan: Plan, stage: Stage) -> Iterator[Violation]:
-    """Runs lie in their stage, in order, apart; exact model only; offloaded ones keep bytes."""
+    """Runs and programs lie in their stage, in order, apart; exact model only; bytes leave."""
     remat, where = stage.remat, f"stages[{stage.id}].remat"
     if remat is None:
         return
@@ -22,6 +22,7 @@ def runs(plan: Plan, stage: Stage) -> Iterator[Violation]:
         *_in_order(stage, remat.offload, f"{where}.offload"),
     ]
     yield from broken or _apart(remat.recompute, remat.offload, f"{where}.offload")
+    yield from _programs(plan, stage, f"{where}.programs")
     if not broken and remat.offload and not offloaded(plan, stage):
         got = "got runs that keep 0 bytes, need more: (H1), saved_bytes and boundaries inside them"
         yield Violation(Rule.STAGES, f"{where}.offload", got)
@@ -45,6 +46,30 @@ def _apart(recomputed: Runs, sent: Runs, where: str) -> Iterator[Violation]:
             if a <= last and first <= b:
                 need = f"need one apart from [{a}, {b}], which is computed again"
                 yield Violation(Rule.STAGES, where, f"got run [{first}, {last}], {need}")
+
+
+def _programs(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
+    """(V5): options that there are, in order, outside all runs; the backward is whole."""
+    assert stage.remat is not None
+    if stage.remat.programs and stage.split_backward:
+        got = "got programs in a stage whose backward is split, need whole backwards"
+        yield Violation(Rule.STAGES, where, got)
+    runs = (*stage.remat.recompute, *stage.remat.offload)
+    free = stage.first
+    for layer, option in stage.remat.programs:
+        if not free <= layer <= stage.last:
+            need = f"got layer {layer}, need one within [{free}, {stage.last}]"
+            yield Violation(Rule.STAGES, where, need)
+            return
+        free = layer + 1
+        count = len(plan.chain.layers[layer].options)
+        if option >= count:
+            need = f"got option {option} of layer {layer}, need an index below {count}"
+            yield Violation(Rule.STAGES, where, need)
+        for first, last in runs:
+            if first <= layer <= last:
+                need = f"need one outside run [{first}, {last}]"
+                yield Violation(Rule.STAGES, where, f"got layer {layer}, {need}")
 
 
 def host_ops(plan: Plan, present: Collection[tuple[OpKind, int, int]]) -> Iterator[Violation]:

@@ -26,15 +26,20 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pipeplan import Pipeline
-from pipeplan import pipeline as made
 from pipeplan.capture import profile_task
 from pipeplan.errors import InputError
+from pipeplan.pipeline import pipeline as made
 from pipeplan.plan import Plan, Semantics
 from pipeplan.task import Task
+from pipeplan.testing import reference
 from tests import launch_task, pipelines
 
 GPUS, REPLICAS, STEPS = 2, 2, 3
 M = launch_task.MICROBATCHES
+EXPECTED: list[tuple[Callable[[int], Task], Semantics]] = [
+    (launch_task.task, "2bw"), (launch_task.narrow, "2bw"), (launch_task.task, "flush")
+]  # fmt: skip
+"""Trainings that ranks are compared with."""
 
 
 def mesh(rows: list[list[int]], names: tuple[str, ...] = ("dp", "pp")) -> DeviceMesh:
@@ -58,6 +63,12 @@ def plan_of(make: Callable[[int], Task], semantics: Semantics) -> Plan:
     return launch_task.plan_of(chain, GPUS, semantics)
 
 
+@functools.cache
+def expected_of(make: Callable[[int], Task], semantics: Semantics) -> reference.Trained:
+    """What one process makes of the task that averages over as many micro-batches."""
+    return launch_task.trained(semantics, STEPS, replicas=[REPLICAS] * STEPS, make=make)
+
+
 def trained(
     make: Callable[[int], Task], semantics: Semantics, **words: Any
 ) -> tuple[bool, tuple[int, int]]:
@@ -75,7 +86,7 @@ def trained(
         assert pipeline.state_dict()["drawn"] == STEPS * REPLICAS * M
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, ((replica, gpu), losses, state))
-    expected = launch_task.trained(semantics, STEPS, replicas=[REPLICAS] * STEPS, make=make)
+    expected = expected_of(make, semantics)
     first = {key: value for (r, _), _, part in told if r == 0 for key, value in part.items()}
     heard = next(losses for (r, _), losses, _ in told if r == 0 and losses)
     means = [sum(expected.losses[i : i + M]) / M for i in range(0, STEPS * M, M)]
@@ -101,7 +112,7 @@ def goes_on(out: str, **words: Any) -> bool:
         first = pipeline.mesh.get_local_rank("dp") == 0  # each has running statistics of its own
         dist.all_gather_object(told, state if first else {})
     found = {name: value for part in told for name, value in part.items()}
-    expected = launch_task.trained("2bw", STEPS, replicas=[REPLICAS] * STEPS).weights
+    expected = expected_of(make, "2bw").weights
     return all(torch.equal(found[f"model.{name}"], value) for name, value in expected.items())
 
 
@@ -173,6 +184,8 @@ def main() -> None:
     """The store of all, and the ranks."""
     launch_task.plan(GPUS, "2bw")
     plan_of(launch_task.narrow, "2bw")  # measured once: ranks must have one plan
+    for make, semantics in EXPECTED:  # trained once, not by each rank
+        expected_of(make, semantics)
     context = multiprocessing.get_context("fork")
     patience = timedelta(seconds=60)
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=patience, wait_for_workers=False)

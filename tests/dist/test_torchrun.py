@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pipeplan.launch.__main__ import main
+from pipeplan.layer_options import add_options
 from pipeplan.plan import Semantics
-from tests import case_scripts, launch_task
+from tests import case_scripts, launch_task, preloaded
 from tests.launch_task import ROOT
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -34,11 +35,23 @@ def torchrun(ranks: int, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def launched(folder: Path, ranks: int, semantics: Semantics, *words: str) -> subprocess.Popen[str]:
-    """A started launch of the task on `ranks` ranks, two stages each."""
+def forked(ranks: int, *words: str) -> preloaded.Ended:
+    """A torchrun that has ended, of which ranks and agent have been forked."""
+    script = ROOT / "tests" / "forked_torchrun.py"
+    return preloaded.run(script, "--standalone", "--nproc-per-node", str(ranks), *words)
+
+
+def planned(folder: Path, ranks: int, semantics: Semantics) -> str:
+    """The path of a plan for the task on `ranks` ranks, two stages each."""
     plan = folder / f"plan-{semantics}-{ranks}.json"
     plan.write_text(launch_task.plan(ranks, semantics).to_json())
-    return torchrun(ranks, "-m", "pipeplan.launch", "--plan", str(plan), *words)
+    return str(plan)
+
+
+def launched(folder: Path, ranks: int, semantics: Semantics, *words: str) -> subprocess.Popen[str]:
+    """A started launch of the task."""
+    plan = planned(folder, ranks, semantics)
+    return torchrun(ranks, "-m", "pipeplan.launch", "--plan", plan, *words)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -65,17 +78,15 @@ def test_gloo_equals_one_process(ranks: int) -> None:
 def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
     """2bw on two ranks, stopped after 3 of 6 steps, resumed on one: equal to one process."""
     out = tmp_path / "run"
-    words = ("--steps", "3", "--json", "--instrument", "--out", str(out))
-    code, printed, err = finish(launched(tmp_path, 2, "2bw", *words))
+    words = ["--plan", planned(tmp_path, 2, "2bw"), "--steps", "3", "--json", "--instrument"]
+    code, printed, err = forked(2, "-m", "pipeplan.launch", *words, "--out", str(out))
     assert code == 0, err[-3000:]
     assert [json.loads(line)["step"] for line in printed.splitlines()] == [1, 2, 3]
     assert "gradients are one step stale" in err
     assert "AdamW" in err
     run = json.loads((out / "run.json").read_text())
     assert run["measured"]["peak_bytes"] == run["predicted"]["peak_bytes"]
-    plan = tmp_path / "one.json"
-    plan.write_text(launch_task.plan(1, "2bw").to_json())
-    words = ["--plan", str(plan), "--steps", "6", "--resume", str(out)]
+    words = ["--plan", planned(tmp_path, 1, "2bw"), "--steps", "6", "--resume", str(out)]
     assert main(words) == 0
     assert equal(out / "model.pt", launch_task.trained("2bw", 6).weights)
     lines = (out / "metrics.jsonl").read_text().splitlines()
@@ -86,6 +97,21 @@ def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
     ]
     torch.manual_seed(0)
     launch_task.task(0).model.load_state_dict(torch.load(out / "model.pt"))
+
+
+def test_launch_runs_device_programs(tmp_path: Path) -> None:
+    """2bw on two ranks, each with layers that run programs: one process's weights, the bytes."""
+    chain = add_options(launch_task.chain(), launch_task.REFERENCE)
+    plan = launch_task.with_programs(launch_task.plan_of(chain, 2, "2bw"))
+    assert all(any(s.remat for s in plan.hosted(gpu)) for gpu in range(2))
+    file, out = tmp_path / "plan.json", tmp_path / "run"
+    file.write_text(plan.to_json())
+    words = ("--plan", str(file), "--steps", "3", "--instrument", "--out", str(out))
+    code, _, err = finish(torchrun(2, "-m", "pipeplan.launch", *words))
+    assert code == 0, err[-3000:]
+    run = json.loads((out / "run.json").read_text())
+    assert run["measured"]["peak_bytes"] == run["predicted"]["peak_bytes"]
+    assert equal(out / "model.pt", launch_task.trained("2bw", 3).weights)
 
 
 def wait_for_steps(out: Path, steps: int, process: subprocess.Popen[str]) -> None:
@@ -168,9 +194,8 @@ def test_torchrun_restarts_and_resumes(tmp_path: Path) -> None:
 
 def test_refusal_under_torchrun(tmp_path: Path) -> None:
     """A wrong world size: one message, every rank ends with 2, no traceback of ours."""
-    plan = tmp_path / "plan.json"
-    plan.write_text(launch_task.plan(1, "flush").to_json())
-    code, _, err = finish(torchrun(2, "-m", "pipeplan.launch", "--plan", str(plan)))
+    plan = planned(tmp_path, 1, "flush")
+    code, _, err = finish(torchrun(2, "-m", "pipeplan.launch", "--plan", plan))
     assert code != 0
     assert err.count("error: launch: got 2 ranks, need 1") == 1
     assert "exitcode  : 2" in err

@@ -25,7 +25,7 @@ def test_gpu_module_within_a_budget_is_the_plain_module(offload: bool) -> None:
     assert isinstance(task.model, nn.Module)
     plain = task.model.to("cuda")
     pair = tuple(part.to("cuda") for part in task.microbatch(0))
-    options = {"loss": task.loss, "repeats": 2, "offload": offload}
+    options = {"loss": task.loss, "repeats": 2, "offload": offload, "method": "layers"}
     options |= {"host_bandwidth": "20GB/s"} if offload else {}
 
     def trained(module: nn.Module) -> list[Tensor]:

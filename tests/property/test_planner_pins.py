@@ -64,7 +64,7 @@ def held_against(
     return plan
 
 
-@settings(max_examples=120, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 @given(pinned(equal=True))
 def test_equal_gpus(instance: tuple[Chain, Cluster, dict[int, int]]) -> None:
     """On equal GPUs, one of which a pin tells apart, the optimum is found and proven."""
@@ -73,14 +73,14 @@ def test_equal_gpus(instance: tuple[Chain, Cluster, dict[int, int]]) -> None:
         assert plan.solver.status == "optimal"
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 @given(pinned(equal=False))
 def test_unequal_gpus(instance: tuple[Chain, Cluster, dict[int, int]]) -> None:
     """On GPUs of different speed and memory no claim about pinned layers is ever wrong."""
     held_against(*instance)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=CHECKS)
 @given(pinned(equal=True))
 def test_contiguous(instance: tuple[Chain, Cluster, dict[int, int]]) -> None:
     """One stage per GPU under pins: the dynamic program is never wrong either."""

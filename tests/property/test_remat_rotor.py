@@ -11,6 +11,7 @@ from pipeplan.remat.checkpointing.rotor import rotor
 from pipeplan.remat.min_memory import least_memory
 from pipeplan.remat.schedules.costs import Costs
 from pipeplan.remat.schedules.replay import judge
+from tests import grids
 from tests.remat_brute import fastest_persistent, random_costs
 
 
@@ -20,7 +21,7 @@ def _budgets(rng: random.Random, seed: int, whole: bool = False) -> tuple[Costs,
     return costs, least
 
 
-@pytest.mark.parametrize("seed", range(260))
+@grids.first(80, seed=range(260))
 def test_rotor_equals_exhaustive_search(seed: int) -> None:
     """With units of one byte no persistent schedule is faster, also just at the minimum."""
     rng = random.Random(seed)
@@ -33,7 +34,7 @@ def test_rotor_equals_exhaustive_search(seed: int) -> None:
         assert outcome.makespan_ns == fastest_persistent(costs, budget)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@grids.first(60, seed=range(200))
 def test_rotor_is_optimal_among_all_persistent_orders(seed: int) -> None:
     """Where no tape is smaller than its input, running a layer again early gains nothing."""
     rng = random.Random(500 + seed)
@@ -44,7 +45,7 @@ def test_rotor_is_optimal_among_all_persistent_orders(seed: int) -> None:
     assert judge(costs, schedule, budget).makespan_ns == fastest_persistent(costs, budget, False)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@grids.first(60, seed=range(200))
 def test_one_byte_less_than_the_least_memory_is_infeasible(seed: int) -> None:
     """Exhaustive search and Rotor agree that nothing fits below the minimum."""
     costs, least = _budgets(random.Random(1000 + seed), seed)

@@ -47,6 +47,8 @@ YOUNGER: dict[str, Any] = {
     "most_microbatches": None,
     "pins": [],
     "history": [],
+    "options": [],
+    "programs": [],
 }
 """Fields that are left out where they are the default, and the default."""
 VALIDATORS = {

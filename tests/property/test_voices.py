@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 
 import pytest
@@ -10,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan import lowering, simulator
-from pipeplan.testing.plans import random_plan
+from pipeplan.testing import plans
 from pipeplan.verifier import audit, verify
 from tests import mutations_split
 from tests.mutations import MUTATIONS, mutate
 from tests.voices import counted_slots, never_later_never_higher, replay_accepts
 
+random_plan = partial(plans.random_plan, programs=True)
 SEEDS = st.integers(0, 2**32)
-FEW = settings(max_examples=120, derandomize=True, deadline=None)
-MANY = settings(max_examples=250, derandomize=True, deadline=None)
+FEW = settings(max_examples=60, derandomize=True, deadline=None)
+MANY = settings(max_examples=120, derandomize=True, deadline=None)
 
 
 @MANY
@@ -74,7 +76,7 @@ def test_slots_hold_every_message(seed: int) -> None:
     assert counted_slots(pattern) == slots
 
 
-@settings(max_examples=500, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(SEEDS)
 def test_mutants_are_judged_alike(seed: int) -> None:
     """A changed plan is rejected by both voices or accepted by both."""

@@ -186,8 +186,9 @@ def test_inductor_on_one_rank_and_on_two(caplog: pytest.LogCaptureFixture) -> No
     for ranks, semantics in itertools.product((1, 2), MODES):
         plain = replace(tiny(), compile=False)
         model = split(plain)
-        expected = reference.train(semantics, model, plain, 3, M, 3, evaluate=2)
-        rows = [sum(expected.losses[i : i + M]) / M for i in range(0, 3 * M, M)]
+        many = launch_task.MICROBATCHES
+        expected = reference.train(semantics, model, plain, 3, many, 3, evaluate=2)
+        rows = [sum(expected.losses[i : i + many]) / many for i in range(0, 3 * many, many)]
         rows.append(sum(expected.evaluated) / 2)
         assert trained(tiny(), chain, ranks, semantics) == pytest.approx(rows, rel=CLOSE)
     found_peak, most = peak(chain, tiny(), "flush")

@@ -64,7 +64,7 @@ def export_graph(
     _check_devices(model, inputs)
     calls = calls or EagerCalls({})
     try:
-        with quiet(), calls.exported():
+        with quiet(), calls.exported(), _no_stacks():
             program = _program(model, inputs)
     except UnfitError:
         raise
@@ -108,6 +108,21 @@ def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.Expor
         if not asked:
             raise
     return torch.export.export(model, inputs, options, strict=False)
+
+
+@contextmanager
+def _no_stacks() -> Iterator[None]:
+    """Nodes keep no stack of what made them: nobody reads it, and it takes much time."""
+    config = getattr(fx, "config", None)  # torch's own, which not every version has
+    before = getattr(config, "do_not_emit_stack_traces", None)
+    if before is None:
+        yield
+        return
+    _set(config, {"do_not_emit_stack_traces": True})
+    try:
+        yield
+    finally:
+        _set(config, {"do_not_emit_stack_traces": before})
 
 
 @contextmanager

@@ -93,10 +93,10 @@ def measure_bytes(run: LayerRun) -> LayerBytes:
 
 def _both(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
     """With the bytes of a backward in two halves."""
+    if not run.splits:
+        return _run(run, live)
     with accumulations(run.layer) as once:
         size = _run(run, live)
-    if not run.splits:
-        return size
     if not run.trains:
         return replace(size, split=SplitBytes(input_workspace=size.backward_workspace))
     try:

@@ -64,10 +64,18 @@ def told(names: Sequence[str], reasons: Sequence[str | None]) -> list[str]:
         names: of all layers.
         reasons: why a layer's backward stays whole; None where it may be split, or never is.
     """
-    lines = []
+    return [
+        f"{'1 backward' if count == 1 else f'{count} backwards'} will not be split, as {reason}:"
+        f" {layers}"
+        for reason, count, layers in by_reason(names, reasons)
+    ]
+
+
+def by_reason(
+    names: Sequence[str], reasons: Sequence[str | None]
+) -> Iterator[tuple[str, int, str]]:
+    """Each reason once, with how many of `names` have it, and the first of them for people."""
     for reason in dict.fromkeys(filter(None, reasons)):
         found = [name for name, why in zip(names, reasons, strict=True) if why == reason]
         more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
-        count = "1 backward" if len(found) == 1 else f"{len(found)} backwards"
-        lines.append(f"{count} will not be split, as {reason}: {', '.join(found[:_MOST])}{more}")
-    return lines
+        yield reason, len(found), f"{', '.join(found[:_MOST])}{more}"

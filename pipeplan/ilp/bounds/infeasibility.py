@@ -8,7 +8,8 @@ counts only where nothing is recomputed or offloaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from pipeplan.errors import InputError
@@ -42,9 +43,23 @@ def check_sums(costs: CostModel) -> None:
 
 
 def layer_need(costs: CostModel, layer: int) -> int:
-    """Bytes without which no GPU can run the layer: its states and one micro-batch's peak."""
-    size = costs.segment(layer, layer, True)
-    return size.states + max(size.forward, size.saved + size.backward, size.update)
+    """Bytes without which no GPU can run the layer: its states and one micro-batch's peak.
+
+    The least of what it needs as it is and under each of its options.
+    """
+    sizes = [each.segment(layer, layer, True) for each in _ways(costs, layer)]
+    return min(
+        size.states + max(size.forward, size.saved + size.backward, size.update) for size in sizes
+    )
+
+
+def _ways(costs: CostModel, layer: int) -> Iterator[CostModel]:
+    """The chain as it is, and with the layer under each of its options."""
+    yield costs
+    layers = costs.chain.layers
+    for option in layers[layer].options:
+        changed = (*layers[:layer], layers[layer].under(option), *layers[layer + 1 :])
+        yield replace(costs, chain=costs.chain.model_copy(update={"layers": changed}))
 
 
 def infeasibility_reason(costs: CostModel) -> str | None:
@@ -113,9 +128,10 @@ def _pinned_reason(costs: CostModel) -> str | None:
         pinned = [layer for layer, home in enumerate(costs.pinned_gpus) if home == gpu]
         if not pinned:
             continue
-        sizes = [costs.segment(layer, layer, True) for layer in pinned]
-        states = sum(size.states for size in sizes)
-        own = max(max(x.forward, x.saved + x.backward, x.update) for x in sizes)
+        states = sum(costs.segment(layer, layer, True).states for layer in pinned)
+        own = max(
+            layer_need(costs, layer) - costs.segment(layer, layer, True).states for layer in pinned
+        )
         if states + own > budget:
             return (
                 f"chain {costs.chain.name!r}: no plan exists: what is pinned to GPU {gpu}"

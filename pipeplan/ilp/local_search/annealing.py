@@ -23,6 +23,7 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.runs import Runs
 from pipeplan.ilp.schedule import Schedule
 
 ROUND: Final = 1500
@@ -52,7 +53,7 @@ class Allocation:
     homes: tuple[int, ...]
     splits: frozenset[int]
     turns: tuple[float, ...] = (0.0,)
-    recompute: tuple[tuple[int, int], ...] = ()
+    recompute: Runs = ()
 
     @classmethod
     def of(cls, schedule: Schedule, k: int) -> Allocation:

@@ -23,11 +23,12 @@ from pipeplan.ilp.local_search.annealing import (
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.offload.relief_estimate import estimate_relief
-from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.moves import Runs, mutate
+from pipeplan.ilp.recompute.moves import mutate, options_of
 from pipeplan.ilp.recompute.options import NONE, StageOptions
+from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 
 RECOMPUTE_SHARE: Final = 0.5
@@ -80,7 +81,8 @@ class RecomputeAnnealing(SimulatedAnnealing):
         stages = layout.segments()
         stage = self.random.choice(stages)
         runs = clip_to_stages(layout.recompute, stages)
-        return replace(layout, recompute=mutate(self.random, runs, stage, self._offered(stage)))
+        offered, options = self._offered(stage), options_of(self.state.costs.chain, stage)
+        return replace(layout, recompute=mutate(self.random, runs, stage, offered, options))
 
     def _offered(self, stage: Segment) -> Sequence[Runs]:
         """The sets of runs that the options of a segment stand for."""

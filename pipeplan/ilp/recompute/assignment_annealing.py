@@ -1,7 +1,8 @@
 """Assignment annealing (`local_search.assignment_annealing`) that also decides on recomputation.
 
-A step may also decide that a unit's layers are recomputed, each as a segment of its own: the
-unit's load grows by its forward, and the unit keeps only its inputs.
+A step may also decide anew how a unit runs: its layers keep all, are recomputed, each as a segment
+of its own, or run under one of their options: the unit's load grows by what runs again, and the
+unit keeps less.
 """
 
 from __future__ import annotations
@@ -20,91 +21,106 @@ RECOMPUTE_PRICE: Final = 0.02
 """Price of a period of forwards that are recomputed, in periods of load beyond the period."""
 
 
+KEPT, RECOMPUTED, OPTIONS = 0, 1, 2
+"""How a layer runs; from `OPTIONS` on under an option."""
+
+
 class RecomputeAssignmentAnnealing(AssignmentAnnealing):
-    """An allocation and which units are recomputed, under improvement."""
+    """An allocation and how units run, under improvement."""
 
     def __init__(
         self,
         costs: CostModel,
-        single: CostModel,
+        variants: Sequence[CostModel],
         period: int,
         guess: Estimate,
-        recomputed: Sequence[bool],
+        chosen: Sequence[int],
         price: float,
     ) -> None:
         """Add up an allocation.
 
         Args:
             costs: of the chain as it is.
-            single: of the chain each of whose layers is a run.
+            variants: of the chain each of whose layers is a run; of those in which layers run
+                under their first option, their second, ..
             period: Nanoseconds per micro-batch.
             guess: where layers sit, what they keep, what else GPUs hold.
-            recomputed: whether each layer is recomputed; units go by their first layer.
+            chosen: how each layer runs; units go by their first layer.
             price: of a cut, in periods of load beyond the period.
         """
         super().__init__(costs, period, guess.layout.homes, guess.counts, guess.beside, price)
-        self._single = single
-        # What each unit would add if it were decided the other way: swapped with what it adds.
+        self._variants = variants
         gpus = range(costs.gpus)
-        self._longer = [[self._forward_of(unit, gpu) for gpu in gpus] for unit in self.units]
-        self._other_work = [
-            [one + other for one, other in zip(row, more, strict=True)]
-            for row, more in zip(self._work, self._longer, strict=True)
-        ]
-        self._other_size = [
-            [row[gpu] - self._freed(unit, gpu) for gpu in gpus]
-            for unit, row in zip(self.units, self._size, strict=True)
-        ]
-        self._recomputed = [False] * len(self.units)
+        # By unit, way to run and GPU: shares of a period, shares of a GPU's memory.
+        self._work_by, self._size_by = (
+            [[row] for row in rows] for rows in (self._work, self._size)
+        )
         for number, unit in enumerate(self.units):
-            if recomputed[unit[0]]:
-                self._flip(number)
+            work, size = self._work[number], self._size[number]
+            for way in self._ways(unit):
+                self._work_by[number].append([work[g] + self._longer(unit, way, g) for g in gpus])
+                self._size_by[number].append([size[g] - self._freed(unit, way, g) for g in gpus])
+        self._chosen = [KEPT] * len(self.units)
+        for number, unit in enumerate(self.units):
+            if way := min(chosen[unit[0]], len(self._work_by[number]) - 1):
+                self._set(number, way)
+
+    def _ways(self, unit: tuple[int, ...]) -> range:
+        """How a unit may run but keep all; several layers have no options in common."""
+        options = len(self._costs.chain.layers[unit[0]].options) if len(unit) == 1 else 0
+        return range(RECOMPUTED, OPTIONS + options)
 
     @property
-    def recomputed(self) -> list[bool]:
-        """Whether each layer is recomputed."""
-        found = [False] * self._costs.layers
-        for unit, flag in zip(self.units, self._recomputed, strict=True):
+    def chosen(self) -> list[int]:
+        """How each layer runs."""
+        found = [KEPT] * self._costs.layers
+        for unit, way in zip(self.units, self._chosen, strict=True):
             for layer in unit:
-                found[layer] = flag
+                found[layer] = way
         return found
 
     def _change(self, random: Random) -> Callable[[], None] | None:
         if random.random() >= FLIPS:
             return super()._change(random)
         unit = int(random.random() * len(self.units))
-        self._flip(unit)
-        return lambda: self._flip(unit)
+        before, ways = self._chosen[unit], len(self._work_by[unit])
+        further = 1 if ways == OPTIONS else 1 + int(random.random() * (ways - 1))
+        self._set(unit, (before + further) % ways)
+        return lambda: self._set(unit, before)
 
-    def _flip(self, unit: int) -> None:
-        """Recompute a unit, or no longer."""
-        gpu = self._homes[unit]
-        self._recomputed[unit] = not self._recomputed[unit]
-        for table, mine, other in (
-            (self._loads, self._work, self._other_work),
-            (self._bytes, self._size, self._other_size),
+    def _set(self, unit: int, way: int) -> None:
+        """Run a unit in another way."""
+        gpu, longer = self._homes[unit], self._work_by[unit][way][0] - self._work[unit][0]
+        self._chosen[unit] = way
+        for table, mine, ways in (
+            (self._loads, self._work, self._work_by[unit]),
+            (self._bytes, self._size, self._size_by[unit]),
         ):
             old = table[gpu]
-            table[gpu] = new = old + other[unit][gpu] - mine[unit][gpu]
-            mine[unit], other[unit] = other[unit], mine[unit]
+            table[gpu] = new = old + ways[way][gpu] - mine[unit][gpu]
+            mine[unit] = ways[way]
             self.total += over(new) - over(old)
-        self.total += (
-            RECOMPUTE_PRICE * self._longer[unit][0] * (1 if self._recomputed[unit] else -1)
-        )
+        self.total += RECOMPUTE_PRICE * longer
 
-    def _forward_of(self, unit: tuple[int, ...], gpu: int) -> float:
-        """Share of a period that the unit's forwards need on a GPU."""
-        overhead = self._costs.cluster.action_overhead_ns
-        work = sum(self._costs.forward_ns(layer, layer, gpu) - overhead for layer in unit)
+    def _longer(self, unit: tuple[int, ...], way: int, gpu: int) -> float:
+        """Share of a period that the unit needs more on a GPU."""
+        own, other = self._costs, self._variants[way - 1]
+        if way == RECOMPUTED:
+            overhead = own.cluster.action_overhead_ns
+            work = sum(own.forward_ns(layer, layer, gpu) - overhead for layer in unit)
+        else:
+            work = sum(
+                other.load_ns(layer, layer, gpu) - own.load_ns(layer, layer, gpu) for layer in unit
+            )
         return work / self._period
 
-    def _freed(self, unit: tuple[int, ...], gpu: int) -> float:
-        """Share of a GPU's memory that is free when the unit keeps its layers' inputs alone."""
+    def _freed(self, unit: tuple[int, ...], way: int, gpu: int) -> float:
+        """Share of a GPU's memory that is free when the unit runs so."""
         total = 0.0
         for layer in unit:
             kept, light = (
                 costs.segment(layer, layer, layer > 0).saved
-                for costs in (self._costs, self._single)
+                for costs in (self._costs, self._variants[way - 1])
             )
             total += self._counts[layer] * (kept - light)
         return total / max(1, self._costs.budgets[gpu])

@@ -25,11 +25,17 @@ from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.offload.relief_estimate import estimate_relief
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing, allocation_of
-from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
-from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment
+from pipeplan.ilp.recompute.assignment_annealing import (
+    KEPT,
+    OPTIONS,
+    RECOMPUTED,
+    RecomputeAssignmentAnnealing,
+)
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.moves import Runs
+from pipeplan.ilp.recompute.moves import ways
+from pipeplan.ilp.runs import Run, Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import MemoryRow
 
@@ -48,8 +54,7 @@ class RecomputeBalancing(BalanceAndSchedule):
         """Repeatable for a seed."""
         super().__init__(joint.state, annealing)
         self.joint, self._pieces, self._steps = joint, annealing.pieces, STEPS
-        every = tuple((layer, layer) for layer in range(joint.state.costs.layers))
-        self._single = self._pieces.of(every)[1]
+        self._variants = [self._pieces.of(runs)[1] for runs in ways(joint.state.costs.chain)]
 
     def _best(self) -> Schedule | None:
         return self.joint.best.state.best
@@ -65,17 +70,22 @@ class RecomputeBalancing(BalanceAndSchedule):
         return Estimate(layout, spread(contracted, counts), beside)
 
     def _balance(self, period: int, guess: Estimate, price: float) -> AssignmentAnnealing:
-        recomputed = [False] * self.state.costs.layers
-        for first, last in guess.layout.recompute:
-            recomputed[first : last + 1] = [True] * (last + 1 - first)
+        chosen = [KEPT] * self.state.costs.layers
+        for first, last, option in guess.layout.recompute:
+            way = RECOMPUTED if option is None else OPTIONS + option
+            chosen[first : last + 1] = [way] * (last + 1 - first)
         return RecomputeAssignmentAnnealing(
-            self.state.costs, self._single, period, guess, recomputed, price
+            self.state.costs, self._variants, period, guess, chosen, price
         )
 
     def _layout(self, balance: AssignmentAnnealing) -> Allocation:
         assert isinstance(balance, RecomputeAssignmentAnnealing)
-        recomputed = tuple((layer, layer) for layer, flag in enumerate(balance.recomputed) if flag)
-        return Allocation(balance.homes, frozenset(), recompute=recomputed)
+        runs = tuple(
+            Run(layer, layer, None if way == RECOMPUTED else way - OPTIONS)
+            for layer, way in enumerate(balance.chosen)
+            if way != KEPT
+        )
+        return Allocation(balance.homes, frozenset(), recompute=runs)
 
     def _scheduled(self, layout: Allocation, period: int) -> ScheduledAllocation | None:
         best, found = self._best(), list[ScheduledAllocation]()
@@ -129,17 +139,25 @@ def spread(contracted: ContractedChain, counts: Sequence[float]) -> list[float]:
     return [count for (first, last), count in pieces for _ in range(first, last + 1)]
 
 
-def joined(single: Sequence[Segment], stages: Sequence[Segment]) -> Iterator[Runs]:
-    """Runs of the same layers, of at most so many layers each, within stages; each set once."""
+def joined(single: Runs, stages: Sequence[Segment]) -> Iterator[Runs]:
+    """Runs of the same layers, of at most so many layers each, within stages; each set once.
+
+    Layers under an option stay alone.
+    """
     seen: set[Runs] = set()
     for most in LENGTHS:
-        runs: list[Segment] = []
-        for layer, _ in single:
-            if runs and runs[-1][1] == layer - 1 and layer - runs[-1][0] < most:
-                runs[-1] = (runs[-1][0], layer)
+        runs: list[Run] = []
+        for one in single:
+            if runs and one.option is None and _follows(runs[-1], one.first, most):
+                runs[-1] = Run(runs[-1].first, one.first)
             else:
-                runs.append((layer, layer))
+                runs.append(one)
         found = clip_to_stages(runs, stages)
         if found not in seen:
             seen.add(found)
             yield found
+
+
+def _follows(run: Run, layer: int, most: int) -> bool:
+    """Whether a run that is recomputed may take `layer`, too."""
+    return run.option is None and run.last == layer - 1 and layer - run.first < most

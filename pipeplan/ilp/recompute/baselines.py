@@ -17,10 +17,11 @@ from pipeplan.ilp import search
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Frontier, PeriodQuery, State
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.recompute.search_result import SearchResult
+from pipeplan.ilp.runs import Run, Segment
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
@@ -47,7 +48,9 @@ class FixedStagesDP(ContiguousDP):
 
 def full_recompute(state: Incumbent, stages: Sequence[Stage]) -> SearchResult | None:
     """These stages, each of them one run; None if that does not fit."""
-    return _planned(state, [stage.layers for stage in stages], [stage.layers for stage in stages])
+    return _planned(
+        state, [Run(*stage.layers) for stage in stages], [stage.layers for stage in stages]
+    )
 
 
 def two_phase(state: Incumbent) -> SearchResult | None:
@@ -70,7 +73,7 @@ def two_phase(state: Incumbent) -> SearchResult | None:
 
 
 def _planned(
-    state: Incumbent, runs: Sequence[Segment], stages: Sequence[Segment]
+    state: Incumbent, runs: Sequence[Run], stages: Sequence[Segment]
 ) -> SearchResult | None:
     """The shortest 1F1B plan of given stages and runs that fits."""
     chain = contract(state.costs.chain, runs)

@@ -1,4 +1,4 @@
-"""A chain whose recomputed segments are contracted to single layers: (V1) to (V4)."""
+"""A chain whose recomputed segments are contracted to single layers: (V1) to (V5), (S6)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.segment_peaks import peaks_from
+from pipeplan.ilp.runs import Run, Segment
+from pipeplan.ilp.segment_bytes import exact_segment
 from pipeplan.plan import Plan, Remat, Stage
 
-Segment = tuple[int, int]
-"""First and last layer, 0-based, inclusive."""
-LayerOf = Callable[[Segment, int], Layer]
+LayerOf = Callable[[Run, int], Layer]
 """A run as one layer, given what the layer before saves of its input."""
 
 
@@ -33,12 +34,13 @@ class ContractedChain:
     source: Chain
     chain: Chain
     pieces: tuple[Segment, ...]
-    runs: frozenset[Segment]
+    runs: frozenset[Run]
 
     @property
     def recomputed(self) -> frozenset[int]:
         """The contracted layers that stand for runs."""
-        return frozenset(n for n, piece in enumerate(self.pieces) if piece in self.runs)
+        spans = {run.segment for run in self.runs}
+        return frozenset(n for n, piece in enumerate(self.pieces) if piece in spans)
 
     def renumbered(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Stages (first, last, GPU) of the original chain in contracted layers, runs whole."""
@@ -57,13 +59,20 @@ class ContractedChain:
             away: runs of contracted layers whose inside resides on the host.
         """
         held = self.pieces[stage.first : stage.last + 1]
-        runs = tuple(piece for piece in held if piece in self.runs)
+        inside = range(held[0][0], held[-1][1] + 1)
+        here = sorted(run for run in self.runs if run.first in inside)
+        runs = tuple(run.segment for run in here if run.option is None)
+        programs = tuple((run.first, run.option) for run in here if run.option is not None)
         gone = tuple((self.pieces[first][0], self.pieces[last][1]) for first, last in away)
+        remat = None
+        if runs or gone or programs:
+            remat = Remat(recompute=runs, offload=gone, programs=programs)
         return Stage(
             id=stage.id,
-            layers=(held[0][0], held[-1][1]),
+            layers=(inside[0], inside[-1]),
             gpu=stage.gpu,
-            remat=Remat(recompute=runs, offload=gone) if runs or gone else None,
+            remat=remat,
+            split_backward=stage.split_backward,
         )
 
 
@@ -72,7 +81,10 @@ def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
 
     What it sends to the host it still does, in runs of contracted layers.
     """
-    runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
+    given = [stage.remat for stage in plan.stages if stage.remat]
+    runs = [Run(*run) for each in given for run in each.recompute]
+    runs += [Run(layer, layer, option) for each in given for layer, option in each.programs]
+    runs.sort()
     result = contract(plan.chain, runs)
     first = {piece[0]: number for number, piece in enumerate(result.pieces)}
     last = {piece[1]: number for number, piece in enumerate(result.pieces)}
@@ -96,7 +108,7 @@ def _renumbered(remat: Remat | None, first: dict[int, int], last: dict[int, int]
 
 
 def contract(
-    chain: Chain, runs: Sequence[Segment], layer_of: LayerOf | None = None
+    chain: Chain, runs: Sequence[Run], layer_of: LayerOf | None = None
 ) -> ContractedChain:
     """`chain` with `runs`, which are disjoint and in order, as single layers.
 
@@ -109,22 +121,24 @@ def contract(
     pieces: list[Segment] = []
     for run in runs:
         begin = pieces[-1][1] + 1 if pieces else 0
-        pieces += [(layer, layer) for layer in range(begin, run[0])]
-        pieces.append(run)
+        pieces += [(layer, layer) for layer in range(begin, run.first)]
+        pieces.append(run.segment)
     begin = pieces[-1][1] + 1 if pieces else 0
     pieces += [(layer, layer) for layer in range(begin, len(chain.layers))]
-    chosen = frozenset(runs)
+    chosen = {run.segment: run for run in runs}
     layers: list[Layer] = []
     for piece in pieces:
         held = layers[-1].saved_output_bytes if layers else 0
-        layers.append(made(piece, held) if piece in chosen else chain.layers[piece[0]])
+        layers.append(made(chosen[piece], held) if piece in chosen else chain.layers[piece[0]])
     update = {"layers": tuple(layers)}
-    return ContractedChain(chain, chain.model_copy(update=update), tuple(pieces), chosen)
+    return ContractedChain(chain, chain.model_copy(update=update), tuple(pieces), frozenset(runs))
 
 
-def as_layer(chain: Chain, run: Segment, held: int) -> Layer:
+def as_layer(chain: Chain, run: Run, held: int) -> Layer:
     """The run as one layer; `held` is what the layer before saves of the run's input."""
-    first, last = run
+    first, last, option = run
+    if option is not None:
+        return chain.layers[first].under(chain.layers[first].options[option])
     layers = chain.layers[first : last + 1]
     forward = sum(layer.forward_ns for layer in layers)
     source, output = chain.input_of(first), layers[-1].output_bytes
@@ -146,4 +160,33 @@ def as_layer(chain: Chain, run: Segment, held: int) -> Layer:
         backward_workspace_bytes=max(0, recomputing - ends),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
+        **_halves(chain, run, held, ends),
     )
+
+
+def _halves(chain: Chain, run: Run, held: int, ends: int) -> dict[str, Any]:
+    """(S6): a backward in two ops; nothing where a layer does not tell what they take."""
+    first, last, _ = run
+    layers = chain.layers[first : last + 1]
+    if not all(layer.tells_split for layer in layers):
+        return {}
+    entry = layers[0].model_copy(
+        update={"saved_input_bytes": max(layers[0].saved_input_bytes, held)}
+    )
+    changed = (*chain.layers[:first], entry, *chain.layers[first + 1 :])
+    size = exact_segment(
+        chain.model_copy(update={"layers": changed}), "flush", first, last, covered=False
+    )
+    copied = sum(layer.buffer_bytes for layer in layers)
+    second = layers[-1].gradient_of_output_bytes + size.forward + copied
+    for_weights = sum(layer.saved_for_weight_bytes or 0 for layer in layers)
+    return {
+        "backward_weight_ns": sum(layer.backward_weight_ns or 0 for layer in layers),
+        "backward_input_ns": sum(layer.split_forward_ns + layer.input_ns for layer in layers),
+        "saved_for_weight_bytes": for_weights,
+        "saved_input_for_weight_bytes": layers[0].saved_input_for_weight_bytes,
+        "input_backward_workspace_bytes": max(
+            0, second - ends, size.saved + size.input_backward - ends
+        ),
+        "weight_backward_workspace_bytes": size.weight + size.weight_backward - for_weights,
+    }

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache, partial
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment, as_layer, contract
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, as_layer, contract
+from pipeplan.ilp.runs import Run, Segment
 
 LATEST = 256
 """Contracted chains that are remembered, with all that was counted of their segments."""
@@ -22,19 +23,20 @@ class ContractionCache:
         self.of = lru_cache(maxsize=LATEST)(self._of)
         """The contracted chain of disjoint runs in order, and the same machines with it."""
 
-    def _of(self, runs: tuple[Segment, ...]) -> tuple[ContractedChain, CostModel]:
+    def _of(self, runs: tuple[Run, ...]) -> tuple[ContractedChain, CostModel]:
         chain = contract(self._costs.chain, runs, self._layer)
         return chain, chain.of(self._costs)
 
 
-def clip_to_stages(runs: Sequence[Segment], stages: Iterable[Segment]) -> tuple[Segment, ...]:
+def clip_to_stages(runs: Sequence[Run], stages: Iterable[Segment]) -> tuple[Run, ...]:
     """The parts of `runs` that lie in one stage each; both are in order, stages without gaps."""
-    found: list[Segment] = []
+    found: list[Run] = []
     at = 0
     for first, last in stages:
-        while at < len(runs) and runs[at][0] <= last:
-            found.append((max(first, runs[at][0]), min(last, runs[at][1])))
-            if runs[at][1] > last:
+        while at < len(runs) and runs[at].first <= last:
+            run = runs[at]
+            found.append(Run(max(first, run.first), min(last, run.last), run.option))
+            if run.last > last:
                 break
             at += 1
     return tuple(found)

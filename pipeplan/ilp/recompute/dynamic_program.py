@@ -23,8 +23,8 @@ from pipeplan.ilp.contiguous.dynamic_program import (
     extend_span,
 )
 from pipeplan.ilp.offload.min_span import INFINITE, OffloadBytes, StageTiming, min_span
-from pipeplan.ilp.recompute.contracted_chain import Segment
 from pipeplan.ilp.recompute.options import NONE, StageOptions
+from pipeplan.ilp.runs import Run
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
@@ -117,9 +117,9 @@ class RecomputeDP(ContiguousDP):
         others = np.minimum(copies - 1, room // np.maximum(saved, 1) + 1)
         return np.where(good & (others * saved <= room), spans, INFINITE)
 
-    def runs(self, partition: ContiguousPartition) -> tuple[Segment, ...]:
+    def runs(self, partition: ContiguousPartition) -> tuple[Run, ...]:
         """The runs of all stages of a partition that `solve` found."""
-        found: list[Segment] = []
+        found: list[Run] = []
         asked = PeriodQuery(partition.period, just_below=False)
         kinds = {gpu: kind for kind, gpus in enumerate(self.classes) for gpu in gpus}
         start = 0

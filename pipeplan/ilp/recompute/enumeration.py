@@ -8,7 +8,7 @@ nodes have a lower bound above the best period known and are never solved. Sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Final
 
@@ -18,7 +18,8 @@ from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, allocations, nodes
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
-from pipeplan.ilp.recompute.contracted_chain import ContractedChain, Segment, contract
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
+from pipeplan.ilp.runs import Run, Runs
 from pipeplan.ilp.schedule import Schedule
 
 MOST: Final = 80_000
@@ -27,21 +28,36 @@ MOST: Final = 80_000
 Found = tuple[Incumbent, ContractedChain]
 
 
-def recompute_sets(layers: int) -> Iterator[tuple[Segment, ...]]:
-    """Every set of disjoint runs of that many layers, each in order; that of none first."""
-    yield from _behind(0, layers)
+def recompute_sets(options: Sequence[int]) -> Iterator[Runs]:
+    """Every set of disjoint runs, each in order; that of none first.
+
+    Args:
+        options: how many each layer has.
+    """
+    yield from _behind(0, options)
 
 
-def _behind(first: int, end: int) -> Iterator[tuple[Segment, ...]]:
-    """Every set of runs of layers first..end - 1."""
-    if first == end:
+def _behind(first: int, options: Sequence[int]) -> Iterator[Runs]:
+    """Every set of runs of the layers from `first` on."""
+    if first == len(options):
         yield ()
         return
-    for rest in _behind(first + 1, end):
+    for rest in _behind(first + 1, options):
         yield rest
-    for last in range(first, end):
-        for rest in _behind(last + 1, end):
-            yield ((first, last), *rest)
+    for last in range(first, len(options)):
+        for rest in _behind(last + 1, options):
+            yield (Run(first, last), *rest)
+    for number in range(options[first]):
+        for rest in _behind(first + 1, options):
+            yield (Run(first, first, number), *rest)
+
+
+def count_sets(options: Sequence[int]) -> int:
+    """How many sets `recompute_sets` has."""
+    behind = [1]
+    for count in reversed(options):
+        behind.insert(0, (1 + count) * behind[0] + sum(behind))
+    return behind[0]
 
 
 def decide(
@@ -95,7 +111,10 @@ def _listed(
     """
     chains: list[Found] = []
     asked: list[Node] = []
-    for runs in recompute_sets(state.costs.layers):
+    options = [len(layer.options) for layer in state.costs.chain.layers]
+    if count_sets(options) > MOST:
+        return None
+    for runs in recompute_sets(options):
         if state.elapsed >= end:
             return None
         chain = contract(state.costs.chain, runs)

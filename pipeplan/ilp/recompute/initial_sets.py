@@ -15,16 +15,12 @@ from typing import Final
 from pipeplan.ilp import portfolio
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import (
-    ContractedChain,
-    Segment,
-    contract,
-    contracted_plan,
-)
+from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract, contracted_plan
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.offload_program import shortest_with_offload
 from pipeplan.ilp.recompute.options import StageOptions, list_options
+from pipeplan.ilp.runs import Run
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Plan
 
@@ -56,7 +52,7 @@ class InitialSets:
         self.joint = joint
         self.offered: StageOptions | None = None
         self.bound_s = 0.0
-        self._seen: set[frozenset[Segment]] = {frozenset()}
+        self._seen: set[frozenset[Run]] = {frozenset()}
 
     def of(self, start: Plan) -> Iterator[InitialSet]:
         """The contracted chain of a valid plan with that plan, if it recomputes anything."""
@@ -91,7 +87,7 @@ class InitialSets:
                 return
             yield from self._once(runs)
 
-    def _once(self, runs: tuple[Segment, ...], *, required: bool = False) -> Iterator[InitialSet]:
+    def _once(self, runs: tuple[Run, ...], *, required: bool = False) -> Iterator[InitialSet]:
         """The chain of these runs unless it was seen."""
         if frozenset(runs) not in self._seen:
             self._seen.add(frozenset(runs))
@@ -122,9 +118,7 @@ def _lowest(state: Incumbent) -> int:
     return max(1, int(state.bounds["any"]))
 
 
-def _relaxed(
-    state: Incumbent, roomy: RecomputeDP, high: int | None
-) -> Iterator[tuple[Segment, ...]]:
+def _relaxed(state: Incumbent, roomy: RecomputeDP, high: int | None) -> Iterator[tuple[Run, ...]]:
     """Runs of relaxed partitions, and of 1F1B ones, at periods between bound and plan."""
     if state.remaining <= 0:
         return

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.recompute.contracted_chain import Segment
+from pipeplan.chain import Chain
+from pipeplan.ilp.runs import Run, Runs, Segment
 
-Runs = tuple[Segment, ...]
 LONG: Final = (1, 1, 2, 3, 5, 8)
 """Layers of a run that is added, if there are so many."""
 
 
 def mutate(
-    random: Random, runs: Sequence[Segment], stage: Segment, offered: Sequence[Runs]
+    random: Random,
+    runs: Sequence[Run],
+    stage: Segment,
+    offered: Sequence[Runs],
+    options: Sequence[Run] = (),
 ) -> Runs:
     """`runs` with others in the layers of `stage`.
 
@@ -24,33 +28,37 @@ def mutate(
         runs: of the whole chain, in order, none across the stage's borders.
         stage: first and last layer.
         offered: sets of runs of the stage that are each the cheapest of their bytes.
+        options: of the stage's layers.
     """
     first, last = stage
-    here = tuple(run for run in runs if first <= run[0] <= last)
+    here = tuple(run for run in runs if first <= run.first <= last)
     if offered and random.random() < 0.5:
         new = random.choice(offered)
     elif here and random.random() < 0.7:
         new = random.choice(_SMALLER if random.random() < 0.5 else _OTHER)(random, here, stage)
     else:
-        new = _add(random, here, stage)
-    before = (run for run in runs if run[0] < first)
-    behind = (run for run in runs if run[0] > last)
+        new = _add(random, here, stage, options)
+    before = (run for run in runs if run.first < first)
+    behind = (run for run in runs if run.first > last)
     return (*before, *new, *behind)
 
 
-def _add(random: Random, runs: Runs, stage: Segment) -> Runs:
+def _add(random: Random, runs: Runs, stage: Segment, options: Sequence[Run]) -> Runs:
     """One more run, which takes its layers from those it meets."""
-    begin = random.randint(*stage)
-    end = min(stage[1], begin + random.choice(LONG) - 1)
-    return tuple(sorted([*_without(runs, (begin, end)), (begin, end)]))
+    if options and random.random() < 0.5:
+        new = random.choice(options)
+    else:
+        begin = random.randint(*stage)
+        new = Run(begin, min(stage[1], begin + random.choice(LONG) - 1))
+    return tuple(sorted([*_without(runs, new.segment), new]))
 
 
 def _without(runs: Runs, gone: Segment) -> Runs:
     """What is left of runs when some layers are kept."""
-    left: list[Segment] = []
-    for first, last in runs:
+    left: list[Run] = []
+    for first, last, option in runs:
         ends = (first, min(last, gone[0] - 1)), (max(first, gone[1] + 1), last)
-        left += [part for part in dict.fromkeys(ends) if part[0] <= part[1]]
+        left += [Run(*part, option) for part in dict.fromkeys(ends) if part[0] <= part[1]]
     return tuple(left)
 
 
@@ -62,27 +70,27 @@ def _drop_one(random: Random, runs: Runs, stage: Segment) -> Runs:
 
 def _shorten(random: Random, runs: Runs, stage: Segment) -> Runs:
     """A layer at one of the ends of a run is kept."""
-    first, last = random.choice(runs)
+    first, last, _ = random.choice(runs)
     end = random.choice((first, last))
     return _without(runs, (end, end))
 
 
 def _lengthen(random: Random, runs: Runs, stage: Segment) -> Runs:
     """A run takes the layer beside it."""
-    first, last = random.choice(runs)
+    first, last, _ = random.choice(runs)
     wide = random.choice(((first - 1, last), (first, last + 1)))
-    wide = max(stage[0], wide[0]), min(stage[1], wide[1])
-    return tuple(sorted([*_without(runs, wide), wide]))
+    run = Run(max(stage[0], wide[0]), min(stage[1], wide[1]))
+    return tuple(sorted([*_without(runs, run.segment), run]))
 
 
 def _split(random: Random, runs: Runs, stage: Segment) -> Runs:
     """A run becomes two that keep an input each."""
-    first, last = random.choice(runs)
+    first, last, _ = random.choice(runs)
     if first == last:
         return runs
     cut = random.randint(first + 1, last)
-    others = (run for run in runs if run != (first, last))
-    return tuple(sorted([*others, (first, cut - 1), (cut, last)]))
+    others = (run for run in runs if run.first != first)
+    return tuple(sorted([*others, Run(first, cut - 1), Run(cut, last)]))
 
 
 def _join(random: Random, runs: Runs, stage: Segment) -> Runs:
@@ -91,9 +99,30 @@ def _join(random: Random, runs: Runs, stage: Segment) -> Runs:
         return runs
     one, other = random.choice(list(pairwise(runs)))
     others = (run for run in runs if run not in (one, other))
-    return tuple(sorted([*others, (one[0], other[1])]))
+    return tuple(sorted([*others, Run(one.first, other.last)]))
 
 
 _Step = Callable[[Random, Runs, Segment], Runs]
 _SMALLER: tuple[_Step, ...] = (_drop_one, _shorten, _shorten)
 _OTHER: tuple[_Step, ...] = (_lengthen, _lengthen, _split, _join)
+
+
+def ways(chain: Chain) -> Iterator[Runs]:
+    """What each layer may do but keep all: nothing kept, its first option, its second, ..
+
+    A layer without so many options keeps all.
+    """
+    layers = chain.layers
+    yield tuple(Run(layer, layer) for layer in range(len(layers)))
+    for number in range(max(len(layer.options) for layer in layers)):
+        having = (n for n, layer in enumerate(layers) if number < len(layer.options))
+        yield tuple(Run(layer, layer, number) for layer in having)
+
+
+def options_of(chain: Chain, stage: Segment) -> list[Run]:
+    """The options of a segment's layers."""
+    return [
+        Run(layer, layer, number)
+        for layer in range(stage[0], stage[1] + 1)
+        for number in range(len(chain.layers[layer].options))
+    ]

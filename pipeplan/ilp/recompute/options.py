@@ -7,6 +7,7 @@ before a piece (what the last layer saves of its output, s, not counted)
     kept layer l:  P' = P + max(s, si_l) + r_l,   s' = so_l,
                    peak = max(P + x_l + r_l + fw_l + y_l,  P' + so_l + bw_l + gy_l + gx_l)   (M3)
     run a..b:      P' = P + x_a,  s' = 0,  peak = P + `segment_peaks`[a, b],  more = its forward.
+    option of l:   as a kept layer, with what the option says in place of the layer (V5).
 
 R is what is left of P if all leaves that can (H1): max(s, si_l) where a kept layer begins a row of
 such, nothing of those behind it, and x_a of a run.
@@ -18,47 +19,40 @@ cheaper one that stands for it, so that no choice takes less than one of them. S
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.byte_options_table import ByteOptions
-from pipeplan.ilp.recompute.contracted_chain import Segment
+from pipeplan.ilp.recompute.labels import (
+    BEGIN,
+    FIELDS,
+    KEEPS,
+    KEPT,
+    MORE,
+    MOST,
+    PARENT,
+    PEAK,
+    RUNS,
+    SAVED,
+    STAYS,
+    Labels,
+    best,
+    lowered,
+)
 from pipeplan.ilp.recompute.segment_peaks import segment_peaks
+from pipeplan.ilp.runs import Run, Runs
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
-MOST = 24
-"""Options of a segment that end with a run, and as many that end with a kept layer."""
-COUNTS = (1, 2, 3, 4, 6, 9, 14)
-"""Micro-batches in flight for which options are compared."""
-
-_FIELDS = 7
-_MORE, _KEPT, _PEAK, _SAVED, _STAYS, _PARENT, _BEGIN = range(_FIELDS)
-"""Rows of a label: more ns, P, peak, s, R, the label before, the first layer of the last piece."""
-
-
 NONE = 2**60
 """`more` of an option that is not there."""
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Everything found for segments that begin at one layer; label 0 is the empty segment."""
-
-    rows: Array
-    is_run: NDArray[np.bool_]
-    """Whether the last piece is a run."""
-    ends: list[tuple[int, int]]
-    """By last layer: the first label and the one behind the last."""
-    levels: Array
-    """[m, label] -> what of its kept bytes can leave; no rows without offloading."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +76,16 @@ class StageOptions:
             more[stage.first, stage.last] = self.more[stage.first, stage.last]
         return replace(self, more=more)
 
-    def runs(self, first: int, last: int, option: int) -> tuple[Segment, ...]:
+    def runs(self, first: int, last: int, option: int) -> Runs:
         """The runs that an option of layers first..last recomputes."""
         labels = self.labels[first]
         label, end = int(self.ids[first, last, option]), last
-        found: list[Segment] = []
+        found: list[Run] = []
         while label:
-            begin = int(labels.rows[_BEGIN, label])
-            if labels.is_run[label]:
-                found.append((begin, end))
-            label, end = int(labels.rows[_PARENT, label]), begin - 1
+            begin, kind = int(labels.rows[BEGIN, label]), int(labels.kind[label])
+            if kind != KEEPS:
+                found.append(Run(begin, end, None if kind == RUNS else kind))
+            label, end = int(labels.rows[PARENT, label]), begin - 1
         return tuple(reversed(found))
 
 
@@ -116,7 +110,7 @@ def list_options(
             everything or recompute everything.
     """
     count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
-    none = np.zeros((count, count, 2 * MOST), dtype=np.int64)
+    none = np.zeros((count, count, maker.groups * MOST), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
     levels = np.zeros((byte_options_table.MOST if offload else 0, *none.shape), dtype=np.int64)
     known: dict[int, Labels] = {}
@@ -127,10 +121,10 @@ def list_options(
     for start, labels in enumerate(found):
         for last, numbers in enumerate(labels.ends, start=start):
             here, used = labels.rows[:, slice(*numbers)], numbers[1] - numbers[0]
-            more[start, last, :used] = here[_MORE]
-            least = _STAYS if relaxed and offload else _KEPT
-            saved[start, last, :used] = here[least] + here[_SAVED]
-            peak[start, last, :used] = here[_PEAK]
+            more[start, last, :used] = here[MORE]
+            least = STAYS if relaxed and offload else KEPT
+            saved[start, last, :used] = here[least] + here[SAVED]
+            peak[start, last, :used] = here[PEAK]
             levels[:, start, last, :used] = labels.levels[:, slice(*numbers)]
             ids[start, last, :used] = np.arange(*numbers)
     return StageOptions(more, saved, peak, levels, ids, found)
@@ -142,8 +136,9 @@ class _Maker:
     def __init__(self, chain: Chain, relaxed: bool, offload: bool) -> None:
         self.chain = chain
         self.relaxed, self.offload = relaxed, offload
-        self.thin = partial(_lowered if relaxed else _best, offload=offload)
-        self.peaks = [segment_peaks(chain, held=held) for held in (False, True)]
+        self.groups = 3 if any(layer.options for layer in chain.layers) else 2
+        self.thin = partial(lowered if relaxed else best, offload=offload)
+        self.peaks = np.stack([segment_peaks(chain, held) for held in _saved_outputs(chain)])
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
         self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
@@ -151,32 +146,39 @@ class _Maker:
     def from_layer(self, first: int, *, few: bool = False) -> Labels:
         """All labels of segments from layer `first` on, or a `few`: all kept, all one run."""
         count = len(self.chain.layers)
-        size = 1 + 2 * MOST * (count - first)
-        rows, is_run = np.zeros((_FIELDS, size), dtype=np.int64), np.zeros(size, dtype=bool)
+        size = 1 + self.groups * MOST * (count - first)
+        rows, kind = np.zeros((FIELDS, size), dtype=np.int64), np.zeros(size, dtype=np.int8)
         place = np.full(size, first, dtype=np.int64)
         # A run keeps nothing of its output: the least that may lie before a stage.
-        is_run[0] = self.relaxed
+        kind[0] = RUNS if self.relaxed else KEEPS
         used, latest = 1, slice(0, 1)
         ends: list[tuple[int, int]] = []
         for last in range(first, count):
             begin = used
-            joined = ~is_run[latest] if last > first else is_run[latest] & False
-            kept = self.thin(self._keep(rows[:, latest], joined, last, latest.start))
+            joined = (kind[latest] == KEEPS) & (last > first)
+            layer, old, offset = self.chain.layers[last], rows[:, latest], latest.start
             known = 1 if few else begin
-            run = self.thin(self._run(rows[:, :known], place[:known], is_run[:known], last))
-            for made in (kept, run):
+            groups = [
+                [(KEEPS, self._keep(old, joined, last, layer, offset))],
+                [(RUNS, self._run(rows[:, :known], place[:known], kind[:known], last))],
+            ]
+            if layer.options and not few:
+                groups.append(list(self._under(old, last, layer, offset)))
+            for group in groups:
+                kinds = np.concatenate([np.full(made.shape[1], of) for of, made in group])
+                made, order = self.thin(np.concatenate([made for _, made in group], axis=1))
                 new = slice(used, used + made.shape[1])
-                rows[:, new], is_run[new], place[new] = made, made is run, last + 1
+                rows[:, new], kind[new], place[new] = made, kinds[order], last + 1
                 used = new.stop
             latest = slice(begin, begin + 1 if few else used)
             ends.append((begin, used))
         levels = np.zeros((0, used), dtype=np.int64)
         if self.offload:
-            levels = self._levels(rows[_PARENT, :used], is_run[:used], first, ends)
-        return Labels(rows[:, :used], is_run[:used], ends, levels)
+            levels = self._levels(rows[PARENT, :used], kind[:used], first, ends)
+        return Labels(rows[:, :used], kind[:used], ends, levels)
 
     def _levels(
-        self, parent: Array, is_run: NDArray[np.bool_], first: int, ends: list[tuple[int, int]]
+        self, parent: Array, kind: NDArray[np.int8], first: int, ends: list[tuple[int, int]]
     ) -> Array:
         """What labels of segments from layer `first` on can offload."""
         lists = ByteOptions.empty(len(parent))
@@ -186,87 +188,67 @@ class _Maker:
             inner = inner_bytes(self.chain, last) if last else 0
             kept = before.kept(self.chain.layers[last].saved_bytes, inner)
             stopped = before.stopped()
-            lists.stays[:, new] = np.where(is_run[new], stopped.stays, kept.stays)
-            lists.leaves[:, new] = np.where(is_run[new], stopped.leaves, kept.leaves)
+            joins = kind[new] == KEEPS
+            lists.stays[:, new] = np.where(joins, kept.stays, stopped.stays)
+            lists.leaves[:, new] = np.where(joins, kept.leaves, stopped.leaves)
         return lists.all()
 
-    def _keep(self, old: Array, joined: NDArray[np.bool_], layer: int, offset: int) -> Array:
-        """Labels behind `old`, the first of which is label `offset`, when `layer` is kept.
+    def _under(
+        self, old: Array, last: int, own: Layer, offset: int
+    ) -> Iterator[tuple[int, Array]]:
+        """As `_keep`, under each of the layer's options; nothing of it may leave."""
+        alone = np.zeros(old.shape[1], dtype=bool)
+        for number, option in enumerate(own.options):
+            new = self._keep(old, alone, last, own.under(option), offset)
+            new[MORE] += option.forward_ns + option.backward_ns - own.forward_ns - own.backward_ns
+            yield number, new
+
+    def _keep(
+        self, old: Array, joined: NDArray[np.bool_], layer: int, one: Layer, offset: int
+    ) -> Array:
+        """Labels behind `old`, the first of which is `offset`, when `layer` runs as `one`.
 
         Where it is `joined` to a kept layer, what lies between them may leave with them.
         """
-        one, size = self.chain.layers[layer], self.chain.input_of(layer)
+        size = self.chain.input_of(layer)
         new = np.empty_like(old)
         running = size + one.saved_bytes + one.forward_workspace_bytes + one.output_bytes
         gradients = one.gradient_of_output_bytes + self.chain.gradient_of_input(layer)
         back = one.saved_output_bytes + one.backward_workspace_bytes + gradients
-        new[_MORE] = old[_MORE]
-        entry = np.maximum(old[_SAVED], one.saved_input_bytes)
-        new[_KEPT] = old[_KEPT] + entry + one.saved_bytes
-        new[_STAYS] = old[_STAYS] + np.where(joined, 0, entry)
-        new[_PEAK] = np.maximum(old[_PEAK], np.maximum(old[_KEPT] + running, new[_KEPT] + back))
-        new[_SAVED] = one.saved_output_bytes
-        new[_PARENT] = offset + np.arange(old.shape[1])
-        new[_BEGIN] = layer
+        new[MORE] = old[MORE]
+        entry = np.maximum(old[SAVED], one.saved_input_bytes)
+        new[KEPT] = old[KEPT] + entry + one.saved_bytes
+        new[STAYS] = old[STAYS] + np.where(joined, 0, entry)
+        new[PEAK] = np.maximum(old[PEAK], np.maximum(old[KEPT] + running, new[KEPT] + back))
+        new[SAVED] = one.saved_output_bytes
+        new[PARENT] = offset + np.arange(old.shape[1])
+        new[BEGIN] = layer
         return new
 
-    def _run(self, old: Array, place: Array, is_run: NDArray[np.bool_], last: int) -> Array:
+    def _run(self, old: Array, place: Array, kind: NDArray[np.int8], last: int) -> Array:
         """Labels behind `old`, which end before layers `place`, when all up to `last` is a run.
 
         The layer before a stage may hold its output, on this GPU or another: assume it does.
         """
         new = np.empty_like(old)
-        peaks = np.where(is_run, self.peaks[0][place, last], self.peaks[1][place, last])
-        new[_MORE] = old[_MORE] + self.before[last + 1] - self.before[place]
-        new[_KEPT] = old[_KEPT] + self.source[place]
-        new[_PEAK] = np.maximum(old[_PEAK], old[_KEPT] + peaks)
-        new[_SAVED] = 0
-        new[_STAYS] = old[_STAYS] + self.source[place]
-        new[_PARENT] = np.arange(old.shape[1])
-        new[_BEGIN] = place
+        # A relaxed label may stand for another option, which saves less of its output.
+        ahead = np.where(kind >= 0, RUNS, kind) if self.relaxed else kind
+        peaks = self.peaks[ahead, place, last]
+        new[MORE] = old[MORE] + self.before[last + 1] - self.before[place]
+        new[KEPT] = old[KEPT] + self.source[place]
+        new[PEAK] = np.maximum(old[PEAK], old[KEPT] + peaks)
+        new[SAVED] = 0
+        new[STAYS] = old[STAYS] + self.source[place]
+        new[PARENT] = np.arange(old.shape[1])
+        new[BEGIN] = place
         return new
 
 
-def _best(labels: Array, offload: bool) -> Array:
-    """Those that are the cheapest of their memory for some count, at most `MOST` of them."""
-    labels = _ordered(labels)
-    chosen: Array = labels[:, _good(labels, offload)]
-    return chosen
-
-
-def _lowered(labels: Array, offload: bool) -> Array:
-    """As many as `_best` keeps, each with the least of all up to the next one in every field."""
-    labels = _ordered(labels)
-    lowered: Array = np.minimum.reduceat(labels, _good(labels, offload), axis=1)
-    return lowered
-
-
-def _ordered(labels: Array) -> Array:
-    """Cheapest first."""
-    ordered: Array = labels[:, np.lexsort((labels[_PEAK], labels[_KEPT], labels[_MORE]))]
-    return ordered
-
-
-def _good(labels: Array, offload: bool) -> NDArray[np.intp]:
-    """Which of the ordered labels are worth keeping; the first one always is.
-
-    With `offload` also those that need little when two micro-batches are here and the others away.
-    """
-    good = np.zeros(labels.shape[1], dtype=bool)
-    needs = [(count - 1) * labels[_KEPT] + labels[_PEAK] for count in COUNTS]
-    if offload:
-        needs += [
-            need - (count - 2) * (labels[_KEPT] - labels[_STAYS])
-            for count, need in zip(COUNTS, needs, strict=True)
-            if count > 2
-        ]
-    for need in needs:
-        least = np.minimum.accumulate(need)
-        steps = np.flatnonzero(need < np.concatenate([[np.iinfo(np.int64).max], least[:-1]]))
-        if len(steps) > MOST // 2:
-            steps = steps[np.linspace(0, len(steps) - 1, MOST // 2).round().astype(np.int64)]
-        good[steps] = True
-    kept = np.flatnonzero(good)
-    if len(kept) > MOST:
-        kept = kept[np.linspace(0, len(kept) - 1, MOST).round().astype(np.int64)]
-    return kept
+def _saved_outputs(chain: Chain) -> list[list[int]]:
+    """What layers save of their output, by kind of piece: options first, then runs and layers."""
+    layers = chain.layers
+    options = [
+        [layer.options[n].saved_output_bytes if n < len(layer.options) else 0 for layer in layers]
+        for n in range(max(len(layer.options) for layer in layers))
+    ]
+    return [*options, [0] * len(layers), [layer.saved_output_bytes for layer in layers]]

@@ -21,11 +21,15 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
 from pipeplan.ilp.recompute.bound import recompute_bound
+from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.moves import ways
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
+from pipeplan.ilp.recompute.step_search import RecomputeStepSearch
 from pipeplan.ilp.recompute.trim import trim
+from pipeplan.ilp.step.bound import step_bound
 from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
 
@@ -54,13 +58,16 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
     whole = Incumbent(state.costs, limits, notes=notes)
     joint = JointIncumbent(whole, SearchResult(state), state.report)
     state.report = joint.on_report
-    whole.raise_bound("any", load_bound(state.costs), from_bytes=False)
+    whole.raise_bound("any", _bound(state), from_bytes=False)
     whole.infeasible = reason_for_any_remat(state.costs)
     try:
         if whole.infeasible is None:
-            _search(joint, state, starts)
-            if not joint.interrupted and state.uses("trim"):
-                trim(joint)
+            if limits.whole_step:
+                _search_steps(joint, state, starts)
+            else:
+                _search(joint, state, starts)
+                if not joint.interrupted and state.uses("trim"):
+                    trim(joint)
     except KeyboardInterrupt:
         if joint.period is None:
             raise
@@ -72,6 +79,13 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
     return joint.best
 
 
+def _bound(state: Incumbent) -> Fraction:
+    """What no plan goes below, whatever it recomputes, per micro-batch."""
+    if state.options.whole_step:
+        return step_bound(state.costs, state.options.microbatches)
+    return load_bound(state.costs)
+
+
 def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> None:
     """The plans to start from, those that keep everything, candidates, bounds, then turns.
 
@@ -80,10 +94,8 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         state: of plans without recomputation.
         starts: valid plans to start from.
     """
-    whole, found = joint.state, InitialSets(joint)
-    for start in starts:
-        for candidate in found.of(start):
-            joint.take(_tried(joint, candidate, whole.elapsed))
+    whole = joint.state
+    found = _started(joint, starts)
     _keep(joint, state)
     kept = state.bounds.get("k1", whole.bounds["any"])
     if whole.costs.layers > MOST_LAYERS:
@@ -102,6 +114,8 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         joint.take(_tried(joint, candidate, whole.elapsed + limit))
         if joint.interrupted:
             return
+    if joint.period is None and not whole.options.contiguous_only:
+        _anywhere(joint)
     if whole.remaining >= found.bound_s or joint.period is None:
         _prove_contiguous(whole)
     _every(joint, kept)
@@ -109,6 +123,45 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         if not whole.options.contiguous_only and found.offered is not None:
             _balance(joint, found.offered)
         _further(joint)
+
+
+def _anywhere(joint: JointIncumbent) -> None:
+    """Where no contiguous plan is known: any plan of a chain all of whose layers run alike."""
+    whole = joint.state
+    every = list(ways(whole.costs.chain))
+    for number, runs in enumerate(every):
+        if joint.period is not None or joint.interrupted:
+            return
+        contracted = contract(whole.costs.chain, runs)
+        until = whole.elapsed + whole.remaining / (1 + len(every) - number)
+        limits = replace(whole.options, time_limit_s=until)
+        inner = Incumbent(contracted.of(whole.costs), limits, joint.on_report, notes=whole.notes)
+        search.run(inner)
+        joint.take(SearchResult(inner, contracted))
+
+
+def _search_steps(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> None:
+    """Step plans: those to start from, those that keep everything, then all of them.
+
+    Args:
+        joint: the whole search.
+        state: of plans without recomputation.
+        starts: valid plans to start from.
+    """
+    _started(joint, starts)
+    _keep(joint, state)
+    if not joint.interrupted and not _reached(joint):
+        steps = RecomputeStepSearch(joint)
+        joint.state.give(steps.name, steps.run, joint.state.remaining)
+
+
+def _started(joint: JointIncumbent, starts: Sequence[Plan]) -> InitialSets:
+    """Plans to start from are tried; sets that no one has tried yet are returned."""
+    found = InitialSets(joint)
+    for start in starts:
+        for candidate in found.of(start):
+            joint.take(_tried(joint, candidate, joint.state.elapsed))
+    return found
 
 
 def _balance(joint: JointIncumbent, offered: StageOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from pipeplan.chain import Chain
 from pipeplan.ilp.segment_tables import Array
 
 
-def segment_peaks(chain: Chain, *, held: bool) -> Array:
+def segment_peaks(chain: Chain, held: Sequence[int]) -> Array:
     """[a, b] -> bytes at once of the run a..b beside what lies before its input.
 
     The most of its first forward (V3), its second forward and its backward (V4), the input
@@ -18,12 +18,12 @@ def segment_peaks(chain: Chain, *, held: bool) -> Array:
 
     Args:
         chain: the chain.
-        held: whether the layer before each run keeps its output as usual, else nothing of it.
+        held: what each layer saves of its output, where a run follows it.
     """
     count = len(chain.layers)
     peaks = np.full((count, count), -1, dtype=np.int64)
     for first in range(count):
-        before = chain.layers[first - 1].saved_output_bytes if held and first else 0
+        before = held[first - 1] if first else 0
         for last, (light, recomputing) in enumerate(peaks_from(chain, first, before), start=first):
             ends = chain.input_of(first) + chain.gradient_of_input(first)
             ends += chain.layers[last].gradient_of_output_bytes

@@ -7,9 +7,10 @@ from typing import Final
 
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.search_result import SearchResult
+from pipeplan.ilp.runs import Run
 from pipeplan.plan import Stage
 
 BEYOND_S: Final = 1.0
@@ -28,12 +29,16 @@ def trim(joint: JointIncumbent) -> None:
         return
     layers = chain.source.layers
 
-    def forward(run: Segment) -> tuple[int, Segment]:
-        return -sum(layer.forward_ns for layer in layers[run[0] : run[1] + 1]), run
+    def longest(run: Run) -> tuple[int, Run]:
+        if run.option is not None:
+            layer, option = layers[run.first], layers[run.first].options[run.option]
+            own = layer.forward_ns + layer.backward_ns
+            return own - option.forward_ns - option.backward_ns, run
+        return -sum(layer.forward_ns for layer in layers[run.first : run.last + 1]), run
 
     limits = joint.state.options
     end = max(joint.state.elapsed, limits.time_limit_s) + BEYOND_S
-    for run in sorted(chain.runs, key=forward):
+    for run in sorted(chain.runs, key=longest):
         if not limits.deterministic and joint.state.elapsed > end:
             return
         tried = _without(joint, run)
@@ -41,7 +46,7 @@ def trim(joint: JointIncumbent) -> None:
             joint.best = tried
 
 
-def _without(joint: JointIncumbent, run: Segment) -> SearchResult:
+def _without(joint: JointIncumbent, run: Run) -> SearchResult:
     """The best plan with a run kept; without a plan where that does not fit."""
     best, whole = joint.best, joint.state
     assert best.contracted is not None

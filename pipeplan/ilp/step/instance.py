@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.runs import Runs
 from pipeplan.plan import Stage
 
 Link = tuple[int, ...]
@@ -26,7 +27,10 @@ class StepInstance:
     """Stages on GPUs; lists are by stage unless stated, times in ns, sizes in bytes.
 
     Attributes:
+        costs: Of the chain whose layers the stages name.
         stages: In chain order, with `split_backward` where the backward is two ops.
+        origin: The same stages in layers of the chain as it is, where runs of it are contracted.
+        runs: What is recomputed.
         microbatches: Of the step.
         hosted: By GPU: its stages.
         forward, backward, weight: Durations of F, of B or I, and of W; W is 0 where B is whole.
@@ -38,7 +42,10 @@ class StepInstance:
         room: By GPU: its budget without states and without what any op needs beyond `saved`.
     """
 
+    costs: CostModel
     stages: tuple[Stage, ...]
+    origin: tuple[Stage, ...]
+    runs: Runs
     microbatches: int
     hosted: tuple[tuple[int, ...], ...]
     forward: list[int]
@@ -63,8 +70,22 @@ class StepInstance:
         return one * self.microbatches
 
 
-def instance(costs: CostModel, stages: tuple[Stage, ...], microbatches: int) -> StepInstance:
-    """The instance of given stages; neighbours on one GPU hand on directly."""
+def instance(
+    costs: CostModel,
+    stages: tuple[Stage, ...],
+    microbatches: int,
+    origin: tuple[Stage, ...] | None = None,
+    runs: Runs = (),
+) -> StepInstance:
+    """The instance of given stages; neighbours on one GPU hand on directly.
+
+    Args:
+        costs: of the chain, or of the contracted one.
+        stages: in its layers.
+        microbatches: of the step.
+        origin: the stages in layers of the chain as it is; None: `stages`.
+        runs: that are contracted.
+    """
     hosted = tuple(
         tuple(stage.id for stage in stages if stage.gpu == gpu) for gpu in range(costs.gpus)
     )
@@ -77,7 +98,10 @@ def instance(costs: CostModel, stages: tuple[Stage, ...], microbatches: int) -> 
         states = sum(sizes[s].states for s in own)
         room.append(costs.budgets[gpu] - states - max(beyond, default=0))
     return StepInstance(
+        costs=costs,
         stages=stages,
+        origin=stages if origin is None else origin,
+        runs=runs,
         microbatches=microbatches,
         hosted=hosted,
         forward=[

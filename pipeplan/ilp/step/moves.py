@@ -54,7 +54,7 @@ class Moves:
         if self.random.random() < STAGES:
             return self._other_stages(of, rule)
         (change,) = self.random.choices(self._of_rules, RULE_MOVES)
-        return of.stages, change(of, rule)
+        return of.origin, change(of, rule)
 
     def _other_stages(self, of: StepInstance, rule: DispatchingRule) -> Neighbour | None:
         (change,) = self.random.choices(self._of_stages, STAGE_MOVES)
@@ -137,9 +137,9 @@ class _Draft:
 
     def __init__(self, of: StepInstance, rule: DispatchingRule) -> None:
         self.of = of
-        self.cuts = [stage.first for stage in of.stages]
-        self.placement = [stage.gpu for stage in of.stages]
-        self.splits = [stage.split_backward for stage in of.stages]
+        self.cuts = [stage.first for stage in of.origin]
+        self.placement = [stage.gpu for stage in of.origin]
+        self.splits = [stage.split_backward for stage in of.origin]
         # The first stage is never split (S1): it says what a stage that takes its place shall be.
         self.splits[0] |= any(self.splits)
         self.ranks = [list(row) for row in rule.ranks]

@@ -8,13 +8,16 @@ for any number. Source: ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log
 from typing import Final
 
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
+from pipeplan.ilp.runs import Runs
+from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule, ListScheduler, StepTimes, as_schedule
@@ -66,7 +69,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class _Contender:
+class Contender:
     """Stages before local search, and the best rule so far."""
 
     of: StepInstance
@@ -127,21 +130,27 @@ class StepSearch:
         found = [contender.best for contender in contenders if contender.best is not None]
         return sorted(found, key=lambda each: each.cost)[:KEPT]
 
-    def _contenders(self) -> Iterator[_Contender]:
-        """Every placement with its cuts, backwards split where that is known, and whole."""
-        costs = self.state.costs
+    def _contenders(self) -> Iterator[Contender]:
+        """Every placement with its cuts."""
+        for stages in self._stages(self.state.costs, list(placements(self.state.costs))):
+            yield Contender(self._instance(stages, ()))
+
+    def _stages(
+        self, costs: CostModel, every: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[Stage, ...]]:
+        """Placements with their cuts, backwards split where that is known, and whole."""
         can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
         for split in (True, False) if can_split else (False,):
             search = CutSearch(costs, self.random, self.microbatches, split=split)
-            for placement in placements(costs):
+            for placement in every:
                 for cuts in search.all(placement):
                     self.state.options.clock.charge(CUTS_S)
                     stages = stages_of(costs, cuts, placement, [split] * len(cuts))
                     if not (costs.keeps_ties(stages) and costs.keeps_pins(stages)):
                         continue
-                    yield _Contender(instance(costs, stages, self.searched))
+                    yield stages
 
-    def _play(self, contender: _Contender, rules: int, end: float) -> None:
+    def _play(self, contender: Contender, rules: int, end: float) -> None:
         """Try so many random rules; the best one so far is offered."""
         for _ in range(rules):
             best, rule = contender.best, random_rule(contender.of, self.random)
@@ -188,12 +197,11 @@ class StepSearch:
 
     def _changed(self, old: Candidate, most: float) -> Candidate | None:
         """A neighbour, scheduled; None if it would cost more than `most`."""
-        found = self.moves.neighbour(old.of, old.rule)
+        found = self._neighbour(old)
         if found is None:
             self._charge(0)
             return None
-        stages, rule = found
-        of = old.of if stages is old.of.stages else self._instance(stages, old.reserve)
+        of, rule = found
         gpus = range(len(of.hosted))
         least = EARLY * sum(map(of.work_ns, gpus)) / len(gpus)
         times = self._scheduled(of, rule, most - least + 1)
@@ -202,16 +210,37 @@ class StepSearch:
         new = Candidate(of, rule, times, old.reserve)
         return new if new.cost <= most else None
 
-    def _instance(self, stages: tuple[Stage, ...], reserve: tuple[int, ...]) -> StepInstance:
-        made = instance(self.state.costs, stages, self.searched)
+    def _neighbour(self, old: Candidate) -> tuple[StepInstance, DispatchingRule] | None:
+        """Other stages or another rule; None where they are not allowed."""
+        found = self.moves.neighbour(old.of, old.rule)
+        if found is None:
+            return None
+        stages, rule = found
+        if stages is old.of.origin:
+            return old.of, rule
+        return self._with_less(self._instance(stages, old.of.runs), old.reserve), rule
+
+    def _instance(self, stages: tuple[Stage, ...], runs: Runs) -> StepInstance:
+        """The instance of stages of the chain as it is."""
+        return instance(self.state.costs, stages, self.searched)
+
+    def _with_less(self, made: StepInstance, reserve: tuple[int, ...]) -> StepInstance:
         room = [own - more for own, more in zip(made.room, reserve, strict=True)]
         return replace(made, room=room)
 
+    def _best(self) -> Schedule | None:
+        """The best schedule known."""
+        return self.state.best
+
+    def _accept(self, of: StepInstance, schedule: Schedule) -> bool:
+        """Whether a schedule fits; it is kept if it is the best."""
+        return self.state.offer(schedule)
+
     def _offer(self, candidate: Candidate) -> None:
         """The candidate's whole step; with less room, from then on, where exact bytes are over."""
-        state, known = self.state, self.microbatches == self.searched
+        known = self.microbatches == self.searched
         for _ in range(TIGHTER):
-            best, times = state.best, candidate.times
+            best, times = self._best(), candidate.times
             if known and best is not None and times.end >= best.period:
                 return
             of = candidate.of
@@ -222,15 +251,16 @@ class StepSearch:
                     return
                 times = whole
             schedule = as_schedule(of, times)
-            if state.offer(schedule):
+            if self._accept(of, schedule):
                 return
-            rows = memory_rows(state.costs, schedule)
+            rows = memory_rows(of.costs, schedule)
             over = [max(0, row.peak_bytes - row.budget_bytes) for row in rows]
             pairs = zip(candidate.reserve, over, strict=True)
             reserve = tuple(own + more for own, more in pairs)
             if not any(over):
                 return
-            candidate.of, candidate.reserve = self._instance(of.stages, reserve), reserve
+            again = self._instance(of.origin, of.runs)
+            candidate.of, candidate.reserve = self._with_less(again, reserve), reserve
             fitting = self._scheduled(candidate.of, candidate.rule, inf)
             candidate.times = fitting or replace(candidate.times, end=NEVER)
 

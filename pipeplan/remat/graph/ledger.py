@@ -121,6 +121,14 @@ class Ledger:
         inputs = (s.bytes for s in self.graph.storages if s.kind is StorageKind.INPUT)
         return sum(inputs) + self.graph.static_bytes
 
+    @cached_property
+    def least_peak(self) -> int:
+        """Bytes that no order is below: an entry holds what it reads and makes at once (B2)."""
+        return self.constant + max(
+            self.comes(at) + sum(self.size[s] for s in set(self.needed(at)))
+            for at in self.first_order()
+        )
+
     def first_order(self) -> Order:
         """Every operation once, in the graph's order."""
         count, forwards = len(self.graph.operations), self.graph.forwards

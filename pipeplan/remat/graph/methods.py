@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pipeplan.errors import InputError
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.brute_force import best_order
-from pipeplan.remat.graph.intervals.search import Found, Limits, search
+from pipeplan.remat.graph.intervals.search import IntervalAnswer, SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
 from pipeplan.remat.graph.ledger import Ledger, Order
 from pipeplan.remat.graph.milp.checkmate import Checkmate
@@ -44,7 +44,7 @@ class Search:
     problem: GraphProblem
     budgets: tuple[Budget, ...]
     deadline: float
-    limits: Limits
+    limits: SearchLimits
     known: list[tuple[str, Order]] = field(default_factory=list)
     bounds: dict[Budget, int | None] = field(default_factory=dict)
 
@@ -99,6 +99,13 @@ def rockmate(search: Search) -> None:
     _by_blocks(search, "rockmate", keep_all=False)
 
 
+def least_memory(search: Search) -> None:
+    """The order of least peak that options of blocks give; it answers all budgets above."""
+    options_end = time.monotonic() + _OPTIONS_SHARE * search.left()
+    search.chain.solve_options(search.limits, options_end)
+    search.known.append(("least-memory", search.chain.smallest()))
+
+
 def _by_blocks(search: Search, name: str, keep_all: bool) -> None:
     for saved in sorted({each.saved_bytes for each in search.budgets}, key=str):
         peaks = [each.peak_bytes for each in search.budgets if each.saved_bytes == saved]
@@ -112,11 +119,11 @@ def intervals(search: Search) -> None:
     waiting = sorted(search.budgets, key=_largest_first)
     for index, budget in enumerate(waiting):
         share = search.left() / (len(waiting) - index)
-        limits = Limits(share, search.limits.workers, search.limits.deterministic)
+        limits = SearchLimits(share, search.limits.workers, search.limits.deterministic)
         _interval(search, budget, limits)
 
 
-def _interval(search: Search, budget: Budget, limits: Limits) -> None:
+def _interval(search: Search, budget: Budget, limits: SearchLimits) -> None:
     from_larger = [
         bound
         for other, bound in search.bounds.items()
@@ -137,8 +144,8 @@ def _interval(search: Search, budget: Budget, limits: Limits) -> None:
 
 
 def _search(
-    asked: Search, budget: Budget, limits: Limits, hint: Order | None, least: int
-) -> Found:
+    asked: Search, budget: Budget, limits: SearchLimits, hint: Order | None, least: int
+) -> IntervalAnswer:
     return search(asked.slots, budget.peak_bytes, budget.saved_bytes, limits, hint, least_ns=least)
 
 
@@ -213,6 +220,7 @@ METHODS: dict[str, Callable[[Search], None]] = {
     "keep-all": keep_all,
     "rotor": rotor,
     "rockmate": rockmate,
+    "least-memory": least_memory,
     "intervals": intervals,
     "checkmate": checkmate,
     "rk-checkmate": rk_checkmate,

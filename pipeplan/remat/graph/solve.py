@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from pipeplan.errors import InputError, InternalError
-from pipeplan.remat.graph.intervals.search import Limits
+from pipeplan.remat.graph.intervals.search import SearchLimits
 from pipeplan.remat.graph.methods import METHODS, Search
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.problem import Answer, Budget, GraphProblem, Option, Pareto
@@ -21,7 +21,7 @@ def solve(
     budgets: Sequence[Budget],
     deadline_s: float = SECONDS,
     method: str = "auto",
-    limits: Limits | None = None,
+    limits: SearchLimits | None = None,
 ) -> Pareto:
     """The fastest programs found within each pair of budgets, with bounds where any is proven.
 
@@ -43,7 +43,7 @@ def solve(
     if not budgets:
         raise InputError("budgets: got none, need at least one pair of peak and saved bytes")
     end = time.monotonic() + deadline_s
-    search = Search(problem, tuple(budgets), end, limits or Limits(deadline_s / 6))
+    search = Search(problem, tuple(budgets), end, limits or SearchLimits(deadline_s / 6))
     METHODS[method](search)
     return Pareto(tuple(_answer(search, budget) for budget in budgets))
 
@@ -53,6 +53,8 @@ def _answer(search: Search, budget: Budget) -> Answer:
     once = search.problem.graph.compute_ns
     best = search.best(budget)
     further = search.bounds.get(budget, 0)
+    if best is None and budget.peak_bytes < search.ledger.least_peak:
+        return Answer(budget, None, None, proven=True)
     if best is None:
         return Answer(budget, None, None if further is None else once + further, further is None)
     option = _option(search, *best)

@@ -115,10 +115,8 @@ class OptimizerSteps(StepPolicy):
     def before_forward(self, stage: int, step: int) -> None:
         """Make the version that a forward of `step` reads, unless the consensus drops it."""
         with self._naming_peers(stage):
-            for weights in self._stages[stage].units:
-                while weights.version < step - (weights.versions - 1):
-                    if not self._settle(stage, weights):
-                        return
+            if not self._make_version(stage, step):
+                return
             self._tied.post(stage)
         if self._consensus.may_drop(step):
             self._past[stage].remember(step, since=self._stages[stage].weights.version)
@@ -135,6 +133,9 @@ class OptimizerSteps(StepPolicy):
         step = self._ended[stage]
         self._ended[stage] = step + 1
         with self._naming_peers(stage):
+            # A dropped step has no forward that made it, and its gradients lie where those do
+            # which it is made of.
+            self._make_version(stage, step)
             if stage not in self._completed:
                 self._complete(stage, step)
             self._open.append((stage, step))
@@ -176,6 +177,14 @@ class OptimizerSteps(StepPolicy):
         if self._decisions:
             with self._naming_peers(min(self._stages, default=0)):
                 self._decisions.forget()
+
+    def _make_version(self, stage: int, step: int) -> bool:
+        """Make the version that a forward of `step` reads; False if the consensus drops it."""
+        return all(
+            self._settle(stage, weights)
+            for weights in self._stages[stage].units
+            for _ in range(weights.version, step - (weights.versions - 1))
+        )
 
     def _share_buffers(self) -> bool:
         """Whether two stages have a buffer in common: then each is at another step."""

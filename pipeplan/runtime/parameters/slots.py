@@ -92,6 +92,11 @@ class ParameterSlots:
         """Updates made."""
         raise NotImplementedError
 
+    @property
+    def banks(self) -> Sequence[Sequence[Tensor]]:
+        """All gradients: of one step, or of two in turn."""
+        return self._banks
+
     def read_by(self, step: int) -> int:
         """The slot that graphs of `step` use."""
         return (step - (self.versions - 1)) % self.versions

@@ -61,6 +61,12 @@ class TiedGradients:
         """Everything that lives for the whole run."""
         return [inbox.buffer for inbox in self._inboxes.values()]
 
+    def inboxes(self) -> Iterator[tuple[int, Tensor]]:
+        """(stage of the owner, what it has room for) of each copy elsewhere."""
+        for tie in self._ties:
+            found = (self._inboxes.get(id(use)) for use in tie.uses)
+            yield from ((tie.owner.stage, inbox.buffer) for inbox in found if inbox)
+
     def check_hooks(self) -> None:
         """Refuse hooks on shared parameters.
 

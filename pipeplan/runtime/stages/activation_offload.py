@@ -55,6 +55,8 @@ class _OffloadedMicrobatch:
     leaving: tuple[SavedStorage, ...]
     gone: tuple[_FreedStorage, ...] | None = None
     back: Future[None] | None = None
+    size: int = 0
+    """Bytes of its copies."""
 
 
 class ActivationOffload:
@@ -79,7 +81,13 @@ class ActivationOffload:
         kept = tuple(each for each in found if each.storage not in self._left)
         self._left.update(each.storage for each in kept)
         copies = self._way.out([flat(each.storage) for each in kept])
-        self._trips[microbatch] = _OffloadedMicrobatch(copies, kept)
+        size = sum(each.storage.nbytes() for each in kept)
+        self._trips[microbatch] = _OffloadedMicrobatch(copies, kept, size=size)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes on the host of each micro-batch that has any, until its backward takes them."""
+        return tuple(trip.size for trip in self._trips.values())
 
     def free(self, microbatch: int) -> None:
         """Waits until all is copied, then gives it up.

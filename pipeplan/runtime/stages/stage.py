@@ -206,6 +206,11 @@ class StageRunner:
         """Take these bytes again, and begin to bring back what was in them."""
         self._host().prefetch(microbatch)
 
+    @property
+    def host_sizes(self) -> tuple[int, ...]:
+        """Bytes on the host of each micro-batch that has any (H7)."""
+        return self._offload.sizes if self._offload else ()
+
     def _host(self) -> ActivationOffload:
         if self._offload is None:
             raise InternalError(

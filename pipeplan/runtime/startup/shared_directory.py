@@ -43,8 +43,13 @@ def check_shared(store: Store, rank: int, size: int, out: Path, timeout: timedel
     """
     if rank:
         store.wait(["marker"], timeout)
-        store.set(f"seen{rank}", _looked(out, store.get("marker").decode()))
-        store.wait(["outcome"], timeout)
+        made = list[Path]()
+        try:
+            store.set(f"seen{rank}", _looked(out, store.get("marker").decode(), made))
+            store.wait(["outcome"], timeout)
+        finally:
+            # Not before: another rank may be looking into a directory that this one made.
+            _unmake(made)
         said = str(store.get("outcome").decode())
         store.add("heard", 1)
     else:
@@ -79,12 +84,15 @@ def _create(store: Store, size: int, out: Path, timeout: timedelta) -> str:
 
 
 def _make(folder: Path, made: list[Path]) -> None:
-    """Make `folder` and what it is in; adds to `made` what was not there."""
+    """Make `folder` and what it is in; adds to `made` what was not there.
+
+    That is all behind the first that was not: another rank may make it meanwhile.
+    """
     for each in (*reversed(folder.parents), folder):
-        if not os.path.lexists(each):
+        if made or not os.path.lexists(each):
+            made.append(each)
             with suppress(FileExistsError):
                 each.mkdir()
-                made.append(each)
 
 
 def _unmake(made: list[Path]) -> None:
@@ -93,9 +101,8 @@ def _unmake(made: list[Path]) -> None:
             each.rmdir()
 
 
-def _looked(out: Path, token: str) -> str:
-    """Why rank 0's file is not here; empty if it is."""
-    made = list[Path]()
+def _looked(out: Path, token: str, made: list[Path]) -> str:
+    """Why rank 0's file is not here, empty if it is; adds to `made` what was not there."""
     try:
         _make(out, made)
         os.close(os.open(out / MARKER, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -105,8 +112,6 @@ def _looked(out: Path, token: str) -> str:
             return "" if (out / MARKER).read_text() == token else _UNSHARED
     except OSError as error:
         return _UNWRITABLE.format(error)
-    finally:
-        _unmake(made)
     return _UNSHARED
 
 

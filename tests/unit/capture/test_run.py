@@ -8,17 +8,18 @@ from functools import partial
 import torch
 
 from pipeplan import tasks
-from pipeplan.capture import split
 from pipeplan.plan import Semantics
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from tests import grids, pipelines
+from tests.captured import captured
 
+UNET, T5 = partial(tasks.unet, side=16), partial(tasks.t5, sequence=8)
 CASES: dict[str, tuple[Callable[[], Task], Sequence[int], Sequence[int]]] = {
-    "unet, cut where two skips are open": (partial(tasks.unet, side=16), [5], [0, 1]),
-    "unet, looped": (partial(tasks.unet, side=16), [3, 6, 11], [0, 1, 0, 1]),
-    "t5, cut in the decoder": (partial(tasks.t5, sequence=8), [8], [0, 1]),
-    "t5, ids fed in the middle": (partial(tasks.t5, sequence=8), [1, 5, 9], [0, 1, 0, 1]),
+    "unet, cut where two skips are open": (UNET, [5], [0, 1]),
+    "unet, looped": (UNET, [3, 6, 11], [0, 1, 0, 1]),
+    "t5, cut in the decoder": (T5, [8], [0, 1]),
+    "t5, ids fed in the middle": (T5, [1, 5, 9], [0, 1, 0, 1]),
     "crossmodal, cut in the text": (tasks.crossmodal, [3, 7], [1, 0, 1]),
     "siamese, weights twice on a rank": (tasks.siamese, [2, 4, 6, 8], [0, 1, 0, 1, 1]),
     "mixer, tensors transposed in memory": (tasks.mixer, [1, 4], [0, 1, 0]),
@@ -32,9 +33,7 @@ def test_equals_one_process(
 ) -> None:
     """Losses and final weights of several ranks equal those of one process, bit for bit."""
     make, cuts, gpus = case
-    torch.manual_seed(0)
-    task = make()
-    model = split(task)
+    model, task = captured(make)
     alone = reference.train_2bw if semantics == "2bw" else reference.train_flush
     expected = alone(model, task, 2, 3, seed=3)
     plan = pipelines.plan_of(cuts, gpus, semantics, microbatches=3, layers=len(model.layers))

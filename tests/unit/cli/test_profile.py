@@ -45,6 +45,51 @@ def test_fake_mode_estimates(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "times are estimates for h100" in capsys.readouterr().err
 
 
+NARROW = """
+import torch
+from torch import nn
+from pipeplan.task import Task, task_function
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, value):
+        for _ in range(3):
+            value = torch.tanh(value * self.scale)
+        return value
+
+@task_function
+def task(seed=0):
+    return Task(
+        model=nn.Sequential(Sums(), nn.Linear(64, 64), Sums(), nn.Linear(64, 1)),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=lambda microbatch: (torch.ones(8, 64), torch.ones(8, 1)),
+    )
+"""
+
+
+def test_programs_over_operators_are_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured and estimated options have the same bytes; what happens is told."""
+    (folder / "narrow.py").write_text(NARROW)
+    words = ["profile", "narrow.py:task", "--options", "--time-limit", "20s"]
+    assert main([*words, "--repeats", "1", "--warmup", "0", "-o", "a.json"]) == 0
+    assert "operators, " in capsys.readouterr().err
+    assert main([*words, "--mode", "fake", "--device", "cpu", "-o", "b.json"]) == 0
+    chains = [Chain.read(folder / name) for name in ("a.json", "b.json")]
+    kept = []
+    for chain in chains:
+        least = [min((o.saved_bytes for o in x.options), default=None) for x in chain.layers]
+        assert least[0] is not None
+        kept.append(least)
+        assert min(kept[-1][0], chain.layers[0].saved_bytes) < chain.layers[0].saved_bytes
+    assert kept[0] == kept[1]
+
+
 def test_the_usual_device_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No device given is no silent choice; a table of one device is a choice."""
     assert main(["profile", "own.py:task", "--mode", "fake", "-o", "a.json"]) == 0
@@ -65,6 +110,8 @@ def test_the_usual_device_is_told(folder: Path, capsys: pytest.CaptureFixture[st
         (["own.py:task", "--mode", "fake", "--device", "b9"], "device: got 'b9', need one of"),
         (["--stages", "plan.json", "--companions", "1"], "--stages: stages are measured alone"),
         (["--mode", "fake"], "got no TASK"),
+        (["--stages", "plan.json", "--options"], "--options: is for the layers of a task"),
+        (["own.py:task", "--time-limit", "9s"], "--time-limit: is for --options"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeplan import cluster as clusters
-from pipeplan import devices, importers, plan, stage_profile
+from pipeplan import devices, importers, memory_terms, operator_graph, plan, stage_profile
 from pipeplan.chain import Agreement, Chain, Layer
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan
@@ -41,6 +41,16 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("Device table", "devices[].", devices.Device),
     ("stages.json", "", stage_profile.StageProfile),
     ("stages.json", "stages[].", stage_profile.StageMeasure),
+    ("graph.json", "", operator_graph.OperatorGraph),
+    ("graph.json", "storages[].", operator_graph.Storage),
+    ("graph.json", "operations[].", operator_graph.Operation),
+    ("memory.json", "", memory_terms.MemoryReport),
+    ("memory.json", "gpus[].", memory_terms.Room),
+    ("memory.json", "stages[].", memory_terms.StagePlace),
+    ("memory.json", "predicted[].", memory_terms.GpuMemory),
+    ("memory.json", "predicted[].instants[].", memory_terms.Instant),
+    ("memory.json", "predicted[].instants[].terms[].", memory_terms.Term),
+    ("memory.json", "predicted[].curve.", memory_terms.Curve),
 ]
 
 

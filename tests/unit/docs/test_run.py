@@ -3,7 +3,7 @@
 A page is run from top to bottom in an empty folder beside copies of `examples` and `launch`.
 A block `sh` runs as a script; a block `python NAME` is saved as NAME, one without a name is run.
 Each line of a block `text output` must be among what the block before it printed, in this order;
-`...` stands for anything.
+`...` stands for anything. Searches with a limit get a second: pages show no plan that needs more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tests.forked_commands import Server
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "launch" / "README.md", *ROOT.glob("docs/**/*.md")])
+_LIMIT = re.compile(r"(?<=-limit )\d+s")
 _BLOCK = re.compile(r"^```(sh|python|text output)(?: (\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = {
     "make": "`make test` runs this test; test_documents.py looks for the target",
@@ -55,7 +56,7 @@ def blocks(page: Path) -> list[Block]:
 
 def _run_of(script: str) -> str:
     """The lines of a script that are run."""
-    lines = script.replace("\\\n", " ").splitlines()
+    lines = _LIMIT.sub("1s", script.replace("\\\n", " ")).splitlines()
     return "\n".join(
         line for line in lines if line.split(maxsplit=1)[:1] and line.split()[0] not in NOT_RUN
     )

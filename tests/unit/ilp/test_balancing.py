@@ -9,6 +9,7 @@ from typing import Literal
 
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import closed_form_bound, must_share_groups
+from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
@@ -115,7 +116,7 @@ def test_a_unit_sits_where_a_layer_of_it_is_pinned() -> None:
         assert not balance.conflicting_pins
     costs = tied(((0, 0), (2, 1)))
     assert AssignmentAnnealing(costs, 20, [0] * 4, [1.0] * 4, [0.0, 0.0], 0.02).conflicting_pins
-    state = Incumbent(costs, limits())
+    state = Incumbent(costs, limits(clock=DeterministicClock()))
     state.raise_bound("any", Fraction(8))
     contiguous(state)
     assert state.best is not None

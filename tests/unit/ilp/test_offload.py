@@ -67,9 +67,9 @@ def test_levels_are_all_that_runs_can_send(seed: int) -> None:
     costs = replace(costs_of(seed, 5, 1, 100), recomputed=frozenset({seed % 7}))
     found = byte_options(costs, 0, 4)
     all_ = {
-        sum(offloadable_bytes(costs.chain, run) for run in runs)
+        sum(offloadable_bytes(costs.chain, run.segment) for run in runs)
         for runs in every_choice(0, 4)
-        if not any(seed % 7 in range(a, b + 1) for a, b in runs)
+        if not any(seed % 7 in range(a, b + 1) for a, b, _ in runs)
     }
     assert [size for size, _ in found] == sorted(all_ - {0})
     for size, runs in found:
@@ -219,9 +219,9 @@ def flows(costs: CostModel, pieces: list[tuple[int, int]], period: int) -> bool:
 def waiting(costs: CostModel, layers: tuple[int, int], lone: Lone, room: int) -> int | None:
     """The least V at which a stage fits, by trying every set of runs and every wait."""
     sizes = {
-        sum(offloadable_bytes(costs.chain, run) for run in runs)
+        sum(offloadable_bytes(costs.chain, run.segment) for run in runs)
         for runs in every_choice(*layers)
-        if not any(n in costs.recomputed for a, b in runs for n in range(a, b + 1))
+        if not any(n in costs.recomputed for a, b, _ in runs for n in range(a, b + 1))
     }
     copies = ceil_div(lone.span, lone.period)
     for span in range(lone.span, copies * lone.period + 1):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
@@ -14,32 +15,39 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute.bound import recompute_bound
-from pipeplan.ilp.recompute.contracted_chain import Segment, contract
+from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import NONE, list_options
+from pipeplan.ilp.runs import Run, Runs
 from pipeplan.simulator.recompute import condensed
 from pipeplan.testing.plans import random_plan
+from pipeplan.testing.plans_programs import with_options
 from pipeplan.verifier.recompute import without_runs
 from tests.searches import limits
 
 
-def every_choice(first: int, last: int) -> Iterator[tuple[Segment, ...]]:
-    """All sets of disjoint runs of layers first..last."""
+def every_choice(first: int, last: int, chain: Chain | None = None) -> Iterator[Runs]:
+    """All sets of disjoint runs of layers first..last, options of layers of `chain` among them."""
     if first > last:
         yield ()
         return
-    for rest in every_choice(first + 1, last):
+    options = chain.layers[first].options if chain else ()
+    for rest in every_choice(first + 1, last, chain):
         yield rest
+        for number in range(len(options)):
+            yield (Run(first, first, number), *rest)
     for end in range(first, last + 1):
-        for rest in every_choice(end + 1, last):
-            yield ((first, end), *rest)
+        for rest in every_choice(end + 1, last, chain):
+            yield (Run(first, end), *rest)
 
 
-def some_chain(seed: int, layers: int) -> Chain:
-    """A random chain with small numbers; its layers share nothing."""
+def some_chain(seed: int, layers: int, options: int = 0) -> Chain:
+    """A random chain with small numbers; its layers share nothing and have up to some options."""
     chain = random_plan(seed, layers=layers, memory_model="exact").chain
-    free = tuple(layer.model_copy(update={"parameters": ()}) for layer in chain.layers)
-    return chain.model_copy(update={"layers": free})
+    bare = {"parameters": (), "options": ()}
+    free = tuple(layer.model_copy(update=bare) for layer in chain.layers)
+    chain = chain.model_copy(update={"layers": free, "programs": ()})
+    return with_options(Random(seed), chain, options) if options else chain
 
 
 def costs_of(chain: Chain, gpus: int, memory: int) -> CostModel:
@@ -47,12 +55,18 @@ def costs_of(chain: Chain, gpus: int, memory: int) -> CostModel:
     return CostModel(chain, uniform(gpus, memory, bandwidth_bytes_per_s=10**9), "2bw", "exact")
 
 
+def _load(layer: Layer) -> int:
+    return layer.forward_ns + layer.backward_ns
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_three_counts_of_a_run_agree(seed: int) -> None:
     """Solver, verifier and replay see the same layer in a run, by three computations."""
-    plan = random_plan(seed, memory_model="exact", offload=False)
-    runs = [run for stage in plan.stages if stage.remat for run in stage.remat.recompute]
-    mine = contract(plan.chain, runs)
+    plan = random_plan(seed, memory_model="exact", offload=False, programs=True)
+    given = [stage.remat for stage in plan.stages if stage.remat]
+    runs = [Run(*run) for each in given for run in each.recompute]
+    runs += [Run(layer, layer, option) for each in given for layer, option in each.programs]
+    mine = contract(plan.chain, sorted(runs))
     for one, two, three in zip(
         mine.chain.layers,
         without_runs(plan).chain.layers,
@@ -67,7 +81,7 @@ def test_three_counts_of_a_run_agree(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_options_are_what_their_runs_cost(seed: int) -> None:
     """Time, kept bytes and peak of an option are those of the merged chain with its runs."""
-    chain = some_chain(seed, 6)
+    chain = some_chain(seed, 6, options=3 * (seed % 2))
     offered, seen = list_options(chain), 0
     for last in range(6):
         for number in range(offered.more.shape[2]):
@@ -81,20 +95,25 @@ def test_options_are_what_their_runs_cost(seed: int) -> None:
             assert size.saved == offered.saved[0, last, number]
             peak = max(size.forward, size.saved + size.backward)
             assert peak == offered.peak[0, last, number]
-            layers = [layer for a, b in runs for layer in chain.layers[a : b + 1]]
-            assert sum(layer.forward_ns for layer in layers) == offered.more[0, last, number]
+            longer = sum(map(_load, mine.chain.layers)) - sum(map(_load, chain.layers))
+            assert longer == offered.more[0, last, number]
             seen += 1
     assert seen > 20
 
 
 @pytest.mark.parametrize("seed", range(14))
 def test_cuts_and_options_equal_brute_force(seed: int) -> None:
-    """Up to 6 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period."""
-    chain = some_chain(seed, 3 + seed % 4)
+    """Up to 6 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period.
+
+    Options count as runs: up to two for each of up to four layers.
+    """
+    options = 2 * (seed % 4 < 2)
+    chain = some_chain(seed, 3 + seed % 4, options)
     for memory in (25, 35, 50, 80):
         costs = costs_of(chain, 3, memory)
         found = RecomputeDP(costs, options=list_options(chain)).shortest(1)
-        choices = (contract(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        sets = every_choice(0, costs.layers - 1, chain)
+        choices = (contract(chain, runs).chain for runs in sets)
         partitions = (ContiguousDP(costs_of(one, 3, memory)).shortest(1) for one in choices)
         periods = [partition.period for partition in partitions if partition is not None]
         assert (None if found is None else found.period) == min(periods, default=None)
@@ -103,7 +122,7 @@ def test_cuts_and_options_equal_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(14))
 def test_the_runs_of_a_partition_give_its_period(seed: int) -> None:
     """The merged chain of the runs that the solver names reaches the period it claims."""
-    chain = some_chain(seed, 7)
+    chain = some_chain(seed, 7, options=seed % 3)
     for memory in (30, 45, 70):
         costs = costs_of(chain, 3, memory)
         solver = RecomputeDP(costs, options=list_options(chain))
@@ -141,12 +160,13 @@ def test_where_nothing_fits_recomputation_does() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_bound_exceeds_no_plan(seed: int) -> None:
     """Up to 6 layers on 3 GPUs: no set of runs has a relaxed period below the bound."""
-    chain = some_chain(seed, 3 + seed % 4)
+    chain = some_chain(seed, 3 + seed % 4, options=2 * (seed % 4 < 2))
     for memory in (30, 50):
         costs = costs_of(chain, 3, memory)
         lowest = max(1, int(load_bound(costs)))
         claimed = recompute_bound(costs, lowest)
-        choices = (contract(chain, runs).chain for runs in every_choice(0, costs.layers - 1))
+        sets = every_choice(0, costs.layers - 1, chain)
+        choices = (contract(chain, runs).chain for runs in sets)
         bounds = [contiguous_bound(costs_of(one, 3, memory), lowest) for one in choices]
         least = min((bound for bound in bounds if bound is not None), default=None)
         if claimed is None:
@@ -171,7 +191,8 @@ def test_dropped_options_lower_others(seed: int, monkeypatch: pytest.MonkeyPatch
     """However few options a segment keeps, the bound stays one: it only falls."""
     costs = costs_of(some_chain(seed, 8), 3, 40)
     many = recompute_bound(costs, 1)
-    monkeypatch.setattr("pipeplan.ilp.recompute.options.MOST", 2)
+    for module in ("options", "labels"):
+        monkeypatch.setattr(f"pipeplan.ilp.recompute.{module}.MOST", 2)
     few = recompute_bound(costs, 1)
     assert few is not None or many is None
     assert many is None or (few is not None and few <= many)

@@ -24,24 +24,30 @@ from pipeplan.ilp.offload.relief_estimate import estimate_relief, offloadable_se
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
-from pipeplan.ilp.recompute.assignment_annealing import RecomputeAssignmentAnnealing
+from pipeplan.ilp.recompute.assignment_annealing import (
+    KEPT,
+    OPTIONS,
+    RECOMPUTED,
+    RecomputeAssignmentAnnealing,
+)
 from pipeplan.ilp.recompute.balancing import joined
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.initial_sets import InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.moves import mutate
+from pipeplan.ilp.recompute.moves import mutate, ways
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.recompute.trim import trim
+from pipeplan.ilp.runs import Run, Runs
 from pipeplan.plan import OpKind
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import Case, chain_of
 from pipeplan.testing.networks import build
-from pipeplan.testing.plans import random_plan
 from pipeplan.verifier import verify
 from tests.searches import limits
+from tests.unit.ilp.test_recompute import some_chain
 
 GIB = 2**30
 
@@ -51,11 +57,9 @@ def machines(gpus: int, memory: int) -> Cluster:
     return uniform(gpus, memory, bandwidth_bytes_per_s=12 * 10**9)
 
 
-def random_costs(seed: int, layers: int, **cluster: Any) -> CostModel:
-    """A random chain with small numbers; its layers share nothing."""
-    chain = random_plan(seed, layers=layers, memory_model="exact").chain
-    free = tuple(layer.model_copy(update={"parameters": ()}) for layer in chain.layers)
-    chain = chain.model_copy(update={"layers": free})
+def random_costs(seed: int, layers: int, options: int = 0, **cluster: Any) -> CostModel:
+    """A random chain with small numbers, of `some_chain`."""
+    chain = some_chain(seed, layers, options)
     usual = {"bandwidth_bytes_per_s": 10**9} | cluster
     return CostModel(chain, uniform(3, usual.pop("memory", 60), **usual), "2bw", "exact")
 
@@ -63,8 +67,15 @@ def random_costs(seed: int, layers: int, **cluster: Any) -> CostModel:
 def test_runs_end_at_borders() -> None:
     """A run across borders becomes one run in each stage; what is kept stays kept."""
     stages = [(0, 2), (3, 3), (4, 9)]
-    assert clip_to_stages([(1, 5), (7, 8)], stages) == ((1, 2), (3, 3), (4, 5), (7, 8))
-    assert clip_to_stages([(0, 9)], stages) == ((0, 2), (3, 3), (4, 9))
+    runs = [Run(1, 5), Run(7, 7, 1), Run(8, 8)]
+    assert clip_to_stages(runs, stages) == (
+        Run(1, 2),
+        Run(3, 3),
+        Run(4, 5),
+        Run(7, 7, 1),
+        Run(8, 8),
+    )
+    assert clip_to_stages([Run(0, 9)], stages) == (Run(0, 2), Run(3, 3), Run(4, 9))
     assert clip_to_stages([], stages) == ()
 
 
@@ -72,29 +83,34 @@ def test_runs_end_at_borders() -> None:
 def test_a_step_changes_one_stage_alone(seed: int) -> None:
     """Runs stay disjoint, in order and inside their stages; few layers and many are reached."""
     random, stages = Random(seed), [(0, 4), (5, 5), (6, 11)]
-    runs: tuple[tuple[int, int], ...] = ()
-    counts = set()
+    runs: Runs = ()
+    counts, options = set(), set[Run]()
     for _ in range(600):
         stage = random.choice(stages)
-        new = mutate(random, runs, stage, [((6, 7), (9, 11))] if stage == (6, 11) else [])
+        offered = [(Run(6, 7), Run(9, 11))] if stage == (6, 11) else []
+        given = [Run(7, 7, 0), Run(7, 7, 1), Run(10, 10, 0)] if stage == (6, 11) else []
+        new = mutate(random, runs, stage, offered, given)
         assert clip_to_stages(new, stages) == new
-        assert all(first <= last for first, last in new)
-        assert all(one[1] < other[0] for one, other in pairwise(new))
-        outside = [run for run in runs if not stage[0] <= run[0] <= stage[1]]
-        assert outside == [run for run in new if not stage[0] <= run[0] <= stage[1]]
+        assert all(run.first <= run.last for run in new)
+        assert all(one.last < other.first for one, other in pairwise(new))
+        outside = [run for run in runs if not stage[0] <= run.first <= stage[1]]
+        assert outside == [run for run in new if not stage[0] <= run.first <= stage[1]]
         runs = new
-        counts.add(sum(last + 1 - first for first, last in runs))
+        counts.add(sum(run.last + 1 - run.first for run in runs))
+        options |= {run for run in runs if run.option is not None}
+    assert options == {Run(7, 7, 0), Run(7, 7, 1), Run(10, 10, 0)}
     assert counts >= set(range(4, 12))
 
 
 def test_joined_runs_cover_the_same_layers() -> None:
     """However long runs may be, the same layers are recomputed, and none crosses a border."""
-    single = [(layer, layer) for layer in (1, 2, 3, 4, 6)]
-    found = list(joined(single, [(0, 2), (3, 7)]))
-    assert found[0] == tuple(single)
-    assert ((1, 2), (3, 4), (6, 6)) in found
+    single = (*(Run(layer, layer) for layer in (1, 2, 3, 4, 6)), Run(7, 7, 0), Run(8, 8))
+    found = list(joined(single, [(0, 2), (3, 8)]))
+    assert found[0] == single
+    assert (Run(1, 2), Run(3, 4), Run(6, 6), Run(7, 7, 0), Run(8, 8)) in found
     for runs in found:
-        assert [n for a, b in runs for n in range(a, b + 1)] == [1, 2, 3, 4, 6]
+        assert [n for a, b, _ in runs for n in range(a, b + 1)] == [1, 2, 3, 4, 6, 7, 8]
+        assert Run(7, 7, 0) in runs
 
 
 def test_pieces_are_merged_chains() -> None:
@@ -110,19 +126,21 @@ def test_pieces_are_merged_chains() -> None:
         assert pieces.of(runs)[1] is mine
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_sums_of_a_balance_stay_right(seed: int) -> None:
-    """After thousands of steps the total is that of the same allocation and runs from scratch."""
-    costs, random = random_costs(seed, 10), Random(seed)
-    single = ContractionCache(costs).of(tuple((layer, layer) for layer in range(10)))[1]
-    load = costs.load_ns(0, 9, 0)
-    guess = Estimate(Allocation((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
-    balance = RecomputeAssignmentAnnealing(costs, single, load // 2, guess, [False] * 10, 0.01)
-    balance.anneal(random, 3000)
-    known = replace(guess, layout=Allocation(balance.homes, frozenset()))
-    fresh = RecomputeAssignmentAnnealing(costs, single, load // 2, known, balance.recomputed, 0.01)
-    assert fresh.total == pytest.approx(balance.total, abs=1e-6)
-    assert any(balance.recomputed)
+def test_sums_of_a_balance_stay_right() -> None:
+    """After thousands of steps the total is that of the same allocation and ways from scratch."""
+    used = set[int]()
+    for seed in range(5):
+        costs = random_costs(seed, 10, options=2)
+        variants = [ContractionCache(costs).of(runs)[1] for runs in ways(costs.chain)]
+        period = costs.load_ns(0, 9, 0) // 2
+        guess = Estimate(Allocation((0,) * 10, frozenset()), [6.0] * 10, [0.1] * 3)
+        balance = RecomputeAssignmentAnnealing(costs, variants, period, guess, [0] * 10, 0.01)
+        balance.anneal(Random(seed), 3000)
+        known = replace(guess, layout=Allocation(balance.homes, frozenset()))
+        fresh = RecomputeAssignmentAnnealing(costs, variants, period, known, balance.chosen, 0.01)
+        assert fresh.total == pytest.approx(balance.total, abs=1e-6)
+        used.update(balance.chosen)
+    assert used == {KEPT, RECOMPUTED, OPTIONS, OPTIONS + 1}
 
 
 def placed(costs: CostModel, random: Random) -> ModuloListScheduler | None:
@@ -198,7 +216,7 @@ def in_vain(**asked: Any) -> JointIncumbent:
     state = Incumbent(costs, limits(**asked))
     state.raise_bound("any", Fraction(1))
     joint = JointIncumbent(state, SearchResult(state))
-    chain, mine = ContractionCache(costs).of(((0, 1), (4, 4)))
+    chain, mine = ContractionCache(costs).of((Run(0, 1), Run(4, 4)))
     placing = ModuloListScheduler(
         mine, [(0, 1, 0), (2, 3, 1), (4, 4, 2)], 2 * mine.load_ns(0, 4, 0)
     )
@@ -238,7 +256,7 @@ def test_the_walk_finds_runs_by_itself() -> None:
         state = Incumbent(costs, replace(limits(), clock=DeterministicClock(), time_limit_s=20))
         state.raise_bound("any", Fraction(1))
         joint = JointIncumbent(state, SearchResult(state))
-        chain, mine = ContractionCache(costs).of(((0, 2), (3, 6)))
+        chain, mine = ContractionCache(costs).of((Run(0, 2), Run(3, 6)))
         placing = ModuloListScheduler(mine, [(0, 0, 0), (1, 1, 1)], mine.load_ns(0, 1, 0))
         if not placing.place() or not joint.offer(chain, mine, placing.schedule()):
             continue

@@ -215,6 +215,22 @@ def test_equal_layers(gpus: int, microbatches: int, memory: Fraction, most: floa
     assert found.period_ns <= most * microbatches * 12_000
 
 
+def test_progress_tells_of_steps_alone() -> None:
+    """The periodic plan that the search starts from is told as the step that it takes."""
+    chain, costs = equal(4, split=True, memory=Fraction(1))
+    problem = Problem(
+        chain=chain, cluster=costs.cluster, semantics="flush", microbatches=8, ks=AUTO_K
+    )
+    told: list[Fraction] = []
+    found = solve(
+        problem,
+        Limits(time_limit_s=1.0, deterministic=True),
+        progress=lambda _s, period, _b, _g, _p: told.append(period) if period else None,
+    )
+    assert told == sorted(told, reverse=True)
+    assert told[-1] * 8 == found.period_ns
+
+
 def test_a_backward_is_split_only_where_that_is_known() -> None:
     """Without figures of a layer its stage stays whole; the first stage always does."""
     chain, costs = equal(2, split=True, memory=Fraction(1))

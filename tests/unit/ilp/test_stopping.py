@@ -12,13 +12,15 @@ from ortools.sat.python import cp_model
 from pipeplan.ilp.cpsat.solve import CpSolver, configured, run_all
 from tests.searches import limits
 
-LIMIT_S = 30.0
+HOLES = 24
+LIMIT_S = 3600.0
+"""Of a solve, and longer than that of a test: one that is not stopped fails it."""
 
 
 def hard() -> tuple[CpSolver, cp_model.CpModel]:
-    """Pigeons that no search without symmetries places within the limit."""
+    """Pigeons that no search without symmetries places while a test may take."""
     model = cp_model.CpModel()
-    on = [[model.new_bool_var("") for _ in range(12)] for _ in range(13)]
+    on = [[model.new_bool_var("") for _ in range(HOLES)] for _ in range(HOLES + 1)]
     for row in on:
         model.add_bool_or(row)
     for hole in zip(*on, strict=True):
@@ -33,7 +35,7 @@ def hard() -> tuple[CpSolver, cp_model.CpModel]:
 
 def test_while_threads_start() -> None:
     """Interrupted before the second thread, the first solver is stopped at once."""
-    begun, start = time.monotonic(), threading.Thread.start
+    start = threading.Thread.start
     threads: list[threading.Thread] = []
 
     def started(thread: threading.Thread) -> None:
@@ -45,12 +47,11 @@ def test_while_threads_start() -> None:
     with mock.patch.object(threading.Thread, "start", started), pytest.raises(KeyboardInterrupt):
         run_all([hard(), hard()])
     assert not threads[0].is_alive()
-    assert time.monotonic() - begun < LIMIT_S / 2
 
 
 def test_before_the_search_begins() -> None:
     """A solver that has not begun when it is stopped first is stopped as soon as it begins."""
-    begun, solve, join = time.monotonic(), CpSolver.solve, threading.Thread.join
+    solve, join = CpSolver.solve, threading.Thread.join
     others = threading.active_count()
 
     def late(solver: CpSolver, model: cp_model.CpModel) -> object:
@@ -69,15 +70,14 @@ def test_before_the_search_begins() -> None:
     ):
         run_all([hard()])
     assert threading.active_count() == others
-    assert time.monotonic() - begun < LIMIT_S / 2
 
 
 def test_what_a_solve_raises() -> None:
     """An exception in a solver's thread comes out, and the other solver is stopped."""
-    begun, (broken, model) = time.monotonic(), hard()
+    others, (broken, model) = threading.active_count(), hard()
     with (
         mock.patch.object(broken, "solve", side_effect=MemoryError("no room")),
         pytest.raises(MemoryError, match="no room"),
     ):
         run_all([(broken, model), hard()])
-    assert time.monotonic() - begun < LIMIT_S / 2
+    assert threading.active_count() == others

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeplan import Pipeline, pipeline
+from pipeplan import Pipeline
 from pipeplan.errors import InputError
 from pipeplan.launch.elsewhere import chain_facts, remark
 from pipeplan.launch.progress import Progress
+from pipeplan.pipeline import pipeline
 from pipeplan.plan import Plan
 from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
 from tests import launch_task

@@ -15,9 +15,10 @@ import torch
 
 from pipeplan.device_program import DeviceProgram, Instruction, InstructionKind
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.operators import Captured, by_operators, capture, executor, measured
+from pipeplan.operators import Captured, by_operators, capture, executor
 from pipeplan.operators.host import BesideHost
-from pipeplan.operators.prepared import Prepared
+from pipeplan.operators.prepared import PreparedProgram
+from pipeplan.rehearsal import measured
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.device_programs import random_program, recomputing
 from tests.operator_models import MODELS, Model, model
@@ -91,7 +92,7 @@ def test_storages_go_behind_their_copy_and_last_use(monkeypatch: pytest.MonkeyPa
     lines[later + 1 : later + 1] = [Instruction(kind, storage) for kind in kinds]
     lines.insert(at, Instruction(InstructionKind.OFFLOAD, storage))
     program = DeviceProgram(tuple(lines))
-    steps = Prepared(captured, program).forward
+    steps = PreparedProgram(captured, program).forward
     assert steps[at].used_later
     assert [index for index, each in enumerate(steps) if storage in each.unused] == [later + 1]
     monkeypatch.setattr(executor, "host_of", BesideHost)
@@ -144,14 +145,14 @@ def test_a_pass_that_fails_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> N
     chosen, captured, _ = found("gpt, explicit attention")
     monkeypatch.setattr(executor, "host_of", BesideHost)
     module = by_operators(chosen.module, captured, _offloaded_early(captured))
-    usual = executor.Pass._run
+    usual = executor.ProgramPass._run
 
-    def failing(self: executor.Pass, index: int) -> None:
+    def failing(self: executor.ProgramPass, index: int) -> None:
         if index == 1:
             raise RuntimeError("no memory")
         usual(self, index)
 
-    monkeypatch.setattr(executor.Pass, "_run", failing)
+    monkeypatch.setattr(executor.ProgramPass, "_run", failing)
     before = threading.active_count()
     with pytest.raises(RuntimeError, match="no memory"):
         module(*chosen.args)

@@ -19,10 +19,8 @@ from pipeplan.operators import (
     UncapturableError,
     by_operators,
     capture,
-    check_agreement,
-    estimated,
-    measured,
 )
+from pipeplan.rehearsal import check_agreement, estimated, measured
 from pipeplan.remat.programs import judge, keep_all
 from tests.operator_models import Gpt, InPlace, Lstm, Model, model
 from tests.operator_steps import step

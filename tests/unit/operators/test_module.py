@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ from torch import Tensor, nn
 
 from pipeplan.device_program import DeviceProgram, Instruction, InstructionKind
 from pipeplan.errors import InputError
+from pipeplan.gradients import give_sum
 from pipeplan.operators import by_operators, capture
-from pipeplan.remat.programs import keep_all
+from pipeplan.remat.programs import judge, keep_all
 
 
 def planned(source: Tensor | None = None) -> tuple[nn.Module, nn.Module]:
@@ -90,6 +94,51 @@ def test_calls_unlike_the_captured_one_are_refused(said: str, call: Any) -> None
         call(other)
 
 
+def _freeze(other: Any) -> None:
+    other[0].weight.requires_grad_(False)
+
+
+def _hook_submodule(other: Any) -> None:
+    other[0].register_forward_hook(lambda *_: None)
+
+
+def _hook_gradient(other: Any) -> None:
+    other[0].weight.register_post_accumulate_grad_hook(lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("requires_grad of parameters", _freeze),
+        ("hooks of submodules", _hook_submodule),
+        ("0.weight: got a hook on its gradient", _hook_gradient),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(said: str, change: Any) -> None:
+    """The program knows nothing of what is done to the module behind its capture."""
+    _, other = planned()
+    change(other)
+    with pytest.raises(InputError, match=said):
+        other(torch.ones(3, 4))
+
+
+def test_a_backward_under_autocast_is_refused() -> None:
+    """Autograd would cast there; the program does not."""
+    _, other = planned()
+    result = other(torch.ones(3, 4)).sum()
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="under autocast"):
+        result.backward()
+
+
+def test_a_copy_trains_its_own_parameters() -> None:
+    """And leaves those of the first one alone."""
+    _, other = planned()
+    copied = copy.deepcopy(other)
+    copied(torch.ones(3, 4)).sum().backward()
+    assert all(each.grad is not None for each in copied.parameters())
+    assert all(each.grad is None for each in other.parameters())
+
+
 def _cast(other: nn.Module) -> Any:
     with torch.autocast("cpu", torch.bfloat16):
         return other(torch.ones(3, 4))
@@ -136,3 +185,91 @@ def test_programs_that_cannot_run_are_refused(
         lines = (*away, *keep_all(captured.graph).instructions)
     with pytest.raises(InputError, match=said):
         by_operators(module, captured, DeviceProgram(lines))
+
+
+class HandsOn(nn.Module):
+    """Uses its input twice, and hands it on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        made = self.first(value).tanh() * mask + self.second(value).sigmoid()
+        return made, value, mask
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_inputs_that_are_handed_on_are_no_copies(own: bool) -> None:
+    """Output and input are one storage; gradients of all uses add up in the module's order."""
+    torch.manual_seed(0)
+    module, mask = HandsOn(), torch.rand(3, 4)
+    captured = capture(module, torch.ones(3, 4, requires_grad=True), mask)
+    captured = captured.with_own_inputs() if own else captured
+    assert len(captured.graph.outputs) == 3
+    program = keep_all(captured.graph)
+    assert judge(captured.graph, program).violations == ()
+    other = by_operators(module, captured, program)
+    source, found = torch.randn(3, 4), []
+    for each in (module, other):
+        module.zero_grad()
+        leaf = source.clone().requires_grad_()
+        value = leaf * 1
+        made, passed, same = each(value, mask)
+        assert passed.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        assert same.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr()
+        (made.square().sum() + (passed * 1.7).exp().sum()).backward()
+        assert leaf.grad is not None
+        found.append([leaf.grad, *(p.grad for p in module.parameters() if p.grad is not None)])
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_an_input_that_is_given_away_goes_when_nothing_reads_it() -> None:
+    """Between forward and backward of a sigmoid only its output is there."""
+    module = nn.Sigmoid()
+    captured = capture(module, torch.ones(3, 4, requires_grad=True)).with_own_inputs()
+    other = by_operators(module, captured, keep_all(captured.graph))
+    value = torch.ones(3, 4, requires_grad=True) * 1
+    watched = weakref.ref(value.untyped_storage())
+    made = other(value)
+    del value
+    gc.collect()
+    assert watched() is None
+    made.sum().backward()
+
+
+def test_wider_sums_of_gradients_are_added_to() -> None:
+    """As a hook of ours does in a run: the leaf's own gradient stays empty."""
+    module = nn.Linear(4, 2).to(torch.bfloat16)
+    sums = [torch.zeros_like(each, dtype=torch.float32) for each in module.parameters()]
+    for parameter, total in zip(module.parameters(), sums, strict=True):
+        give_sum(parameter, total)
+    source = torch.randn(3, 4).to(torch.bfloat16)
+    captured = capture(module, source)
+    other = by_operators(module, captured, keep_all(captured.graph))
+    for _ in range(2):
+        other(source).square().sum().backward()
+    mine = [total.clone() for total in sums]
+    for total in sums:
+        total.zero_()
+    for _ in range(2):
+        module(source).square().sum().backward()
+    assert all(map(torch.equal, mine, sums))
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_equal_structures_have_one_digest() -> None:
+    """Names and times do not count; sizes, targets and whose the inputs are do."""
+
+    def digest(module: nn.Module, rows: int = 3) -> str:
+        return capture(module, torch.ones(rows, 4)).graph.structure_digest()
+
+    one = digest(nn.Sequential(nn.Linear(4, 4)))
+    assert one == digest(nn.Sequential(nn.Identity(), nn.Linear(4, 4)))
+    assert one != digest(nn.Sequential(nn.Linear(4, 4)), rows=4)
+    assert one != digest(nn.Sequential(nn.Linear(4, 4, bias=False)))
+    captured = capture(nn.Sequential(nn.Linear(4, 4)), torch.ones(3, 4))
+    times = tuple(range(len(captured.graph.operations)))
+    assert one == captured.with_times(times).graph.structure_digest()
+    assert one != captured.with_own_inputs().graph.structure_digest()

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeplan.operators import UncapturableError, by_operators, capture, check_agreement
+from pipeplan.operators import UncapturableError, by_operators, capture
+from pipeplan.rehearsal import check_agreement
 from pipeplan.testing.device_programs import random_program
 from tests import odd_models
 from tests.operator_models import Model

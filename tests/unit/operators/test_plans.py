@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeplan.operators import by_operators
-from pipeplan.remat.graph import Budget, GraphProblem, Limits, solve
+from pipeplan.remat.graph import Budget, GraphProblem, SearchLimits, solve
 from pipeplan.remat.programs import judge, keep_all
 from tests.operator_models import MODELS
 from tests.operator_steps import step
@@ -26,7 +26,7 @@ def test_plans_run_within_their_budget(name: str) -> None:
     kept = judge(graph, keep_all(graph))
     moving = kept.peak_bytes - graph.static_bytes
     budgets = [Budget(graph.static_bytes + moving * share // 20) for share in range(20, 9, -1)]
-    limits = Limits(seconds=5, deterministic=0.2)
+    limits = SearchLimits(seconds=5, deterministic=0.2)
     answers = solve(GraphProblem(graph), budgets, 8, "rockmate", limits).answers
     options = [answer.option for answer in answers if answer.option is not None]
     assert options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -38,6 +39,12 @@ def planned(memory: int, **options: Any) -> Plan:
     return solve(chain(), machines(memory), Config(**limits | options))
 
 
+@functools.cache
+def with_little(semantics: str = "2bw") -> Plan:
+    """The plan with recomputation where no other one fits."""
+    return planned(LITTLE, semantics=semantics, recompute="auto")
+
+
 def per_microbatch(plan: Plan) -> Fraction:
     """Ns."""
     return Fraction(plan.period_ns, plan.k)
@@ -48,7 +55,7 @@ def test_a_plan_where_there_was_none(semantics: str) -> None:
     """Where no plan exists that keeps everything, one exists that does not; every voice agrees."""
     with pytest.raises(InfeasibleError):
         planned(LITTLE, semantics=semantics)
-    plan = planned(LITTLE, semantics=semantics, recompute="auto")
+    plan = with_little(semantics)
     assert verify(plan) == ()
     assert any(stage.remat for stage in plan.stages)
     assert plan.chain == chain()
@@ -93,7 +100,7 @@ def test_the_bound_holds_with_recomputation() -> None:
 
 def test_resumes_from_a_plan_that_recomputes() -> None:
     """With --recompute auto it competes; without, it is refused with the way out."""
-    first = planned(LITTLE, recompute="auto")
+    first = with_little()
     second = planned(LITTLE, recompute="auto", resume=first, time_limit_s=0.5)
     assert per_microbatch(second) <= per_microbatch(first)
     with pytest.raises(InputError, match="recompute layers"):
@@ -110,7 +117,7 @@ def test_a_plan_to_start_from_competes_though_the_gap_is_reached() -> None:
 
 def test_resumes_no_plan_of_another_question() -> None:
     """A recomputing plan of another chain, on more GPUs, or that offloads is refused at once."""
-    first = planned(LITTLE, recompute="auto")
+    first = with_little()
     seen: list[str] = []
     config = Config(recompute="auto", resume=first, time_limit_s=1, workers=1)
 

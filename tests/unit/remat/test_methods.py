@@ -26,7 +26,9 @@ from pipeplan.remat import (
 from pipeplan.remat.checkpointing.periodic import keep_all, periodic, periodic_within
 from pipeplan.remat.checkpointing.revolve import opt_0, revolve, revolve_within
 from pipeplan.remat.checkpointing.rotor import rotor
+from pipeplan.report.budget import curves_of
 from pipeplan.testing.refusals import least_bytes
+from tests import grids
 from tests.remat_brute import random_costs
 
 HOST = HostLink(10**9)
@@ -111,7 +113,7 @@ def test_no_comparator_beats_rotor(seed: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", *(name for name in METHODS if name != "tflms")])
-@pytest.mark.parametrize("seed", range(10))
+@grids.first(4, seed=range(10))
 def test_refusals_name_the_smallest_budget(method: str, seed: int) -> None:
     """The budget that a refusal names is enough, one byte less is not, and a layer is named."""
     costs = replace(random_costs(random.Random(seed), 7), names=tuple("abcdefg"))
@@ -270,7 +272,7 @@ def test_the_curve_has_the_units_of_its_values(size: int, time: int, x: str, y: 
         {"budget_bytes": size // 2, "rotor": None, "swap": time},
         {"budget_bytes": size, "rotor": time // 2, "swap": None},
     ]
-    curves = verb._curves("chain", points)
+    curves = curves_of("chain", points)
     assert (curves.x, curves.y) == (x, y)
     assert curves.lines["rotor"][0][1] is None
     assert 1 <= curves.lines["rotor"][1][0] < 1024

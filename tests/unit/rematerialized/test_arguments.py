@@ -10,7 +10,7 @@ import torch
 
 from pipeplan import rematerialize
 from pipeplan.errors import InputError
-from tests.lean_modules import LOSS, SAMPLE, lean, row, source
+from tests.lean_modules import LOSS, SAMPLE, by_layers, lean, row, source
 
 
 def test_calls_that_cannot_be_run_are_refused() -> None:
@@ -43,6 +43,8 @@ def test_measuring_without_gradients_is_refused(mode: Callable[[], Any]) -> None
         ("max_layers", 1.5),
         ("method", "fastest"),
         ("host_bandwidth", 3),
+        ("time_limit_s", 0),
+        ("time_limit_s", "20"),
     ],
 )
 def test_odd_arguments_are_refused(name: str, value: object) -> None:
@@ -54,6 +56,4 @@ def test_odd_arguments_are_refused(name: str, value: object) -> None:
 
 def test_a_single_rehearsal_has_no_spread() -> None:
     """Noise cannot be told from one call."""
-    assert (
-        rematerialize(row(), SAMPLE, "1GiB", repeats=1, loss=LOSS).rematerialization_spread is None
-    )
+    assert by_layers(row(), SAMPLE, "1GiB", repeats=1, loss=LOSS).rematerialization_spread is None

@@ -13,11 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan import rematerialize
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes
-from pipeplan.rematerialized import api, timing
-from tests.lean_modules import LOSS, SAMPLE, exported, lean, row, source
+from pipeplan.rematerialized import layers, timing
+from tests.lean_modules import LOSS, SAMPLE, by_layers, exported, lean, row, source
 
 
 def left_by(module: nn.Module, around: AbstractContextManager[Any] | None = None) -> list[Tensor]:
@@ -131,7 +130,7 @@ def test_the_loss_and_the_target_are_left_as_they_were(given: Tensor | None) -> 
     loss, target = Weighted(), torch.zeros(64, 8, requires_grad=True)
     loss.weight.grad = given if given is None else given.clone()
     kept = loss.weight.grad
-    rematerialize(row(), (SAMPLE[0], target), "1GiB", loss=loss, repeats=1)
+    by_layers(row(), (SAMPLE[0], target), "1GiB", loss=loss, repeats=1)
     assert target.grad is None
     assert loss.count == 0
     assert loss.weight.grad is kept
@@ -150,7 +149,7 @@ def test_hooks_that_step_are_refused() -> None:
     hook = next(module.parameters()).register_post_accumulate_grad_hook(step)
     before = [parameter.detach().clone() for parameter in module.parameters()]
     with pytest.raises(InputError, match=r"0\.0\.weight: has a hook"):
-        rematerialize(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
+        by_layers(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
     assert all(map(torch.equal, before, module.parameters()))
     hook.remove()
     small, plain = lean(module), row()
@@ -233,7 +232,7 @@ def test_gradients_that_are_there_are_not_replaced_while_measuring() -> None:
     weight = next(module.parameters())
     weight.grad = torch.full_like(weight, 2.0)
     given = weight.grad
-    rematerialize(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
+    by_layers(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
     assert all(each is given for each in seen)
     assert weight.grad is given
     assert torch.equal(given, torch.full_like(weight, 2.0))
@@ -254,7 +253,7 @@ def test_the_rehearsal_holds_the_budget_and_copies(monkeypatch: pytest.MonkeyPat
         peaks.append(live.peak)
         return result
 
-    monkeypatch.setattr(api, "rehearsed", watched)
+    monkeypatch.setattr(layers, "rehearsed", watched)
     with live:
         planned: Any = lean(module)
     copies = sum(each.nbytes for each in [*gradients, *module.buffers()])
@@ -301,7 +300,7 @@ def test_buffers_that_a_forward_replaces_are_refused() -> None:
     module = row(Replaces)
     before = list(module.buffers())
     with pytest.raises(InputError, match="'mean': its layer's forward replaces it"):
-        rematerialize(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
+        by_layers(module, SAMPLE, "1GiB", loss=LOSS, repeats=1)
     assert all(a is b for a, b in zip(before, module.buffers(), strict=True))
     assert all(torch.equal(mean, torch.zeros(8)) for mean in before if mean.shape == (8,))
 

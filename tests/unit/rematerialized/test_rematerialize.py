@@ -20,6 +20,7 @@ from pipeplan.remat import DeviceOpKind, HostLink, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
+from tests.lean_modules import by_layers
 
 FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
 """So fast that to wait on the host is cheaper than to run again, whatever was measured."""
@@ -35,10 +36,10 @@ TINY = {
     "tied": {"sequence": 16, "tied": True},
 }
 MODELS = {"tied": "gpt2"}
-FEW = [
-    pytest.param(name, marks=pytest.mark.long) if name == "inception" else name for name in TINY
-]
-"""Inception takes longest, and joins branches as DenseNet and U-Net do."""
+ALIKE = {"inception", "vit", "tied"}
+FEW = [pytest.param(name, marks=pytest.mark.long) if name in ALIKE else name for name in TINY]
+"""Inception joins branches as DenseNet and U-Net do, ViT's blocks are those of GPT-2 and Mixer,
+and shared parameters have a test of their own."""
 BETWEEN = ["gpt2", "mixer"]
 """Of which budgets between the least and all are tried, too; of the others when long."""
 
@@ -75,7 +76,7 @@ def least(task: Task) -> int:
     """The smallest budget."""
     assert isinstance(task.model, nn.Module)
     with pytest.raises(InfeasibleError) as refused:
-        rematerialize(task.model, task.microbatch(0), 1, loss=task.loss, repeats=1)
+        by_layers(task.model, task.microbatch(0), 1, loss=task.loss, repeats=1)
     return least_bytes(refused.value)
 
 
@@ -87,7 +88,7 @@ def test_a_module_within_a_budget_between_is_the_plain_module(name: str) -> None
     """Between the least and all that is kept: bit-equal, too; the peak is as predicted."""
     task = tiny(name)
     assert isinstance(task.model, nn.Module)
-    free = rematerialize(task.model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
+    free = by_layers(task.model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
     between = budgets(free.rematerialization_costs, None, 3)[1:]
     check_within(task, between)
 
@@ -105,7 +106,7 @@ def check_within(task: Task, limits: Sequence[int]) -> None:
     expected = trained(copy.deepcopy(task.model), task)
     for budget in limits:
         model = copy.deepcopy(task.model)
-        lean = rematerialize(model, task.microbatch(0), budget, loss=task.loss, repeats=1)
+        lean = by_layers(model, task.microbatch(0), budget, loss=task.loss, repeats=1)
         found = trained(lean, task)
         assert all(map(torch.equal, expected, found))
         assert list(lean.state_dict()) == list(model.state_dict())
@@ -122,10 +123,10 @@ def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     assert isinstance(task.model, nn.Module)
     expected = trained(copy.deepcopy(task.model), task)
     options = {"loss": task.loss, "repeats": 1, **FAST}
-    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    free = by_layers(task.model, task.microbatch(0), "1TiB", **options)
     for budget in budgets(free.rematerialization_costs, HostLink(10**13), 4)[:3:2]:
         model = copy.deepcopy(task.model)
-        lean = rematerialize(model, task.microbatch(0), budget, **options)
+        lean = by_layers(model, task.microbatch(0), budget, **options)
         found = trained(lean, task)
         assert all(map(torch.equal, expected, found))
         kinds = {op.kind for op in lean.rematerialization.schedule.ops}
@@ -152,9 +153,9 @@ def test_a_layer_that_fails_leaves_no_worker_behind(monkeypatch: pytest.MonkeyPa
     task = tiny("mixer")
     assert isinstance(task.model, nn.Module)
     options = {"loss": task.loss, "repeats": 1, **FAST}
-    free = rematerialize(task.model, task.microbatch(0), "1TiB", **options)
+    free = by_layers(task.model, task.microbatch(0), "1TiB", **options)
     budget, *_ = budgets(free.rematerialization_costs, HostLink(10**13), 2)
-    lean = rematerialize(task.model, task.microbatch(0), budget, **options)
+    lean = by_layers(task.model, task.microbatch(0), budget, **options)
     orders = lean._prepared.script.forward
     layer = next(order.op.index for order in orders if order.used_later)
     gc.collect()
@@ -180,7 +181,7 @@ def test_autocast_is_kept_when_layers_run_again() -> None:
     other = copy.deepcopy(model)
     source, target = task.microbatch(0)
     with torch.autocast("cpu", torch.bfloat16):
-        lean = rematerialize(model, (source, target), least(task), loss=task.loss, repeats=1)
+        lean = by_layers(model, (source, target), least(task), loss=task.loss, repeats=1)
         losses = [task.loss(each(source), target) for each in (other, lean)]
     for loss in losses:
         loss.backward()
@@ -200,7 +201,7 @@ def test_a_weight_used_twice_under_autocast() -> None:
     model = nn.Sequential(nn.Linear(6, 6), _Block(twice), nn.Linear(6, 6))
     other, source = copy.deepcopy(model), torch.randn(5, 6)
     with torch.autocast("cpu", torch.bfloat16):
-        lean = rematerialize(model, source, "1MiB", repeats=1)
+        lean = by_layers(model, source, "1MiB", repeats=1)
         for each in (other, lean):
             each(source).float().sum().backward()
     for first, second in zip(other.parameters(), model.parameters(), strict=True):
@@ -229,7 +230,7 @@ def test_shared_parameters_and_interleaved_micro_batches() -> None:
         model = task.model
         assert isinstance(model, nn.Module)
         if budget:
-            lean = rematerialize(model, task.microbatch(0), least(task), loss=task.loss, repeats=1)
+            lean = by_layers(model, task.microbatch(0), least(task), loss=task.loss, repeats=1)
         else:
             lean = model
         torch.manual_seed(1)
@@ -251,10 +252,10 @@ def test_a_budget_below_the_least_names_layer_and_least() -> None:
     assert isinstance(task.model, nn.Module)
     options = {"loss": task.loss, "repeats": 1}
     with pytest.raises(InfeasibleError, match=r"layer \d+ \('.*'\) holds") as refused:
-        rematerialize(task.model, task.microbatch(0), "1MiB", **options)
+        by_layers(task.model, task.microbatch(0), "1MiB", **options)
     limit = least_bytes(refused.value)
     assert f"Give budget={limit}, a smaller micro-batch" in str(refused.value)
-    lean = rematerialize(task.model, task.microbatch(0), limit, **options)
+    lean = by_layers(task.model, task.microbatch(0), limit, **options)
     assert lean.rematerialization.outcome.peak_bytes == limit
 
 
@@ -262,7 +263,7 @@ def test_without_gradients_or_in_eval_mode_the_plain_module_runs() -> None:
     """Evaluation takes any shape and computes what the plain module computes."""
     task = tiny("mixer")
     assert isinstance(task.model, nn.Module)
-    lean = rematerialize(task.model, task.microbatch(0)[0], "1TiB", repeats=1)
+    lean = by_layers(task.model, task.microbatch(0)[0], "1TiB", repeats=1)
     source = task.microbatch(1)[0][:1]
     with torch.no_grad():
         assert torch.equal(lean(source), task.model(source))
@@ -280,7 +281,7 @@ def test_nothing_but_the_budget_is_different_afterwards() -> None:
     before = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
     kept = [None if value is None else value.clone() for value in before]
     state = torch.get_rng_state()
-    rematerialize(model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
+    by_layers(model, task.microbatch(0), "1TiB", loss=task.loss, repeats=1)
     after = [*model.parameters(), *(p.grad for p in model.parameters()), *model.buffers()]
     assert torch.equal(state, torch.get_rng_state())
     for value, first, old in zip(after, before, kept, strict=True):
@@ -324,7 +325,7 @@ def test_other_calls_than_the_planned_one_are_refused() -> None:
     """Another shape, frozen weights, a second backward, weights changed in between."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     source = torch.ones(2, 4)
-    lean = rematerialize(model, source, "1GiB", repeats=1)
+    lean = by_layers(model, source, "1GiB", repeats=1)
     with pytest.raises(InputError, match=r"shape \[3, 4\]"):
         lean(torch.ones(3, 4))
     result = lean(source).sum()
@@ -348,7 +349,7 @@ def test_the_input_gets_its_gradient() -> None:
     model(source).sum().backward()
     assert source.grad is not None
     expected, source.grad = source.grad, None
-    lean = rematerialize(model, source, "1GiB", repeats=1, method="revolve")
+    lean = by_layers(model, source, "1GiB", repeats=1, method="revolve")
     lean(source).sum().backward()
     assert torch.equal(source.grad, expected)
 

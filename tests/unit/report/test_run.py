@@ -115,9 +115,23 @@ def test_a_folder_without_a_run_is_refused(
 LESS = {
     "host_bytes": [0, 26],
     "stages": [
-        {"gpu": 0, "layers": [0, 2], "recompute": [[0, 0], [2, 2]], "again_ns": 7}
+        {
+            "gpu": 0,
+            "layers": [0, 2],
+            "recompute": [[0, 0], [2, 2]],
+            "again_ns": 7,
+            "programs": [],
+            "programs_ns": 0,
+        }
         | {"offload": [], "offload_bytes": 0, "offloaded": [0, 2]},
-        {"gpu": 1, "layers": [3, 4], "recompute": [], "again_ns": 0}
+        {
+            "gpu": 1,
+            "layers": [3, 4],
+            "recompute": [],
+            "again_ns": 0,
+            "programs": [],
+            "programs_ns": 0,
+        }
         | {"offload": [[3, 4]], "offload_bytes": 13, "offloaded": [1, 2]},
     ],
 }

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from pipeplan.chain import Layer
+from pipeplan.chain import Layer, LayerOption, OperatorProgram
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
 from pipeplan.errors import InputError
 from pipeplan.plan import Bounds, Plan, Remat, Semantics, Solver
 from pipeplan.report import gantt, tables
+from pipeplan.report.remat import remat_shares
 from pipeplan.units import format_ns
 from pipeplan.verifier import audit
 from tests import handmade_offload
@@ -68,6 +69,21 @@ def test_headline_says_what_is_recomputed() -> None:
     took = format_ns(plan.chain.layers[1].forward_ns)
     lines = [line for line in shown.splitlines() if "recomputed" in line]
     assert [line.split(maxsplit=1)[1].strip() for line in lines] == [f"gpu1, layers 1: {took}"]
+
+
+def test_headline_says_which_layers_run_programs() -> None:
+    """Neighbours are a run of layers; what they take longer stands beside them."""
+    plan = two_stages()
+    layer = plan.chain.layers[1]
+    option = LayerOption(program=0, forward_ns=layer.forward_ns, backward_ns=layer.backward_ns + 3)
+    program = OperatorProgram(graph_digest="", text="")
+    layers = (plan.chain.layers[0], layer.model_copy(update={"options": (option,)}))
+    chain = plan.chain.model_copy(update={"layers": layers, "programs": (program,)})
+    second = plan.stages[1].model_copy(update={"remat": Remat(programs=((1, 0),))})
+    plan = plan.model_copy(update={"chain": chain, "stages": (plan.stages[0], second)})
+    shown = [" ".join(line.split()) for line in text(tables.headline(plan)).splitlines()]
+    assert "device programs gpu1, layers 1: 3 ns" in shown
+    assert remat_shares(plan)[1].recomputed == "programs of 1: 3 ns"
 
 
 def test_headline_says_whose_backward_is_split() -> None:

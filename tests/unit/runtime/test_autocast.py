@@ -24,11 +24,14 @@ from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
+from tests.captured import chain_of
 from tests.unit.runtime.test_hooks import recomputing
-from tests.unit.runtime.test_memory import measured, planned
+from tests.unit.runtime.test_memory import measured_of, planned
 from tests.unit.runtime.test_updates import MAPS, STEPS, M, check, same
 
 MODES = ["flush", "2bw"]
+N = launch_task.MICROBATCHES
+"""Per step of plans of the launch tests' task."""
 SHAPES = {"one rank": MAPS["one rank"], "looped": MAPS["looped"]}
 
 
@@ -114,7 +117,7 @@ def launched(ranks: int, semantics: Semantics) -> Plan:
 def test_evaluation_is_cast_too(ranks: int, semantics: Semantics) -> None:
     """Losses in eval mode are those of a plain evaluation under autocast."""
     one = of_launch()
-    trained = reference.train(semantics, split(one), one, 2, M, 3, evaluate=3)
+    trained = reference.train(semantics, split(one), one, 2, N, 3, evaluate=3)
 
     def work(transport: Transport) -> float | None:
         with Pipeline(one, launched(ranks, semantics), seed=3, transport=transport) as pipeline:
@@ -154,12 +157,12 @@ def test_a_block_around_the_run_learns(semantics: Semantics) -> None:
     one = launch_task.task(0)
     plan = launch_task.plan(1, semantics)
     cast = of_launch()
-    expected = reference.train(semantics, split(cast), cast, STEPS, M, 3, evaluate=2)
+    expected = reference.train(semantics, split(cast), cast, STEPS, N, 3, evaluate=2)
     with Pipeline(one, plan, seed=3) as pipeline, torch.autocast("cpu", torch.bfloat16):
         before = pipeline.evaluate(numbers=range(2))
         losses = pipeline.run(STEPS)
         after = pipeline.evaluate(numbers=range(2))
-    assert losses == [sum(expected.losses[i : i + M]) / M for i in range(0, STEPS * M, M)]
+    assert losses == [sum(expected.losses[i : i + N]) / N for i in range(0, STEPS * N, N)]
     assert after == sum(expected.evaluated) / 2 != before
 
 
@@ -177,9 +180,9 @@ def test_a_block_around_a_run_of_several_ranks_is_refused() -> None:
                     call()
             return pipeline.run(2)
 
-    expected = reference.train("2bw", split(launch_task.task(0)), launch_task.task(0), 2, M, 3)
+    expected = reference.train("2bw", split(launch_task.task(0)), launch_task.task(0), 2, N, 3)
     losses = next(each for each in run_ranks(2, work) if each)
-    assert losses == [sum(expected.losses[i : i + M]) / M for i in range(0, 2 * M, M)]
+    assert losses == [sum(expected.losses[i : i + N]) / N for i in range(0, 2 * N, N)]
 
 
 def exported() -> Task:
@@ -202,7 +205,7 @@ def test_exported_models(ranks: int, semantics: Semantics) -> None:
         newest = [w.detach().clone() for w in weights]
         _fill(weights, previous if semantics == "2bw" else newest)
         optimizer.zero_grad()
-        for number in range(step * M, (step + 1) * M):
+        for number in range(step * N, (step + 1) * N):
             source, target = plain.data(number)
             with torch.autocast("cpu", torch.bfloat16):
                 loss = plain.loss(plain.model(source).logits, target)
@@ -210,7 +213,7 @@ def test_exported_models(ranks: int, semantics: Semantics) -> None:
             losses.append(loss.item())
         _fill(weights, newest)
         for weight in weights:
-            weight.grad /= M
+            weight.grad /= N
         optimizer.step()
         previous = newest
 
@@ -222,7 +225,7 @@ def test_exported_models(ranks: int, semantics: Semantics) -> None:
 
     told = run_ranks(ranks, work)
     heard = next(losses for losses, _ in told if losses)
-    assert heard == [sum(losses[i : i + M]) / M for i in range(0, len(losses), M)]
+    assert heard == [sum(losses[i : i + N]) / N for i in range(0, len(losses), N)]
     got = {name: value for _, state in told for name, value in state.items()}
     for name, weight in plain.model.named_parameters():
         assert torch.equal(got[f"model.{name}"], weight), name
@@ -250,7 +253,7 @@ def cast(name: str) -> Task:
 @functools.cache
 def profiled(name: str) -> Chain:
     """Its chain, with times that make every op last."""
-    chain = profile_task(cast(name), repeats=1, warmup=0)
+    chain = chain_of(cast, name)
     layers = tuple(
         layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
         for i, layer in enumerate(chain.layers)
@@ -278,11 +281,11 @@ def test_peak_is_as_planned(name: str, shape: tuple[int, int, int], semantics: S
     """Every rank's measured peak equals `peak_bytes`, to the byte; with recomputing, none more."""
     gpus, k, seed = shape
     plan = planned(profiled(name), gpus, semantics, k, seed)
-    assert measured(plan, cast(name)) == [row.peak_bytes for row in plan.memory]
+    assert measured_of(plan, cast, name) == [row.peak_bytes for row in plan.memory]
     rng = Random(seed)
     stages = tuple(plans.recomputing(rng, stage) for stage in plan.stages)
     again = planned(profiled(name), gpus, semantics, k, seed, stages)
-    peaks = measured(again, cast(name))
+    peaks = measured_of(again, cast, name)
     most = [row.peak_bytes for row in again.memory]
     assert all(peak <= limit for peak, limit in zip(peaks, most, strict=True))
     assert sum(most) - sum(peaks) <= 0.03 * sum(most)

@@ -17,6 +17,7 @@ from pipeplan.runtime.checkpoint import named_state
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.parameters.buffer_snapshots import BufferSnapshots
 from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.supervision import stop_consensus
 from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.supervision.stop_request import NoRequest
@@ -25,12 +26,19 @@ from pipeplan.task import LossScale, SplitModel, Task
 from pipeplan.testing.in_process import run_ranks
 from tests import pipelines
 
-STEPS, M = 4, 6
+STEPS, M = 3, 6
+"""So few that the last step is dropped with the one before, whose update it would need."""
 MAPS = {
     "one rank": ([3, 5], [0, 0, 0]),
     "looped": ([2, 4, 6], [0, 1, 0, 1]),
     "there and back": ([1, 3, 4, 5, 7], [0, 1, 2, 3, 1, 0]),
 }
+
+
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks look at the board often: they would wait four times as long as they compute."""
+    monkeypatch.setattr(stop_consensus, "_LOOK_S", 0.01)
 
 
 class Asking(BoardConsensus):

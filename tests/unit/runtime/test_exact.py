@@ -14,8 +14,9 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Remat, Semantics
 from pipeplan.testing import reference
 from pipeplan.testing.plans import random_plan
-from tests import pipelines
+from tests import grids, pipelines
 
+STEPS, M = 4, 4
 MAPS = {
     "one rank, one stage": ([], [0]),
     "one rank, three stages": ([3, 5], [0, 0, 0]),
@@ -41,18 +42,16 @@ def train_alone(semantics: Semantics, optimizer: str, steps: int, m: int) -> ref
     return trainer(split, task, steps, m, seed=3)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
+@grids.each_pair(shape=MAPS, semantics=["flush", "2bw"], optimizer=["sgd", "adamw"])
 def test_equals_one_process(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, optimizer: str
 ) -> None:
     """Losses and final weights equal the one-process reference, dropout and skips included."""
     cuts, gpus = shape
     split, task = pipelines.toy(optimizer)
-    plan = pipelines.plan_of(cuts, gpus, semantics, microbatches=6)
-    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 4)
-    expected = train_alone(semantics, optimizer, 4, 6)
+    plan = pipelines.plan_of(cuts, gpus, semantics, microbatches=M)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, STEPS)
+    expected = train_alone(semantics, optimizer, STEPS, M)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
 
@@ -71,15 +70,13 @@ def test_random_lowered_plans_equal_one_process(seed: int) -> None:
 RUNS = [((0, 0),), ((0, 7),), ((2, 3), (4, 6)), ((0, 2), (3, 4), (5, 7))]
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("cuts", [[], [3], [4, 6]])
-@pytest.mark.parametrize("runs", RUNS)
+@grids.each_pair(semantics=["flush", "2bw"], cuts=[[], [3], [4, 6]], runs=RUNS)
 def test_computing_again_changes_nothing(
     semantics: Semantics, cuts: list[int], runs: tuple[tuple[int, int], ...]
 ) -> None:
     """Losses, weights and running statistics equal those of one process that keeps everything."""
     split, task = pipelines.toy()
-    plan = pipelines.plan_of(cuts, list(range(len(cuts) + 1)), semantics, microbatches=6)
+    plan = pipelines.plan_of(cuts, list(range(len(cuts) + 1)), semantics, microbatches=M)
     stages = tuple(
         stage.model_copy(update={"remat": Remat(recompute=mine)})
         if (mine := tuple(run for run in runs if stage.first <= run[0] <= run[1] <= stage.last))
@@ -87,8 +84,8 @@ def test_computing_again_changes_nothing(
         for stage in plan.stages
     )
     plan = plan.model_copy(update={"stages": stages})
-    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, 4)
-    expected = train_alone(semantics, "sgd", 4, 6)
+    outcome = pipelines.train(plan, pipelines.pattern_of(plan, period=3), split, task, STEPS)
+    expected = train_alone(semantics, "sgd", STEPS, M)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
 
@@ -96,7 +93,7 @@ def test_computing_again_changes_nothing(
 def test_a_run_may_not_begin_in_place() -> None:
     """What is kept to be computed from again must not change: the layer is named."""
     split, task = pipelines.toy()
-    plan = pipelines.plan_of([], [0], "flush", microbatches=6)
+    plan = pipelines.plan_of([], [0], "flush", microbatches=M)
     stage = plan.stages[0].model_copy(update={"remat": Remat(recompute=((1, 2),))})
     plan = plan.model_copy(update={"stages": (stage,)})
     with pytest.raises(InputError, match="layer 1: works in place"):
@@ -114,7 +111,7 @@ def test_fewest_micro_batches_of_2bw() -> None:
 
 def test_2bw_differs_from_flush() -> None:
     """The two modes are different algorithms: the references must not agree by accident."""
-    flush, delayed = (train_alone(mode, "sgd", 4, 6) for mode in ("flush", "2bw"))
+    flush, delayed = (train_alone(mode, "sgd", STEPS, M) for mode in ("flush", "2bw"))
     assert not equal(flush.weights, delayed.weights)
 
 
@@ -170,10 +167,10 @@ def test_recomputing_layers_see_their_own_weights() -> None:
 def test_all_ranks_stop_at_the_same_step(rank: int, semantics: Semantics) -> None:
     """One rank's wish ends all ranks behind the steps begun, with exactly their weights."""
     split, task = pipelines.toy()
-    plan = pipelines.plan_of([1, 2, 5], [0, 2, 1, 0], semantics, microbatches=6)
+    plan = pipelines.plan_of([1, 2, 5], [0, 2, 1, 0], semantics, microbatches=M)
     pattern = pipelines.pattern_of(plan, period=3)
     outcome = pipelines.train(plan, pattern, split, task, 9, stop_at={rank: 3})
     assert 3 <= outcome.steps <= (4 if semantics == "flush" else 5)
-    expected = train_alone(semantics, "sgd", outcome.steps, 6)
+    expected = train_alone(semantics, "sgd", outcome.steps, M)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)

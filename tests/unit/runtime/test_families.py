@@ -11,6 +11,7 @@ from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.testing import reference
 from tests import grids, models, pipelines
 
+STEPS, M = 3, 4
 MAPS = {
     "one rank, k = 1": ([3, 5], [0, 0, 0], 1),
     "looped on two ranks, k = 2": ([2, 4, 6], [0, 1, 0, 1], 2),
@@ -26,11 +27,11 @@ def test_family_trains_exactly(
     """Losses, weights and running statistics equal one process, with dropout and clipping."""
     cuts, gpus, k = shape
     split, task = models.make(family)
-    plan = pipelines.plan_of(cuts, gpus, semantics, 6, k=k)
-    expected = reference.train(semantics, split, task, 3, 6, seed=3)
+    plan = pipelines.plan_of(cuts, gpus, semantics, M, k=k)
+    expected = reference.train(semantics, split, task, STEPS, M, seed=3)
     assert max(expected.norms) > 0.2
     pattern = pipelines.pattern_of(plan, period=3)
-    outcome = pipelines.train(plan, pattern, untie(split, task.tied), task, 3)
+    outcome = pipelines.train(plan, pattern, untie(split, task.tied), task, STEPS)
     assert outcome.losses == expected.losses
     assert outcome.weights.keys() == expected.weights.keys()
     for name, value in outcome.weights.items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeplan import Pipeline, pipeline
+from pipeplan import Pipeline
 from pipeplan.errors import InputError
+from pipeplan.pipeline import pipeline
 from pipeplan.runtime.stages.random_state import layer_seed, seed_layer
 from pipeplan.runtime.transport.backend import check_current
 from tests import launch_task

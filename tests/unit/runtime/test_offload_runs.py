@@ -10,11 +10,9 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-import torch
 from torch import Tensor
 
 from pipeplan import host_copy, lowering
-from pipeplan.capture import split
 from pipeplan.cluster import Host
 from pipeplan.errors import RankError
 from pipeplan.host_copy import CopyEngine
@@ -29,6 +27,7 @@ from pipeplan.testing import plans, plans_offload, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import random_plan
 from tests import grids, models, pipelines
+from tests.captured import captured
 from tests.unit.runtime import test_memory as test_runtime_memory
 from tests.unit.runtime import test_recompute_runs
 from tests.unit.runtime.test_exact import equal
@@ -57,12 +56,12 @@ def drawn(seed: int, gpus: int, k: int, semantics: Semantics) -> Plan:
         seed += 1
 
 
-@pytest.mark.parametrize(
-    ("gpus", "k", "semantics"), [(1, 1, "2bw"), (2, 2, "flush"), (4, 1, "2bw")]
+@grids.each_value(
+    family=list(models.FAMILIES), kind=[(1, 1, "2bw"), (2, 2, "flush"), (4, 1, "2bw")]
 )
-@pytest.mark.parametrize("family", models.FAMILIES)
-def test_family_trains_exactly(family: str, gpus: int, k: int, semantics: Semantics) -> None:
+def test_family_trains_exactly(family: str, kind: tuple[int, int, Semantics]) -> None:
     """Losses, weights, running statistics equal one process; some plans compute again as well."""
+    gpus, k, semantics = kind
     plan = drawn(100 * gpus + len(family), gpus, k, semantics)
     model, task = models.make(family)
     expected = reference.train(semantics, model, task, 3, plan.microbatches, seed=3)
@@ -161,6 +160,8 @@ def test_a_copy_that_fails_is_named(
         pipelines.train(plan, lowering.lower(plan), *pipelines.toy(), 1)
 
 
+LONG = 13
+"""Micro-batches per step, so that each GPU holds as many as the steady state does."""
 SHAPES = [(2, 1, 1), (4, 1, 3), (2, 2, 7)]
 """GPUs, k, seed."""
 
@@ -174,10 +175,10 @@ def hosted(
     """
     gpus, k, seed = shape
     chain, rng = test_runtime_memory.profiled(name), Random(seed)
-    plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed)
+    plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed, microbatches=LONG)
     if again:
         stages = tuple(plans.recomputing(rng, stage) for stage in plain.stages)
-        plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed, stages)
+        plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed, stages, LONG)
     largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
     bandwidth = largest * 10**9 // 2
     plan, lower = plain, False
@@ -197,7 +198,7 @@ def test_peak_is_as_planned(name: str, semantics: Semantics) -> None:
     for shape in SHAPES:
         plan, is_lower = hosted(name, shape, semantics, again=False)
         lower += is_lower
-        peaks = test_runtime_memory.measured(plan, test_runtime_memory.TASKS[name]())
+        peaks = test_runtime_memory.measured_of(plan, test_runtime_memory.TASKS[name])
         assert peaks == [row.peak_bytes for row in plan.memory]
     assert lower
 
@@ -207,7 +208,7 @@ def test_peak_with_recomputed_runs(semantics: Semantics) -> None:
     """Beside runs computed again peaks are at most as planned, within 3 % (V3)."""
     plan, _ = hosted("transformer", (4, 1, 3), semantics, again=True)
     assert any(stage.remat and stage.remat.recompute for stage in plan.stages)
-    peaks = test_runtime_memory.measured(plan, test_runtime_memory.TASKS["transformer"]())
+    peaks = test_runtime_memory.measured_of(plan, test_runtime_memory.TASKS["transformer"])
     for peak, row in zip(peaks, plan.memory, strict=True):
         assert 0.97 * row.peak_bytes <= peak <= row.peak_bytes
 
@@ -238,13 +239,10 @@ def test_planned_under_scarce_memory(name: str, share: float, semantics: Semanti
     )
     plan = solve(chain, scarce, replace(config, offload="auto"))
     assert offloads(plan)
-    make = test_recompute_runs.TASKS[name]
-    torch.manual_seed(0)
-    expected = reference.train(
-        semantics, split(make()), make(), test_recompute_runs.STEPS, plan.microbatches, 3
-    )
-    torch.manual_seed(0)
-    told = test_recompute_runs.ran(plan, make())
+    model, task = captured(test_recompute_runs.TASKS[name])
+    steps = test_recompute_runs.STEPS
+    expected = reference.train(semantics, model, task, steps, plan.microbatches, 3)
+    told = test_recompute_runs.ran(plan, model, task)
     for row, (peak, _, _) in zip(plan.memory, told, strict=True):
         assert row.peak_bytes <= row.budget_bytes
         assert (0.98 if name == "t5" else 1) * row.peak_bytes <= peak <= row.peak_bytes

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pipeplan import lowering, tasks
-from pipeplan.capture import profile_task, split
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.livebytes import LiveBytes
@@ -23,11 +22,12 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import Task
+from pipeplan.task import SplitModel, Task
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT
 from tests import grids, pipelines
+from tests.captured import captured, chain_of
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 2
 TASKS: dict[str, Callable[[], Task]] = {
@@ -42,8 +42,7 @@ SHARES = [("gpt2", 0.5), ("gpt2", 0.3), ("resnet", 0.6), ("resnet", 0.4), ("t5",
 @functools.cache
 def profiled(name: str) -> Chain:
     """The chain of a task, its bytes measured; times such that every run gives the same plan."""
-    torch.manual_seed(0)
-    chain = profile_task(TASKS[name](), repeats=1, warmup=0)
+    chain = chain_of(TASKS[name])
     layers = tuple(
         layer.model_copy(
             update={
@@ -73,9 +72,11 @@ def planned(name: str, semantics: Semantics, share: float) -> Plan:
     return solve(profiled(name), machines(int(share * peak)), scarce)
 
 
-def ran(plan: Plan, task: Task) -> list[tuple[int, dict[int, float], dict[str, Tensor]]]:
+def ran(
+    plan: Plan, model: SplitModel, task: Task
+) -> list[tuple[int, dict[int, float], dict[str, Tensor]]]:
     """Of each rank: peak live bytes, losses, final weights."""
-    model = untie(split(task), task.tied)
+    model = untie(model, task.tied)
     pattern = lowering.lower(plan)
 
     def work(transport: Transport) -> tuple[int, dict[int, float], dict[str, Tensor]]:
@@ -109,12 +110,9 @@ def test_runs_as_planned(case: tuple[tuple[str, float], Semantics]) -> None:
     (name, share), semantics = case
     plan = planned(name, semantics, share)
     assert any(stage.remat for stage in plan.stages)
-    torch.manual_seed(0)
-    expected = reference.train(
-        semantics, split(TASKS[name]()), TASKS[name](), STEPS, MICROBATCHES, 3
-    )
-    torch.manual_seed(0)
-    told = ran(plan, TASKS[name]())
+    model, task = captured(TASKS[name])
+    expected = reference.train(semantics, model, task, STEPS, MICROBATCHES, 3)
+    told = ran(plan, model, task)
     for row, (peak, _, _) in zip(plan.memory, told, strict=True):
         assert 0.97 * row.peak_bytes <= peak <= row.peak_bytes <= row.budget_bytes
     losses = {number: loss for _, heard, _ in told for number, loss in heard.items()}

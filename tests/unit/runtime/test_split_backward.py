@@ -27,6 +27,7 @@ from pipeplan.verifier import Rule, verify
 from tests import capture_tasks, dry_runs, grids, models, pipelines
 from tests.unit.runtime import test_autocast, test_drop, test_hooks, test_memory
 
+STEPS, M = 3, 4
 Map = tuple[Sequence[int], Sequence[int], int]
 MAPS: dict[str, Map] = {
     "one rank, k = 1": ([3, 5], [0, 0, 0], 1),
@@ -38,23 +39,23 @@ MAPS: dict[str, Map] = {
 
 def check_exact(plan: Plan, split: SplitModel, task: Task) -> None:
     """Losses, weights and buffers after three steps equal one process, to the bit."""
-    expected = reference.train("flush", split, task, 3, 6, seed=3)
+    expected = reference.train("flush", split, task, STEPS, M, seed=3)
     pattern = pipelines.pattern_of(plan, period=3)
     kinds = {action.kind for rank in pattern.ranks for action in rank}
     assert {ActionKind.I, ActionKind.W} <= kinds
-    outcome = pipelines.train(plan, pattern, untie(split, task.tied), task, 3)
+    outcome = pipelines.train(plan, pattern, untie(split, task.tied), task, STEPS)
     assert outcome.losses == expected.losses
     assert outcome.weights.keys() == expected.weights.keys()
     for name, value in outcome.weights.items():
         assert torch.equal(value, expected.weights[name]), name
 
 
-@grids.each_pair(family=list(models.FAMILIES), shape=MAPS)
+@grids.each_value(family=list(models.FAMILIES), shape=MAPS)
 def test_family_trains_exactly(family: str, shape: Map) -> None:
     """Six families, with dropout, tied weights and clipping."""
     cuts, gpus, k = shape
     split, task = models.make(family)
-    plan = pipelines.plan_of(cuts, gpus, "flush", 6, k=k)
+    plan = pipelines.plan_of(cuts, gpus, "flush", M, k=k)
     check_exact(pipelines.split_backwards(plan), split, task)
 
 
@@ -62,7 +63,7 @@ def test_family_trains_exactly(family: str, shape: Map) -> None:
 def test_toy_trains_exactly(optimizer: str, shape: Map, stages: Sequence[int] | None) -> None:
     """Boundaries of several tensors, in-place layers; all stages split, or one of them."""
     cuts, gpus, k = shape
-    plan = pipelines.split_backwards(pipelines.plan_of(cuts, gpus, "flush", 6, k=k), stages)
+    plan = pipelines.split_backwards(pipelines.plan_of(cuts, gpus, "flush", M, k=k), stages)
     check_exact(plan, *pipelines.toy(optimizer))
 
 
@@ -70,7 +71,7 @@ def test_toy_trains_exactly(optimizer: str, shape: Map, stages: Sequence[int] | 
 def test_computed_again_exactly(family: str) -> None:
     """Runs that are computed again in I, with layers around them that are not."""
     split, task = models.make(family)
-    plan = pipelines.split_backwards(pipelines.plan_of([2, 5], [0, 1, 0], "flush", 6))
+    plan = pipelines.split_backwards(pipelines.plan_of([2, 5], [0, 1, 0], "flush", M))
     runs = {1: ((3, 4),), 2: ((5, 5), (6, 7))}
     again = tuple(
         stage.model_copy(update={"remat": Remat(recompute=runs[stage.id])})
@@ -85,14 +86,14 @@ def test_computed_again_exactly(family: str) -> None:
 def test_autocast_trains_exactly(dtype: torch.dtype) -> None:
     """A weight is used twice behind one cast; in float16 the loss is scaled."""
     task = test_autocast.task(dtype)
-    plan = pipelines.split_backwards(pipelines.plan_of([1, 4, 6], [0, 1, 0, 1], "flush", 6))
+    plan = pipelines.split_backwards(pipelines.plan_of([1, 4, 6], [0, 1, 0, 1], "flush", M))
     check_exact(plan, split(task), task)
 
 
 @pytest.mark.parametrize("kind", test_hooks.HOOKS)
 def test_hooks_run_once_per_microbatch(kind: str) -> None:
     """Hooks on parameters, on gradients and on their sums, train as in a loop."""
-    plan = pipelines.split_backwards(pipelines.plan_of([2, 4], [0, 1, 0], "flush", 6))
+    plan = pipelines.split_backwards(pipelines.plan_of([2, 4], [0, 1, 0], "flush", M))
     check_exact(plan, *test_hooks.toy(test_hooks.HOOKS[kind]))
 
 
@@ -101,7 +102,7 @@ def test_tied_weights_train_exactly(how: Tied, cuts: list[int]) -> None:
     """Layers on several ranks, or several stages of one, share weights; with clipping."""
     model, task = pipelines.tied(clip=True, how=how)
     gpus = [0, 1, 0] if how == "synchronize" else [0, 0, 0]
-    plan = pipelines.split_backwards(pipelines.plan_of(cuts, gpus, "flush", 6, layers=5))
+    plan = pipelines.split_backwards(pipelines.plan_of(cuts, gpus, "flush", M, layers=5))
     check_exact(plan, model, task)
 
 
@@ -199,7 +200,7 @@ def optimized(family: str, optimizer: str, **fields: Any) -> tuple[SplitModel, T
     return model, replace(task, optimizer=pipelines.OPTIMIZERS[optimizer], **fields)
 
 
-@grids.each_pair(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
+@grids.each_value(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
 def test_step_plans_train_families_exactly(family: str, optimizer: str, ranks: int) -> None:
     """With dropout, batch norm, clipping, and weights tied across ranks."""
     plan = drawn(ranks - 1, step=True)
@@ -222,7 +223,7 @@ def family_chain(family: str, optimizer: str) -> Chain:
     return Chain(name=family, input_bytes=found.input_bytes, tied=task.tied, layers=layers)
 
 
-@grids.each_pair(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
+@grids.each_value(family=FAMILIES, optimizer=["sgd", "adamw"], ranks=RANKS)
 def test_peak_of_a_step_plan_of_families(family: str, optimizer: str, ranks: int) -> None:
     """Every rank's measured peak equals `peak_bytes`, to the byte (clipped, but for the norms).
 
@@ -271,19 +272,19 @@ def planned(name: str, shape: tuple[int, int, int], *, again: bool = False) -> P
     return plan
 
 
-@grids.each_pair(name=test_memory.ROWS, shape=test_memory.SHAPES)
+@grids.each_value(name=test_memory.ROWS, shape=test_memory.SHAPES)
 def test_peak_is_as_planned(name: str, shape: tuple[int, int, int]) -> None:
     """Every rank's measured peak equals `peak_bytes`, to the byte."""
     plan = planned(name, shape)
     peaks = [row.peak_bytes for row in plan.memory]
-    assert test_memory.measured(plan, test_memory.TASKS[name]()) == peaks
+    assert test_memory.measured_of(plan, test_memory.TASKS[name]) == peaks
 
 
-@grids.each_pair(name=test_memory.ROWS, shape=test_memory.SHAPES)
+@grids.each_value(name=test_memory.ROWS, shape=test_memory.SHAPES)
 def test_what_is_computed_again_takes_no_more(name: str, shape: tuple[int, int, int]) -> None:
     """With runs computed again in I, no rank holds more than `peak_bytes`; (V3) is a bound."""
     plan = planned(name, shape, again=True)
-    peaks = test_memory.measured(plan, test_memory.TASKS[name]())
+    peaks = test_memory.measured_of(plan, test_memory.TASKS[name])
     planned_peaks = [row.peak_bytes for row in plan.memory]
     assert all(peak <= most for peak, most in zip(peaks, planned_peaks, strict=True))
     assert sum(planned_peaks) - sum(peaks) <= 0.03 * sum(planned_peaks)
@@ -294,4 +295,4 @@ def test_peak_of_a_graph_is_as_planned(shape: tuple[int, int, int]) -> None:
     """Of layers that are exported graphs, to the byte."""
     plan = planned("gpt2", shape)
     peaks = [row.peak_bytes for row in plan.memory]
-    assert test_memory.measured(plan, capture_tasks.gpt2()) == peaks
+    assert test_memory.measured_of(plan, capture_tasks.gpt2) == peaks

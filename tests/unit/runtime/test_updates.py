@@ -24,7 +24,7 @@ MAPS = {
     "looped": ([2, 4, 6], [0, 1, 0, 1]),
     "there and back": ([1, 3, 4, 5, 7], [0, 1, 2, 3, 1, 0]),
 }
-STEPS, M = 4, 6
+STEPS, M = 4, 4
 
 
 def same(outcome: pipelines.Outcome, expected: reference.Trained) -> None:
@@ -52,9 +52,7 @@ def check(
     return expected
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", MAPS.values(), ids=MAPS)
+@grids.each_pair(shape=MAPS, semantics=["flush", "2bw"], optimizer=["sgd", "adamw"])
 def test_clipping_by_global_norm(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, optimizer: str
 ) -> None:
@@ -208,9 +206,7 @@ FAR_TIES = {
 }
 
 
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", TIES.values(), ids=TIES)
+@grids.each_pair(shape=TIES, semantics=["flush", "2bw"], clip=[False, True])
 def test_tied_weights_on_one_rank(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, clip: bool
 ) -> None:
@@ -218,9 +214,7 @@ def test_tied_weights_on_one_rank(
     check(shape, semantics, *pipelines.tied(clip=clip, how="colocate"))
 
 
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize("shape", {**TIES, **FAR_TIES}.values(), ids={**TIES, **FAR_TIES})
+@grids.each_pair(shape={**TIES, **FAR_TIES}, semantics=["flush", "2bw"], clip=[False, True])
 def test_tied_weights_anywhere(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, clip: bool
 ) -> None:

@@ -31,8 +31,9 @@ from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT
 from tests import capture_tasks, grids, launch_task, pipelines
+from tests.captured import chain_of
 from tests.unit.runtime.test_hooks import recomputing
-from tests.unit.runtime.test_memory import measured, planned
+from tests.unit.runtime.test_memory import measured_of, planned
 from tests.unit.runtime.test_updates import (
     FAR_TIES,
     MAPS,
@@ -182,7 +183,7 @@ def half(name: str, kind: str) -> Task:
 @functools.cache
 def profiled(name: str, kind: str) -> Chain:
     """Its chain, with times that make every op last."""
-    chain = profile_task(half(name, kind), repeats=1, warmup=0)
+    chain = chain_of(half, name, kind)
     layers = tuple(
         layer.model_copy(update={"forward_ns": 3 + i % 3, "backward_ns": 7 - i % 2, **UNSPLIT})
         for i, layer in enumerate(chain.layers)
@@ -190,20 +191,32 @@ def profiled(name: str, kind: str) -> Chain:
     return chain.model_copy(update={"layers": layers})
 
 
-@grids.each_pair(
-    name=list(TASKS), kind=list(KINDS), shape=[(1, 1, 0), (2, 1, 1), (3, 2, 2)], semantics=MODES
-)
-def test_peak_is_as_planned(
-    name: str, kind: str, shape: tuple[int, int, int], semantics: Semantics
-) -> None:
+PEAKS = [(1, 1, 0), (2, 1, 1), (3, 2, 2)]
+"""GPUs, k, seed of the plan."""
+
+
+@grids.each_pair(kind=list(KINDS), shape=PEAKS, semantics=MODES)
+def test_peak_is_as_planned(kind: str, shape: tuple[int, int, int], semantics: Semantics) -> None:
     """Sums, masters and casts for a step are in the plan: measured peaks equal it to the byte."""
+    check_peak("mlp", kind, shape, semantics)
+
+
+@grids.each_value(kind=list(KINDS), shape=PEAKS, semantics=MODES)
+def test_peak_of_a_graph_is_as_planned(
+    kind: str, shape: tuple[int, int, int], semantics: Semantics
+) -> None:
+    """Of layers that are exported graphs, to the byte."""
+    check_peak("gpt2", kind, shape, semantics)
+
+
+def check_peak(name: str, kind: str, shape: tuple[int, int, int], semantics: Semantics) -> None:
+    """Of every rank, to the byte."""
     gpus, k, seed = shape
     plan = planned(profiled(name, kind), gpus, semantics, k, seed)
-    assert measured(plan, half(name, kind)) == [row.peak_bytes for row in plan.memory]
+    assert measured_of(plan, half, name, kind) == [row.peak_bytes for row in plan.memory]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", TASKS)
+@grids.each_value(name=list(TASKS), kind=list(KINDS))
 def test_both_profiles_count_the_same(name: str, kind: str) -> None:
     """Fake and measured chains agree; sums and masters have four bytes per number."""
 

@@ -19,7 +19,7 @@ Draw = Callable[[int], Plan]
 DRAWS = [pytest.param(random_plan, id="whole"), pytest.param(greedy_split.random_plan, id="split")]
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=70, derandomize=True, deadline=None)
 @pytest.mark.parametrize("draw", DRAWS)
 @given(seed=st.integers(0, 10**6))
 def test_memory_equals_the_unrolled_window(draw: Draw, seed: int) -> None:
@@ -45,7 +45,7 @@ def test_memory_equals_the_unrolled_window(draw: Draw, seed: int) -> None:
         assert row.host_bytes == grid.host_bytes(gpu)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=50, derandomize=True, deadline=None)
 @pytest.mark.parametrize("draw", DRAWS)
 @given(seed=st.integers(0, 10**6))
 def test_in_flight_and_step_equal_the_unrolled_window(draw: Draw, seed: int) -> None:
@@ -76,7 +76,7 @@ def test_in_flight_and_step_equal_the_unrolled_window(draw: Draw, seed: int) -> 
     assert update == max(slowest)
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=40, derandomize=True, deadline=None)
 @pytest.mark.parametrize("draw", DRAWS)
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_every_move_is_judged_as_the_definition_does(

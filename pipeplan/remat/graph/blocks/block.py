@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.operator_graph import Operation, OperatorGraph, Storage, StorageKind
-from pipeplan.remat.graph.blocks.cuts import Cut, parts
+from pipeplan.remat.graph.blocks.cuts import BlockCut, parts
 from pipeplan.remat.graph.ledger import Ledger
 
 
 @dataclass(frozen=True)
-class Block:
+class GraphBlock:
     """Consecutive forwards and their backwards.
 
     Attributes:
@@ -50,7 +50,7 @@ def average(alike: Sequence[OperatorGraph]) -> OperatorGraph:
     return alike[0].model_copy(update={"operations": tuple(operations)})
 
 
-def blocks(ledger: Ledger, chosen: Sequence[Cut]) -> list[Block]:
+def blocks(ledger: Ledger, chosen: Sequence[BlockCut]) -> list[GraphBlock]:
     """The blocks between cuts."""
     found = []
     bounds = [None, *chosen, None]
@@ -60,8 +60,8 @@ def blocks(ledger: Ledger, chosen: Sequence[Cut]) -> list[Block]:
 
 
 def _block(
-    ledger: Ledger, operations: tuple[int, ...], before: Cut | None, behind: Cut | None
-) -> Block:
+    ledger: Ledger, operations: tuple[int, ...], before: BlockCut | None, behind: BlockCut | None
+) -> GraphBlock:
     size = ledger.size
     names = _Names(ledger, before, behind)
     inside = [
@@ -89,7 +89,7 @@ def _block(
         outputs=tuple(names.of(s) for s in outputs),
         input_gradients=tuple(names.of(s) for s in returned if s in made),
     )
-    return Block(
+    return GraphBlock(
         graph,
         operations,
         sum(size[s] for s in outputs),
@@ -100,7 +100,7 @@ def _block(
 class _Names:
     """Storages of a block, numbered as they are met."""
 
-    def __init__(self, ledger: Ledger, before: Cut | None, behind: Cut | None) -> None:
+    def __init__(self, ledger: Ledger, before: BlockCut | None, behind: BlockCut | None) -> None:
         self.ledger = ledger
         self.inputs = set(before.values if before else ())
         self.gradients = set(behind.gradients if behind else ledger.tangents)

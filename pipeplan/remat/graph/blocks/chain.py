@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.remat.graph.blocks.block import Block, average
+from pipeplan.remat.graph.blocks.block import GraphBlock, average
 from pipeplan.remat.graph.blocks.compose import compose
 from pipeplan.remat.graph.blocks.options import BlockOption, OptionSet, solve_grid
 from pipeplan.remat.graph.blocks.partition import MOST_OPERATIONS, partition
 from pipeplan.remat.graph.blocks.rk_rotor import ChainBlock, RkRotor
-from pipeplan.remat.graph.intervals.search import Limits
+from pipeplan.remat.graph.intervals.search import SearchLimits
 from pipeplan.remat.graph.ledger import END_F, START, Ledger, Order
-from pipeplan.remat.graph.orders import bytes_during, fits, time_of
+from pipeplan.remat.graph.orders import bytes_during, fits, peak_bytes, time_of
 
 HEADROOM = 1.25
 """Of a budget, up to where the table goes: sums of blocks' peaks are above what is used."""
@@ -39,7 +39,7 @@ class BlockChain:
     runs: int = 2
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[GraphBlock]:
         """The chain."""
         return partition(self.ledger, self.most)
 
@@ -51,7 +51,7 @@ class BlockChain:
             alike.setdefault(each.key, []).append(each.graph)
         return {key: OptionSet(average(graphs), self.runs) for key, graphs in alike.items()}
 
-    def solve_options(self, limits: Limits, deadline: float) -> None:
+    def solve_options(self, limits: SearchLimits, deadline: float) -> None:
         """Fills the option sets until the deadline on `time.monotonic`, small blocks first."""
         waiting = sorted(self.sets.values(), key=lambda each: len(each.graph.operations))
         for index, each in enumerate(waiting):
@@ -93,6 +93,21 @@ class BlockChain:
                 table = RkRotor(chain, int(HEADROOM * max(room)))
             found.append(self._order(table, options, each, saved))
         return found
+
+    def smallest(self) -> Order:
+        """The order of least peak among those for memories from the least one of the table on."""
+        best = self.ledger.first_order()
+        options, high = self.options(), peak_bytes(self.ledger, best) - self.ledger.constant
+        table = RkRotor(self._chain(options), int(HEADROOM * max(1, high)))
+        low = table.least_memory
+        if low is None:
+            return best
+        for memory in range(low, 2 * low, max(1, low // _TRIES)):
+            steps = table.steps(memory)
+            if steps is not None:
+                order = compose(self.ledger, self.blocks, options, steps)
+                best = min(best, order, key=lambda each: peak_bytes(self.ledger, each))
+        return best
 
     def _chain(self, options: Sequence[Sequence[BlockOption]]) -> list[ChainBlock]:
         alone = {key: _forward_alone(each.ledger) for key, each in self.sets.items()}

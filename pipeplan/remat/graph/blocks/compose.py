@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeplan.remat.graph.blocks.block import Block
+from pipeplan.remat.graph.blocks.block import GraphBlock
 from pipeplan.remat.graph.blocks.options import BlockOption
 from pipeplan.remat.graph.blocks.rk_rotor import Step
 from pipeplan.remat.graph.ledger import END_F, START, Ledger, Order
@@ -13,7 +13,7 @@ from pipeplan.remat.graph.orders import tidy
 
 def compose(
     ledger: Ledger,
-    blocks: Sequence[Block],
+    blocks: Sequence[GraphBlock],
     options: Sequence[Sequence[BlockOption]],
     steps: Sequence[Step],
 ) -> Order:

@@ -16,7 +16,7 @@ MOST_ACROSS = 1
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """Between two blocks.
 
     Attributes:
@@ -32,9 +32,9 @@ class Cut:
     gradients: tuple[int, ...]
 
 
-def cuts(ledger: Ledger, most: int = MOST_ACROSS) -> list[Cut]:
+def cuts(ledger: Ledger, most: int = MOST_ACROSS) -> list[BlockCut]:
     """All cuts that may be taken together, in the forward's order."""
-    found: list[Cut] = []
+    found: list[BlockCut] = []
     flow = _Flow(ledger)
     end = len(ledger.graph.operations)
     for forward in range(1, ledger.graph.forwards):
@@ -51,7 +51,7 @@ def cuts(ledger: Ledger, most: int = MOST_ACROSS) -> list[Cut]:
         )
         if best is None or best[0] > most:
             continue
-        cut = Cut(forward, best[2], values, flow.gradients(best[2]))
+        cut = BlockCut(forward, best[2], values, flow.gradients(best[2]))
         if found and cut.backward > found[-1].backward:
             continue
         found.append(cut)
@@ -107,7 +107,7 @@ class _Flow:
         )
 
 
-def parts(ledger: Ledger, chosen: list[Cut]) -> Iterator[tuple[range, range]]:
+def parts(ledger: Ledger, chosen: list[BlockCut]) -> Iterator[tuple[range, range]]:
     """Forwards and backwards of the blocks between cuts, in the forward's order."""
     count = len(ledger.graph.operations)
     forward = [0, *(cut.forward for cut in chosen), ledger.graph.forwards]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipeplan.operator_graph import OperatorGraph
-from pipeplan.remat.graph.intervals.search import Found, Limits, search
+from pipeplan.remat.graph.intervals.search import IntervalAnswer, SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
 from pipeplan.remat.graph.ledger import END_F, START, Ledger, Order
 from pipeplan.remat.graph.orders import bytes_during, fits, further, saved_bytes, time_of
@@ -83,7 +83,7 @@ class OptionSet:
 
     graph: OperatorGraph
     runs: int = 2
-    answers: dict[tuple[int, int], Found] = field(default_factory=dict)
+    answers: dict[tuple[int, int], IntervalAnswer] = field(default_factory=dict)
 
     @cached_property
     def slots(self) -> Slots:
@@ -118,7 +118,7 @@ class OptionSet:
         """Whether each answer is the best one or none."""
         return all(each.proven for each in self.answers.values())
 
-    def solve(self, peak: int, saved: int, limits: Limits) -> Found:
+    def solve(self, peak: int, saved: int, limits: SearchLimits) -> IntervalAnswer:
         """The best order within a pair of budgets, from what is known of others where that is all.
 
         Args:
@@ -139,14 +139,14 @@ class OptionSet:
             )
         return self.answers[key]
 
-    def _larger(self, peak: int, saved: int) -> Iterable[Found]:
+    def _larger(self, peak: int, saved: int) -> Iterable[IntervalAnswer]:
         """Answers at budgets that are as large or larger in both."""
         return (each for key, each in self.answers.items() if key[0] >= peak and key[1] >= saved)
 
-    def _known(self, peak: int, saved: int) -> Found | None:
+    def _known(self, peak: int, saved: int) -> IntervalAnswer | None:
         """What larger budgets say: nothing fits, or their best fits here as well."""
         if self._fits(self.first.order, peak, saved):
-            return Found(self.first.order, 0, True)
+            return IntervalAnswer(self.first.order, 0, True)
         for each in self._larger(peak, saved):
             if each.proven and (each.order is None or self._fits(each.order, peak, saved)):
                 return each
@@ -176,7 +176,7 @@ def grid(options: OptionSet, count: int) -> list[tuple[int, int]]:
 
 
 def solve_grid(
-    options: OptionSet, count: int, limits: Limits, deadline: float | None = None
+    options: OptionSet, count: int, limits: SearchLimits, deadline: float | None = None
 ) -> None:
     """Answers at all pairs of the grid, until the deadline on `time.monotonic`."""
     for peak, saved in grid(options, count):
@@ -184,4 +184,4 @@ def solve_grid(
         if left <= 0:
             return
         seconds = min(limits.seconds, left)
-        options.solve(peak, saved, Limits(seconds, limits.workers, limits.deterministic))
+        options.solve(peak, saved, SearchLimits(seconds, limits.workers, limits.deterministic))

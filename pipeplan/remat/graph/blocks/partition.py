@@ -4,22 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeplan.remat.graph.blocks.block import Block, blocks
-from pipeplan.remat.graph.blocks.cuts import Cut, cuts
+from pipeplan.remat.graph.blocks.block import GraphBlock, blocks
+from pipeplan.remat.graph.blocks.cuts import BlockCut, cuts
 from pipeplan.remat.graph.ledger import Ledger
 
 MOST_OPERATIONS = 64
 """Operations of a block that is joined from smaller ones."""
+LARGEST_BLOCK = 130
+"""Operations of a block: of larger ones hardly an option is found."""
+ACROSS = (1, 2, 3, 4, 6, 8)
+"""Storages that may cross a cut, tried in turn."""
 
 
-def partition(ledger: Ledger, most: int = MOST_OPERATIONS) -> list[Block]:
+def partition(ledger: Ledger, most: int = MOST_OPERATIONS) -> list[GraphBlock]:
     """The graph as a chain of blocks; one block where it cannot be cut.
+
+    One storage may cross a cut, and as many more as it takes for blocks that can be solved: a mask
+    or an encoder's output crosses all layers behind it, and so does its gradient.
+    """
+    best: list[GraphBlock] = []
+    for across in ACROSS:
+        found = _partition(ledger, most, across)
+        if not best or _largest(found) < _largest(best):
+            best = found
+        if _largest(best) <= LARGEST_BLOCK:
+            break
+    return best
+
+
+def _largest(chain: Sequence[GraphBlock]) -> int:
+    return max(len(each.operations) for each in chain)
+
+
+def _partition(ledger: Ledger, most: int, across: int) -> list[GraphBlock]:
+    """With cuts that at most `across` storages cross.
 
     Pieces between neighbouring cuts that repeat with a period are joined by periods, as many as
     `most` operations hold, so that identical layers give identical blocks; the others are joined
     with their neighbours.
     """
-    all_cuts = cuts(ledger)
+    all_cuts = cuts(ledger, across)
     pieces = blocks(ledger, all_cuts)
     begin, period, count = repetition([piece.key for piece in pieces])
     sizes = [len(piece.operations) for piece in pieces]
@@ -30,7 +54,7 @@ def partition(ledger: Ledger, most: int = MOST_OPERATIONS) -> list[Block]:
     return blocks(ledger, [_cut(all_cuts, bound) for bound in bounds])
 
 
-def _cut(all_cuts: Sequence[Cut], piece: int) -> Cut:
+def _cut(all_cuts: Sequence[BlockCut], piece: int) -> BlockCut:
     return all_cuts[piece - 1]
 
 

@@ -103,6 +103,13 @@ class RkRotor:
         found = int(self._table[0, len(self.chain)][min(memory // self.unit, self.slots)])
         return None if found >= NEVER else found
 
+    @property
+    def least_memory(self) -> int | None:
+        """Bytes of the smallest memory within which anything fits; None where nothing does."""
+        times = self._table[0, len(self.chain)]
+        fitting = np.flatnonzero(times < NEVER)
+        return int(fitting[0]) * self.unit if len(fitting) else None
+
     def _fill(self, begin: int, end: int) -> None:
         best = np.full(self.slots + 1, NEVER, np.int64)
         choice = np.zeros(self.slots + 1, np.int64)

@@ -16,7 +16,7 @@ MOST_UNITS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Found:
+class IntervalAnswer:
     """What a search knows at its end.
 
     Attributes:
@@ -31,7 +31,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """What a search may take.
 
     Attributes:
@@ -50,10 +50,10 @@ def search(
     slots: Slots,
     peak: int,
     saved: int | None = None,
-    limits: Limits | None = None,
+    limits: SearchLimits | None = None,
     hint: Order | None = None,
     least_ns: int = 0,
-) -> Found:
+) -> IntervalAnswer:
     """The order of least further time whose bytes are within the budgets.
 
     Sizes are rounded up to units and budgets down, unless all have a common divisor that is
@@ -73,7 +73,7 @@ def search(
     unit = _unit(ledger, peak)
     cap = (peak - ledger.constant) // unit
     if cap < 0:
-        return Found(None, None, True)
+        return IntervalAnswer(None, None, True)
     units = [-(-each // unit) for each in ledger.size]
     during = [-(-each // unit) for each in _during(ledger, units, unit)]
     model = IntervalModel(
@@ -81,21 +81,25 @@ def search(
     )
     known = None if hint is None or not fits(ledger, hint, peak, saved) else further(ledger, hint)
     if known == least_ns:
-        return Found(hint, least_ns, True)
+        return IntervalAnswer(hint, least_ns, True)
     model.build(known, least_ns)
     if hint is not None:
         model.runs.hint(hint)
-    status, solver = _solve(model, limits or Limits())
+    status, solver = _solve(model, limits or SearchLimits())
     if status == cp_model.INFEASIBLE:
-        return Found(None, None, True) if known is None else Found(hint, known, True)
+        return (
+            IntervalAnswer(None, None, True)
+            if known is None
+            else IntervalAnswer(hint, known, True)
+        )
     bound = max(least_ns, int(solver.best_objective_bound))
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Found(hint if known is not None else None, bound, False)
+        return IntervalAnswer(hint if known is not None else None, bound, False)
     order = tidy(ledger, model.runs.order(solver.value))
-    return Found(order, bound, status == cp_model.OPTIMAL)
+    return IntervalAnswer(order, bound, status == cp_model.OPTIMAL)
 
 
-def _solve(model: IntervalModel, limits: Limits) -> tuple[Any, Any]:
+def _solve(model: IntervalModel, limits: SearchLimits) -> tuple[Any, Any]:
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()

@@ -13,9 +13,9 @@ from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.blocks.cuts import cuts
 from pipeplan.remat.graph.blocks.full import recompute_all
 from pipeplan.remat.graph.blocks.options import OptionSet, grid, solve_grid
-from pipeplan.remat.graph.blocks.partition import partition, repetition
+from pipeplan.remat.graph.blocks.partition import LARGEST_BLOCK, partition, repetition
 from pipeplan.remat.graph.brute_force import best_order
-from pipeplan.remat.graph.intervals.search import Limits
+from pipeplan.remat.graph.intervals.search import SearchLimits
 from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import further, peak_bytes
@@ -99,6 +99,31 @@ def test_tiny_layers_are_joined() -> None:
     assert not judge(ledger.graph, program(ledger, order), peak).violations
 
 
+def _masked(length: int) -> OperatorGraph:
+    """Layers of which each also reads a mask that the first operation makes, in both passes."""
+    plain = _chain_of(length)
+    mask = len(plain.storages)
+    made = Operation(name="mask", phase=Phase.FORWARD, reads=(0,), writes=(mask,), time_ns=1)
+    reading = [each.model_copy(update={"reads": (*each.reads, mask)}) for each in plain.operations]
+    kept = Storage(name="mask", bytes=1, kind=StorageKind.ACTIVATION)
+    return plain.model_copy(
+        update={"storages": (*plain.storages, kept), "operations": (made, *reading)}
+    )
+
+
+def test_what_crosses_all_layers_does_not_join_them() -> None:
+    """A mask or an encoder's output is one more storage across each cut; half the peak is kept."""
+    ledger = Ledger(_masked(200))
+    assert len(cuts(ledger, 1)) == 1
+    found = partition(ledger)
+    assert max(len(block.operations) for block in found) <= LARGEST_BLOCK
+    assert sorted(at for block in found for at in block.operations) == list(range(401))
+    peak = ledger.constant + (peak_bytes(ledger, ledger.first_order()) - ledger.constant) // 2
+    order = BlockChain(ledger).order(peak, keep_all=True)
+    assert order is not None
+    assert not judge(ledger.graph, program(ledger, order), peak).violations
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [("aababab", (1, 2, 3)), ("abc", (0, 0, 0)), ("xaaay", (1, 1, 3)), ("abcabc", (0, 3, 2))],
@@ -112,7 +137,7 @@ def test_repetition(keys: str, expected: tuple[int, int, int]) -> None:
 def test_options_are_the_best_at_their_budgets(seed: int) -> None:
     """Every answer of a grid is that of brute force, whatever was taken from other budgets."""
     options = OptionSet(random_graph(seed, 4, 3))
-    solve_grid(options, 3, Limits(60))
+    solve_grid(options, 3, SearchLimits(60))
     ledger = options.ledger
     assert options.proven
     for peak, saved in grid(options, 3):
@@ -129,7 +154,7 @@ def test_chains_keep_budgets(gpt: Gpt, keep_all: bool) -> None:
     """At shares of the peak: judged, within the peak, saved bytes too where they are limited."""
     ledger = Ledger(gpt_graph(gpt))
     chain = BlockChain(ledger, count=4)
-    chain.solve_options(Limits(20), time.monotonic() + 100)
+    chain.solve_options(SearchLimits(20), time.monotonic() + 100)
     first = ledger.first_order()
     moving = peak_bytes(ledger, first) - ledger.constant
     peaks = [ledger.constant + moving * share // 10 for share in (10, 8, 6, 5)]
@@ -152,7 +177,7 @@ def test_options_beat_whole_blocks() -> None:
     """Six layers of GPT2-large at half of the peak: options cost less than half of Rotor."""
     ledger = Ledger(gpt_graph(replace(GPT2_LARGE, layers=6)))
     chain = BlockChain(ledger, count=4)
-    chain.solve_options(Limits(20), time.monotonic() + 100)
+    chain.solve_options(SearchLimits(20), time.monotonic() + 100)
     peak = ledger.constant + (peak_bytes(ledger, ledger.first_order()) - ledger.constant) // 2
     ours, whole = chain.order(peak), chain.order(peak, keep_all=True)
     assert ours is not None

@@ -6,7 +6,7 @@ import pytest
 
 from pipeplan.operator_graph import StorageKind
 from pipeplan.remat.graph.brute_force import best_order
-from pipeplan.remat.graph.intervals.search import Limits, search
+from pipeplan.remat.graph.intervals.search import SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
 from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.order_program import program
@@ -20,8 +20,9 @@ from pipeplan.remat.graph.orders import (
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
+from tests import grids
 
-LIMITS = Limits(seconds=60)
+LIMITS = SearchLimits(seconds=60)
 
 
 def _slots(seed: int, most: int, forwards: int = 4, backwards: int = 3) -> Slots:
@@ -78,7 +79,7 @@ def test_first_order_is_keep_all() -> None:
 
 
 @pytest.mark.parametrize("most", [2, 3])
-@pytest.mark.parametrize("seed", range(12))
+@grids.first(5, seed=range(12))
 def test_optimum_is_that_of_brute_force(seed: int, most: int) -> None:
     """At every peak that tells, with and without a saved budget."""
     slots = _slots(seed, most, forwards=3 if most == 3 else 4)

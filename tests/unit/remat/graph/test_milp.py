@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from pipeplan.remat.graph.intervals.search import Limits, search
+from pipeplan.remat.graph.intervals.search import SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots
 from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.milp import checkmate, rk_checkmate
@@ -20,6 +20,7 @@ from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import further, peak_bytes, saved_bytes, tidy
 from pipeplan.remat.programs import judge
 from pipeplan.testing.random_graphs import random_graph
+from tests import grids
 
 
 def _any_run(ledger: Ledger) -> Slots:
@@ -29,7 +30,7 @@ def _any_run(ledger: Ledger) -> Slots:
 
 
 @pytest.mark.parametrize("solver", ["highs", "scip"])
-@pytest.mark.parametrize("seed", range(6))
+@grids.first(3, seed=range(6))
 def test_rk_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
     """Same class of orders, same bytes: same optimum at every pair of budgets, by the judge."""
     ledger = Ledger(random_graph(seed, 3, 2))
@@ -39,7 +40,7 @@ def test_rk_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
     for less in (0, 2, 4, 6):
         for limit in (None, saved // 2):
             room = peak - less - ledger.constant
-            exact = search(slots, peak - less, limit, Limits(60))
+            exact = search(slots, peak - less, limit, SearchLimits(60))
             found = RkCheckmate(graph, room, limit).solve(solver)
             assert exact.proven
             assert found.proven
@@ -54,14 +55,14 @@ def test_rk_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", ["highs", "scip"])
-@pytest.mark.parametrize("seed", range(6))
+@grids.first(3, seed=range(6))
 def test_checkmate_is_the_intervals_optimum(seed: int, solver: str) -> None:
     """Where every operation makes one storage and takes no workspace, bytes mean the same."""
     ledger = Ledger(random_graph(seed, 3, 3, plain=True))
     graph, slots = of_operators(ledger), _any_run(ledger)
     peak = peak_bytes(ledger, ledger.first_order())
     for less in (0, 2, 4, 6):
-        exact = search(slots, peak - less, None, Limits(60))
+        exact = search(slots, peak - less, None, SearchLimits(60))
         found = Checkmate(graph, peak - less - ledger.constant).solve(solver)
         assert exact.proven
         assert found.proven

@@ -7,8 +7,8 @@ losses are known on the rank of the last stage and None elsewhere.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +19,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
-from pipeplan.errors import DisagreementError, InputError, RankError
+from pipeplan.errors import DisagreementError, InputError
 from pipeplan.filling import fill
 from pipeplan.hosting import Draft
+from pipeplan.pipeline.ending import Ending
+from pipeplan.pipeline.given import Given, drafted
 from pipeplan.plan import Plan
 from pipeplan.precision import around, check_around
 from pipeplan.program import Pattern
-from pipeplan.repeat import check_data, from_here
+from pipeplan.repeat import check_data
 from pipeplan.runtime.arguments import SavedProgress, check_ranks, numbers_of, whole
 from pipeplan.runtime.checkpoint import named_state, storage
 from pipeplan.runtime.data.batches import Inputs
@@ -38,19 +40,9 @@ from pipeplan.runtime.startup.process_group import JoinTerms, Training, for_pipe
 from pipeplan.runtime.transport.backend import Wanted, check_current, device_of
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
-from pipeplan.task import Task
 from pipeplan.units import parse_wait_ns
 
 _log = logging.getLogger(__name__)
-
-Given = Task | nn.Module | Sequence[nn.Module]
-"""What can be trained."""
-_Further = tuple[
-    Callable[[Tensor, Tensor], Tensor] | None,
-    Callable[[Iterable[nn.Parameter]], Optimizer] | None,
-    tuple[Tensor, Tensor] | None,
-]
-"""Loss, optimizer and sample, which a model needs beside it."""
 
 
 class Pipeline:
@@ -105,7 +97,7 @@ class Pipeline:
         verifier.check(self.plan)
         self._pattern: Pattern = lowering.lower(self.plan)
         lowering.check_deadlock(self._pattern)
-        draft = _drafted(self.plan, model, (loss, optimizer, sample), options)
+        draft = drafted(self.plan, model, (loss, optimizer, sample), options)
         data = check_data(draft.task)
         gpus = len(self.plan.cluster.gpus)
         gpu = gpu_of(gpus, mesh) if transport is None else transport.rank
@@ -115,7 +107,7 @@ class Pipeline:
         self._device = device_of(self._split)
         self._around = around(self._device)
         check_current(self._device)
-        self._own: GlooTransport | LocalTransport | None = None
+        own: GlooTransport | LocalTransport | None = None
         if transport is None:
             if sample is not None:
                 data = ""  # for shapes alone: ranks may have different ones
@@ -123,14 +115,13 @@ class Pipeline:
             mine = self.plan, self._split, self.task
             terms = JoinTerms(partial(alike, *mine, witness=witness))
             training = Training(self.plan, self._split, backend)
-            self._own = transport = for_pipeline(training, replicas, mesh, patience, terms)
-        self._torn = False
-        """Whether a run or an evaluation ended in its middle."""
+            own = transport = for_pipeline(training, replicas, mesh, patience, terms)
+        self._ending = Ending(own)
         self._allows = allow_nonfinite
         try:
             self._begin(transport, mesh, seed, patience)
         except BaseException:
-            self._abandon()
+            self._ending.abandon()
             raise
 
     def _host(self, draft: Draft, gpu: int) -> Mapping[str, str]:
@@ -155,18 +146,12 @@ class Pipeline:
         plan, pattern = self.plan, self._pattern
         job = TrainingJob(plan=plan, pattern=pattern, task=self.task, split=self._split, seed=seed)
         options = SessionOptions(timeout_ns=patience_ns, allow_nonfinite=self._allows, drops=False)
-        self._session = Session(job, transport, self._heard, options)
+        self._ending.session = self._session = Session(job, transport, self._heard, options)
 
     @property
     def steps(self) -> int:
         """Optimizer steps done."""
         return self._session.steps
-
-    def _abandon(self) -> None:
-        if session := getattr(self, "_session", None):
-            session.close_threads()
-        if self._own:
-            self._own.abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -179,36 +164,15 @@ class Pipeline:
     ) -> None:
         if error is None:
             self.close()
-            return
-        if isinstance(error, Exception) and not self._torn:
-            self._session.attributed(error)  # the others ask what this rank does
-        self._abandon()
+        else:
+            self._ending.failed(error)
 
-    def _check_whole(self) -> None:
-        """Refuse to go on where gradients are half added and stages are at different steps."""
-        if self._torn:
-            raise InputError(
-                "pipeline: an earlier run, step or evaluate failed in its middle: got a state"
-                " between two steps, need one after a step. Make the model and its Pipeline anew"
-                " on all ranks, and load the last state_dict() from before."
-            )
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _whole(self) -> AbstractContextManager[None]:
         """Around what leaves a state that nothing can go on from if it does not end."""
-        self._check_whole()
+        self._ending.check_whole()
         if self.task.autocast is None and self._transport.size > 1:
             check_around(self._around, self._device)
-        self._torn = True
-        try:
-            yield
-        except BaseException as error:
-            named = self._session.attributed(error) if isinstance(error, Exception) else None
-            self._abandon()
-            if named is not None:
-                raise named from error
-            raise
-        self._torn = False
+        return self._ending.whole()
 
     @property
     def has_loss(self) -> bool:
@@ -254,7 +218,7 @@ class Pipeline:
             self._session.train(steps)
             if not self._allows:
                 self._session.agree(weights=False)
-        self._check_finite()
+        self._ending.check_finite()
         m = self.plan.microbatches
         heard = self._heard.losses
         losses = [
@@ -301,7 +265,7 @@ class Pipeline:
         Raises:
             InputError: if a run ended in its middle: then there is no such state.
         """
-        self._check_whole()
+        self._ending.check_whole()
         session = self._session
         scales, good = session.worker.scales(self.steps)
         drawn = session.shard.drawn_by(self.steps)
@@ -316,7 +280,7 @@ class Pipeline:
         Raises:
             InputError: if it lacks something this rank needs.
         """
-        self._check_whole()
+        self._ending.check_whole()
         told = SavedProgress.of(state)
         step = told.step
         drawn = step * self.plan.microbatches if told.drawn is None else told.drawn
@@ -336,11 +300,11 @@ class Pipeline:
             RankError: if it could not be written, or a weight is not finite; on all ranks.
         """
         folder = Path(out)
-        self._check_whole()
+        self._ending.check_whole()
         if not self._allows:
             with self._whole():
                 self._session.agree(weights=True)
-            self._check_finite()
+            self._ending.check_finite()
         if storage.is_complete(storage.step_folder(folder, self.steps)):
             raise InputError(
                 f"pipeline: save {folder}: step {self.steps} is there already and nothing is ever"
@@ -370,19 +334,6 @@ class Pipeline:
         with self._whole():
             self._session.load(path, meta)
 
-    def _check_finite(self) -> None:
-        """Leave together with the other ranks if anything is not finite: all of them know it."""
-        if self._session.wrong:
-            self._torn = True
-            self._session.close_threads()
-            if self._own:
-                self._own.close()
-                self._own = None
-            raise RankError(
-                f"pipeline: {self._session.wrong}. Go on from a state before it with a smaller"
-                " learning rate, or train on with allow_nonfinite=True."
-            )
-
     def close(self) -> None:
         """Give the modules their parameters back, newest weights inside, and leave the ranks.
 
@@ -392,39 +343,4 @@ class Pipeline:
         for stage in self._session.worker.stages.values():
             for slots in stage.slots:
                 slots.release()
-        if self._torn:
-            self._abandon()
-        elif self._own:
-            self._own.close()
-
-
-def _drafted(
-    plan: Plan, model: Given | Callable[[], Given], further: _Further, options: Mapping[str, Any]
-) -> Draft:
-    """The task, without memory where a function makes it."""
-    if isinstance(model, Task | nn.Module | Sequence):
-        task = _task(model, further, options)
-        return Draft(lambda: task, plan, _log.warning, anew=False)
-    if not callable(model):
-        raise InputError(
-            f"pipeline: got a {type(model).__name__}, need a task, a model, or a function that"
-            " makes one"
-        )
-    return Draft(from_here(lambda: _task(model(), further, options)), plan, _log.warning)
-
-
-def _task(model: Given, further: _Further, options: Mapping[str, Any]) -> Task:
-    loss, optimizer, sample = further
-    if isinstance(model, Task):
-        if options or any(each is not None for each in further):
-            raise InputError(
-                "pipeline: got a task and further arguments, need one or the other:"
-                " the task says loss, optimizer and the rest"
-            )
-        return model
-    if loss is None or optimizer is None or sample is None:
-        raise InputError("pipeline: got a model alone, need loss, optimizer and sample with it")
-    try:
-        return Task(model=model, loss=loss, optimizer=optimizer, data=lambda _: sample, **options)
-    except TypeError as error:
-        raise InputError(f"pipeline: {error}, need fields of Task") from None
+        self._ending.close()

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.operators.captured import Captured
-from pipeplan.operators.executor import Pass
-from pipeplan.operators.flat_module import Results, states_for_trial, states_of
-from pipeplan.operators.prepared import Prepared
+from pipeplan.operators.executor import ProgramPass
+from pipeplan.operators.flat_module import TensorTree, states_for_trial, states_of
+from pipeplan.operators.prepared import PreparedProgram
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
 
@@ -66,7 +66,7 @@ def _by_operators(module: nn.Module, captured: Captured, gradients: list[Tensor 
     parameters, buffers = states_of(module)
     states = states_for_trial(module)
     inputs = [each.detach() for each in captured.arguments.tensors]
-    one = Pass(Prepared(captured, keep_all(captured.graph)), states, inputs)
+    one = ProgramPass(PreparedProgram(captured, keep_all(captured.graph)), states, inputs)
     outputs = one.forward()
     found: _Found = {f"output {i}": each.clone() for i, each in enumerate(outputs)}
     of_inputs = one.backward(list(gradients))
@@ -81,7 +81,7 @@ def _by_module(module: nn.Module, captured: Captured, gradients: list[Tensor | N
     inputs = [each.detach().requires_grad_(each.requires_grad) for each in given]
     args, kwargs = captured.arguments.filled(tuple(inputs))
     with _as_it_was(parameters, buffers), torch.enable_grad():
-        outputs = Results.tensors(module(*args, **kwargs))
+        outputs = TensorTree.tensors_in(module(*args, **kwargs))
         found: _Found = {f"output {i}": each.detach().clone() for i, each in enumerate(outputs)}
         pairs = [
             (output, gradient)
@@ -89,7 +89,9 @@ def _by_module(module: nn.Module, captured: Captured, gradients: list[Tensor | N
             if gradient is not None
         ]
         if pairs:
-            torch.autograd.backward([each for each, _ in pairs], [each for _, each in pairs])
+            # As it is captured, and as torch tells users to: outside of the forward's autocast.
+            with torch.autocast(captured.device.type, enabled=False):
+                torch.autograd.backward([each for each, _ in pairs], [each for _, each in pairs])
         found |= {f"gradient of input {i}": each.grad for i, each in enumerate(inputs)}
         found |= {f"gradient of {name}": each.grad for name, each in parameters.items()}
         return found | {f"buffer {name}": each.clone() for name, each in buffers.items()}

@@ -1,4 +1,4 @@
-"""A run under live-byte counting: the measured peak of one rank, to hold against the planned one.
+"""A run under live-byte counting: what a rank holds, to set against what its plan says.
 
 Only what the memory model speaks of is counted (docs/reference/model.md, section 4): states, saved
 tensors, working tensors, messages. Making the data and voting are no part of it.
@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from pipeplan.livebytes import LiveBytes
-from pipeplan.runtime.build import Worker
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
@@ -25,6 +24,8 @@ class CountedFeed:
 
     def input(self, microbatch: int) -> list[Tensor]:
         """See `Feed`."""
+        if self._live.idle:
+            return self._feed.input(microbatch)
         with self._live.paused():
             tensors = self._feed.input(microbatch)
         self._live.count(tensors)
@@ -32,6 +33,8 @@ class CountedFeed:
 
     def target(self, microbatch: int) -> Tensor:
         """See `Feed`."""
+        if self._live.idle:
+            return self._feed.target(microbatch)
         with self._live.paused():
             tensor = self._feed.target(microbatch)
         self._live.count([tensor])
@@ -47,11 +50,15 @@ class CountedTransport(WrappedTransport):
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
+        if self._live.idle:
+            return super().send(tensor, peer, tag)
         with self._live.paused():
             return super().send(tensor, peer, tag)
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """See `Transport`."""
+        if self._live.idle:
+            return super().receive(tensor, peer, tag)
         with self._live.paused():
             return super().receive(tensor, peer, tag)
 
@@ -62,13 +69,7 @@ class CountedTransport(WrappedTransport):
 
     def gather(self, value: object) -> list[Any]:
         """See `Transport`."""
+        if self._live.idle:
+            return super().gather(value)
         with self._live.paused():
             return super().gather(value)
-
-
-def states(worker: Worker) -> list[Tensor]:
-    """What a rank holds before its first action: weights, gradients, optimizer state, buffers."""
-    stages = worker.stages.values()
-    held = [tensor for stage in stages for slots in stage.slots for tensor in slots.tensors()]
-    buffers = [tensor for stage in stages for tensor in stage.state().values()]
-    return [*held, *buffers, *worker.tied.tensors()]

@@ -17,9 +17,9 @@ from pipeplan.capture.layer_costs.device_clock import DeviceClock, ModelDevice
 from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.operators.captured import Captured
-from pipeplan.operators.executor import Pass
+from pipeplan.operators.executor import ProgramPass
 from pipeplan.operators.flat_module import states_for_trial, states_of
-from pipeplan.operators.prepared import Prepared, Task
+from pipeplan.operators.prepared import PreparedProgram, Task
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
 
@@ -40,7 +40,7 @@ def measured(module: nn.Module, captured: Captured, repeats: int = 3) -> Capture
         UncapturableError: if an operation's results share memory otherwise than the graph says.
     """
     place = ModelDevice(captured.device)
-    prepared = Prepared(captured, keep_all(captured.graph))
+    prepared = PreparedProgram(captured, keep_all(captured.graph))
     rows: list[list[int]] = []
     sizes: dict[int, int] = {}
     with torch.random.fork_rng(devices=place.random_devices):
@@ -73,7 +73,7 @@ def estimated(module: nn.Module, captured: Captured, device: Device) -> Captured
         times[index] = round(roofline.ns)
 
     with mode:
-        _Whole(Prepared(without, keep_all(captured.graph)), states, inputs, watch).whole()
+        _Whole(PreparedProgram(without, keep_all(captured.graph)), states, inputs, watch).whole()
     return captured.with_times(tuple(times))
 
 
@@ -96,7 +96,7 @@ class _Clocked:
         return [self._clock.between(*self._marks[index]) for index in sorted(self._marks)]
 
 
-class _Whole(Pass):
+class _Whole(ProgramPass):
     """A forward and its backward from gradients of zeros."""
 
     def whole(self) -> None:
@@ -112,7 +112,7 @@ class _Sized(_Whole):
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedProgram,
         states: Mapping[str, Tensor],
         inputs: list[Tensor],
         watch: Callable[[int], AbstractContextManager[Any]],

@@ -1,0 +1,177 @@
+"""What options of layers are worth to a pipeline: periods in scarce memory, with and without.
+
+    python -m benchmarks.layer_options [--limit 15s] [--out FILE]
+
+Transformers, estimated for an A100, on equal GPUs joined by half-duplex links of 12 GB/s. Memory
+is a share of the peak that the best contiguous 1F1B plan has without a limit. Every row plans
+under 2bw with `--recompute auto`: whole layers alone, and device programs over the operators of
+layers beside them (`pipeplan profile --options`). The figure is the period over the load of a
+GPU, if all were equally loaded. The limit counts work, so that a busy machine plans the same.
+Rows that the file has are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from benchmarks.markdown import table
+from benchmarks.planner import Store
+from pipeplan.chain import Chain
+from pipeplan.cli import common
+from pipeplan.errors import PipeplanError
+from pipeplan.planner import Config, solve
+from pipeplan.testing.instances import UNLIMITED, machines
+
+RESULT = Path(__file__).parent / "results" / "layer_options.json"
+TASKS = {
+    "GPT-2 medium": "pipeplan.tasks:gpt2(size='medium')",
+    "Llama 1B": "pipeplan.tasks:llama(size='1b')",
+    "T5 base": "pipeplan.tasks:t5(size='base')",
+    "ViT large": "pipeplan.tasks:vit(size='large')",
+}
+SHARES = (0.5, 0.4, 0.3)
+AIMS = {0.5: 1.04, 0.4: 1.06, 0.3: 1.10}
+PARTS = ("runs", "options")
+COLUMNS = ("", "GPUs", "memory", "layer runs", "with options", "aim", "programs", "runs")
+
+
+class Case(NamedTuple):
+    """One task on equal GPUs."""
+
+    name: str
+    gpus: int
+    share: float
+
+    @property
+    def key(self) -> str:
+        """What identifies the row."""
+        return f"{self.name} {self.gpus} GPUs {self.share:.0%}"
+
+
+@cache
+def _chain(name: str) -> Chain:
+    from pipeplan.capture import estimate  # only here: they need torch
+    from pipeplan.devices import find_device
+    from pipeplan.layer_options import add_options
+
+    device = find_device("a100")
+    return add_options(estimate(TASKS[name], device), TASKS[name], device=device)
+
+
+def _bare(chain: Chain) -> Chain:
+    layers = tuple(layer.model_copy(update={"options": ()}) for layer in chain.layers)
+    return chain.model_copy(update={"layers": layers, "programs": ()})
+
+
+@cache
+def _ample(name: str, gpus: int) -> int:
+    """Bytes that the best contiguous 1F1B plan needs when memory is no limit."""
+    plan = solve(_bare(_chain(name)), machines(gpus, UNLIMITED), Config(method="contiguous", k=1))
+    return max(row.peak_bytes for row in plan.memory)
+
+
+def cases() -> Iterator[Case]:
+    """All tasks, 4 and 8 GPUs, three shares."""
+    for name in TASKS:
+        for gpus in (4, 8):
+            for share in SHARES:
+                yield Case(name, gpus, share)
+
+
+def planned(case: Case, limit_s: float, part: str) -> dict[str, Any]:
+    """Period in loads, and how many layers run again."""
+    chain = _chain(case.name) if part == "options" else _bare(_chain(case.name))
+    cluster = machines(case.gpus, int(case.share * _ample(case.name, case.gpus)))
+    config = Config(recompute="auto", time_limit_s=limit_s, deterministic=True)
+    try:
+        plan = solve(chain, cluster, config)
+    except PipeplanError as error:
+        return {"period": None, "why": str(error), "limit_s": limit_s}
+    load = sum(layer.forward_ns + layer.backward_ns for layer in chain.layers) / case.gpus
+    held = [stage.remat for stage in plan.stages if stage.remat]
+    return {
+        "period": float(plan.period_per_microbatch) / load,
+        "programs": sum(len(each.programs) for each in held),
+        "runs": sum(last + 1 - first for each in held for first, last in each.recompute),
+        "limit_s": limit_s,
+    }
+
+
+def cells(case: Case, row: dict[str, Any]) -> tuple[str, ...]:
+    """A line of the table."""
+    runs, options = row["runs"], row["options"]
+    return (
+        case.name,
+        str(case.gpus),
+        f"{case.share:.0%}",
+        *(
+            "no plan" if part["period"] is None else f"{part['period']:.4f}"
+            for part in (runs, options)
+        ),
+        f"{AIMS[case.share]:.2f}",
+        str(options.get("programs", "-")),
+        str(options.get("runs", "-")),
+    )
+
+
+def page(found: dict[str, Any]) -> Iterator[str]:
+    """Periods with and without options."""
+    known = [case for case in cases() if set(PARTS) <= set(found.get(case.key, {}))]
+    rows = [found[case.key] for case in known]
+    both = [row for row in rows if all(row[part]["period"] for part in PARTS)]
+    ratio = prod(row["runs"]["period"] / row["options"]["period"] for row in both) ** (
+        1 / max(1, len(both))
+    )
+    kept = sum(
+        bool(row["options"]["period"]) and row["options"]["period"] <= AIMS[case.share]
+        for case, row in zip(known, rows, strict=True)
+    )
+    yield "# Options of layers in scarce memory"
+    yield (
+        "The command `python -m benchmarks.layer_options` estimates transformers for an A100"
+        " (`pipeplan profile --mode fake --options`) and plans each row under 2bw with"
+        f" `--recompute auto` and {rows[0]['runs']['limit_s']:g} s of counted work. Figures are"
+        " the period over the load of a GPU. Memory is a share of what the best contiguous 1F1B"
+        " plan takes without a limit. `layer runs`: whole layers run again; `with options`: single"
+        " operators do, too. `aim`: what we want of the second. The last two columns count the"
+        " layers that run a program and those that are recomputed as a whole."
+    )
+    yield (
+        f"{len(both)} of {len(rows)} rows have plans; the file of results says why others have"
+        f" none. {kept} of them keep their aims. Over all of them the period of layer runs is"
+        f" {ratio:.3f} times that with options (geometric mean)."
+    )
+    yield table(COLUMNS, [cells(case, row) for case, row in zip(known, rows, strict=True)])
+
+
+def main() -> int:
+    """Measure what is missing and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--limit", type=common.duration, default=15 * 10**9, metavar="TIME")
+    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
+    args = parser.parse_args()
+    store, limit_s = Store(args.out), args.limit / 1e9
+    shown = Table(*COLUMNS, box=None, pad_edge=False)
+    for case in cases():
+        store.rows.setdefault(case.key, {})
+        for name in PARTS:
+            if name not in store.rows[case.key]:
+                store.put(case.key, name, planned(case, limit_s, name))
+                print(f"{case.key} {name}", file=sys.stderr, flush=True)
+        shown.add_row(*cells(case, store.rows[case.key]))
+    common.screen().print(shown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Labels of segments that begin at one layer, and which of them are worth keeping.
+
+A label is a column of what `options` counts; the pieces it is made of are found by its parents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.ilp.segment_tables import Array
+
+MOST = 24
+"""Options of a segment that end with a run, with a kept layer, with a layer's option, each."""
+COUNTS = (1, 2, 3, 4, 6, 9, 14)
+"""Micro-batches in flight for which options are compared."""
+
+FIELDS = 7
+MORE, KEPT, PEAK, SAVED, STAYS, PARENT, BEGIN = range(FIELDS)
+"""Rows of a label: more ns, P, peak, s, R, the label before, the first layer of the last piece."""
+
+KEEPS, RUNS = -1, -2
+"""Kinds of a last piece: a layer that keeps all, a run; others are the number of an option."""
+
+
+Chosen = tuple[Array, NDArray[np.intp]]
+"""Labels, and which of those that were given they are, or stand for."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Everything found for segments that begin at one layer; label 0 is the empty segment."""
+
+    rows: Array
+    kind: NDArray[np.int8]
+    """What the last piece is."""
+    ends: list[tuple[int, int]]
+    """By last layer: the first label and the one behind the last."""
+    levels: Array
+    """[m, label] -> what of its kept bytes can leave; no rows without offloading."""
+
+
+def best(labels: Array, offload: bool) -> Chosen:
+    """Those that are the cheapest of their memory for some count, at most `MOST` of them."""
+    order = ordered(labels)
+    order = order[worth_keeping(labels[:, order], offload)]
+    return labels[:, order], order
+
+
+def lowered(labels: Array, offload: bool) -> Chosen:
+    """As many as `best` keeps, each with the least of all up to the next one in every field."""
+    order = ordered(labels)
+    good = worth_keeping(labels[:, order], offload)
+    low: Array = np.minimum.reduceat(labels[:, order], good, axis=1)
+    return low, order[good]
+
+
+def ordered(labels: Array) -> NDArray[np.intp]:
+    """Cheapest first."""
+    return np.lexsort((labels[PEAK], labels[KEPT], labels[MORE]))
+
+
+def worth_keeping(labels: Array, offload: bool) -> NDArray[np.intp]:
+    """Which of the ordered labels are worth keeping; the first one always is.
+
+    With `offload` also those that need little when two micro-batches are here and the others away.
+    """
+    good = np.zeros(labels.shape[1], dtype=bool)
+    needs = [(count - 1) * labels[KEPT] + labels[PEAK] for count in COUNTS]
+    if offload:
+        needs += [
+            need - (count - 2) * (labels[KEPT] - labels[STAYS])
+            for count, need in zip(COUNTS, needs, strict=True)
+            if count > 2
+        ]
+    for need in needs:
+        least = np.minimum.accumulate(need)
+        steps = np.flatnonzero(need < np.concatenate([[np.iinfo(np.int64).max], least[:-1]]))
+        if len(steps) > MOST // 2:
+            steps = steps[np.linspace(0, len(steps) - 1, MOST // 2).round().astype(np.int64)]
+        good[steps] = True
+    kept = np.flatnonzero(good)
+    if len(kept) > MOST:
+        kept = kept[np.linspace(0, len(kept) - 1, MOST).round().astype(np.int64)]
+    return kept

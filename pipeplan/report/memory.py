@@ -1,0 +1,187 @@
+"""Where every byte of a GPU is: the report of a plan, and of a run beside its plan."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeplan.errors import PipeplanError
+from pipeplan.lowering import lower
+from pipeplan.memory_terms import GpuMemory, Instant, MemoryReport, Purpose, Room, StagePlace
+from pipeplan.plan import Plan
+from pipeplan.program import Pattern
+from pipeplan.report.memory_advice import lower_peak
+from pipeplan.simulator import simulate
+
+FILE = "memory.json"
+"""The report in the folder of a run."""
+
+
+def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport | None:
+    """The report of `plan`; None where it cannot be replayed."""
+    try:
+        simulation = simulate(plan, lower(plan) if pattern is None else pattern)
+    except PipeplanError:
+        return None
+    predicted = tuple(simulation.terms(gpu) for gpu in range(len(plan.cluster.gpus)))
+    return MemoryReport(
+        plan_digest=plan.digest(),
+        semantics=plan.semantics,
+        memory_model=plan.memory_model,
+        gpus=tuple(
+            Room(
+                name=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                reserve_bytes=gpu.reserve_bytes,
+                lower=lower_peak(plan, memory),
+            )
+            for gpu, memory in zip(plan.cluster.gpus, predicted, strict=True)
+        ),
+        stages=tuple(StagePlace(gpu=stage.gpu, layers=stage.layers) for stage in plan.stages),
+        predicted=predicted,
+    )
+
+
+def with_measured(
+    report: MemoryReport,
+    found: Sequence[tuple[int, GpuMemory] | None],
+    reserves: Sequence[int | None],
+) -> MemoryReport:
+    """`report` beside what a run measured.
+
+    Args:
+        report: of its plan.
+        found: per rank the step, 1 being the run's first, and what was measured of it.
+        reserves: per rank, what its allocator kept beyond tensors; None where it has none.
+    """
+    steps = [each[0] for each in found if each is not None and each[1].peak.action]
+    rooms = zip(report.gpus, reserves, strict=True)
+    fields = {
+        "measured": tuple(None if each is None else each[1] for each in found),
+        "step": max(steps, default=None),
+        "gpus": tuple(
+            room.model_copy(update={"measured_reserve_bytes": kept}) for room, kept in rooms
+        ),
+    }
+    return MemoryReport.model_validate({**dict(report), **fields})
+
+
+def read_memory(folder: str | Path) -> MemoryReport | None:
+    """The report in the folder of a run; None where that has none (of an older version, say)."""
+    file = Path(folder) / FILE
+    return MemoryReport.read(file) if file.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One term of one stage at the peak of its GPU; bytes, 0 where one side has none of it."""
+
+    gpu: int
+    stage: int
+    purpose: Purpose
+    predicted: int
+    measured: int | None
+    """None where the run, or the plan alone, measured nothing."""
+    parts: str
+    """`3 x 2.00 MiB`, of the prediction."""
+
+
+def measured_of(report: MemoryReport, gpu: int) -> GpuMemory | None:
+    """What was measured of one GPU."""
+    return report.measured[gpu] if report.measured else None
+
+
+def compared(report: MemoryReport, gpu: int) -> list[Compared]:
+    """Every term at the peak, predicted and measured, stage by stage.
+
+    Where the measured peak is reached more than once, the instant of the predicted kind counts.
+    """
+    told, found = report.predicted[gpu].peak, measured_of(report, gpu)
+    sizes = told.by_purpose()
+    real = found.like(told).by_purpose() if found else {}
+    order = {purpose: place for place, purpose in enumerate(Purpose)}
+    keys = sorted({*sizes, *real}, key=lambda key: (key[0], order[key[1]]))
+    return [
+        Compared(
+            gpu,
+            stage,
+            purpose,
+            sizes.get((stage, purpose), 0),
+            real.get((stage, purpose), 0) if found else None,
+            _parts(told, stage, purpose),
+        )
+        for stage, purpose in keys
+    ]
+
+
+def _parts(instant: Instant, stage: int, purpose: Purpose) -> str:
+    mine = (each for each in instant.terms if (each.stage, each.purpose) == (stage, purpose))
+    return "+".join(f"{each.count}x{each.each_bytes}" for each in mine)
+
+
+def measured_terms(report: MemoryReport) -> Iterator[dict[str, object]]:
+    """Every term that a run measured as plain data, beside its prediction."""
+    for gpu in range(len(report.gpus)):
+        found = measured_of(report, gpu)
+        if found is None:
+            continue
+        told = report.predicted[gpu].peak
+        where = f"{report.semantics}: rank {gpu}"
+        yield _term(f"{where}, peak in step {report.step}", told.size, found.peak.size, gpu)
+        for each in compared(report, gpu):
+            name = f"{where}, stage {each.stage}, {each.purpose}"
+            more = {"stage": each.stage, "term": str(each.purpose)}
+            yield _term(name, each.predicted, each.measured or 0, gpu) | more
+
+
+def _term(name: str, predicted: int, measured: int, rank: int) -> dict[str, object]:
+    return {
+        "name": name,
+        "unit": "bytes",
+        "predicted": predicted,
+        "measured": measured,
+        "error": _error(predicted, measured),
+        "rank": rank,
+    }
+
+
+def _error(predicted: int, measured: int) -> float | None:
+    """(measured - predicted) / predicted; None where something came from nothing."""
+    if not predicted:
+        return None if measured else 0.0
+    return (measured - predicted) / predicted
+
+
+_FIELDS = ("gpu", "name", "stage", "term", "predicted_bytes", "predicted_parts", "measured_bytes")
+
+
+def as_csv(report: MemoryReport) -> str:
+    """The terms of every GPU at its peak, then what they add up to and the room for it."""
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(_FIELDS)
+    for gpu in range(len(report.gpus)):
+        table.writerows(_rows(report, gpu))
+    return file.getvalue()
+
+
+def _rows(report: MemoryReport, gpu: int) -> Iterator[Iterable[object]]:
+    room, told, found = report.gpus[gpu], report.predicted[gpu], measured_of(report, gpu)
+    for each in compared(report, gpu):
+        measured = "" if each.measured is None else each.measured
+        yield gpu, room.name, each.stage, each.purpose, each.predicted, each.parts, measured
+    peak, host = ("", "") if found is None else (found.peak.size, found.host_size)
+    kept = "" if room.measured_reserve_bytes is None else room.measured_reserve_bytes
+    budget = room.budget_bytes
+    left = budget - found.peak.size if found else ""
+    for name, predicted, parts, measured in (
+        ("peak", told.peak.size, told.peak.action, peak),
+        ("budget", budget, "", budget if found else ""),
+        ("slack", budget - told.peak.size, "", left),
+        ("reserve", room.reserve_bytes, "", kept),
+        ("on_host", told.host_size, "", host),
+    ):
+        yield gpu, room.name, "", name, predicted, parts, measured

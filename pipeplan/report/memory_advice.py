@@ -1,0 +1,111 @@
+"""What of a plan would have to change for a lower peak, in one line per GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeplan.chain import Layer
+from pipeplan.memory_terms import GpuMemory, Purpose
+from pipeplan.plan import Plan, Stage
+from pipeplan.report.layers import kept_bytes
+from pipeplan.units import format_bytes
+
+P = Purpose
+_GROUPS: dict[str, tuple[Purpose, ...]] = {
+    "states": (P.WEIGHTS, P.OLDER_WEIGHTS, P.GRADIENTS, P.WAITING_GRADIENTS, P.OPTIMIZER),
+    "saved activations": (P.SAVED, P.SAVED_FOR_W),
+    "workspace": (P.WORK_F, P.WORK_B, P.WORK_I, P.WORK_W),
+    "the optimizer's workspace": (P.UPDATE,),
+    "tensors between stages": (
+        *(P.DIRECT_F, P.DIRECT_B, P.SENT_F, P.SENT_B, P.RECEIVED_F, P.RECEIVED_B),
+    ),
+}
+LESS = 10
+"""Per cent that the peak shall be lower."""
+
+
+def lower_peak(plan: Plan, memory: GpuMemory) -> str:
+    """What dominates the peak, which layer has most of that, and what would be the peak next."""
+    peak = memory.peak
+    if not peak.size:
+        return ""
+    sizes: dict[tuple[int, str], int] = {}
+    for term in peak.terms:
+        key = term.stage, next(name for name, of in _GROUPS.items() if term.purpose in of)
+        sizes[key] = sizes.get(key, 0) + term.size
+    stage, group = max(sizes, key=lambda key: sizes[key])
+    most, need = sizes[stage, group], -(-peak.size * LESS // 100)
+    line = (
+        f"{LESS} % less than the peak at {peak.action or 'rest'} are {format_bytes(need)};"
+        f" its largest part is {group} of stage {stage}, {format_bytes(most)}"
+    )
+    return f"{line}{_layer(plan, memory, stage, group, need)}; {_next(memory)}"
+
+
+def _layer(plan: Plan, memory: GpuMemory, stage: int, group: str, need: int) -> str:
+    """The layer of the stage that has most of the group, and whether it is enough."""
+    place = plan.stages[stage]
+    sizes, line = dict(_sizes(plan, place, group)), ""
+    saved = group == "saved activations"
+    each, times = _in_flight(memory, stage) if saved else (0, 1)
+    if any(sizes.values()):
+        index = max(sizes, key=lambda layer: sizes[layer])
+        size = format_bytes(sizes[index]) + (f" x {times}" if times != 1 else "")
+        line = (
+            f", most of it through layer {index} ({plan.chain.layers[index].name}): {size},"
+            f" {_enough(sizes[index] * times, need)}"
+        )
+    if saved and times > 1:
+        line += f"; one micro-batch less is {format_bytes(each)}, {_enough(each, need)}"
+    return line
+
+
+def _enough(size: int, need: int) -> str:
+    return "enough" if size >= need else "not enough alone"
+
+
+def _in_flight(memory: GpuMemory, stage: int) -> tuple[int, int]:
+    """Bytes that a micro-batch has saved in the stage, and how many have."""
+    terms = [t for t in memory.peak.terms if t.purpose is P.SAVED and t.stage == stage]
+    return max((t.each_bytes for t in terms), default=0), sum(t.count for t in terms)
+
+
+def _sizes(plan: Plan, place: Stage, group: str) -> Iterator[tuple[int, int]]:
+    """Layer, its bytes of the group: of a micro-batch, of states, while it runs."""
+    runs = (*place.remat.recompute, *place.remat.offload) if place.remat else ()
+    gone = {layer for first, last in runs for layer in range(first, last + 1)}
+    gone |= {layer for layer, _ in place.remat.programs} if place.remat else set()
+    for index in range(place.first, place.last + 1):
+        layer = plan.chain.layers[index]
+        if group == "saved activations":
+            yield index, 0 if index in gone else kept_bytes(layer)
+        elif group == "states":
+            yield index, _states(plan, layer)
+        elif group == "workspace":
+            spaces = (layer.forward_workspace_bytes, layer.backward_workspace_bytes)
+            ends = plan.chain.gradient_of_input(index) + layer.gradient_of_output_bytes
+            yield index, max(0, *spaces) + max(ends, layer.output_bytes)
+        elif group == "the optimizer's workspace":
+            yield index, layer.optimizer_workspace_bytes
+        else:
+            before = plan.chain.input_of(index) if 0 < index == place.first else 0
+            yield index, max(before, layer.output_bytes if index == place.last else 0)
+
+
+def _states(plan: Plan, layer: Layer) -> int:
+    """(M1) of one layer."""
+    one = layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+    more = layer.weight_bytes + layer.waiting_gradient_bytes
+    return one + (more if plan.semantics == "2bw" else 0)
+
+
+def _next(memory: GpuMemory) -> str:
+    """What holds nearly as much, and would have to change as well."""
+    limit = memory.peak.size * (100 - LESS) // 100
+    high = [each.kind for each in memory.instants[1:] if each.size > limit]
+    if high:
+        return f"above {100 - LESS} % of it are {', '.join(high)}, too"
+    following = memory.following
+    if following is None:
+        return "nothing else happens there"
+    return f"the next is {following.action} with {format_bytes(following.size)}"
