@@ -23,7 +23,9 @@ def test_glossary_has_names() -> None:
 def test_names_of_the_glossary_exist(name: str) -> None:
     """A renamed class, function or method is renamed in the glossary, too."""
     parts = name.split(".")
-    package = "pipeplan" if parts[0] in ("baselines", "capture", "remat") else "pipeplan.ilp"
+    package = (
+        "pipeplan" if parts[0] in ("baselines", "capture", "layer", "remat") else "pipeplan.ilp"
+    )
     for length in range(len(parts) - 1, 0, -1):
         try:
             found = import_module(".".join([package, *parts[:length]]))
