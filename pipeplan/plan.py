@@ -59,7 +59,7 @@ class OpKind(StrEnum):
         return self in (OpKind.OFFLOAD, OpKind.PREFETCH)
 
 
-Runs = tuple[tuple[Count, Count], ...]
+LayerRanges = tuple[tuple[Count, Count], ...]
 """Pairs in chain order: runs of layers [first, last], or [layer, option] in `Remat.programs`."""
 
 
@@ -72,9 +72,9 @@ class Remat(Record):
     programs: [layer, option] of layers that run a device program, (V5).
     """
 
-    recompute: Runs = ()
-    offload: Annotated[Runs, Field(exclude_if=lambda runs: not runs)] = ()
-    programs: Annotated[Runs, Field(exclude_if=lambda pairs: not pairs)] = ()
+    recompute: LayerRanges = ()
+    offload: Annotated[LayerRanges, Field(exclude_if=lambda runs: not runs)] = ()
+    programs: Annotated[LayerRanges, Field(exclude_if=lambda pairs: not pairs)] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeplan.chain import Chain
-from pipeplan.plan import Op, OpKind, Plan, Runs, Stage
+from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Stage
 from pipeplan.simulator import costs
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
@@ -156,7 +156,7 @@ def _split(plan: Plan, index: int) -> Iterator[Discrepancy]:
         yield Discrepancy("stages", where, "got layers that do not tell what W takes and needs")
 
 
-def _sound(stage: Stage, runs: Runs) -> bool:
+def _sound(stage: Stage, runs: LayerRanges) -> bool:
     """Whether runs are the stage's own, in order, each layer once at most."""
     if not all(stage.first <= first <= last <= stage.last for first, last in runs):
         return False
@@ -176,7 +176,7 @@ def _told(chain: Chain, stage: Stage, inside: set[int]) -> bool:
     )
 
 
-def _layers(runs: Runs) -> set[int]:
+def _layers(runs: LayerRanges) -> set[int]:
     return {layer for first, last in runs for layer in range(first, last + 1)}
 
 
