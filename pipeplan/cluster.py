@@ -87,6 +87,9 @@ class Host(Record):
     duplex: Annotated[
         Literal["full", "half"], Field(exclude_if=lambda duplex: duplex == "full")
     ] = "full"
+    update_bytes_per_s: Positive | None = Field(default=None, exclude_if=lambda rate: rate is None)
+    """Bytes of weights that one GPU's share of the processor updates per second, (U5), while the
+    shares of all other GPUs do the same; None: not known, so no update runs there."""
 
 
 class Cluster(Document):

@@ -71,6 +71,8 @@ class Layer(Record):
     optimizer_workspace_bytes: Count = 0
     buffer_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
     """Buffers, part of `optimizer_bytes`: copied while the layer is computed again (V4)."""
+    frozen_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
+    """Parameters that are not trained, part of `optimizer_bytes`."""
     parameters: tuple[str, ...] = ()
     backward_weight_ns: Count | None = None
     """Of the gradients of weights, where a backward comes in two ops; None: not known."""

@@ -59,7 +59,7 @@ class OpKind(StrEnum):
         return self in (OpKind.OFFLOAD, OpKind.PREFETCH)
 
 
-LayerRanges = tuple[tuple[Count, Count], ...]
+Runs = tuple[tuple[Count, Count], ...]
 """Pairs in chain order: runs of layers [first, last], or [layer, option] in `Remat.programs`."""
 
 
@@ -72,9 +72,9 @@ class Remat(Record):
     programs: [layer, option] of layers that run a device program, (V5).
     """
 
-    recompute: LayerRanges = ()
-    offload: Annotated[LayerRanges, Field(exclude_if=lambda runs: not runs)] = ()
-    programs: Annotated[LayerRanges, Field(exclude_if=lambda pairs: not pairs)] = ()
+    recompute: Runs = ()
+    offload: Annotated[Runs, Field(exclude_if=lambda runs: not runs)] = ()
+    programs: Annotated[Runs, Field(exclude_if=lambda pairs: not pairs)] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -94,6 +94,8 @@ class Stage(Record):
     remat: Remat | None = None
     split_backward: bool = Field(default=False, exclude_if=lambda split: not split)
     """Whether its backward is two ops, I and W, (S1) to (S5)."""
+    states: Literal["gpu", "host"] = Field(default="gpu", exclude_if=lambda where: where == "gpu")
+    """Where its optimizers' states are and its update runs, (U1) to (U6)."""
 
     @property
     def first(self) -> int:
@@ -145,7 +147,7 @@ class MemoryRow(Record):
     peak_bytes: Count
     budget_bytes: Count
     host_bytes: Annotated[int, Field(ge=0, le=MAX_INT, exclude_if=lambda size: not size)] = 0
-    """The most that waits in the host's memory at once (H7), whenever that is."""
+    """The most that is in the host's memory at once (H7), (U4), whenever that is."""
 
 
 class Bounds(Record):

@@ -79,6 +79,7 @@ def chains(draw: st.DrawFn, *, most: int = 4) -> dict[str, Any]:
             "gradient_bytes": counts,
             "waiting_gradient_bytes": counts,
             "optimizer_bytes": counts,
+            "frozen_bytes": counts,
             "output_gradient_bytes": st.none() | counts,
             "saved_bytes": counts,
             "forward_workspace_bytes": counts,
@@ -125,6 +126,9 @@ def clusters(draw: st.DrawFn, *, most: int = 3) -> dict[str, Any]:
     }
     if draw(st.booleans()):
         found["host"] = {"memory_bytes": draw(counts), "bandwidth_bytes_per_s": draw(positives)}
+        found["host"] |= draw(
+            st.fixed_dictionaries({}, optional={"update_bytes_per_s": positives})
+        )
     return found
 
 
@@ -140,6 +144,7 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         "id": counts,
         "layers": st.lists(layer, min_size=2, max_size=2).map(sorted),
         "gpu": gpu,
+        "states": st.sampled_from(["gpu", "host"]),
         "remat": st.none()
         | st.builds(lambda runs: {"recompute": runs}, st.lists(runs, min_size=1)),
     }

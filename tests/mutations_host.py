@@ -73,6 +73,20 @@ def host_gone(plan: Plan, _: Random) -> Plan:
     return plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"host": None})})
 
 
+def states_moved(plan: Plan, rng: Random) -> Plan:
+    """The states of one stage are elsewhere."""
+    index = rng.randrange(len(plan.stages))
+    stage = plan.stages[index]
+    other = stage.model_copy(update={"states": "gpu" if stage.states == "host" else "host"})
+    stages = (*plan.stages[:index], other, *plan.stages[index + 1 :])
+    return plan.model_copy(update={"stages": stages})
+
+
+def update_rate_changed(plan: Plan, rng: Random) -> Plan:
+    """Updates on the host are slower, faster, or of an unknown speed."""
+    return _host(plan, update_bytes_per_s=rng.choice([None, 10**9 // 2, 4 * 10**9]))
+
+
 CHANGES = (
     host_op_moved,
     host_op_lost,
@@ -81,4 +95,6 @@ CHANGES = (
     host_rate_changed,
     host_duplex_changed,
     host_gone,
+    states_moved,
+    update_rate_changed,
 )

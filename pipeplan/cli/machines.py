@@ -20,7 +20,7 @@ _RANGE = (
 _NEEDED = ("gpus", "memory", "bandwidth")
 _OPTIONAL = ("reserve", "latency", "duplex")
 _HOST_NEEDED = ("host_bandwidth", "host_memory")
-_HOST = (*_HOST_NEEDED, "host_duplex")
+_HOST = (*_HOST_NEEDED, "host_duplex", "host_update")
 
 
 def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -78,6 +78,13 @@ def add_machines(verb: argparse.ArgumentParser, *, several: bool = False) -> Non
         choices=("full", "half"),
         help="half: both directions share the host link (full)",
     )
+    update = group.add_argument(
+        "--host-update",
+        type=common.bandwidth,
+        metavar="RATE",
+        help="weights that the host updates for a GPU: 4GB/s (no states there)",
+    )
+    helptext.detail(update, "Each GPU's share of the processor, while all others update, too.")
     group.add_argument(
         "--cluster", type=common.file, metavar="FILE", help="cluster.json, in place of these flags"
     )
@@ -160,4 +167,21 @@ def _host(args: argparse.Namespace) -> Host | None:
         memory_bytes=args.host_memory,
         bandwidth_bytes_per_s=bandwidth,
         duplex=args.host_duplex or "full",
+        update_bytes_per_s=_update(args),
     )
+
+
+def _update(args: argparse.Namespace) -> int | None:
+    """The rate of updates on the host, if it is told.
+
+    Raises:
+        InputError: if it is endless.
+    """
+    if args.host_update is None:
+        return None
+    rate: int | None = args.host_update.bytes_per_s
+    if rate is None:
+        raise InputError(
+            "machines: got --host-update inf, need a rate such as 4GB/s: updates take time."
+        )
+    return rate

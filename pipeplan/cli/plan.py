@@ -127,11 +127,16 @@ def _add_remat(group: argparse._ArgumentGroup) -> None:
     )
     offload = group.add_argument(
         "--offload",
-        choices=("off", "auto"),
+        choices=("off", "auto", "states"),
         default="off",
-        help="auto: activations may wait on the host; needs host flags (off)",
+        help="what may be on the host: activations, or optimizers' states (off)",
     )
-    helptext.detail(offload, "It needs `--host-bandwidth` and `--host-memory`.")
+    helptext.detail(
+        offload,
+        "It needs `--host-bandwidth` and `--host-memory`. `auto`: activations; optimizers' states"
+        " where there is no plan without and `--host-update` is given. `states`: these alone, for"
+        " the shortest step.",
+    )
 
 
 def _add_how(group: argparse._ArgumentGroup) -> None:

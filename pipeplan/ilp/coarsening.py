@@ -137,6 +137,7 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
         ),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         buffer_bytes=sum(layer.buffer_bytes for layer in layers),
+        frozen_bytes=sum(layer.frozen_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
     )
 

@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
+from typing import Literal
 
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
-from pipeplan.ilp.segment_bytes import SegmentBytes, exact_segment, paper_segment
+from pipeplan.ilp.segment_bytes import (
+    SegmentBytes,
+    exact_segment,
+    movable_bytes,
+    paper_segment,
+)
 from pipeplan.plan import MemoryModel, Semantics, Stage
 from pipeplan.units import ceil_div
 
@@ -24,7 +30,8 @@ class CostModel:
     """Durations and bytes of one chain on one cluster under one memory model.
 
     `recomputed` are the chain's layers that stand for recomputed segments; `pins` are
-    (layer, GPU) for layers whose GPU is given.
+    (layer, GPU) for layers whose GPU is given. With `states_away` every segment is counted with
+    its states on the host, (U2), otherwise those of stages that say so.
     """
 
     chain: Chain
@@ -33,6 +40,7 @@ class CostModel:
     memory_model: MemoryModel
     recomputed: frozenset[int] = frozenset()
     pins: tuple[tuple[int, int], ...] = ()
+    states_away: bool = False
 
     def __hash__(self) -> int:
         return id(self)
@@ -131,6 +139,20 @@ class CostModel:
         latency, bandwidth = self.link(source, target)
         return latency + (ceil_div(size * 10**9, bandwidth) if bandwidth else 0)
 
+    def update_ns(self, stage: Stage) -> int:
+        """What the update of a stage takes in (T5), on its GPU or by way of the host (U5)."""
+        layers = self.chain.layers[stage.first : stage.last + 1]
+        if stage.states == "gpu":
+            speed = Fraction(repr(self.cluster.gpus[stage.gpu].speed))
+            return sum(ceil_div_fraction(layer.optimizer_ns, speed) for layer in layers)
+        host = self.cluster.host
+        assert host is not None
+        assert host.update_bytes_per_s is not None
+        weights = 10**9 * sum(layer.weight_bytes for layer in layers)
+        gradients = 10**9 * sum(layer.gradient_bytes for layer in layers)
+        moving = (ceil_div(size, host.bandwidth_bytes_per_s) for size in (gradients, weights))
+        return sum(moving) + ceil_div(weights, host.update_bytes_per_s)
+
     def link(self, source: int, target: int) -> tuple[int, int | None]:
         """(latency ns, bytes per second or None) from `source` to `target`."""
         known = self._links
@@ -157,7 +179,9 @@ class CostModel:
         stays = layer.saved_passing_bytes if self.cluster.host is None else 0
         return layer.output_bytes - layer.saved_output_bytes - stays
 
-    def segment(self, first: int, last: int, covered: bool = False) -> SegmentBytes:
+    def segment(
+        self, first: int, last: int, covered: bool = False, states: Literal["gpu", "host"] = "gpu"
+    ) -> SegmentBytes:
         """Bytes of the segment first..last.
 
         Args:
@@ -165,8 +189,10 @@ class CostModel:
             last: Last layer, inclusive.
             covered: Whether the previous segment is on the same GPU, so that its saved output
                 is counted there already (u of M2).
+            states: Where a stage has them.
         """
-        known, asked = self._segments, (first, last, covered)
+        away = self.states_away or states == "host"
+        known, asked = self._segments, (first, last, covered, away)
         if asked not in known:
             if self.exact:
                 known[asked] = exact_segment(self.chain, self.semantics, *asked)
@@ -175,9 +201,18 @@ class CostModel:
         return known[asked]
 
     @cached_property
-    def _segments(self) -> dict[tuple[int, int, bool], SegmentBytes]:
+    def _segments(self) -> dict[tuple[int, int, bool, bool], SegmentBytes]:
         """What was asked for: gone with this object, of which a search over runs makes many."""
         return {}
+
+    def movable(self, first: int, last: int) -> int:
+        """(U1) of layers first..last: bytes that leave a GPU with their states."""
+        return sum(movable_bytes(layer) for layer in self.chain.layers[first : last + 1])
+
+    def states_on_host(self, first: int, last: int) -> int:
+        """(U3) of a stage first..last: its states there, copies of weights and gradients."""
+        layers = self.chain.layers[first : last + 1]
+        return self.movable(first, last) + sum(x.weight_bytes + x.gradient_bytes for x in layers)
 
     @cached_property
     def tied_groups(self) -> tuple[tuple[int, ...], ...]:

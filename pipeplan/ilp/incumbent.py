@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from math import ceil
 from random import Random
 from typing import Literal
@@ -13,6 +14,7 @@ from pipeplan.ilp.clock import SearchClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import cost
+from pipeplan.ilp.offload.host_states import with_states_placed
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.schedule import Schedule, unrolled, whole_step
 from pipeplan.units import MAX_INT
@@ -182,7 +184,7 @@ class Incumbent:
         most = self.most_in_flight
         if most is not None and max(in_flight_until_update(self.costs, schedule)) > most:
             return False
-        rows = memory_rows(self.costs, schedule)
+        rows = memory_rows(self.counted, self._placed(schedule))
         host = self.costs.cluster.host
         waits = sum(row.host_bytes for row in rows)
         return fits(rows) and (not waits or (host is not None and waits <= host.memory_bytes))
@@ -196,6 +198,7 @@ class Incumbent:
             schedule = whole_step(self.costs, schedule, self.options.microbatches)
         elif len(self.options.ks) == 1 and self.options.ks[0] % schedule.k == 0:
             schedule = unrolled(schedule, self.options.ks[0])
+        schedule = self._placed(schedule)
         if not self.is_feasible(schedule):
             mended = self._repaired(schedule)
             if mended is None:
@@ -210,6 +213,20 @@ class Incumbent:
             self.notify()
         return True
 
+    @cached_property
+    def counted(self) -> CostModel:
+        """What schedules are judged by: states are on the host only where a stage says so."""
+        return replace(self.costs, states_away=False) if self.costs.states_away else self.costs
+
+    def _placed(self, schedule: Schedule) -> Schedule:
+        """The schedule with its states on the host where they must and may be."""
+        if self.costs.states_away:
+            return with_states_placed(self.counted, schedule)
+        if not any(stage.states == "host" for stage in schedule.stages):
+            return schedule
+        here = (stage.model_copy(update={"states": "gpu"}) for stage in schedule.stages)
+        return replace(schedule, stages=tuple(here))
+
     def _repaired(self, schedule: Schedule) -> Schedule | None:
         """The schedule with what must be offloaded to fit, if allowed and better than the best."""
         best = self.best
@@ -217,7 +234,7 @@ class Incumbent:
             return None
         if best is not None and self._cost(schedule) >= self._cost(best):
             return None
-        made = repair_by_offloading(self.costs, schedule)
+        made = repair_by_offloading(self.counted, schedule)
         return made if made is not None and self.is_feasible(made) else None
 
     def _cost(self, schedule: Schedule) -> tuple[Fraction, Fraction]:

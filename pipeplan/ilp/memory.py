@@ -38,7 +38,7 @@ def memory_rows(costs: CostModel, schedule: Schedule) -> tuple[MemoryRow, ...]:
     for change in sweep.events():
         changes[change.gpu].append(change)
     rows = tuple(_row(costs, schedule, gpu, changes[gpu], sweep) for gpu in range(costs.gpus))
-    if not schedule.offloads:
+    if not schedule.uses_host:
         return rows
     hosted = host_bytes(costs, schedule)
     return tuple(row.model_copy(update={"host_bytes": hosted[row.gpu]}) for row in rows)
@@ -50,12 +50,16 @@ def fits(rows: Iterable[MemoryRow]) -> bool:
 
 
 def host_bytes(costs: CostModel, schedule: Schedule) -> list[int]:
-    """(H7) of each GPU: the most of it that resides on the host at once."""
+    """(U4) of each GPU: the most of it that resides on the host at once, states included."""
     sweep = ExactMemoryEvents(costs, schedule)
     changes: list[list[MemoryEvent]] = [[] for _ in range(costs.gpus)]
     for offload in schedule.offloads:
         changes[schedule.stages[offload.stage].gpu] += sweep.host_events(offload)
-    return [peak_terms(schedule, own)[SAVED] for own in changes]
+    sizes = [peak_terms(schedule, own)[SAVED] for own in changes]
+    for stage in schedule.stages:
+        if stage.states == "host":
+            sizes[stage.gpu] += costs.states_on_host(stage.first, stage.last)
+    return sizes
 
 
 def in_flight(costs: CostModel, schedule: Schedule) -> tuple[int, ...]:

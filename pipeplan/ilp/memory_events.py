@@ -268,7 +268,7 @@ def stage_bytes(costs: CostModel, stages: tuple[Stage, ...], stage: int) -> Segm
     """Bytes of a stage, knowing whether its predecessor is on the same GPU (u of M2)."""
     this = stages[stage]
     covered = stage > 0 and stages[stage - 1].gpu == this.gpu
-    return costs.segment(this.first, this.last, covered)
+    return costs.segment(this.first, this.last, covered, this.states)
 
 
 def defer(busy: list[tuple[int, int]], period: int, time: int) -> int:

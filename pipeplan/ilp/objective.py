@@ -1,10 +1,10 @@
-"""What is minimized: the period per micro-batch (2bw) or the step time (flush), (T5)."""
+"""What is minimized: the period per micro-batch (2bw) or the step time (flush), (T5), (U5)."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from pipeplan.ilp.costs import CostModel, ceil_div_fraction
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import Schedule, duration
 from pipeplan.plan import Stage
 from pipeplan.units import ceil_div
@@ -31,15 +31,19 @@ def optimizer_ns(costs: CostModel, stages: tuple[Stage, ...]) -> int:
     """The slowest GPU's update of all layers it hosts."""
     totals = [0] * costs.gpus
     for stage in stages:
-        speed = Fraction(repr(costs.cluster.gpus[stage.gpu].speed))
-        for layer in costs.chain.layers[stage.first : stage.last + 1]:
-            totals[stage.gpu] += ceil_div_fraction(layer.optimizer_ns, speed)
+        totals[stage.gpu] += costs.update_ns(stage)
     return max(totals)
 
 
 def cost(costs: CostModel, schedule: Schedule, microbatches: int) -> tuple[Fraction, Fraction]:
-    """Smaller is better: what the semantics minimize; equal ones by how simple they are."""
+    """Smaller is better: what the semantics minimize; equal ones by how simple they are.
+
+    Where states may be on the host the step counts under 2bw, too: its updates may take longer
+    than what a shorter period saves.
+    """
     period = schedule.per_microbatch
     if costs.semantics == "2bw":
+        if costs.states_away:
+            period += Fraction(optimizer_ns(costs, schedule.stages), microbatches)
         return period, Fraction(schedule.k * len(schedule.stages))
     return Fraction(step_ns(costs, schedule, microbatches)), period

@@ -53,6 +53,10 @@ AHEAD: Final = 0.05
 AFTER_JOINT_S: Final = 0.1
 """Seconds that annealing has where the joint model decided all that it sees."""
 
+# Where states may be on the host if need be:
+ON_GPUS: Final = 0.5
+"""Plans with all states on the GPUs, if none of them is found."""
+
 # With recomputation:
 KEEP_ALL: Final = 0.35
 """Plans without recomputation, before any others are looked at."""

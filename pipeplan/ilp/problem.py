@@ -36,6 +36,8 @@ class Problem:
         stages: For "full-recompute" alone: the stages.
         recompute: Whether stages may recompute layers, (V1)-(V4).
         offload: Whether what stages save may reside on the host, (H1)-(H7).
+        states: Whether optimizers' states may, (U1)-(U6): in no plan, only where no plan is found
+            without ("needed"), or in any plan.
         pins: (layer, GPU) of layers whose GPU is given, sorted.
     """
 
@@ -50,6 +52,7 @@ class Problem:
     stages: tuple[Stage, ...] = ()
     recompute: bool = False
     offload: bool = False
+    states: Literal["off", "needed", "on"] = "off"
     pins: tuple[tuple[int, int], ...] = ()
 
     @property

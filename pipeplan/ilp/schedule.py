@@ -50,6 +50,11 @@ class Schedule:
     offloads: tuple[StageOffload, ...] = ()
 
     @property
+    def uses_host(self) -> bool:
+        """Whether anything of it is in the host's memory."""
+        return bool(self.offloads) or any(stage.states == "host" for stage in self.stages)
+
+    @property
     def per_microbatch(self) -> Fraction:
         """Nanoseconds of the period that one micro-batch takes."""
         return Fraction(self.period, self.k)

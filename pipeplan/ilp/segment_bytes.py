@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pipeplan.chain import Chain
+from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Semantics
 
 PAPER_WEIGHT_COPIES = 3
@@ -53,10 +53,20 @@ class SegmentBytes:
         return max(self.forward, self.late)
 
 
+def movable_bytes(layer: Layer) -> int:
+    """(U1): what of a layer's `optimizer_bytes` may be on the host."""
+    return max(0, layer.optimizer_bytes - layer.buffer_bytes - layer.frozen_bytes)
+
+
 def exact_segment(
-    chain: Chain, semantics: Semantics, first: int, last: int, covered: bool
+    chain: Chain,
+    semantics: Semantics,
+    first: int,
+    last: int,
+    covered: bool,
+    states_away: bool = False,
 ) -> SegmentBytes:
-    """(M1)-(M3) and (M7) of one segment, in one pass over its layers."""
+    """(M1)-(M3) and (M7) of one segment, in one pass over its layers; (U2) with `states_away`."""
     layers = chain.layers
     shared = layers[first - 1].saved_output_bytes if covered and first else 0
     saved_input = max(0, layers[first].saved_input_bytes - shared)
@@ -94,7 +104,7 @@ def exact_segment(
     )
     versions = 2 if semantics == "2bw" else 1
     hosted = layers[first : last + 1]
-    update = max(x.optimizer_workspace_bytes for x in hosted)
+    update = 0 if states_away else max(x.optimizer_workspace_bytes for x in hosted)
     waiting = (versions - 1) * sum(x.waiting_gradient_bytes for x in hosted)
     entering = chain.input_of(first) - shared if first else 0
     all_late = waiting and waiting == sum(x.gradient_bytes for x in hosted)
@@ -107,6 +117,7 @@ def exact_segment(
             + x.gradient_bytes
             + (versions - 1) * x.waiting_gradient_bytes
             + x.optimizer_bytes
+            - (movable_bytes(x) if states_away else 0)
             for x in hosted
         ),
         optimizer=0 if all_late else update,

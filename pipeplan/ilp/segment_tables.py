@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeplan.errors import InputError
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.segment_bytes import PAPER_WEIGHT_COPIES
+from pipeplan.ilp.segment_bytes import PAPER_WEIGHT_COPIES, movable_bytes
 
 Array = NDArray[np.int64]
 
@@ -105,10 +105,15 @@ def _exact(costs: CostModel) -> SegmentTables:
         + (versions - 1) * _field(costs, "waiting_gradient_bytes")
         + _field(costs, "optimizer_bytes")
     )
+    workspace = _field(costs, "optimizer_workspace_bytes")
+    if costs.states_away:
+        moved = [movable_bytes(layer) for layer in chain.layers]
+        per_layer = per_layer - np.array(moved, dtype=np.int64)
+        workspace = np.zeros_like(workspace)
     behind, front = y - so + gy, x + gx
     waiting = (versions - 1) * _between(_field(costs, "waiting_gradient_bytes"))
     at_once = (waiting == 0) | (waiting != _between(_field(costs, "gradient_bytes")))
-    updating = _running_max(_field(costs, "optimizer_workspace_bytes"), 0)
+    updating = _running_max(workspace, 0)
     entering = np.where(np.arange(count) > 0, x, 0)[:, None]
     late = np.where(waiting > 0, entering + updating, 0)
     return SegmentTables(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
 
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
-from pipeplan.ilp import multilevel, search
+from pipeplan.ilp import multilevel, portfolio, search
 from pipeplan.ilp.bounds import infeasibility
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.history import History
-from pipeplan.ilp.incumbent import Incumbent, Report
+from pipeplan.ilp.incumbent import Incumbent, Report, SearchOptions
 from pipeplan.ilp.problem import Limits, Problem, options_of
 from pipeplan.ilp.recompute import baselines
 from pipeplan.ilp.recompute import search as recompute_search
@@ -60,14 +61,28 @@ def solve(
     infeasibility.check_sums(costs)
     options = options_of(problem, limits)
     history = History(options.clock)
-    state = Incumbent(costs, options, _recording(history, progress))
-    for start in warm_starts:
-        if not start.recomputes:
-            offer_warm_start(state, start)
-    solved = _search(problem, limits, state, warm_starts)
-    if solved.state.best is None:
-        raise _failure(problem, state)
-    return solution(solved, tuple(history.steps))
+    told = _recording(history, progress)
+    for each in _turns(problem, costs, options):
+        state = Incumbent(*each, told)
+        for start in warm_starts:
+            if not start.recomputes:
+                offer_warm_start(state, start)
+        solved = _search(problem, limits, state, warm_starts)
+        if solved.state.best is not None:
+            return solution(solved, tuple(history.steps))
+    raise _failure(problem, state)
+
+
+def _turns(
+    problem: Problem, costs: CostModel, options: SearchOptions
+) -> Iterator[tuple[CostModel, SearchOptions]]:
+    """What is searched, one after the other until there is a plan: states on GPUs, or anywhere."""
+    if problem.states == "off":
+        yield costs, options
+    if problem.states == "needed":
+        yield costs, replace(options, time_limit_s=portfolio.ON_GPUS * options.time_limit_s)
+    if problem.states != "off":
+        yield replace(costs, states_away=True), options
 
 
 def _recording(history: History, progress: Report | None) -> Report:
@@ -97,7 +112,7 @@ def _search(
         search.run(state)
         return SearchResult(state)
     groups = _groups(state.costs, limits)
-    if groups is not None and (problem.recompute or problem.offload):
+    if groups is not None and (problem.recompute or problem.offload or problem.states != "off"):
         state.notes.append(_no_groups(problem))
         groups = None
     if problem.recompute:
@@ -139,9 +154,11 @@ def _groups(costs: CostModel, limits: Limits) -> int | None:
 
 def _no_groups(problem: Problem) -> str:
     """With recomputation or offloading the layers themselves are searched, never in silence."""
-    asked = [name for name in ("recompute", "offload") if getattr(problem, name)]
+    asked = [f"{name} auto" for name in ("recompute", "offload") if getattr(problem, name)]
+    if problem.states == "on":
+        asked.append("offload states")
     return (
-        f"searched layer by layer although the chain is long: {' and '.join(asked)} auto knows no"
+        f"searched layer by layer although the chain is long: {' and '.join(asked)} knows no"
         " groups (--coarsen)"
     )
 

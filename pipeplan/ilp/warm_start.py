@@ -95,6 +95,8 @@ def _proven(state: Incumbent, plan: Plan) -> Iterator[tuple[BoundName, Fraction]
     pinned = set(plan.solver.pins) <= set(costs.pins)
     if not same or not pinned or plan.cluster != costs.cluster or not (most is None or limited):
         return
+    if costs.states_away:
+        return  # they may follow from states that stay on their GPUs
     bounds = plan.solver.bounds
     named: tuple[tuple[BoundName, tuple[int, int] | None], ...] = (
         ("any", bounds.any),

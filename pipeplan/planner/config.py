@@ -32,7 +32,9 @@ class Config:
     deterministic: the same seed gives the same plan: limits count work instead of time.
     coarsen: search on this many groups of layers; "auto" does so for chains of very many layers.
     recompute: "auto" also decides which layers each stage computes again in its backward.
-    offload: "auto" also decides what each stage sends to the host between forward and backward.
+    offload: "auto" also decides what each stage sends to the host between forward and backward,
+        and whose optimizer states are there, where no plan is found without; "states" decides only
+        the latter, for the shortest step.
     pins: GPU of some layers, by index, by name, or "a..b" for all from a to b.
     resume: a plan of the same chain to start from, or several; proofs are kept where all else is
         equal.
@@ -51,7 +53,7 @@ class Config:
     resume: Plan | Sequence[Plan] | None = None
     coarsen: int | Literal["auto", "off"] = "auto"
     recompute: Literal["off", "auto"] = "off"
-    offload: Literal["off", "auto"] = "off"
+    offload: Literal["off", "auto", "states"] = "off"
     pins: Mapping[int | str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,10 +66,10 @@ class Config:
         _need("gap", self.gap, self.gap >= 0)
         _need("seed", self.seed, 0 <= self.seed < 2**31)
         _need("coarsen", self.coarsen, isinstance(self.coarsen, str) or self.coarsen >= 1)
+        _need("recompute", self.recompute, self.recompute in ("off", "auto"))
+        _need("offload", self.offload, self.offload in ("off", "auto", "states"))
         for name, what in (("recompute", "recomputation"), ("offload", "offloading")):
-            asked = getattr(self, name)
-            _need(name, asked, asked in ("off", "auto"))
-            if asked == "auto":
+            if getattr(self, name) != "off":
                 self._check_paper(name, what)
         self._check_pins()
         _need("workers", self.workers, self.workers is None or 1 <= self.workers <= 256)
@@ -97,12 +99,13 @@ class Config:
         """The paper's formulas know neither recomputation nor offloading."""
         if self.memory_model != "exact":
             raise InputError(
-                f"config.{name}: got auto with config.memory_model {self.memory_model},"
-                f" need exact: the paper's model has no {what}."
+                f"config.{name}: got {getattr(self, name)} with config.memory_model"
+                f" {self.memory_model}, need exact: the paper's model has no {what}."
             )
         if self.method == "paper-ilp":
             raise InputError(
-                f"config.{name}: got auto with config.method paper-ilp, need auto or contiguous:"
+                f"config.{name}: got {getattr(self, name)} with config.method paper-ilp, need auto"
+                f" or contiguous:"
                 f" the paper's ILP has no {what}."
             )
 
@@ -116,7 +119,7 @@ def _need(name: str, value: object, good: bool) -> None:
         "seed": "0..2**31-1",
         "coarsen": "auto, off or at least 1",
         "recompute": "off or auto",
-        "offload": "off or auto",
+        "offload": "off, auto or states",
         "workers": "1..256",
     }
     if not good:
@@ -148,8 +151,18 @@ def problem(chain: Chain, cluster: Cluster, config: Config, pins: Pins = ()) -> 
         method=config.method,
         recompute=config.recompute == "auto",
         offload=config.offload == "auto",
+        states=_states(cluster, config),
         pins=pins,
     )
+
+
+def _states(cluster: Cluster, config: Config) -> Literal["off", "needed", "on"]:
+    """Whether optimizers' states may be on the host; it must tell how fast it updates."""
+    if config.offload == "states":
+        return "on"
+    host = cluster.host
+    known = host is not None and host.update_bytes_per_s is not None
+    return "needed" if config.offload == "auto" and known else "off"
 
 
 def limits(config: Config) -> Limits:

@@ -36,6 +36,11 @@ def check(plan: Plan, chain: Chain, cluster: Cluster, config: Config) -> None:
             "config.resume: got a plan whose stages send what they keep to the host, need one"
             " without: the search keeps all on the GPUs. Plan without config.resume."
         )
+    if config.offload == "off" and any(stage.states == "host" for stage in plan.stages):
+        raise InputError(
+            "config.resume: got a plan whose optimizers' states are on the host, need one without:"
+            " the search keeps all on the GPUs. Plan without config.resume."
+        )
     most, gpus = max(stage.gpu for stage in plan.stages), len(cluster.gpus)
     if most >= gpus:
         raise InputError(

@@ -68,10 +68,16 @@ def judged(problem: ilp.Problem, config: Config, progress: Progress | None = Non
 
 def _check(chain: Chain, cluster: Cluster, config: Config) -> None:
     """Refuse what no search can honour for this chain on this cluster."""
-    if config.offload == "auto" and cluster.host is None:
+    if config.offload != "off" and cluster.host is None:
         raise InputError(
-            "config.offload: got auto for a cluster without a host, need one to offload to: its"
-            " bandwidth and memory (--host-bandwidth, --host-memory, or host in the cluster file)."
+            f"config.offload: got {config.offload} for a cluster without a host, need one to"
+            " offload to: its bandwidth and memory (--host-bandwidth, --host-memory, or host in"
+            " the cluster file)."
+        )
+    if config.offload == "states" and _update_rate(cluster) is None:
+        raise InputError(
+            "config.offload: got states for a cluster whose host does not tell how fast it updates"
+            " weights, need host.update_bytes_per_s in the cluster file, or --host-update."
         )
     if isinstance(config.coarsen, str) or config.coarsen >= len(chain.layers):
         return
@@ -80,11 +86,16 @@ def _check(chain: Chain, cluster: Cluster, config: Config) -> None:
             f"config.coarsen: got {config.coarsen} with config.memory_model paper, need off: its"
             " working bytes do not add up over merged layers. Plan without config.coarsen."
         )
-    asked = [name for name in ("recompute", "offload") if getattr(config, name) == "auto"]
-    if asked:
-        choices = " and ".join(f"config.{name} auto" for name in asked)
+    asked = {name: getattr(config, name) for name in ("recompute", "offload")}
+    if any(value != "off" for value in asked.values()):
+        chosen = (f"config.{name} {value}" for name, value in asked.items() if value != "off")
+        choices = " and ".join(chosen)
         raise InputError(
             f"config.coarsen: got {config.coarsen} with {choices}, need auto or off: groups of"
             " layers are not searched with it. Plan without config.coarsen, or without"
             f" {choices}."
         )
+
+
+def _update_rate(cluster: Cluster) -> int | None:
+    return None if cluster.host is None else cluster.host.update_bytes_per_s

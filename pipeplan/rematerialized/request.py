@@ -15,7 +15,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class RematerializationRequest(Generic[Module]):
+class Request(Generic[Module]):
     """A module, its sample, and what it is to keep.
 
     Attributes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
-from pipeplan.memory_terms import GpuTerms, Instant, MemoryReport, Purpose, Room, StagePlace
+from pipeplan.memory_terms import GpuMemory, Instant, MemoryReport, Purpose, Room, StagePlace
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.report.memory_advice import lower_peak
@@ -47,7 +47,7 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
 
 def with_measured(
     report: MemoryReport,
-    found: Sequence[tuple[int, GpuTerms] | None],
+    found: Sequence[tuple[int, GpuMemory] | None],
     reserves: Sequence[int | None],
 ) -> MemoryReport:
     """`report` beside what a run measured.
@@ -89,7 +89,7 @@ class Compared:
     """`3 x 2.00 MiB`, of the prediction."""
 
 
-def measured_of(report: MemoryReport, gpu: int) -> GpuTerms | None:
+def measured_of(report: MemoryReport, gpu: int) -> GpuMemory | None:
     """What was measured of one GPU."""
     return report.measured[gpu] if report.measured else None
 

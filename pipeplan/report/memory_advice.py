@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeplan.chain import Layer
-from pipeplan.memory_terms import GpuTerms, Purpose
+from pipeplan.memory_terms import GpuMemory, Purpose
 from pipeplan.plan import Plan, Stage
 from pipeplan.report.layers import kept_bytes
 from pipeplan.units import format_bytes
+from pipeplan.verifier import movable_states
 
 P = Purpose
 _GROUPS: dict[str, tuple[Purpose, ...]] = {
@@ -24,7 +25,7 @@ LESS = 10
 """Per cent that the peak shall be lower."""
 
 
-def lower_peak(plan: Plan, memory: GpuTerms) -> str:
+def lower_peak(plan: Plan, memory: GpuMemory) -> str:
     """What dominates the peak, which layer has most of that, and what would be the peak next."""
     peak = memory.peak
     if not peak.size:
@@ -42,7 +43,7 @@ def lower_peak(plan: Plan, memory: GpuTerms) -> str:
     return f"{line}{_layer(plan, memory, stage, group, need)}; {_next(memory)}"
 
 
-def _layer(plan: Plan, memory: GpuTerms, stage: int, group: str, need: int) -> str:
+def _layer(plan: Plan, memory: GpuMemory, stage: int, group: str, need: int) -> str:
     """The layer of the stage that has most of the group, and whether it is enough."""
     place = plan.stages[stage]
     sizes, line = dict(_sizes(plan, place, group)), ""
@@ -64,7 +65,7 @@ def _enough(size: int, need: int) -> str:
     return "enough" if size >= need else "not enough alone"
 
 
-def _in_flight(memory: GpuTerms, stage: int) -> tuple[int, int]:
+def _in_flight(memory: GpuMemory, stage: int) -> tuple[int, int]:
     """Bytes that a micro-batch has saved in the stage, and how many have."""
     terms = [t for t in memory.peak.terms if t.purpose is P.SAVED and t.stage == stage]
     return max((t.each_bytes for t in terms), default=0), sum(t.count for t in terms)
@@ -80,7 +81,7 @@ def _sizes(plan: Plan, place: Stage, group: str) -> Iterator[tuple[int, int]]:
         if group == "saved activations":
             yield index, 0 if index in gone else kept_bytes(layer)
         elif group == "states":
-            yield index, _states(plan, layer)
+            yield index, _states(plan, place, layer)
         elif group == "workspace":
             spaces = (layer.forward_workspace_bytes, layer.backward_workspace_bytes)
             ends = plan.chain.gradient_of_input(index) + layer.gradient_of_output_bytes
@@ -92,14 +93,16 @@ def _sizes(plan: Plan, place: Stage, group: str) -> Iterator[tuple[int, int]]:
             yield index, max(before, layer.output_bytes if index == place.last else 0)
 
 
-def _states(plan: Plan, layer: Layer) -> int:
-    """(M1) of one layer."""
+def _states(plan: Plan, place: Stage, layer: Layer) -> int:
+    """(M1) of one layer, (U2) where the host updates."""
     one = layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
     more = layer.weight_bytes + layer.waiting_gradient_bytes
+    if place.states == "host":
+        one -= movable_states(layer)
     return one + (more if plan.semantics == "2bw" else 0)
 
 
-def _next(memory: GpuTerms) -> str:
+def _next(memory: GpuMemory) -> str:
     """What holds nearly as much, and would have to change as well."""
     limit = memory.peak.size * (100 - LESS) // 100
     high = [each.kind for each in memory.instants[1:] if each.size > limit]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
+from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from pipeplan.document import Count, Positive, Record
-from pipeplan.plan import LayerRanges, OpKind, Plan, Stage
+from pipeplan.plan import OpKind, Plan, Runs, Stage
 from pipeplan.units import format_bytes, format_ns
-from pipeplan.verifier import offloaded
+from pipeplan.verifier import offloaded, stage_on_host
 
 
 class Share(Record):
@@ -20,18 +21,20 @@ class Share(Record):
     model_config = ConfigDict(extra="ignore")
     gpu: Count
     layers: tuple[Count, Count]
-    recompute: LayerRanges = ()
+    recompute: Runs = ()
     again_ns: Count = 0
     """What a micro-batch takes longer for `recompute` (V1)."""
-    programs: LayerRanges = ()
+    programs: Runs = ()
     """[layer, option] of layers under device programs (V5)."""
     programs_ns: Count = 0
     """What a micro-batch takes longer for `programs`."""
-    offload: LayerRanges = ()
+    offload: Runs = ()
     offload_bytes: Count = 0
     """Of a micro-batch (H1)."""
     offloaded: tuple[Count, Positive] = (0, 1)
     """[micro-batches that are offloaded, of so many in a row]."""
+    states_bytes: Annotated[int, Field(ge=0, exclude_if=lambda size: not size)] = 0
+    """On the host, (U3); 0 where the optimizer's states are on the GPU."""
 
     @property
     def again(self) -> str:
@@ -55,6 +58,19 @@ class Share(Record):
         return "; ".join(filter(None, (self.again, under)))
 
     @property
+    def updated(self) -> str:
+        """The layers that the host updates and what it has of them; empty if there are none."""
+        if not self.states_bytes:
+            return ""
+        return f"{spans([self.layers])}: {format_bytes(self.states_bytes)}"
+
+    @property
+    def on_host(self) -> str:
+        """What of the stage is there; empty if there is nothing."""
+        states = f"states: {format_bytes(self.states_bytes)}" if self.states_bytes else ""
+        return "; ".join(filter(None, (self.away, states)))
+
+    @property
     def away(self) -> str:
         """The layers that are offloaded and what they keep; empty if there are none."""
         if not self.offload:
@@ -70,8 +86,9 @@ def remat_shares(plan: Plan) -> tuple[Share, ...]:
 
 
 def _share(plan: Plan, index: int, stage: Stage) -> Share:
+    on_host = stage_on_host(plan, stage)
     if stage.remat is None:
-        return Share(gpu=stage.gpu, layers=stage.layers)
+        return Share(gpu=stage.gpu, layers=stage.layers, states_bytes=on_host)
     some = {op.copy_ for op in plan.ops if op.kind is OpKind.OFFLOAD and op.stage == index}
     return Share(
         gpu=stage.gpu,
@@ -83,6 +100,7 @@ def _share(plan: Plan, index: int, stage: Stage) -> Share:
         offload=stage.remat.offload,
         offload_bytes=offloaded(plan, stage),
         offloaded=(len(some), plan.k),
+        states_bytes=on_host,
     )
 
 
@@ -133,7 +151,12 @@ def named(runs: Sequence[tuple[int, int]]) -> str:
 def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """(what, text) for the figures of `plan`: stage by stage, then the host's memory."""
     every = remat_shares(plan)
-    names = {"again": "recomputed", "under": "device programs", "away": "offloaded"}
+    names = {
+        "again": "recomputed",
+        "under": "device programs",
+        "away": "offloaded",
+        "updated": "states on host",
+    }
     for what, name in names.items():
         for share in every:
             if text := getattr(share, what):

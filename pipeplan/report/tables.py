@@ -167,7 +167,10 @@ def _memories(cluster: Cluster) -> str:
 
 def _host(host: Host) -> str:
     rate = format_rate(host.bandwidth_bytes_per_s)
-    return f"of {format_bytes(host.memory_bytes)} at {rate} per GPU, {host.duplex} duplex"
+    updates = host.update_bytes_per_s
+    return f"of {format_bytes(host.memory_bytes)} at {rate} per GPU, {host.duplex} duplex" + (
+        f", updates at {format_rate(updates)}" if updates else ""
+    )
 
 
 def fraction(value: Rational) -> Fraction:
@@ -267,7 +270,7 @@ def stage_table(
             str(share.gpu),
             remat.spans([share.layers]),
             share.recomputed or "-",
-            share.away or "-",
+            share.on_host or "-",
             format_bytes(predicted[share.gpu]),
             "-" if peak is None else format_bytes(peak),
             *([format_bytes(away[share.gpu])] if any(away) else []),

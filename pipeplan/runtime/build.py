@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeplan.compiling import compiled_layer
 from pipeplan.host_copy import CopyEngine
-from pipeplan.plan import LayerRanges, Plan
+from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
 from pipeplan.runtime.data.feed import Feed
@@ -178,17 +178,17 @@ class _StageBuilder:
         )
         spec = with_programs(spec, self.plan.chain, programs_of(planned, self.plan.chain))
         compile_ahead(spec)
-        return StageRunner(
-            spec, self.plan.microbatches, self.ownership.hold(spec.layers, planned.first)
-        )
+        on_host = planned.states == "host"
+        held = self.ownership.hold(spec.layers, planned.first, on_host=on_host)
+        return StageRunner(spec, self.plan.microbatches, held)
 
 
-def _runs(planned: PlannedStage) -> tuple[LayerRanges, LayerRanges]:
+def _runs(planned: PlannedStage) -> tuple[Runs, Runs]:
     """What the plan lets the stage compute again, and offload; counted from its first layer."""
     if planned.remat is None:
         return (), ()
 
-    def within(runs: LayerRanges) -> LayerRanges:
+    def within(runs: Runs) -> Runs:
         return tuple((first - planned.first, last - planned.first) for first, last in runs)
 
     return within(planned.remat.recompute), within(planned.remat.offload)

@@ -14,6 +14,7 @@ from math import ceil
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import OpKind, Plan, Stage
+from pipeplan.simulator.host_states import host_update_ns, staying_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def input_ns(layer: Layer) -> int:
 def update_ns(plan: Plan, stage: int) -> int:
     """How long a stage's optimizer step takes, in ns."""
     home = plan.stages[stage]
+    if home.states == "host":
+        return host_update_ns(plan, stage)
     speed = _speed(plan, home.gpu)
     layers = plan.chain.layers[home.first : home.last + 1]
     return sum(ceil(layer.optimizer_ns / speed) for layer in layers)
@@ -243,17 +246,22 @@ def states_bytes(plan: Plan, gpu: int) -> int:
             if plan.memory_model == "paper":
                 total += 3 * layer.weight_bytes
                 continue
-            total += layer.weight_bytes + layer.gradient_bytes + layer.optimizer_bytes
+            away = stage.states == "host"
+            kept = staying_bytes(layer) if away else layer.optimizer_bytes
+            total += layer.weight_bytes + layer.gradient_bytes + kept
             if plan.semantics == "2bw":
                 total += layer.weight_bytes + layer.waiting_gradient_bytes
     return total
 
 
 def update_workspace_bytes(plan: Plan, stage: int) -> int:
-    """The most that one layer's optimizer step of a stage needs at once; none in the paper."""
-    if plan.memory_model == "paper":
-        return 0
+    """The most that one layer's optimizer step of a stage needs at once on the GPU.
+
+    None in the paper's model, and where the host makes the step.
+    """
     home = plan.stages[stage]
+    if plan.memory_model == "paper" or home.states == "host":
+        return 0
     layers = plan.chain.layers[home.first : home.last + 1]
     return max(layer.optimizer_workspace_bytes for layer in layers)
 

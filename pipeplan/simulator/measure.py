@@ -11,6 +11,7 @@ from pipeplan.program import Action
 from pipeplan.simulator import costs
 from pipeplan.simulator.charges import handovers, tensor_bytes
 from pipeplan.simulator.engine import Times
+from pipeplan.simulator.host_states import host_terms
 from pipeplan.simulator.ledger import Level
 from pipeplan.simulator.result import Peak
 from pipeplan.simulator.tape import Does, Entry
@@ -84,8 +85,9 @@ def row(plan: Plan, gpu: int, peaks: Peaks, buffers: int) -> MemoryRow:
     device = plan.cluster.gpus[gpu]
     if total > MAX_INT:
         raise InputError(f"GPU {gpu}: got a peak of {total} bytes, need at most {MAX_INT}")
-    if peaks.host > MAX_INT:
-        raise InputError(f"GPU {gpu}: got {peaks.host} bytes on the host, need at most {MAX_INT}")
+    away = peaks.host + sum(size for _, _, size in host_terms(plan, gpu))
+    if away > MAX_INT:
+        raise InputError(f"GPU {gpu}: got {away} bytes on the host, need at most {MAX_INT}")
     return MemoryRow(
         gpu=gpu,
         states_bytes=states,
@@ -95,7 +97,7 @@ def row(plan: Plan, gpu: int, peaks: Peaks, buffers: int) -> MemoryRow:
         message_bytes=message,
         peak_bytes=total,
         budget_bytes=device.memory_bytes - device.reserve_bytes,
-        host_bytes=peaks.host,
+        host_bytes=away,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeplan.chain import Chain
-from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Stage
+from pipeplan.plan import Op, OpKind, Plan, Runs, Stage
 from pipeplan.simulator import costs
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
@@ -127,6 +127,7 @@ def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
             yield Discrepancy("stages", f"stages[{index}]", f"got id {stage.id}, need {index}")
         if stage.split_backward:
             yield from _split(plan, index)
+        yield from _states(plan, index)
         if stage.remat is None:
             continue
         again, away = stage.remat.recompute, stage.remat.offload
@@ -156,7 +157,18 @@ def _split(plan: Plan, index: int) -> Iterator[Discrepancy]:
         yield Discrepancy("stages", where, "got layers that do not tell what W takes and needs")
 
 
-def _sound(stage: Stage, runs: LayerRanges) -> bool:
+def _states(plan: Plan, index: int) -> Iterator[Discrepancy]:
+    """What keeps the states of a stage from being on the host."""
+    host, where = plan.cluster.host, f"stages[{index}].states"
+    if plan.stages[index].states != "host":
+        return
+    if plan.memory_model == "paper":
+        yield Discrepancy("stages", where, "got host in the paper's model")
+    if host is None or host.update_bytes_per_s is None:
+        yield Discrepancy("stages", where, "got host, need a host that tells how fast it updates")
+
+
+def _sound(stage: Stage, runs: Runs) -> bool:
     """Whether runs are the stage's own, in order, each layer once at most."""
     if not all(stage.first <= first <= last <= stage.last for first, last in runs):
         return False
@@ -176,7 +188,7 @@ def _told(chain: Chain, stage: Stage, inside: set[int]) -> bool:
     )
 
 
-def _layers(runs: LayerRanges) -> set[int]:
+def _layers(runs: Runs) -> set[int]:
     return {layer for first, last in runs for layer in range(first, last + 1)}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat
 from pipeplan.simulator.costs import forward_ns, input_ns
+from pipeplan.simulator.host_states import staying_bytes
 
 
 def condensed(plan: Plan) -> Plan:
@@ -61,6 +62,7 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
         )
     }  # fmt: skip
     sums["backward_ns"] += sums["forward_ns"]
+    sums["frozen_bytes"] = sum(staying_bytes(layer) for layer in layers)
     held = before[0].saved_output_bytes if before else 0
     outside = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
     second, there = _second_forward(chain, first, last, held)

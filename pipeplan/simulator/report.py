@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
-from pipeplan.memory_terms import GpuTerms
+from pipeplan.memory_terms import GpuMemory
 from pipeplan.plan import Plan
 from pipeplan.program import Program
 from pipeplan.simulator import measure
 from pipeplan.simulator.charges import Charges
 from pipeplan.simulator.engine import Engine, Times
+from pipeplan.simulator.host_states import host_terms
 from pipeplan.simulator.ledger import RankLedger
 from pipeplan.simulator.links import PlannedLinks
+from pipeplan.simulator.permanent import permanent
 from pipeplan.simulator.result import Clock, Discrepancy, Simulation
 from pipeplan.simulator.tape import Does, Ops
-from pipeplan.simulator.terms import TermLedger, Things, gpu_memory, permanent
+from pipeplan.simulator.terms import TermLedger, Things, gpu_memory
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
 
@@ -38,12 +40,13 @@ def report(
     always = [row.states_bytes + extra for row, extra in zip(rows, buffers, strict=True)]
     begin, end = _span(engine)
 
-    def terms(gpu: int) -> GpuTerms:
+    def terms(gpu: int) -> GpuMemory:
         tape, things = engine.tapes[gpu], Things.of(plan, times.ops)
         return gpu_memory(
             RankLedger(charges, times, gpu, tape, steps).levels(),
             TermLedger(things, charges, times.ops, tape),
             permanent(plan, gpu, times),
+            host_terms(plan, gpu),
             program.ranks[gpu],
             window.frame,
         )

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeplan.errors import InternalError
-from pipeplan.memory_terms import Curve, GpuTerms, Instant, Key, Purpose, Term, terms_of
+from pipeplan.memory_terms import Curve, GpuMemory, Instant, Key, Purpose, Term, terms_of
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action
 from pipeplan.simulator import costs
 from pipeplan.simulator.charges import Charges, handovers, result_bytes
-from pipeplan.simulator.engine import Times
 from pipeplan.simulator.ledger import Level
-from pipeplan.simulator.measure import message_slots
 from pipeplan.simulator.tape import Does, Entry, Ops, number
 
 P = Purpose
@@ -97,33 +95,6 @@ class Things:
             self.passing[Does.FREE, transfer] = [(sent, -1)]
             self.passing[Does.RECV, transfer] = [(come, 1)]
             self.start.setdefault(consumer, []).append((come, -1))
-
-
-def permanent(plan: Plan, gpu: int, times: Times) -> list[Key]:
-    """(M1) by version, or (P1) with the message buffers of (P5)."""
-    found: list[Key] = []
-    paper, doubled = plan.memory_model == "paper", plan.semantics == "2bw"
-    for stage in plan.hosted(gpu):
-        layers = plan.chain.layers[stage.first : stage.last + 1]
-        weights = sum(layer.weight_bytes for layer in layers)
-        found.append((P.WEIGHTS, stage.id, weights))
-        if paper or doubled:
-            found.append((P.OLDER_WEIGHTS, stage.id, weights))
-        if paper:
-            found.append((P.GRADIENTS, stage.id, weights))
-            continue
-        found.append((P.GRADIENTS, stage.id, sum(layer.gradient_bytes for layer in layers)))
-        found.append((P.OPTIMIZER, stage.id, sum(layer.optimizer_bytes for layer in layers)))
-        if doubled:
-            waiting = sum(layer.waiting_gradient_bytes for layer in layers)
-            found.append((P.WAITING_GRADIENTS, stage.id, waiting))
-    for slot in message_slots(plan, times):
-        if slot.gpu == gpu:
-            forward = Ops.kind(slot.producer) is OpKind.F
-            ways = (P.SENT_F, P.RECEIVED_F) if forward else (P.SENT_B, P.RECEIVED_B)
-            stage_of = Ops.stage(slot.consumer if slot.received else slot.producer)
-            found += [(ways[slot.received], stage_of, slot.size)] * slot.count
-    return found
 
 
 class TermLedger:
@@ -222,9 +193,10 @@ def gpu_memory(
     levels: Iterator[Level],
     ledger: TermLedger,
     always: list[Key],
+    on_host: list[Key],
     actions: tuple[Action, ...],
     frame: tuple[int, int] | None,
-) -> GpuTerms:
+) -> GpuMemory:
     """The terms of one rank at the worst instant of each kind of action, and over time.
 
     Of instants as large the first within the frame counts, as in `measure.Peaks`.
@@ -233,6 +205,7 @@ def gpu_memory(
         levels: of the rank's ledger, which `ledger` follows.
         ledger: that has seen none of them.
         always: what the rank holds all the time.
+        on_host: what it has in the host's memory all the time.
         actions: of its tape.
         frame: the period that stands for all; None takes the whole replay.
 
@@ -271,7 +244,9 @@ def gpu_memory(
         for each in ranked
     )
     idle = (Instant(time_ns=0, action="", terms=_terms({}, always)),)
-    return GpuTerms(instants=instants or idle, host=_terms(away, []), curve=_curve(curve, always))
+    return GpuMemory(
+        instants=instants or idle, host=_terms(away, on_host), curve=_curve(curve, always)
+    )
 
 
 def _check(found: Iterable[_Worst]) -> None:

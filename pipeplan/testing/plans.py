@@ -12,7 +12,7 @@ from typing import Literal
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, Gpu, Links, Pair
 from pipeplan.plan import MemoryModel, Plan, Remat, Semantics, Stage
-from pipeplan.testing.plans_offload import fit_host, offloading
+from pipeplan.testing.plans_offload import fit_host, offloading, with_states_on_host
 from pipeplan.testing.plans_programs import running, with_options
 from pipeplan.testing.plans_times import with_times
 from pipeplan.verifier import Rule, audit, verify
@@ -61,7 +61,7 @@ def random_plan(
     hosts = Random(f"{seed} host")
     drawn = hosts.random() < 0.3
     if memory_model == "exact" and (drawn if offload is None else offload):
-        plan = offloading(hosts, plan)
+        plan = with_states_on_host(Random(f"{seed} states"), offloading(hosts, plan))
     return fit_host(hosts, _fill_in(rng, plan))
 
 
@@ -109,6 +109,7 @@ def random_chain(rng: Random, count: int) -> Chain:
                 gradient_bytes=(gradient := some(5)),
                 waiting_gradient_bytes=gradient // 2,
                 buffer_bytes=gradient % 3,
+                frozen_bytes=gradient // 3,
                 optimizer_bytes=some(5),
                 output_bytes=output,
                 output_gradient_bytes=None if rng.random() < 0.6 else some(7),

@@ -9,7 +9,7 @@ from itertools import islice
 from random import Random
 
 from pipeplan.cluster import Host
-from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
+from pipeplan.plan import Op, OpKind, Plan, Remat, Runs, Stage
 from pipeplan.verifier import audit
 from pipeplan.verifier.durations import host_ns
 from pipeplan.verifier.stage_bytes import offloaded
@@ -49,6 +49,22 @@ def offloading(rng: Random, plan: Plan, bandwidths: Sequence[int] = BANDWIDTHS) 
     return ways.plan_with(plan.stages)
 
 
+def with_states_on_host(rng: Random, plan: Plan) -> Plan:
+    """`plan`, which has a host, with the states of some stages there, or of none."""
+    host = plan.cluster.host
+    assert host is not None
+    share = rng.choice([0, 0.5, 1])
+    if not share:
+        return plan
+    host = host.model_copy(update={"update_bytes_per_s": rng.choice(BANDWIDTHS)})
+    stages = tuple(
+        stage.model_copy(update={"states": "host"}) if rng.random() < share else stage
+        for stage in plan.stages
+    )
+    cluster = plan.cluster.model_copy(update={"host": host})
+    return plan.model_copy(update={"cluster": cluster, "stages": stages})
+
+
 def fit_host(rng: Random, plan: Plan) -> Plan:
     """`plan` with as much memory on its host as it needs, or a little more."""
     if plan.cluster.host is None:
@@ -79,7 +95,7 @@ def _sending(rng: Random, stage: Stage) -> Stage:
     return _with_runs(stage, tuple(runs))
 
 
-def _with_runs(stage: Stage, runs: LayerRanges) -> Stage:
+def _with_runs(stage: Stage, runs: Runs) -> Stage:
     held = stage.remat
     again, programs = (held.recompute, held.programs) if held else ((), ())
     remat = None

@@ -6,8 +6,19 @@ within one period, so the answer is exact for the infinite steady state. The sim
 same numbers by replaying the lowered program; the two share data types and no formulas.
 """
 
+from pipeplan.verifier.host_states import movable_states, stage_on_host
 from pipeplan.verifier.rules import Audit, audit, check, verify
 from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.violation import Rule, Violation
 
-__all__ = ["Audit", "Rule", "Violation", "audit", "check", "offloaded", "verify"]
+__all__ = [
+    "Audit",
+    "Rule",
+    "Violation",
+    "audit",
+    "check",
+    "movable_states",
+    "offloaded",
+    "stage_on_host",
+    "verify",
+]

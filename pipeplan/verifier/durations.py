@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from pipeplan.chain import Layer
 from pipeplan.plan import OpKind, Plan
+from pipeplan.verifier import host_states
 from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.structure import place
 from pipeplan.verifier.timetable import Timetable
@@ -79,9 +80,12 @@ def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
 
 
 def optimizer_ns(plan: Plan) -> int:
-    """(T5), last term: the slowest GPU's update of all layers it hosts."""
+    """(T5), last term: the slowest GPU's update of all layers it hosts; (U5) on the host."""
     total = dict.fromkeys(range(len(plan.cluster.gpus)), 0)
     for stage in plan.stages:
+        if stage.states == "host":
+            total[stage.gpu] += host_states.update_ns(plan, stage)
+            continue
         speed = plan.cluster.gpus[stage.gpu].speed
         for layer in plan.chain.layers[stage.first : stage.last + 1]:
             total[stage.gpu] += scaled(layer.optimizer_ns, speed)

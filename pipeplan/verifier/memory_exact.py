@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from pipeplan.plan import OpKind, Plan, Stage
-from pipeplan.verifier import offload, stage_bytes
+from pipeplan.verifier import host_states, offload, stage_bytes
 from pipeplan.verifier.durations import link, message_bytes
 from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak
 from pipeplan.verifier.moments import Hold, end_of, free_of, start_of, update_of
@@ -100,7 +100,9 @@ def _unsaved(plan: Plan, producer: TimedOp) -> int:
 
 
 def _workspace(plan: Plan, stage: Stage) -> int:
-    """W(s): the largest optimizer workspace of a layer."""
+    """W(s): the largest optimizer workspace of a layer; none where the host updates, (U2)."""
+    if stage.states == "host":
+        return 0
     layers = plan.chain.layers[stage.first : stage.last + 1]
     return max(layer.optimizer_workspace_bytes for layer in layers)
 
@@ -118,6 +120,7 @@ def _peak(plan: Plan, gpu: int, ledger: GpuLedger) -> Terms:
             + layer.optimizer_bytes
             for layer in layers
         )
+        - sum(host_states.moved(plan, stage) for stage in hosted)
     )
     found = [terms for _, terms in ledger.states()]
     if plan.semantics == "flush" and hosted:

@@ -1,10 +1,12 @@
-"""Bytes that wait in the host's memory instead of on a GPU: (H5) to (H7), and rule `host`."""
+"""Bytes in the host's memory instead of on a GPU: (H5) to (H7), (U4), and rule `host`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import add
 
 from pipeplan.plan import OpKind, Plan
+from pipeplan.verifier.host_states import stage_on_host
 from pipeplan.verifier.ledger import GpuLedger, Terms, first_peak
 from pipeplan.verifier.moments import Hold, free_of, start_of
 from pipeplan.verifier.stage_bytes import offloaded
@@ -24,7 +26,16 @@ def release(table: Timetable, ledgers: Sequence[GpuLedger], hold: Hold) -> None:
 
 
 def host_bytes(table: Timetable) -> tuple[int, ...]:
-    """(H7): per GPU, the most that it has in the host's memory at once."""
+    """(U4): per GPU, the most that it has in the host's memory at once, states included."""
+    plan = table.plan
+    fixed = [0] * len(plan.cluster.gpus)
+    for each in plan.stages:
+        fixed[each.gpu] += stage_on_host(plan, each)
+    return tuple(map(add, fixed, _waiting(table)))
+
+
+def _waiting(table: Timetable) -> Iterator[int]:
+    """(H7) of each GPU."""
     ledgers = [GpuLedger(table.period, table.plan.k) for _ in table.plan.cluster.gpus]
     hold = Hold(table)
     for stage, copies in table.offloaded.items():
@@ -33,7 +44,7 @@ def host_bytes(table: Timetable) -> tuple[int, ...]:
             there, backward = table[OpKind.OFFLOAD, stage, copy], table.backward(stage, copy)
             ledger = ledgers[table.gpu(backward)]
             ledger.hold(size, hold.issue(there), start_of(backward))
-    return tuple(first_peak(terms for _, terms in each.states()).saved for each in ledgers)
+    return (first_peak(terms for _, terms in each.states()).saved for each in ledgers)
 
 
 def host(plan: Plan, sizes: Sequence[int]) -> Iterator[Violation]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.plan import Plan, Remat, Stage
+from pipeplan.verifier.host_states import movable_states
 from pipeplan.verifier.split import most_in_inputs, most_in_weights
 
 
@@ -73,6 +74,7 @@ def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer 
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
         waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
+        frozen_bytes=sum(layer.optimizer_bytes - movable_states(layer) for layer in layers),
         output_bytes=layers[-1].output_bytes,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=entry,

@@ -54,7 +54,7 @@ def exact(plan: Plan, index: int) -> StageBytes:
     if plan.semantics == "2bw" and any(layer.waiting_gradient_bytes for layer in layers):
         handed = plan.chain.input_of(stage.first) - shared if index else 0
         update = max(layer.optimizer_workspace_bytes for layer in layers)
-        forward = max(forward, handed + update)
+        forward = max(forward, handed + (update if stage.states == "gpu" else 0))
     return StageBytes(kept=saved, forward=forward, backward=backward)
 
 

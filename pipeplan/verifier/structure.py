@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from pipeplan.plan import Op, OpKind, Plan
+from pipeplan.verifier import host_states
 from pipeplan.verifier.remat import host_ops, runs
 from pipeplan.verifier.split import allowed
 from pipeplan.verifier.violation import Rule, Violation
@@ -27,6 +28,7 @@ def stages(plan: Plan) -> Iterator[Violation]:
             )
         yield from runs(plan, stage)
         yield from allowed(plan, stage)
+        yield from host_states.allowed(plan, stage)
         expected = stage.last + 1
     if expected != len(plan.chain.layers):
         yield Violation(

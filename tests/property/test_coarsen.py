@@ -29,7 +29,7 @@ DRAWN = (
     "saved_bytes", "weight_bytes", "gradient_bytes", "waiting_gradient_bytes", "optimizer_bytes",
     "optimizer_ns", "forward_workspace_bytes", "backward_workspace_bytes",
     "optimizer_workspace_bytes", "parameters", "forward_light_ns", "saved_passing_bytes",
-    "buffer_bytes",
+    "buffer_bytes", "frozen_bytes",
 )  # fmt: skip
 """The fields that `chains` varies."""
 
@@ -64,6 +64,7 @@ def chains(
                 "parameters": draw(st.sampled_from([(), (), (), ("a",), ("b",)])),
                 "forward_light_ns": draw(st.none() | size),
                 "buffer_bytes": draw(size),
+                "frozen_bytes": draw(size),
             }
         )
         assert set(values) == set(DRAWN)

@@ -157,6 +157,7 @@ def _layer(
         backward_workspace_bytes=size.backward_workspace,
         optimizer_workspace_bytes=cost.step.workspace_bytes,
         buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
+        frozen_bytes=frozen,
         backward_weight_ns=cost.split.weight_ns,
         backward_input_ns=cost.split.input_ns,
         forward_split_ns=cost.split.forward_ns,

@@ -1,9 +1,10 @@
 """Whether any plan exists, and the tightest reason proven if none does.
 
 Every op of any plan finds at least its own micro-batch's bytes in memory, and states never leave
-their GPU. So a layer that fits no GPU with one micro-batch, states beyond all memory, or a spread
-that cannot be found (`assignment`) each prove that there is no plan. What a micro-batch keeps
-counts only where nothing is recomputed or offloaded.
+their GPU (those of optimizers may where `costs.states_away`). So a layer that fits no GPU with one
+micro-batch, states beyond all memory, or a spread that cannot be found (`assignment`) each prove
+that there is no plan. What a micro-batch keeps counts only where nothing is recomputed or
+offloaded.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def reason_for_any_remat(costs: CostModel) -> str | None:
 
     Each of them also holds for plans that recompute layers or offload what they keep.
     """
-    return layer_reason(costs) or _pinned_reason(costs) or _states_reason(costs)
+    here = layer_reason(costs) or _pinned_reason(costs) or _states_reason(costs)
+    return here or _host_reason(costs)
 
 
 def layer_reason(costs: CostModel) -> str | None:
@@ -148,10 +150,28 @@ def _states_reason(costs: CostModel) -> str | None:
     states, total = _states(costs), sum(costs.budgets)
     if states <= total:
         return None
+    which = "states that cannot be on the host" if costs.states_away else "states of all layers"
     return (
-        f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {states}"
+        f"chain {costs.chain.name!r}: no plan exists: the {which} sum to {states}"
         f" bytes ({format_bytes(states)}), {_all_have(costs)} {total}:"
         f" {states - total} bytes over. {suggestions(costs, only_states=True)}"
+    )
+
+
+def _host_reason(costs: CostModel) -> str | None:
+    """States beyond all memory, the host's included; copies of weights and gradients left out."""
+    host = costs.cluster.host
+    if not costs.states_away or host is None:
+        return None
+    every = _states(costs) + costs.movable(0, costs.layers - 1)
+    total = sum(costs.budgets)
+    if every - total <= host.memory_bytes:
+        return None
+    return (
+        f"chain {costs.chain.name!r}: no plan exists: the states of all layers sum to {every}"
+        f" bytes ({format_bytes(every)}), {_all_have(costs)} {total}, the host has"
+        f" {host.memory_bytes}: {every - total - host.memory_bytes} bytes over."
+        f" {suggestions(costs, only_states=True)}"
     )
 
 
@@ -190,6 +210,8 @@ def suggestions(
     """
     ways = [f"more {way}" for way in (*(["time"] if time else []), "memory", "GPUs")]
     ways += _fewer_versions(costs, range(costs.layers))
+    if costs.exact and not costs.states_away and costs.movable(0, costs.layers - 1):
+        ways.append("offload states")
     if not only_states:
         ways.append("a smaller micro-batch")
         if not recompute and costs.exact and not costs.pins:

@@ -12,7 +12,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.segment_peaks import peaks_from
 from pipeplan.ilp.runs import Run, Segment
-from pipeplan.ilp.segment_bytes import exact_segment
+from pipeplan.ilp.segment_bytes import exact_segment, movable_bytes
 from pipeplan.plan import Plan, Remat, Stage
 
 LayerOf = Callable[[Run, int], Layer]
@@ -73,6 +73,7 @@ class ContractedChain:
             gpu=stage.gpu,
             remat=remat,
             split_backward=stage.split_backward,
+            states=stage.states,
         )
 
 
@@ -94,6 +95,7 @@ def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
             layers=(first[stage.first], last[stage.last]),
             gpu=stage.gpu,
             remat=_renumbered(stage.remat, first, last),
+            states=stage.states,
         )
         for stage in plan.stages
     )
@@ -153,6 +155,7 @@ def as_layer(chain: Chain, run: Run, held: int) -> Layer:
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
         waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
+        frozen_bytes=sum(layer.optimizer_bytes - movable_bytes(layer) for layer in layers),
         output_bytes=output,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=source,

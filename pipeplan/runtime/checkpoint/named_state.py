@@ -233,6 +233,8 @@ def _optimizer_keys(known: Iterable[str], stage: StageRunner, unit: Weights) -> 
 
 
 def _restore_optimizer(stage: StageRunner, unit: Weights, state: Mapping[str, Any]) -> None:
+    """Behind the unit's weights."""
+    unit.take_newest()
     on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
     for parameter, optimizer in unit.optimizers.parameters():
         prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"

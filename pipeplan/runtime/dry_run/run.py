@@ -272,6 +272,8 @@ def _crossing(plan: Plan, kind: OpKind, stage: int) -> Crossing:
 def _update_ns(plan: Plan, index: int) -> int:
     """The optimizer's part of (T5) for one stage; a run that is computed again is one layer."""
     stage = plan.stages[index]
+    if stage.states == "host":
+        return _host_update_ns(plan, index)
     speed = Fraction(str(plan.cluster.gpus[stage.gpu].speed))
     ends = dict(stage.remat.recompute) if stage.remat else {}
     total, first = 0, stage.first
@@ -281,3 +283,17 @@ def _update_ns(plan: Plan, index: int) -> int:
         total += ceil(sum(layer.optimizer_ns for layer in layers) / speed)
         first = last + 1
     return total
+
+
+def _host_update_ns(plan: Plan, index: int) -> int:
+    """(U5): to the host, there, and back."""
+    stage, host = plan.stages[index], plan.cluster.host
+    if host is None or host.update_bytes_per_s is None:
+        raise InternalError(f"plan: stage {index} has no host to update. Verify the plan first.")
+    weights = gradients = 0
+    for layer in plan.chain.layers[stage.first : stage.last + 1]:
+        weights += layer.weight_bytes
+        gradients += layer.gradient_bytes
+    way, speed = host.bandwidth_bytes_per_s, host.update_bytes_per_s
+    legs = ((gradients, way), (weights, speed), (weights, way))
+    return sum(ceil(Fraction(size * 10**9, rate)) for size, rate in legs)

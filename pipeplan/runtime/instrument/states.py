@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from pipeplan.memory_terms import Purpose
+from pipeplan.livebytes import storage_bytes
+from pipeplan.memory_terms import Key, Purpose
 from pipeplan.runtime.build import Worker
 
 Labelled = tuple[Purpose, int, Tensor]
@@ -35,3 +36,20 @@ def labelled_states(worker: Worker) -> Iterator[Labelled]:
         for slots in stage.slots:
             yield from ((Purpose.OPTIMIZER, index, tensor) for tensor in slots.tensors())
         yield from ((Purpose.OPTIMIZER, index, tensor) for tensor in stage.state().values())
+
+
+def host_states(worker: Worker) -> list[Key]:
+    """What of a rank's states is on the host, in bytes."""
+    found: dict[tuple[Purpose, int], int] = {}
+    for index, stage in worker.stages.items():
+        for unit in stage.units:
+            if unit.host is None:
+                continue
+            for purpose, tensors in (
+                (Purpose.WEIGHTS, unit.host.weights),
+                (Purpose.GRADIENTS, unit.host.gradients),
+                (Purpose.OPTIMIZER, unit.states()),
+            ):
+                key = purpose, index
+                found[key] = found.get(key, 0) + storage_bytes(tensors)
+    return [(*key, size) for key, size in found.items()]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.livebytes import LiveBytes, dense, key
-from pipeplan.memory_terms import Purpose
+from pipeplan.memory_terms import Key, Purpose
 from pipeplan.program import Action
 
 Change = tuple[int, int]
@@ -55,7 +55,7 @@ class States:
 
 
 @dataclass(slots=True)
-class StorageSample:
+class Sample:
     """What was recorded of one step, and of the actions before it that reach into it."""
 
     step: int
@@ -68,6 +68,8 @@ class StorageSample:
     handed: list[HandedOn] = field(default_factory=list)
     host: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     """(stage, bytes) of each micro-batch on the host, whenever one more is there."""
+    on_host: Sequence[Key] = ()
+    """States that are there all the time."""
     first: int = 0
     """The first action of the step itself."""
 
@@ -84,7 +86,7 @@ class StorageLog(LiveBytes):
         """How many changes there are."""
         return len(self._changes or ())
 
-    def open(self, sample: StorageSample) -> None:
+    def open(self, sample: Sample) -> None:
         """Write into `sample` from now on; what is counted already comes first."""
         with self._lock:
             sample.changes.extend(item for item in self._sizes.items() if item[1])

@@ -80,8 +80,13 @@ class ParameterOwnership:
         """Who has the gradient of `use`, which is on this rank."""
         return self._by_layer[use.layer, use.parameter]
 
-    def hold(self, layers: Sequence[nn.Module], first_layer: int) -> StageParameters:
-        """What the stage of `layers`, the first of which has index `first_layer`, holds."""
+    def hold(
+        self, layers: Sequence[nn.Module], first_layer: int, *, on_host: bool = False
+    ) -> StageParameters:
+        """What the stage of `layers`, the first of which has index `first_layer`, holds.
+
+        With `on_host` it is updated there.
+        """
         own: list[_Attributes] = []
         copies: list[_Attributes] = []
         later: list[tuple[int, _Attributes]] = []
@@ -96,8 +101,10 @@ class ParameterOwnership:
             copies.append(kinds[1])
             later.append((layer, kinds[2]))
             mine.update(kinds[0])
-        weights = self._weights(own, deferred=self.deferred)
-        copied = self._weights(copies, deferred=True) if any(copies) else None
+        weights = self._weights(own, deferred=self.deferred, on_host=on_host)
+        copied = None
+        if any(copies):
+            copied = self._weights(copies, deferred=True, on_host=on_host)
         for layer, module in enumerate(layers, first_layer):
             for parameter in attributes_of(module):
                 holder = copied if copied and parameter in self._copies else weights
@@ -106,13 +113,14 @@ class ParameterOwnership:
         borrowed = tuple(lent for layer, again in later for lent in self._lend(layer, again))
         return StageParameters(weights, copied, borrowed)
 
-    def _weights(self, layers: Sequence[_Attributes], *, deferred: bool) -> Weights:
+    def _weights(self, layers: Sequence[_Attributes], *, deferred: bool, on_host: bool) -> Weights:
         return Weights(
             layers,
             self._optimizing,
             versions=self._versions,
             microbatches=self._microbatches,
             deferred=deferred,
+            on_host=on_host,
         )
 
     def _lend(self, layer: int, again: _Attributes) -> list[SharedSlots]:

@@ -16,6 +16,7 @@ next step need a place meanwhile: then there is a bank of gradients per slot, no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
 from pipeplan.gradients import cast_back, stepped, sum_dtype
+from pipeplan.runtime.parameters.host_update import HostCopies
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.slots import ModuleAttribute, ParameterSlots
 
@@ -38,6 +40,7 @@ class Weights(ParameterSlots):
         versions: int,
         microbatches: int,
         deferred: bool = False,
+        on_host: bool = False,
     ) -> None:
         """Takes the parameters over, zero steps done.
 
@@ -47,6 +50,10 @@ class Weights(ParameterSlots):
             versions: 1 (flush) or 2 (2bw).
             microbatches: gradients are divided by it before each update.
             deferred: whether updates may come after the next step's first backward.
+            on_host: whether optimizers step copies on the host and keep their state there.
+
+        Raises:
+            RankError: if the host has no room for it.
         """
         self._optimizing = optimizing
         self._microbatches = microbatches
@@ -58,9 +65,14 @@ class Weights(ParameterSlots):
             banks=versions if deferred else 1,
             accumulate=optimizing.accumulate,
         )
-        masters = stepped(self.parameters, master_weights=optimizing.master_weights)
+        away = on_host and bool(self.parameters)
+        self.host = HostCopies(self.parameters, self.gradients(0)) if away else None
+        """What of them is on the host, if anything."""
+        self._narrow = self.host.weights if self.host else list(self.parameters)
+        masters = stepped(self._narrow, master_weights=optimizing.master_weights)
         self.stepped = dict(zip(self.parameters, masters, strict=True))
-        """Of each parameter what its optimizer steps: itself, or its master weight."""
+        """Of each parameter what its optimizer steps: itself, its copy on the host, or the master
+        weight of either."""
         self._weight_of = dict(zip(masters, self.parameters, strict=True))
         self.restore(0)
 
@@ -120,23 +132,46 @@ class Weights(ParameterSlots):
             )
         gradients, reached = self.gradients(step), self.reached(step)
         with torch.no_grad():
-            old_slot = self.leaves[step % self.versions]
-            for new, old in zip(self.leaves[slot], old_slot, strict=True):
-                if new is not old:
-                    new.copy_(old)
-            self._point_at(step + 1)
             if factor is not None:
                 for gradient in gradients:
                     gradient.mul_(factor)
-            if not skip:
-                came = (g if there else None for g, there in zip(gradients, reached, strict=True))
-                self.optimizers.step(dict(zip(self.stepped.values(), came, strict=True)))
-            cast_back(self.leaves[slot], list(self.stepped.values()))
+            if self.host is None:
+                old_slot = self.leaves[step % self.versions]
+                for new, old in zip(self.leaves[slot], old_slot, strict=True):
+                    if new is not old:
+                        new.copy_(old)
+                self._point_at(step + 1)
+                self._step(gradients, reached, self.leaves[slot], skip=skip)
+            else:
+                copies = self.host.gradients, reached, self.host.weights
+                self.host.update(
+                    gradients, self.leaves[slot], partial(self._step, *copies, skip=skip)
+                )
+                self._point_at(step + 1)
             for gradient in gradients:
                 gradient.zero_()
         self.say_reached(step, [False] * len(gradients))
         self.optimizers.move_on(skipped=skip)
         self._version = step + 1
+
+    def _step(
+        self,
+        gradients: Sequence[Tensor],
+        reached: Sequence[bool],
+        weights: Sequence[Tensor],
+        *,
+        skip: bool,
+    ) -> None:
+        """Step what the optimizers step, unless to `skip`; cast it into narrower `weights`."""
+        if not skip:
+            came = (g if there else None for g, there in zip(gradients, reached, strict=True))
+            self.optimizers.step(dict(zip(self.stepped.values(), came, strict=True)))
+        cast_back(weights, list(self.stepped.values()))
+
+    def take_newest(self) -> None:
+        """Let copies on the host follow weights that were written from outside."""
+        if self.host is not None:
+            self.host.take(self.newest())
 
     def update(self, step: int) -> None:
         """`finish` and `apply`, where nothing else decides."""
@@ -155,22 +190,25 @@ class Weights(ParameterSlots):
 
     def masters(self) -> dict[nn.Parameter, nn.Parameter]:
         """The master weight of each parameter that has one; it belongs to the newest version."""
-        return {each: master for each, master in self.stepped.items() if each is not master}
+        pairs = zip(self.stepped.items(), self._narrow, strict=True)
+        return {each: master for (each, master), narrow in pairs if master is not narrow}
 
     def weight_of(self, stepped: nn.Parameter) -> nn.Parameter:
         """The parameter for which an optimizer steps `stepped`."""
         return self._weight_of[stepped]
 
     def tensors(self) -> list[Tensor]:
-        """What lives for the whole run: slots, gradients, master weights, optimizer state."""
-        slots = [
-            leaf.detach() for slot in (*self.leaves, self.masters().values()) for leaf in slot
-        ]
+        """What is on the device for the whole run: slots, gradients, states if they are there."""
+        slots = [leaf.detach() for slot in self.leaves for leaf in slot]
+        return [*slots, *super().tensors(), *(self.states() if self.host is None else ())]
+
+    def states(self) -> list[Tensor]:
+        """Master weights and optimizer state, wherever they are."""
         states = [
             entry for optimizer in self.optimizers.each for entry in optimizer.state.values()
         ]
         kept = [value for entry in states for value in entry.values() if isinstance(value, Tensor)]
-        return [*slots, *super().tensors(), *kept]
+        return [*(master.detach() for master in self.masters().values()), *kept]
 
 
 def _slots(

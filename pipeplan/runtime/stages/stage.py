@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import CopyEngine
-from pipeplan.plan import LayerRanges
+from pipeplan.plan import Runs
 from pipeplan.runtime.parameters.hooks import ParameterHooks
 from pipeplan.runtime.parameters.ownership import StageParameters
 from pipeplan.runtime.stages.activation_offload import ActivationOffload
@@ -53,9 +53,9 @@ class StageSpec:
     """Micro-batch -> its number in the data: part of every random seed."""
     fed: Mapping[int, Fed] = field(default_factory=dict)
     """Index in `layers` -> what that layer gets behind its boundary."""
-    runs: LayerRanges = ()
+    runs: Runs = ()
     """First and last index in `layers` of what is computed again."""
-    offload: LayerRanges = ()
+    offload: Runs = ()
     """The same of what may wait on the host between its two ends; apart from `runs`."""
     device: torch.device = CPU
     """Where its tensors are."""

@@ -143,7 +143,7 @@ def test_a_cluster_without_a_host_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"offload": "some"}, "config.offload: got some, need off or auto"),
+        ({"offload": "some"}, "config.offload: got some, need off, auto or states"),
         ({"offload": "auto", "memory_model": "paper"}, "paper's model has no offloading"),
         ({"offload": "auto", "method": "paper-ilp"}, "ILP has no offloading"),
     ],

@@ -30,7 +30,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Constraint:
+class Row:
     """A linear constraint: low <= expression <= high."""
 
     expression: Any
@@ -38,30 +38,30 @@ class Constraint:
     high: float
 
 
-Constraints = Iterator[Constraint]
+Rows = Iterator[Row]
 
 
-def at_most(one: Any, other: Any) -> Constraint:
+def at_most(one: Any, other: Any) -> Row:
     """The first is at most the second."""
-    return Constraint(one - other, -inf, 0)
+    return Row(one - other, -inf, 0)
 
 
-def equal(one: Any, other: Any) -> Constraint:
+def equal(one: Any, other: Any) -> Row:
     """Both are equal."""
-    return Constraint(one - other, 0, 0)
+    return Row(one - other, 0, 0)
 
 
-def add(model: Any, constraint: Constraint) -> None:
+def add(model: Any, row: Row) -> None:
     """Adds a constraint; one without variables that holds is none.
 
     Raises:
         ValueError: if one without variables does not hold.
     """
-    if isinstance(constraint.expression, (int, float)):
-        if not constraint.low <= constraint.expression <= constraint.high:
-            raise ValueError(f"a constraint without variables: got {constraint}")
+    if isinstance(row.expression, (int, float)):
+        if not row.low <= row.expression <= row.high:
+            raise ValueError(f"a constraint without variables: got {row}")
         return
-    model.add_linear_constraint(constraint.expression, constraint.low, constraint.high)
+    model.add_linear_constraint(row.expression, row.low, row.high)
 
 
 def new_model() -> Any:

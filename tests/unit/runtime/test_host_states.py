@@ -1,0 +1,173 @@
+"""Runs of plans whose optimizers' states are on the host: bits of one process, planned bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pipeplan import lowering
+from pipeplan.cluster import Host
+from pipeplan.livebytes import LiveBytes
+from pipeplan.plan import Plan, Semantics
+from pipeplan.runtime.build import Worker, build
+from pipeplan.runtime.checkpoint import named_state
+from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.instrument.states import host_states
+from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.transport.base import Transport
+from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.testing import plans, reference
+from pipeplan.testing.in_process import run_ranks
+from tests import grids, pipelines
+from tests.captured import captured
+from tests.unit.runtime import test_memory as test_runtime_memory
+from tests.unit.runtime.test_exact import equal
+
+HOST = Host(memory_bytes=2**40, bandwidth_bytes_per_s=10**9, update_bytes_per_s=10**9)
+STEPS, M = 4, 4
+
+
+def away(plan: Plan, stages: Sequence[int]) -> Plan:
+    """`plan` with the states of some stages on a host."""
+    cluster = plan.cluster.model_copy(update={"host": HOST})
+    moved = tuple(
+        stage.model_copy(update={"states": "host"}) if stage.id in stages else stage
+        for stage in plan.stages
+    )
+    return plan.model_copy(update={"cluster": cluster, "stages": moved})
+
+
+def trained(plan: Plan, model: SplitModel, task: Task) -> dict[str, torch.Tensor]:
+    """All weights, and optimizers' states, of a run of all ranks."""
+    pattern = pipelines.pattern_of(plan, period=3)
+
+    def work(transport: Transport) -> dict[str, torch.Tensor]:
+        feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
+        worker = build(plan, pattern, model, task, feed, transport, pipelines.Listener(), seed=3)
+        worker.executor.run(0, STEPS)
+        found = named_state.state_of(worker.stages.values())
+        return {name: value.clone() for name, value in found.items()}
+
+    parts = run_ranks(len(plan.cluster.gpus), work)
+    return {name: value for part in parts for name, value in part.items()}
+
+
+@grids.each_pair(semantics=["flush", "2bw"], optimizer=["sgd", "adamw"], stages=[(0, 1, 2), (1,)])
+def test_trains_as_on_the_gpus(
+    semantics: Semantics, optimizer: str, stages: Sequence[int]
+) -> None:
+    """Weights of all versions and states of optimizers are those of states on the GPUs.
+
+    And those are the bits of one process.
+    """
+    plan = pipelines.plan_of([2, 5], [0, 1, 0], semantics, microbatches=M)
+    here = trained(plan, *pipelines.toy(optimizer))
+    there = trained(away(plan, stages), *pipelines.toy(optimizer))
+    assert any(name.startswith("optimizer.") for name in here)
+    assert equal(there, here)
+    alone = reference.train(semantics, *pipelines.toy(optimizer), STEPS, M, seed=3)
+    assert all(torch.equal(there[f"model.{name}"], alone.weights[name]) for name in alone.weights)
+
+
+@grids.each_pair(how=["colocate", "synchronize"], semantics=["flush", "2bw"], clip=[False, True])
+def test_updates_that_wait(how: Tied, semantics: Semantics, clip: bool) -> None:
+    """Shared parameters, their copies, and clipping by a norm of all stages change nothing."""
+    gpus = [0, 1, 0] if how == "colocate" else [0, 1, 1]
+    plan = pipelines.plan_of([1, 4], gpus, semantics, microbatches=M, layers=5)
+    plan = away(plan, (0, 2) if how == "colocate" else (0, 1, 2))
+    model, task = pipelines.tied(clip=clip, how=how)
+    there = trained(plan, untie(model, how), task)
+    model, task = pipelines.tied(clip=clip, how=how)
+    here = trained(away(plan, ()), untie(model, how), task)
+    assert equal(there, here)
+
+
+def test_masters_and_half_weights() -> None:
+    """Weights in 16 bits: the optimizer steps copies in 32 bits, which are on the host."""
+
+    def narrow(microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, classes = pipelines.data(microbatch)
+        return rows.bfloat16(), classes
+
+    def half() -> tuple[SplitModel, Task]:
+        torch.manual_seed(5)
+        layers = [nn.Linear(6, width, dtype=torch.bfloat16) for width in (6, 6, 3)]
+        model, task = pipelines.split_by_hand(layers, "adamw", data=narrow)
+        return model, replace(task, accumulate=torch.float32, master_weights=True)
+
+    plan = pipelines.plan_of([2], [0, 1], "2bw", microbatches=M, layers=3)
+    here, there = (trained(away(plan, stages), *half()) for stages in ((), (0, 1)))
+    assert any(name.startswith("master.") for name in here)
+    assert equal(there, here)
+
+
+@grids.each_pair(
+    name=["mlp", "transformer"], semantics=["flush", "2bw"], shape=[(2, 1, 1), (3, 2, 2)]
+)
+def test_bytes_are_as_planned(
+    name: str, semantics: Semantics, shape: tuple[int, int, int]
+) -> None:
+    """Every rank's peak and its bytes on the host equal the plan's table, to the byte."""
+    gpus, k, seed = shape
+    chain = test_runtime_memory.profiled(name)
+    plain = test_runtime_memory.planned(chain, gpus, semantics, k, seed)
+    plan = plans.settle(away(plain, [stage.id for stage in plain.stages if stage.id % 3]))
+    lower = zip(plan.memory, plain.memory, strict=True)
+    assert any(row.peak_bytes < before.peak_bytes for row, before in lower)
+    model, task = captured(test_runtime_memory.TASKS[name])
+    pattern = lowering.lower(plan)
+
+    def work(transport: Transport) -> tuple[int, int]:
+        live = LiveBytes()
+        feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
+        worker = build(
+            plan,
+            pattern,
+            model,
+            task,
+            CountedFeed(feed, live),
+            CountedTransport(transport, live),
+            pipelines.Listener(),
+            seed=0,
+        )
+        live.count(states(worker))
+        with live:
+            worker.executor.run(0, 3)
+        return live.peak, sum(size for _, _, size in host_states(worker))
+
+    measured = run_ranks(gpus, work)
+    assert measured == [(row.peak_bytes, row.host_bytes) for row in plan.memory]
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_going_on_from_a_state(semantics: Semantics) -> None:
+    """A run that goes on from the state of another one is one run, wherever states were."""
+    plan = pipelines.plan_of([4], [0, 1], semantics, microbatches=M)
+    whole = trained(away(plan, (0, 1)), *pipelines.toy("adamw"))
+    pattern = pipelines.pattern_of(plan, period=3)
+
+    def half(
+        stages: Sequence[int], first: int, known: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        model, task = pipelines.toy("adamw")
+        moved = away(plan, stages)
+
+        def work(transport: Transport) -> dict[str, torch.Tensor]:
+            feed = TaskFeed(task, model, Uses.of(moved, model, transport.rank))
+            ends = feed, transport, pipelines.Listener()
+            worker: Worker = build(moved, pattern, model, task, *ends, seed=3)
+            if first:
+                named_state.put(worker, first, known, (), 0)
+            worker.executor.run(first, STEPS // 2)
+            found = named_state.state_of(worker.stages.values())
+            return {name: value.clone() for name, value in found.items()}
+
+        return {name: value for part in run_ranks(2, work) for name, value in part.items()}
+
+    for before, after in (((0, 1), (1,)), ((), (0, 1)), ((0,), ())):
+        assert equal(half(after, STEPS // 2, half(before, 0, {})), whole)
