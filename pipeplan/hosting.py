@@ -21,6 +21,7 @@ from pipeplan.capture.split import module_of
 from pipeplan.empty import hollow, is_empty
 from pipeplan.errors import InputError
 from pipeplan.fitting import fitted, limit_of
+from pipeplan.nested import MicroBatch
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint
 from pipeplan.runtime.transport.backend import device_of
@@ -276,7 +277,7 @@ def _adopted(task: Task, ghosts: Ghosts) -> tuple[str, ...]:
     states = (*model.named_parameters(), *model.named_buffers())
     names = tuple(name for name, tensor in states if tensor.is_meta)
     if names:
-        ghosts.adopt(model, task.microbatch(0)[0].device)
+        ghosts.adopt(model, MicroBatch.of(task, 0).inputs[0].device)
     return names
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
+from pipeplan.nested import tensors_in
 from pipeplan.task import Task
 
 Made = TypeVar("Made")
@@ -38,6 +40,18 @@ def seed_python(seed: int) -> None:
     """Seed the generators of Python and numpy."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Gives the generators of torch, Python and numpy their states back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def from_here(make: Callable[[], Made]) -> Callable[[], Made]:
@@ -87,7 +101,7 @@ def _parts(task: Task, number: int) -> tuple[str, ...]:
         if number == _LOOKED_AT[0]:
             raise
         return ()
-    return tuple(fingerprint([tensor]) for tensor in pair)
+    return tuple(fingerprint(tensors_in(part)) for part in pair)
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> str:

@@ -7,11 +7,11 @@ load the same reference the same way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pipeplan import taskref
 from pipeplan.document import digest
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from pipeplan.nested import Structure
+
 __all__ = ["LossScale", "SplitModel", "Task", "TensorSpec", "Tied"]
 __all__ += ["load", "load_named", "maker", "maker_named", "task_function"]
 
 Tied = Literal["colocate", "synchronize"]
+_Each = TypeVar("_Each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +52,23 @@ class LossScale:
 class Task:
     """Everything training needs, small enough to write in a minute.
 
-    model: any module that returns one tensor; an `nn.Sequential` or a list gives its own layers.
-    loss: (model output, target) -> scalar tensor, the mean over the micro-batch.
+    model: any module; an `nn.Sequential` or a list gives its own layers.
+    loss: (output, target) -> scalar tensor, the mean over the micro-batch. The output is the one
+        tensor that the model returns, in whatever structure, or that structure where it has
+        several. None: the model computes its loss itself, and returns it alone, first in a row,
+        or as `loss` of a dict or object, as Hugging Face models do.
     optimizer: parameters -> any `torch.optim.Optimizer`; called once per layer.
-    data: micro-batch number -> (input, target); the same number gives the same tensors, on every
-        rank and in every process, so runs can be repeated and resumed.
+    data: micro-batch number -> (input, target), or without a loss the input alone; the same number
+        gives the same tensors, on every rank and in every process, so runs can be repeated and
+        resumed. Either is a tensor, or tuples, lists and dicts of tensors; a tuple or list as
+        input are the model's positional arguments, a dict its named ones. What is no tensor (None,
+        numbers, texts) is the same in all micro-batches.
     """
 
     model: nn.Module | Sequence[nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Any, Any], Tensor] | None
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
-    data: Callable[[int], tuple[Tensor, Tensor]]
+    data: Callable[[int], Any]
     unit: str = "sample"
     """What throughput counts, for people: `sample` or `token`."""
     units_per_microbatch: int | None = None
@@ -85,29 +94,75 @@ class Task:
     safetensors or of torch.distributed.checkpoint, a file of either or of `torch.save`, or name ->
     tensor. Each rank reads what it hosts. None: as the model initialises itself."""
 
-    def microbatch(self, number: int) -> tuple[Tensor, Tensor]:
-        """(input, target) of micro-batch `number` as fresh contiguous copies.
+    def microbatch(self, number: int) -> tuple[Any, Any]:
+        """(input, target) of micro-batch `number`, whose tensors are fresh contiguous copies.
 
         Copies, because `data` may hand out views of a larger tensor or parts of a data set in
-        memory: then the bytes that a stage keeps would not be those of its input.
+        memory: then the bytes that a stage keeps would not be those of its input. Without a loss
+        the target is None.
 
         Raises:
-            InputError: if `data` fails or does not return two tensors.
+            InputError: if `data` fails or does not return nested tensors.
         """
         try:
-            pair = self.data(number)
+            given = self.data(number)
         except Exception as error:
             raise InputError(
                 f"task: data({number}) failed: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(pair, tuple) or len(pair) != 2 or not all(map(_is_tensor, pair)):
-            kinds = ", ".join(type(part).__name__ for part in pair) if _is_row(pair) else "no row"
-            raise InputError(
-                f"task: data({number}): got {type(pair).__name__} ({kinds}), need a tuple"
-                " (input tensor, target tensor)"
+        where = f"task: data({number})"
+        if self.loss is None:
+            return walked(_fresh, given, where), None
+        if not _is_row(given) or len(given) != 2:
+            kinds = (
+                ", ".join(type(part).__name__ for part in given) if _is_row(given) else "no row"
             )
-        source, target = (part.detach().contiguous().clone() for part in pair)
-        return source, target
+            raise InputError(
+                f"{where}: got {type(given).__name__} ({kinds}), need a tuple (input, target)."
+                " A model that computes its loss itself has loss=None and needs no target."
+            )
+        source, target = given
+        return walked(_fresh, source, f"{where}: input"), walked(
+            _fresh, target, f"{where}: target"
+        )
+
+
+def walked(of_tensor: Callable[[Any, str], Any], value: Any, where: str) -> Any:
+    """Nested `value` in plain containers, dicts in the order of their keys.
+
+    Args:
+        of_tensor: tensor, place -> what comes in its place.
+        value: tensors in tuples, lists and mappings (the batches of a tokenizer among them).
+        where: its place, for messages.
+
+    Raises:
+        InputError: if there is anything else in it than tensors, numbers, texts and None.
+    """
+    if _is_tensor(value):
+        return of_tensor(value, where)
+    if isinstance(value, Mapping):
+        names = sorted(value, key=str)
+        return {name: walked(of_tensor, value[name], f"{where}[{name!r}]") for name in names}
+    if _is_row(value):
+        parts = [walked(of_tensor, each, f"{where}[{i}]") for i, each in enumerate(value)]
+        if hasattr(value, "_fields"):  # a namedtuple
+            return type(value)(*parts)
+        return parts if isinstance(value, list) else tuple(parts)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        f"{where}: got a {type(value).__name__}, need a tensor, or tuples, lists and dicts of"
+        " tensors. Arrays become tensors with torch.as_tensor."
+    )
+
+
+def _fresh(tensor: Tensor, where: str) -> Tensor:
+    if str(tensor.layout) != "torch.strided":
+        raise InputError(
+            f"{where}: got a tensor of layout {tensor.layout}, need a dense one: .to_dense(), or"
+            " its indices and values as two tensors"
+        )
+    return tensor.detach().contiguous().clone()
 
 
 def _is_tensor(value: object) -> bool:
@@ -199,9 +254,10 @@ class SplitModel:
     """A model cut into the layers of its chain; made by `capture`, run by `runtime`.
 
     Layer l is called as `layers[l](*boundary)` with the tensors of boundary l and returns a
-    tensor or a tuple, which is boundary l+1. Boundary 0 is the model's input. The loss applies
-    to the last layer's output and counts as part of the last layer. A layer that needs the
-    model's input later is fed it from the data: it gets `fed[l]` behind its boundary.
+    tensor or a tuple, which is boundary l+1. Boundary 0 are those tensors of the model's input
+    that the first layer takes. The loss applies to the last layer's output and counts as part of
+    the last layer. A layer that needs tensors of the model's input later is fed them from the
+    data: it gets `fed[l]` behind its boundary.
     """
 
     layers: tuple[nn.Module, ...]
@@ -212,7 +268,17 @@ class SplitModel:
     """Boundary l is the input of layer l; one entry per layer."""
     microbatch_size: int
     fed: tuple[tuple[int, ...], ...] = ()
-    """Per layer: which tensors of boundary 0 it gets behind its own; empty: none for any layer."""
+    """Per layer: which of the model's inputs it gets behind its own; empty: none for any layer."""
+    inputs: tuple[TensorSpec, ...] = ()
+    """All tensors of the model's input; empty: those of boundary 0."""
+    entering: tuple[int, ...] = ()
+    """Which of them boundary 0 is; empty: all."""
+    arguments: Structure | None = None
+    """How they lie in the arguments of the model; None: not known."""
+    target: Structure | None = None
+    """How what the loss compares with is nested; None: not known."""
+    returned: Structure | None = None
+    """How the last layer's tensors lie in what the loss is given; None: there is one."""
     autocast: torch.dtype | None = None
     """What layers and loss run under: `Task.autocast`."""
     accumulate: torch.dtype | None = None
@@ -234,8 +300,17 @@ class SplitModel:
     """Where the layers are, if they have no tensor that says it."""
 
     def fed_to(self, layer: int) -> tuple[int, ...]:
-        """Which tensors of boundary 0 `layer` (0-based) gets behind its boundary."""
+        """Which of the model's inputs `layer` (0-based) gets behind its boundary."""
         return self.fed[layer] if self.fed else ()
+
+    def entry(self, inputs: Sequence[_Each]) -> tuple[_Each, ...]:
+        """Those of the model's `inputs` that boundary 0 is."""
+        return tuple(inputs[place] for place in self.entering) if self.entering else tuple(inputs)
+
+    @property
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Of all tensors of the model's input."""
+        return self.inputs or self.boundaries[0]
 
     def check_again(self, layers: Iterable[int], where: str) -> None:
         """Refuse to compute layers again that would count twice.
@@ -257,7 +332,12 @@ class SplitModel:
 
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
-        fed = {"fed": [list(indices) for indices in self.fed]} if any(self.fed) else {}
+        fed: dict[str, object] = {}
+        if any(self.fed):
+            fed["fed"] = [list(indices) for indices in self.fed]
+        if self.entering:
+            fed["inputs"] = [[list(spec.shape), spec.dtype] for spec in self.inputs]
+            fed["entering"] = list(self.entering)
         names = ("autocast", "accumulate", "master_weights", "compile")
         given = {name: str(value) for name in names if (value := getattr(self, name))}
         return digest(

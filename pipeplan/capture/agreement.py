@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some
-from pipeplan.capture.boundary_trace import call_layer, check_loss
-from pipeplan.capture.eager_modules.detection import kept_generators, uncompiled
+from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
+from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.split import module_of
 from pipeplan.capture.tensor_distance import (
@@ -26,12 +26,13 @@ from pipeplan.capture.tensor_distance import (
     rounding_unit,
 )
 from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
-from pipeplan.capture.user_model.model_call import output_of, run_layers
+from pipeplan.capture.user_model.model_call import result_of, run_layers
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
+from pipeplan.nested import MicroBatch, ModelArguments, layer_loss, returned, tensors_in
 from pipeplan.precision import casting
-from pipeplan.repeat import seed_all
+from pipeplan.repeat import kept_generators, seed_all
 from pipeplan.task import SplitModel, Task
 
 PASSES = 3
@@ -59,29 +60,29 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
     worst = unit = 0.0
     with kept_generators(), uncompiled(whole), _without_gradients(parts):
-        pairs = list(_pairs_of(task, PASSES))
-        for number, pair in enumerate(pairs):
+        batches = list(_batches_of(task, PASSES))
+        for number, batch in enumerate(batches):
             with restored(parts):
-                expected = _whole(whole, model, task, pair, number)
+                expected = _whole(whole, model, task, batch, number)
             with restored(parts):
-                got = _layers(whole, model, task, pair, number)
-            unit = rounding_unit([*whole.parameters(), expected.output, expected.loss], model)
+                got = _layers(whole, model, task, batch, number)
+            unit = rounding_unit([*whole.parameters(), *expected.outputs, expected.loss], model)
             worst = max(worst, _compared(whole, expected, got, number, unit))
     tolerance = unit**0.5 if model.compile else None
     return Agreement(
-        microbatches=len(pairs), largest_relative_difference=worst, tolerance=tolerance
+        microbatches=len(batches), largest_relative_difference=worst, tolerance=tolerance
     )
 
 
 def check_output(
-    model: SplitModel, whole: nn.Module, source: Tensor, ran: Callable[[], None]
+    model: SplitModel, whole: nn.Module, arguments: ModelArguments, ran: Callable[[], None]
 ) -> None:
     """Refuse layers whose output is not that of `whole`; nothing is kept for a backward.
 
     Args:
         model: what `whole` was split into.
         whole: in training mode; left as it was.
-        source: its input.
+        arguments: of one call.
         ran: called behind the run of `whole`, before its buffers are put back.
 
     Raises:
@@ -90,20 +91,21 @@ def check_output(
     with torch.no_grad(), kept_generators():
         with restored([whole]):
             seed_all(0)
-            expected = output_of(whole, (source,))
+            outputs = tensors_in(result_of(whole, arguments))
             ran()
         with restored([whole]):
             seed_all(0)
-            got = run_layers(model, (source,))
-    unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
-    _relative("the output", expected, got, 0.0, unit, type(whole).__name__, 0)
+            made = tensors_in(run_layers(model, arguments.tensors))
+    for expected, got in zip(outputs, made, strict=True):
+        unit = torch.finfo(expected.dtype).eps if expected.is_floating_point() else 0.0
+        _relative("the output", expected, got, 0.0, unit, type(whole).__name__, 0)
 
 
-def _pairs_of(task: Task, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches_of(task: Task, most: int) -> Iterator[MicroBatch]:
     """The first micro-batches: a data set may have fewer than `most`, but must have one."""
     for number in range(most):
         try:
-            yield task.microbatch(number)
+            yield MicroBatch.of(task, number)
         except InputError:
             if number == 0:
                 raise
@@ -114,66 +116,71 @@ def _pairs_of(task: Task, most: int) -> Iterator[tuple[Tensor, Tensor]]:
 class _Trained:
     """What one micro-batch gave."""
 
-    output: Tensor
+    outputs: Sequence[Tensor]
     loss: Tensor
     gradients: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module, output: Tensor, loss: Tensor) -> _Trained:
+    def of(cls, model: nn.Module, outputs: Sequence[Tensor], loss: Tensor) -> _Trained:
         """Takes the gradients out of `model`."""
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         for parameter in model.parameters():
             parameter.grad = None
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        return cls(output.detach(), loss.detach(), gradients, buffers)
+        return cls([each.detach() for each in outputs], loss.detach(), gradients, buffers)
 
 
 def _whole(
     whole: nn.Module,
     model: SplitModel,
     task: Task,
-    pair: tuple[Tensor, Tensor],
+    batch: MicroBatch,
     seed: int,
 ) -> _Trained:
     """The user's own model; in a list of layers, nothing but one after the other."""
-    source, target = (part.clone() for part in pair)
+    batch = batch.mapped(torch.clone)
     drawing = {name: whole.get_submodule(name) for name in model.drawing}
     with intercepted_calls(drawing, _seeded):
         seed_all(seed)
-        with casting(model.autocast, source.device):
+        with casting(model.autocast, batch.inputs[0].device):
             is_list = isinstance(whole, nn.ModuleList)
-            output = run_layers(model, (source,)) if is_list else output_of(whole, (source,))
-            loss = check_loss(task.loss(output, target))
+            result: Any = (
+                run_layers(model, batch.inputs) if is_list else result_of(whole, batch.arguments)
+            )
+            outputs, structure = returned(result, own_loss=task.loss is None)
+            given = result if structure else outputs[0]
+            loss = check_loss(task.loss(given, batch.target) if task.loss else given)
         loss.backward()
-    return _Trained.of(whole, output, loss)
+    return _Trained.of(whole, outputs, loss)
 
 
 def _layers(
     whole: nn.Module,
     model: SplitModel,
     task: Task,
-    pair: tuple[Tensor, Tensor],
+    batch: MicroBatch,
     seed: int,
 ) -> _Trained:
     """Its layers, each with a graph of its own, as stages of one layer would run them."""
-    source, target = (part.clone() for part in pair)
+    batch = batch.mapped(torch.clone)
     seed_all(seed)
-    values: tuple[Tensor, ...] = (source,)
+    values = model.entry(batch.inputs)
     slots, made = [], []
     for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
         slot = Slot()
         flags = [spec.differentiable and index > 0 for spec in model.boundaries[index]]
-        fed = (source.clone() for _ in model.fed_to(index))
+        fed = (batch.inputs[place].clone() for place in model.fed_to(index))
         outputs = call_layer(name, layer, (*enter_some(slot, values, flags), *fed), model.autocast)
         _check_own(name, layer, outputs)
         slots.append(slot)
         made.append(outputs)
         values = tuple(output.detach() for output in outputs)
-    with casting(model.autocast, source.device):
-        loss = check_loss(task.loss(made[-1][0], target))
+    with casting(model.autocast, values[0].device):
+        judge = layer_loss(task.loss, model.returned)
+        loss = check_loss(judge(alone(made[-1]), batch.target))
     _backward(model, loss, slots, made)
-    return _Trained.of(whole, values[0], loss)
+    return _Trained.of(whole, values, loss)
 
 
 def _backward(
@@ -275,14 +282,16 @@ def _pairs(
     expected: _Trained, got: _Trained, steepest: float
 ) -> Iterator[tuple[str, Tensor, Tensor, float]]:
     """What is compared, both tensors, and a size beside which a difference may be rounding."""
-    yield "the output", expected.output, got.output, 0.0
+    for number, (one, other) in enumerate(zip(expected.outputs, got.outputs, strict=True)):
+        name = f"output {number}" if len(expected.outputs) > 1 else "the output"
+        yield name, one, other, 0.0
     yield "the loss", expected.loss, got.loss, 0.0
     for name in expected.gradients.keys() | got.gradients.keys():
-        one, other = expected.gradients.get(name), got.gradients.get(name)
-        one = torch.zeros_like(other) if one is None and other is not None else one
-        other = torch.zeros_like(one) if other is None and one is not None else other
-        assert one is not None
-        assert other is not None
-        yield f"the gradient of {name!r}", one, other, steepest
+        want, found = expected.gradients.get(name), got.gradients.get(name)
+        want = torch.zeros_like(found) if want is None and found is not None else want
+        found = torch.zeros_like(want) if found is None and want is not None else found
+        assert want is not None
+        assert found is not None
+        yield f"the gradient of {name!r}", want, found, steepest
     for name, buffer in expected.buffers.items():
         yield f"buffer {name!r}", buffer, got.buffers[name], 0.0

@@ -7,7 +7,7 @@ where a layer needs real data (it looks at values), the whole pass runs for real
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.empty import has_empty
 from pipeplan.errors import InputError
 from pipeplan.livebytes import key
+from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
 from pipeplan.task import TensorSpec
 
@@ -38,14 +39,19 @@ class BoundaryTrace:
 
 def trace_boundaries(
     layers: Mapping[str, nn.Module],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    source: Tensor,
-    target: Tensor,
+    loss: LayerLoss,
+    batch: MicroBatch,
     fed: Sequence[tuple[int, ...]] = (),
+    entering: Sequence[int] = (),
 ) -> BoundaryTrace:
-    """The boundaries of `layers` for a micro-batch like `source`, `target`.
+    """The boundaries of `layers` for a micro-batch like `batch`.
 
-    `fed` says per layer which tensors of boundary 0 it gets behind its own; empty: none.
+    Args:
+        layers: by name.
+        loss: takes what the last one returns.
+        batch: one micro-batch.
+        fed: per layer which of the model's inputs it gets behind its own; empty: none.
+        entering: which of them the first layer takes; empty: all.
 
     Raises:
         InputError: if a layer or the loss fails or returns the wrong kind of value.
@@ -53,13 +59,12 @@ def trace_boundaries(
     with restored(layers.values()):
         try:
             with fake_mode(layers.values()) as fake:
-                fakes = fake.from_tensor(source), fake.from_tensor(target)
-                return _walk(layers, loss, *fakes, fed)
+                return _walk(layers, loss, batch.mapped(fake.from_tensor), fed, entering)
         except Exception as error:
             reason = str(error).split("\n")[0]
         if has_empty(layers.values()):
             raise InputError(f"task: boundary shapes need values, and there are none: {reason}")
-        traced = _walk(layers, loss, source, target, fed)
+        traced = _walk(layers, loss, batch, fed, entering)
     _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
     return traced
 
@@ -122,6 +127,11 @@ def call_layer(
     return outputs
 
 
+def alone(values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """What a layer returned, as it returned it: one tensor is no tuple."""
+    return values if len(values) > 1 else values[0]
+
+
 def check_loss(value: object) -> Tensor:
     """`value` if it can be trained on.
 
@@ -145,34 +155,36 @@ def check_loss(value: object) -> Tensor:
 
 def _walk(
     layers: Mapping[str, nn.Module],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    source: Tensor,
-    target: Tensor,
+    loss: LayerLoss,
+    batch: MicroBatch,
     fed: Sequence[tuple[int, ...]],
+    entering: Sequence[int],
 ) -> BoundaryTrace:
     boundaries, aliases, writes = [], [], []
-    values: tuple[Tensor, ...] = (source,)
-    start = values
+    start = batch.inputs
+    values = tuple(start[place] for place in entering) if entering else start
     for index, (name, layer) in enumerate(layers.items()):
         # A clone is no leaf, so that a layer may work in place as it does inside the model.
         inputs = tuple(
             value.detach().requires_grad_(value.requires_grad).clone() for value in values
         )
-        boundaries.append(tuple(map(_spec, inputs)))
+        boundaries.append(tuple(map(spec_of, inputs)))
         versions = list(map(_version, inputs))
         extra = tuple(start[place].clone() for place in fed[index]) if fed else ()
         values = call_layer(name, layer, (*inputs, *extra))
         writes.append(list(map(_version, inputs)) != versions)
         held = {key(value) for value in inputs}
         aliases.append(all(key(value) in held for value in values))
-    if len(values) != 1:
-        raise InputError(
-            f"task: last layer {name!r}: returned {len(values)} tensors, need one for the loss"
-        )
     try:
-        result: object = loss(values[0], target)
+        result: object = loss(alone(values), batch.target)
     except Exception as error:
-        raise InputError(f"task: loss failed: {type(error).__name__}: {error}") from error
+        several = (
+            f". The model returned {len(values)} tensors, and the loss gets what it returns: let"
+            " it take those that it compares with the target"
+        )
+        raise InputError(
+            f"task: loss failed: {type(error).__name__}: {error}{several * (len(values) > 1)}"
+        ) from error
     check_loss(result)
     return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes))
 
@@ -182,7 +194,8 @@ def _version(value: Tensor) -> int:
     return value._version  # noqa: SLF001
 
 
-def _spec(value: Tensor) -> TensorSpec:
+def spec_of(value: Tensor) -> TensorSpec:
+    """What passes a boundary where `value` does."""
     return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad)
 
 

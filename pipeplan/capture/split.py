@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pipeplan.capture.boundary_trace import BoundaryTrace, trace_boundaries
+from pipeplan.capture.boundary_trace import BoundaryTrace, spec_of, trace_boundaries
 from pipeplan.capture.eager_modules.detection import (
     before_compile,
     eager_notes,
     is_compiled,
-    kept_generators,
     uncompiled,
 )
 from pipeplan.capture.eager_modules.run_watch import OpaqueModule
@@ -35,7 +34,9 @@ from pipeplan.capture.partition.sequential import (
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_updates
+from pipeplan.nested import MicroBatch, ModelArguments, Structure, layer_loss, text_of
 from pipeplan.precision import casting, check_autocast
+from pipeplan.repeat import kept_generators
 from pipeplan.task import SplitModel, Task
 
 
@@ -67,16 +68,18 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
     _check_made(model)
     device = _device(model)
     check_compiler(backend, device)
-    source, target = (part.to(device) for part in task.microbatch(0))
+    batch = MicroBatch.of(task, 0).mapped(lambda tensor: tensor.to(device))
+    _check_input(batch)
     with kept_generators(), uncompiled(model), casting(task.autocast, device):
         if is_sequential(model):
-            kept = sequential_eager(model, source)
-            layers, traced = sequential_layers(model, task.loss, source, target, max_layers)
+            kept = sequential_eager(model, batch.arguments)
+            loss = layer_loss(task.loss, None)
+            layers, traced = sequential_layers(model, loss, batch, max_layers)
             drawing = [model.get_submodule(name) for name in kept if kept[name].draws]
             eager = tuple(_eager_rows(model, layers, kept))
-            found = _made(task, model, seeding_layers(layers, drawing), traced, source, kept)
+            found = _made(task, batch, seeding_layers(layers, drawing), traced, kept)
         else:
-            found, eager = _by_graph(task, model, source, target, max_layers)
+            found, eager = _by_graph(task, model, batch, max_layers)
     return replace(
         found,
         compile=backend,
@@ -88,20 +91,27 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
 
 
 def _by_graph(
-    task: Task, model: nn.Module, source: Tensor, target: Tensor, max_layers: int | None
+    task: Task, model: nn.Module, batch: MicroBatch, max_layers: int | None
 ) -> tuple[SplitModel, tuple[int, ...]]:
     """The model cut, and which of its layers stay eager."""
-    flow, kept = graph_of(model, (source,))
-    evaluation = _in_eval_mode(model, source, kept)
+    own_loss = task.loss is None
+    flow, kept = graph_of(model, batch.arguments, own_loss=own_loss)
+    evaluation = _in_eval_mode(model, batch.arguments, kept, own_loss)
     cuts = layer_cuts(flow)
     if max_layers is not None:
         cuts = coarsened_cuts(flow, cuts, max_layers)
-    made = graph_layers(flow, cuts, evaluation)
+    made, entering = graph_layers(flow, cuts, evaluation)
     layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
     fed = tuple(piece.fed for piece in made)
-    traced = trace_boundaries(layers, task.loss, source, target, fed)
+    loss = layer_loss(task.loss, flow.exported.returned)
+    traced = trace_boundaries(layers, loss, batch, fed, entering)
     eager = tuple(index for index, piece in enumerate(made) if piece.is_eager)
-    return _made(task, model, layers, traced, source, kept, fed), eager
+    found = _made(task, batch, layers, traced, kept, fed)
+    found = replace(found, returned=flow.exported.returned)
+    if len(entering) < len(batch.inputs):
+        specs = tuple(map(spec_of, batch.inputs))
+        found = replace(found, inputs=specs, entering=entering)
+    return found, eager
 
 
 def _eager_rows(
@@ -115,13 +125,13 @@ def _eager_rows(
 
 
 def _in_eval_mode(
-    model: nn.Module, source: Tensor, kept: Mapping[str, OpaqueModule]
+    model: nn.Module, arguments: ModelArguments, kept: Mapping[str, OpaqueModule], own_loss: bool
 ) -> DataFlow | None:
     """The flow of `model` when it is evaluated; None if that has no graph."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        return graph_of(model, (source,), kept)[0]
+        return graph_of(model, arguments, kept, own_loss=own_loss)[0]
     except InputError:
         return None
     finally:
@@ -165,20 +175,22 @@ def _counting(
 
 def _made(
     task: Task,
-    model: nn.Module,
+    batch: MicroBatch,
     layers: dict[str, nn.Module],
     traced: BoundaryTrace,
-    source: Tensor,
     kept: Mapping[str, OpaqueModule],
     fed: tuple[tuple[int, ...], ...] = (),
 ) -> SplitModel:
+    model, first = module_of(task), batch.inputs[0]
     names = _tensor_names(model)
     return SplitModel(
         layers=tuple(layers.values()),
         names=tuple(layers),
         fqns=tuple(_fqns(layer, names) for layer in layers.values()),
         boundaries=traced.boundaries,
-        microbatch_size=source.shape[0] if source.dim() else 1,
+        microbatch_size=first.shape[0] if first.dim() else 1,
+        arguments=batch.arguments.structure,
+        target=Structure.of(batch.target)[0],
         fed=fed if any(fed) else (),
         notes=_told(task, layers, kept),
         drawing=tuple(name for name, opaque in kept.items() if opaque.draws),
@@ -205,6 +217,13 @@ def module_of(task: Task) -> nn.Module:
                 f"task: model[{index}]: got a {type(layer).__name__}, need an nn.Module"
             )
     return nn.ModuleList(model)
+
+
+def _check_input(batch: MicroBatch) -> None:
+    """Refuse a model that is called without tensors."""
+    if not batch.inputs:
+        got = text_of(batch.arguments.structure, is_call=True)
+        raise InputError(f"task: data(0): got the input {got}, need a tensor in it")
 
 
 def _check_made(model: nn.Module) -> None:

@@ -26,8 +26,9 @@ def add(verbs: common.Verbs) -> None:
         "runs",
         nargs="+",
         metavar="RUN_DIR",
-        help="--out folder of a launch; peaks of whole runs come from runs with --instrument,"
-        " times from others, terms of a sampled step from both",
+        help="--out folder of a launch, or one with the memory.json of a Pipeline; peaks of whole"
+        " runs come from runs with --instrument, times from others, terms of a sampled step from"
+        " both",
     )
     memory.add_flags(verb)
     verb.add_argument("--force", action="store_true", help="replace files that exist")
@@ -37,15 +38,16 @@ def run(args: argparse.Namespace) -> int:
     """Report `args.runs` as one table; what stages do not keep as one more for each plan."""
     from pipeplan.errors import InputError
     from pipeplan.report import tables
-    from pipeplan.report.memory import measured_terms, read_memory
+    from pipeplan.report.memory import has_memory_alone, measured_terms, read_memory
     from pipeplan.report.run import comparisons, crowded, read, stage_tables
 
     memory.check(args)
-    runs = [read(folder) for folder in args.runs]
-    rows = comparisons(runs)
     told = _one_per_plan(read_memory(folder) for folder in args.runs)
+    launched = [folder for folder in args.runs if not has_memory_alone(folder)]
+    runs = [read(folder) for folder in launched]
+    rows = comparisons(runs)
     memory.write(args, next(iter(told), None))
-    if not rows:
+    if not rows and launched:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."
         )
@@ -54,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
         common.emit([*map(_plain, rows), *terms])
     else:
         screen = common.screen()
-        screen.print(tables.comparison_table(rows, ", ".join(args.runs)))
-        for table in stage_tables(runs, args.runs):
+        if rows:
+            screen.print(tables.comparison_table(rows, ", ".join(launched)))
+        for table in stage_tables(runs, launched):
             screen.print(table)
-        for line in crowded(runs, args.runs):
+        for line in crowded(runs, launched):
             print(line)
         for report in told:
             memory.present(report)

@@ -13,7 +13,7 @@ from pipeplan import __version__
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import RunFigures, json_number, replace
 from pipeplan.memory_terms import GpuMemory
-from pipeplan.report.memory import FILE, planned_memory, with_measured
+from pipeplan.report.memory import FILE, memory_of_run
 from pipeplan.report.remat import remat_shares
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 
@@ -78,17 +78,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def write_memory(out: Path, setup: Setup, ranks: list[RankResult]) -> None:
     """memory.json: where each byte was predicted to be, and was in the sampled step."""
-    report = planned_memory(setup.plan, setup.pattern)
-    if report is None:
-        return
-    taken = (rank.taken for rank in ranks)
-    kept = [
-        None if use.reserved is None or use.allocated is None else use.reserved - use.allocated
-        for use in taken
-    ]
-    if any(rank.sampled for rank in ranks):
-        report = with_measured(report, [rank.sampled for rank in ranks], kept)
-    replace(out / FILE, report.to_json())
+    found = [(rank.sampled, rank.taken.beyond_tensors) for rank in ranks]
+    report = memory_of_run(setup.plan, setup.pattern, found)
+    if report is not None:
+        replace(out / FILE, report.to_json())
 
 
 def library_versions() -> dict[str, str]:

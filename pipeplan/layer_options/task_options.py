@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
 
 from pipeplan.capture.boundary_trace import call_layer
 from pipeplan.capture.fake_tensors.fake_model import (
@@ -22,6 +21,7 @@ from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.layer_options.layer_search import LayerSearch
+from pipeplan.nested import MicroBatch
 from pipeplan.operators import Captured
 from pipeplan.rehearsal import check_agreement, estimated, measured
 from pipeplan.repeat import seed_all
@@ -102,8 +102,8 @@ def task_options(
 
     search = LayerSearch(chain, model, task.accumulate, timed, check, seconds, say)
     with torch.random.fork_rng(devices=place.random_devices), restored(model.layers):
-        pair = MicroBatches(task).fetch(0)
-        for index, run in enumerate(_runs(model, task, pair, search)):
+        batch = MicroBatches(task).fetch(0)
+        for index, run in enumerate(_runs(model, task, batch, search)):
             search.look_at(index, run)
     return search.chain()
 
@@ -126,10 +126,10 @@ def _estimated(
         search = LayerSearch(
             chain, model, task.accumulate, timed, _unchecked, seconds, say, ProcessorKernels
         )
-        source, target = MicroBatches(task).fetch(0)
+        batch = MicroBatches(task).fetch(0)
         with mode:
-            pair = mode.from_tensor(source), mode.from_tensor(target)
-            for index, run in enumerate(_runs(model, twin, pair, search)):
+            fakes = batch.mapped(mode.from_tensor)
+            for index, run in enumerate(_runs(model, twin, fakes, search)):
                 search.look_at(index, run)
     return search.chain()
 
@@ -153,12 +153,12 @@ def _split(chain: Chain, task: Task, max_layers: int | None) -> SplitModel:
 
 
 def _runs(
-    model: SplitModel, task: Task, pair: tuple[Tensor, Tensor], search: LayerSearch
+    model: SplitModel, task: Task, batch: MicroBatch, search: LayerSearch
 ) -> Iterator[LayerRun]:
     """Each layer with what the layers before it compute."""
-    values: tuple[Tensor, ...] = (pair[0],)
+    values = model.entry(batch.inputs)
     for index in range(len(model.layers)):
-        run = layer_run(model, index, values, pair, task.loss)
+        run = layer_run(model, index, values, batch, task.loss)
         yield run
         with torch.no_grad():
             given = tuple(value.clone() for value in (*values, *run.fed))

@@ -20,9 +20,9 @@ _log = logging.getLogger(__name__)
 Given = Task | nn.Module | Sequence[nn.Module]
 """What can be trained."""
 Further = tuple[
-    Callable[[Tensor, Tensor], Tensor] | None,
+    Callable[[Any, Any], Tensor] | None,
     Callable[[Iterable[nn.Parameter]], Optimizer] | None,
-    tuple[Tensor, Tensor] | None,
+    Any,
 ]
 """Loss, optimizer and sample, which a model needs beside it."""
 
@@ -61,8 +61,11 @@ def _task(model: Given, further: Further, options: Mapping[str, Any]) -> Task:
                 " the task says loss, optimizer and the rest"
             )
         return model
-    if loss is None or optimizer is None or sample is None:
-        raise InputError("pipeline: got a model alone, need loss, optimizer and sample with it")
+    if optimizer is None or sample is None:
+        raise InputError(
+            "pipeline: got a model alone, need optimizer and sample with it, and a loss where it"
+            " does not compute its own"
+        )
     try:
         return Task(model=model, loss=loss, optimizer=optimizer, data=lambda _: sample, **options)
     except TypeError as error:

@@ -22,12 +22,14 @@ from pipeplan import lowering, verifier
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.filling import fill
 from pipeplan.hosting import Draft
+from pipeplan.memory_terms import MemoryReport
 from pipeplan.pipeline.ending import Ending
 from pipeplan.pipeline.given import Given, drafted
 from pipeplan.plan import Plan
 from pipeplan.precision import around, check_around
 from pipeplan.program import Pattern
 from pipeplan.repeat import check_data
+from pipeplan.report.memory import memory_of_run
 from pipeplan.runtime.arguments import SavedProgress, check_ranks, numbers_of, whole
 from pipeplan.runtime.checkpoint import named_state, storage
 from pipeplan.runtime.data.batches import Inputs
@@ -35,7 +37,7 @@ from pipeplan.runtime.interfaces import LossRecord
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.session import Session
 from pipeplan.runtime.startup.facts import trained
-from pipeplan.runtime.startup.gpu_memory import GpuMemory
+from pipeplan.runtime.startup.gpu_memory import GpuMemory, GpuMemoryUse
 from pipeplan.runtime.startup.process_group import JoinTerms, Training, for_pipeline, gpu_of
 from pipeplan.runtime.transport.backend import Wanted, check_current, device_of
 from pipeplan.runtime.transport.base import Transport
@@ -53,15 +55,16 @@ class Pipeline:
         model: Given | Callable[[], Given],
         plan: Plan | str | Path,
         *,
-        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
-        sample: tuple[Tensor, Tensor] | None = None,
+        sample: Any = None,
         seed: int = 0,
         timeout: str = "600s",
         replicas: int = 1,
         mesh: DeviceMesh | None = None,
         backend: Wanted = "auto",
         allow_nonfinite: bool = False,
+        sample_memory: bool = True,
         transport: Transport | None = None,
         **options: Any,
     ) -> None:
@@ -73,9 +76,9 @@ class Pipeline:
             model: a task, or a model as `Task` takes it; or a function that makes one or the
                 other, the same at every call: then a rank builds only what it hosts.
             plan: the plan or its file.
-            loss: (output, target) -> mean over the micro-batch; not with a task.
+            loss: as in `Task`; not with a task, and not where the model computes its own.
             optimizer: parameters -> optimizer; called once per layer; not with a task.
-            sample: one micro-batch (input, target), for shapes; not with a task.
+            sample: one micro-batch as `Task.data` gives it, for shapes; not with a task.
             seed: of dropout and all else that layers draw.
             timeout: longest wait for another rank.
             replicas: pipelines side by side, whose gradients are averaged.
@@ -84,6 +87,7 @@ class Pipeline:
             backend: what carries messages: nccl between GPUs, gloo, or what fits.
             allow_nonfinite: train on where a loss, or a norm to clip, is not finite, and save such
                 weights; else `step`, `run` and `save` fail there on all ranks.
+            sample_memory: count the bytes of a step now and then, for `memory`.
             transport: between the ranks of one replica, instead of the three before.
             options: further fields of `Task`, such as `clip_norm` or `scheduler`.
 
@@ -117,7 +121,7 @@ class Pipeline:
             training = Training(self.plan, self._split, backend)
             own = transport = for_pipeline(training, replicas, mesh, patience, terms)
         self._ending = Ending(own)
-        self._allows = allow_nonfinite
+        self._allows, self._samples = allow_nonfinite, sample_memory
         try:
             self._begin(transport, mesh, seed, patience)
         except BaseException:
@@ -145,8 +149,14 @@ class Pipeline:
         self._heard = LossRecord()
         plan, pattern = self.plan, self._pattern
         job = TrainingJob(plan=plan, pattern=pattern, task=self.task, split=self._split, seed=seed)
-        options = SessionOptions(timeout_ns=patience_ns, allow_nonfinite=self._allows, drops=False)
+        options = SessionOptions(
+            timeout_ns=patience_ns,
+            allow_nonfinite=self._allows,
+            drops=False,
+            samples_bytes=self._samples and self._split.compile is None,
+        )
         self._ending.session = self._session = Session(job, transport, self._heard, options)
+        GpuMemoryUse.start(self._device)
 
     @property
     def steps(self) -> int:
@@ -179,7 +189,7 @@ class Pipeline:
         """Whether this rank hosts the last stage, which knows the losses."""
         return self.plan.stages[-1].gpu == self._transport.rank
 
-    def step(self, inputs: Inputs | None = None, target: Tensor | None = None) -> float | None:
+    def step(self, inputs: Inputs | None = None, target: Any = None) -> float | None:
         """One optimizer step; returns the mean loss where it is known.
 
         Each replica has a batch of its own, and the loss of that.
@@ -231,7 +241,7 @@ class Pipeline:
     def evaluate(
         self,
         inputs: Inputs | None = None,
-        target: Tensor | None = None,
+        target: Any = None,
         *,
         numbers: Sequence[int] = (),
     ) -> float | None:
@@ -254,6 +264,30 @@ class Pipeline:
             with self._whole():
                 losses = session.evaluate(batch, batch.count)
         return sum(losses.values()) / len(losses) if losses else None
+
+    def memory(self) -> MemoryReport | None:
+        """Where each byte of each GPU was predicted to be, and was; every rank calls it.
+
+        Bytes are counted, storage by storage, in the second step (2bw: the fourth) and of long
+        runs in one of 1000, as `launch` does. Before such a step, in compiled tasks and with
+        `sample_memory=False` the report has the prediction alone. What `to_json()` gives is a
+        memory.json; `pipeplan report` reads a folder with it.
+
+        Returns:
+            The report of all ranks of this replica; None where the plan cannot be replayed.
+
+        Raises:
+            InputError: if a run ended in its middle.
+            RankError: if another rank is gone.
+        """
+        sampled = self._session.sampled
+        mine = (
+            sampled.memory() if sampled else None,
+            GpuMemoryUse.since_start(self._device).beyond_tensors,
+        )
+        with self._whole():
+            found = self._session.gather(mine, own=True)
+        return memory_of_run(self.plan, self._pattern, found)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part of the training state, flat, keyed by parameter name; not copied.

@@ -12,9 +12,11 @@ from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
 from pipeplan.capture.layer_costs.optimizer_cost import step_cost
 from pipeplan.capture.profile import threads_of_torch
+from pipeplan.capture.user_model.model_call import result_of
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.gradients import sum_of
+from pipeplan.nested import MicroBatch, returned
 from pipeplan.operator_graph import OperatorGraph, Storage, StorageKind
 from pipeplan.operators.capture import capture
 from pipeplan.precision import casting
@@ -51,11 +53,11 @@ def profile_operators(
     with threads_of_torch(threads):
         seed_all(seed)
         task = _checked(load(reference, seed))
-        model, (source, target) = _with_loss(task), task.microbatch(0)
+        batch = MicroBatch.of(task, 0)
+        model = _with_loss(task, batch)
         place = device_of(model)
-        pair = source.to(place.device), target.to(place.device)
         say("capturing forward and backward")
-        captured = capture(model, *pair)
+        captured = capture(model, *batch.mapped(lambda each: each.to(place.device)).tensors)
         say(f"{len(captured.graph.operations)} operators; comparing them with the model")
         check_agreement(model, captured)
         say(f"timing {repeats} steps")
@@ -85,13 +87,12 @@ def estimate_operators(
     seed_all(seed)
     with weightless():
         task = _checked(load(reference, seed))
-    source, target = task.microbatch(0)
+    batch = MicroBatch.of(task, 0)
     twin, mode = weightless_twin(task)
-    model = _with_loss(twin)
+    model = _with_loss(twin, batch)
     say("capturing forward and backward")
     with mode:
-        pair = mode.from_tensor(source), mode.from_tensor(target)
-        captured = capture(model, *pair)
+        captured = capture(model, *batch.mapped(mode.from_tensor).tensors)
     say(f"{len(captured.graph.operations)} operators; estimating their times")
     return _named(estimated(model, captured, device).graph, reference, twin, model)
 
@@ -110,22 +111,28 @@ def _checked(task: Task) -> Task:
 
 
 class TaskStep(nn.Module):
-    """A task's model and its loss, under its autocast."""
+    """A task's model and loss, under its autocast, as a function of a micro-batch's tensors."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, batch: MicroBatch) -> None:
+        """Takes `batch` for how tensors are nested; it may be any micro-batch."""
         super().__init__()
         model = task.model
         self.model = model if isinstance(model, nn.Module) else nn.Sequential(*model)
-        self.loss, self.cast = task.loss, task.autocast
+        self.loss, self.cast, self.like = task.loss, task.autocast, batch
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+    def forward(self, *tensors: Tensor) -> Tensor:
         """The loss."""
-        with casting(self.cast, source.device):
-            return self.loss(self.model(source), target)
+        batch = self.like.filled(tensors)
+        with casting(self.cast, tensors[0].device):
+            result = result_of(self.model, batch.arguments)
+            found, structure = returned(result, own_loss=self.loss is None)
+            given = result if structure else found[0]
+            loss: Tensor = self.loss(given, batch.target) if self.loss else given
+            return loss
 
 
-def _with_loss(task: Task) -> TaskStep:
-    return TaskStep(task).train()
+def _with_loss(task: Task, batch: MicroBatch) -> TaskStep:
+    return TaskStep(task, batch).train()
 
 
 def _named(graph: OperatorGraph, reference: str, task: Task, model: nn.Module) -> OperatorGraph:

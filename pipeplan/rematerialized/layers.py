@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipeplan.capture import check_output, split
 from pipeplan.errors import InputError
 from pipeplan.host_copy import measured_bandwidth
+from pipeplan.nested import ModelArguments, tensors_in
 from pipeplan.remat import HostLink, judge, rematerialize_chain
 from pipeplan.rematerialized import measured
 from pipeplan.rematerialized.conditions import Conditions
@@ -43,7 +44,8 @@ def rematerialize_layers(request: Request[Module]) -> Module:
     with as_it_was(touched, place), as_in(place.device, autocast(place.device)):
         there = [(each, each.tensor) for each in buffers_of(touched)]
         cut = _cut(module, taken, request.max_layers)
-        check_output(cut, module, taken.source.detach(), lambda: check_replaced(there))
+        source = ModelArguments.of(taken.source.detach())
+        check_output(cut, module, source, lambda: check_replaced(there))
         check_replaced(there)
         _check_fed(cut, taken.source)
         parts = Parts.of(module, cut.layers)
@@ -110,12 +112,18 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
     loss, target = taken.loss or (_any_loss, torch.zeros((), device=source.device))
     task = Task(model=module, loss=loss, optimizer=_no_optimizer, data=lambda _: (source, target))
     cut = split(task, max_layers)
+    if cut.returned is not None:
+        raise InputError(
+            f"rematerialize: model {type(module).__name__}: returned {len(cut.returned.leaves)}"
+            " values, need one tensor. Wrap it in a module that returns the one to train on."
+        )
     cut.check_again(range(len(cut.layers)), "rematerialize")
     return cut
 
 
-def _any_loss(output: Tensor, _: Tensor) -> Tensor:
-    return output.float().sum()
+def _any_loss(output: Any, _: Tensor) -> Tensor:
+    first, *others = (each.float().sum() for each in tensors_in(output))
+    return sum(others, first)
 
 
 def _no_optimizer(_: object) -> torch.optim.Optimizer:

@@ -135,7 +135,7 @@ class _Runs:
             layer=split.layers[index],
             inputs=self._values,
             differentiable=self._flags,
-            fed=fed_tensors(split, index, self._sample.source.detach()),
+            fed=fed_tensors(split, index, (self._sample.source.detach(),)),
         )
         outputs = call_layer(run.name, run.layer, fresh(run))
         self._values = tuple(output.detach() for output in outputs)

@@ -45,6 +45,25 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
     )
 
 
+def memory_of_run(
+    plan: Plan, pattern: Pattern, found: Sequence[tuple[tuple[int, GpuMemory] | None, int | None]]
+) -> MemoryReport | None:
+    """The report of `plan` beside what its ranks measured, where any did.
+
+    Args:
+        plan: what was run.
+        pattern: the lowered plan.
+        found: per rank what was measured, and what its allocator kept; as for `with_measured`.
+
+    Returns:
+        None where the plan cannot be replayed.
+    """
+    report = planned_memory(plan, pattern)
+    if report is None or not any(measured for measured, _ in found):
+        return report
+    return with_measured(report, [each for each, _ in found], [kept for _, kept in found])
+
+
 def with_measured(
     report: MemoryReport,
     found: Sequence[tuple[int, GpuMemory] | None],
@@ -73,6 +92,12 @@ def read_memory(folder: str | Path) -> MemoryReport | None:
     """The report in the folder of a run; None where that has none (of an older version, say)."""
     file = Path(folder) / FILE
     return MemoryReport.read(file) if file.is_file() else None
+
+
+def has_memory_alone(folder: str | Path) -> bool:
+    """Whether the folder is no launch's but has the report that a `Pipeline` gave a script."""
+    place = Path(folder)
+    return (place / FILE).is_file() and not (place / "run.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeplan.errors import InputError
 from pipeplan.runtime.transport.backend import Wanted
+from pipeplan.task import walked
 from pipeplan.units import shown
 
 
@@ -55,25 +56,22 @@ def numbers_of(value: Sequence[int]) -> list[int]:
     return [whole("evaluate: numbers", number) for number in value]
 
 
-def tensors_of(where: str, value: object) -> list[Tensor]:
-    """The tensors of a batch's inputs: one, several in a row, or none for None.
+def rows_in(where: str, value: object) -> Any:
+    """The nested tensors of a batch, in plain containers.
 
     Raises:
-        InputError: if there is something else in it.
+        InputError: if there is a tensor in it that has no rows, or something else.
     """
-    parts = value if isinstance(value, tuple | list) else () if value is None else (value,)
-    tensors = [part for part in parts if isinstance(part, Tensor) and part.dim()]
-    if len(tensors) < len(parts):
-        kinds = ", ".join(
-            type(part).__name__
-            + (" without dimensions" if isinstance(part, Tensor) and not part.dim() else "")
-            for part in parts
-        )
+    return walked(_with_rows, value, where)
+
+
+def _with_rows(tensor: Tensor, where: str) -> Tensor:
+    if not tensor.dim():
         raise InputError(
-            f"{where}: got ({kinds}), need a tensor whose first dimension counts rows, or a flat"
-            " list of them"
+            f"{where}: got a tensor without dimensions, need tensors whose first dimension counts"
+            " rows, in tuples, lists or dicts"
         )
-    return tensors
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)

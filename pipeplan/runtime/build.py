@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipeplan.compiling import compiled_layer
 from pipeplan.host_copy import CopyEngine
+from pipeplan.nested import layer_loss
 from pipeplan.plan import Plan, Runs
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
@@ -164,7 +165,7 @@ class _StageBuilder:
             fqns=fqns,
             boundaries=split.boundaries[planned.first : planned.last + 1],
             outputs=() if last else split.boundaries[planned.last + 1],
-            loss=self.task.loss if last else None,
+            loss=layer_loss(self.task.loss, split.returned) if last else None,
             seed=self.seed,
             scale=self.scale,
             number=self.number,
@@ -205,10 +206,9 @@ def _fed(split: SplitModel, planned: PlannedStage, feed: Feed) -> dict[int, Fed]
 
     def chosen(indices: tuple[int, ...]) -> Fed:
         def fetch(microbatch: int) -> list[Tensor]:
-            tensors = feed.input(microbatch)
-            return [tensors[index] for index in indices]
+            return feed.fed(microbatch, indices)
 
-        return Fed(tuple(split.boundaries[0][index] for index in indices), fetch)
+        return Fed(tuple(split.input_specs[index] for index in indices), fetch)
 
     layers = range(planned.first, planned.last + 1)
     return {n: chosen(split.fed_to(x)) for n, x in enumerate(layers) if split.fed_to(x)}

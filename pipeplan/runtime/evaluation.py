@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -79,7 +80,7 @@ class _Evaluated:
         return _Unchanged()
 
     def forward(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """See `StageRunner`."""
         return self.stage.evaluate(microbatch, inputs, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -84,7 +84,7 @@ class HostedStage(Protocol):
         """What an OPT updates."""
 
     def forward(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """Outputs for `microbatch`; the last stage's is its loss."""
 

@@ -172,15 +172,19 @@ class Session:
         self.checkpoints.load(path, meta)
         self.go_on(meta.step, meta.used)
 
-    def gather(self, value: object) -> list[Any]:
+    def gather(self, value: object, *, own: bool = False) -> list[Any]:
         """`value` of each rank of every replica, on all of them; everyone calls it.
+
+        Args:
+            value: of this rank.
+            own: get those of this replica alone.
 
         Raises:
             RankError: if another rank is gone.
         """
         transport = self.transport
         try:
-            if isinstance(transport, GlooTransport | LocalTransport):
+            if not own and isinstance(transport, GlooTransport | LocalTransport):
                 return transport.gather_all(value)
             return transport.gather(value)
         except RuntimeError as error:
@@ -235,8 +239,9 @@ class Session:
         job = self.job
         uses = Uses.of(job.plan, job.split, self.transport.rank)
         feed = TaskFeed(job.task, job.split, uses, self.shard.number, self.device)
-        size = job.split.microbatch_size
-        return BatchFeed(feed, job.split.boundaries[0], size, job.plan.microbatches, self.device)
+        own_loss = job.task.loss is None
+        m = job.plan.microbatches
+        return BatchFeed(feed, job.split, m, self.device, own_loss=own_loss)
 
     def _make_worker(self, observer: Observer) -> Worker:
         job, live, transport = self.job, self._log, self.transport

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pipeplan.plan import Semantics
 from pipeplan.runtime.stages.random_state import layer_seed
@@ -133,13 +134,19 @@ class _Alone:
 
     def _loss(self, microbatch: int) -> Tensor:
         source, target = self.task.microbatch(microbatch)
-        boundary: tuple[Tensor, ...] = (source,)
+        given = [leaf for leaf in tree_leaves(source) if isinstance(leaf, Tensor)]
+        first = self.split.entering or range(len(given))
+        boundary = tuple(given[place] for place in first)
         for index, layer in enumerate(self.layers):
             torch.manual_seed(layer_seed(self.seed, index, microbatch))
-            fed = [(source,)[i] for i in self.split.fed_to(index)]
+            fed = [given[i] for i in self.split.fed_to(index)]
             result = layer(*boundary, *fed)
             boundary = result if isinstance(result, tuple) else (result,)
-        return self.task.loss(result, target)
+        if self.task.loss is not None:
+            returned = self.split.returned
+            result = self.task.loss(returned.filled(result) if returned else result, target)
+        loss: Tensor = result
+        return loss
 
     def average(self, first: int, replicas: int, scale: float) -> None:
         """Mean over replicas of m micro-batches each; running statistics are the first one's."""

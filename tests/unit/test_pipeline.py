@@ -15,6 +15,7 @@ from pipeplan import Pipeline
 from pipeplan.capture import profile_task, split
 from pipeplan.errors import InputError
 from pipeplan.fitting import split_for
+from pipeplan.memory_terms import MemoryReport
 from pipeplan.plan import Semantics
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
@@ -85,6 +86,40 @@ def test_steps_and_evaluation_equal_one_process(ranks: int, semantics: Semantics
     assert last[2] == sum(trained.evaluated) / 3
     assert [each[2] is None for each in told].count(False) == 1
     assert equal(weights([each[3] for each in told]), trained)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_memory_is_measured_in_the_settled_step(semantics: Semantics) -> None:
+    """Alike on all ranks: first the prediction alone, then each peak, as planned, to the byte."""
+    plan = launch_task.plan(2, semantics)
+
+    def work(pipeline: Pipeline) -> list[MemoryReport | None]:
+        before = pipeline.memory()
+        for _ in range(4):
+            pipeline.step()
+        return [before, pipeline.memory()]
+
+    told = on(2, semantics, launch_task.task(0), work)
+    assert told[0] == told[1]
+    before, after = told[0]
+    assert before is not None
+    assert after is not None
+    assert before.step is None
+    assert after.step == (2 if semantics == "flush" else 4)
+    assert [found and found.peak.size for found in after.measured] == [
+        row.peak_bytes for row in plan.memory
+    ]
+
+
+def test_memory_without_samples_is_the_prediction() -> None:
+    """Nothing is counted, and the report says so."""
+    plan = launch_task.plan(1, "flush")
+    with Pipeline(launch_task.task(0), plan, sample_memory=False) as pipeline:
+        pipeline.run(3)
+        report = pipeline.memory()
+    assert report is not None
+    assert report.step is None
+    assert [each.peak.size for each in report.predicted] == [plan.memory[0].peak_bytes]
 
 
 class _Twice(nn.Module):
@@ -307,7 +342,7 @@ def test_ties_kept_otherwise_than_planned() -> None:
 def test_missing_parts_are_named() -> None:
     """A batch without a target, a model without a loss, a state of another semantics."""
     plan = launch_task.plan(1, "2bw")
-    with pytest.raises(InputError, match="need loss, optimizer and sample"):
+    with pytest.raises(InputError, match="need optimizer and sample"):
         Pipeline(nn.Linear(1, 1), plan)
     with pytest.raises(InputError, match="one or the other"):
         Pipeline(launch_task.task(0), plan, clip_norm=1.0)

@@ -153,9 +153,9 @@ def test_micro_batch_number_reaches_the_data() -> None:
     assert task.microbatch(3)[0].tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("given", [torch.ones(2), (torch.ones(2),), (1, 2), [torch.ones(1)] * 2])
-def test_refuses_data_that_is_no_pair_of_tensors(given: object) -> None:
-    """Input and target are one tensor each, in a tuple."""
+@pytest.mark.parametrize("given", [torch.ones(2), (torch.ones(2),), [torch.ones(1)] * 3])
+def test_refuses_data_that_is_no_pair(given: object) -> None:
+    """Input and target come in a row of two."""
     task = replace(mlp(), data=lambda _: given)
     with pytest.raises(InputError, match=r"data\(0\): got .*need a tuple"):
         task.microbatch(0)

@@ -8,29 +8,29 @@ Modules that do such things are kept as they are (`eager`).
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pipeplan.capture.boundary_trace import fake_mode, has_fakes
 from pipeplan.capture.eager_modules.run_watch import OpaqueModule, RunWatch
 from pipeplan.capture.user_model.interception import HOOKS, OwnCall, intercepted_calls
-from pipeplan.capture.user_model.model_call import call_options, quiet
+from pipeplan.capture.user_model.model_call import quiet, result_of
 from pipeplan.capture.user_model.module_attributes import AttributeSnapshot, restored
 from pipeplan.capture.user_model.user_code import module_of_frame, names_by_identity, place_of_line
 from pipeplan.empty import has_empty
 from pipeplan.errors import InputError
+from pipeplan.nested import ModelArguments
+from pipeplan.repeat import kept_generators
 
 _Any = TypeVar("_Any")
 
 
-def opaque_modules(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, OpaqueModule]:
+def opaque_modules(model: nn.Module, arguments: ModelArguments) -> dict[str, OpaqueModule]:
     """The modules of `model` that a graph cannot hold, by name; the model itself has the name ''.
 
     The model runs twice, on fake tensors where it can, and is left as it was. What fails to run
@@ -38,7 +38,7 @@ def opaque_modules(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Op
 
     Args:
         model: in the mode to watch it in.
-        inputs: of one micro-batch.
+        arguments: of one micro-batch.
     """
     watch = RunWatch(names_by_identity(model))
     for name, module in model.named_modules():
@@ -50,7 +50,7 @@ def opaque_modules(model: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Op
         kept_generators(),
         intercepted_calls(outermost_modules(compiled), _without_compiling),
     ):
-        _run(model, inputs, watch)
+        _run(model, arguments, watch)
     return watch.found
 
 
@@ -60,18 +60,6 @@ def _without_compiling(
     """A compiler would follow the watching, too."""
     with torch.compiler.set_stance("force_eager"):
         return real(*given, **named)
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Gives the generators of torch, Python and numpy their states back."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def outermost_modules(found: Mapping[str, _Any]) -> dict[str, _Any]:
@@ -149,12 +137,11 @@ def _standing(module: nn.Module) -> str | None:
     return None
 
 
-def _run(model: nn.Module, inputs: tuple[Tensor, ...], watch: RunWatch) -> None:
+def _run(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
     """Twice: what only the first run of a model changes is a cache."""
     try:
         with quiet(), fake_mode([model]) as fake, watch.watching():
-            given = tuple(map(fake.from_tensor, inputs))
-            _call_twice(model, given, watch)
+            _call_twice(model, arguments.mapped(fake.from_tensor), watch)
             return
     except Exception as error:  # values are looked at: then real ones are needed
         if has_fakes([model]):
@@ -166,14 +153,14 @@ def _run(model: nn.Module, inputs: tuple[Tensor, ...], watch: RunWatch) -> None:
             ) from error
     with watch.watching():
         try:
-            _call_twice(model, inputs, watch)
+            _call_twice(model, arguments, watch)
         except Exception:  # the export says why
             return
 
 
-def _call_twice(model: nn.Module, inputs: tuple[Tensor, ...], watch: RunWatch) -> None:
-    model(*inputs, **call_options(model))
+def _call_twice(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
+    result_of(model, arguments)
     before = AttributeSnapshot([model])
-    model(*inputs, **call_options(model))
+    result_of(model, arguments)
     for name, attribute in before.changed():
         watch.note(name, f"changes its attribute {attribute!r} while it runs", counts=True)

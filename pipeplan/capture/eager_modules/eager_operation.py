@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pipeplan.capture.user_model.interception import (
     FunctionKind,
@@ -28,41 +27,8 @@ from pipeplan.capture.user_model.interception import (
     intercepted_functions,
 )
 from pipeplan.capture.user_model.user_code import names_by_identity, running_module
+from pipeplan.nested import Structure
 from pipeplan.repeat import seed_python
-
-_TENSOR = object()
-"""Stands for a tensor among constants."""
-_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
-
-
-@dataclass(frozen=True, slots=True)
-class NestedArguments:
-    """Nested arguments or results: their structure, and all in them that is no tensor."""
-
-    form: TreeSpec
-    leaves: tuple[Any, ...]
-    """`_TENSOR` for each tensor."""
-
-    @classmethod
-    def of(cls, value: Any) -> tuple[NestedArguments, list[Tensor]]:
-        """The tree of `value`, and its tensors."""
-        leaves, form = tree_flatten(value)
-        found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        marked = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        return cls(form, marked), found
-
-    def filled(self, values: Sequence[Any]) -> Any:
-        """The structure with `values` in the places of its tensors."""
-        given = iter(values)
-        return tree_unflatten(
-            [next(given) if leaf is _TENSOR else leaf for leaf in self.leaves], self.form
-        )
-
-    @property
-    def odd(self) -> str | None:
-        """The type of a leaf that a graph cannot hold as a constant; None: there is none."""
-        others = (leaf for leaf in self.leaves if leaf is not _TENSOR)
-        return next((type(leaf).__name__ for leaf in others if not isinstance(leaf, _PLAIN)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +38,9 @@ class EagerCall:
     path: str
     """The module's name in the model; of a Function, one that no module has."""
     module: nn.Module
-    arguments: NestedArguments
+    arguments: Structure
     """(positional, named)."""
-    result: NestedArguments
+    result: Structure
     blanks: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
     """Shape, strides and dtype of each tensor of the result."""
     draws: bool
@@ -167,10 +133,10 @@ class EagerCalls:
     def _noted(
         self, path: str, real: OwnCall, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[Any, EagerCall]:
-        arguments, tensors = NestedArguments.of((given, named))
+        arguments, tensors = Structure.of((given, named))
         before = [_version(tensor) for tensor in tensors]
         result = real(*given, **named)
-        tree, made = NestedArguments.of(result)
+        tree, made = Structure.of(result)
         if before != [_version(tensor) for tensor in tensors]:
             raise UnfitError(path, "changes its input in place")
         if odd := arguments.odd or tree.odd:
@@ -193,7 +159,7 @@ class EagerCalls:
         def call(path: str, _: OwnCall, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
             key = self._keys[path]
             number, seen[key] = seen[key], seen[key] + 1
-            arguments, tensors = NestedArguments.of((given, named))
+            arguments, tensors = Structure.of((given, named))
             found = self._found.get((key, number))
             if found is None or found.arguments != arguments:
                 raise UnfitError(path, "is called in another way each time")
@@ -241,7 +207,7 @@ def copied_call(graph: fx.Graph, call: EagerCall, values: Sequence[fx.Node]) -> 
 
 def output_tensors(result: object) -> tuple[Tensor, ...]:
     """The tensors that a module returned, however nested."""
-    return tuple(NestedArguments.of(result)[1])
+    return tuple(Structure.of(result)[1])
 
 
 def seed_like_torch() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -31,6 +31,7 @@ from pipeplan.capture.split import split
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
+from pipeplan.nested import MicroBatch
 from pipeplan.repeat import check_data
 from pipeplan.task import SplitModel, Task
 
@@ -78,11 +79,10 @@ def estimate_task(
         for note in model.notes:
             say(note)
         with gradient_buffers(model.layers, task.accumulate):
-            source, target = batches.fetch(0)
+            batch = batches.fetch(0)
             kernels = ProcessorKernels()
             with mode, kernels:
-                pair = mode.from_tensor(source), mode.from_tensor(target)
-                found = _walk(model, twin, pair, device, say)
+                found = _walk(model, twin, batch.mapped(mode.from_tensor), device, say)
             for line in told(model.names, [size.whole for size, _, _ in found]):
                 say(line)
             steps = _steps(model, task, device)
@@ -104,7 +104,7 @@ def estimate_task(
         task_digest=model.digest(),
         mode="estimated",
         microbatch_size=model.microbatch_size,
-        input_bytes=source.nbytes,
+        input_bytes=sum(each.nbytes for each in model.entry(batch.inputs)),
         device={
             "device": device.name,
             "figures": device.source,
@@ -117,15 +117,15 @@ def estimate_task(
 
 
 def _walk(
-    model: SplitModel, task: Task, pair: tuple[Tensor, Tensor], device: Device, say: Progress
+    model: SplitModel, task: Task, batch: MicroBatch, device: Device, say: Progress
 ) -> list[Found]:
     """Each layer's bytes and times; layers that do the same are looked at once."""
-    values: tuple[Tensor, ...] = (pair[0],)
+    values = model.entry(batch.inputs)
     known: dict[LayerSignature, Found] = {}
     result = []
     last = len(model.layers) - 1
     for index in range(len(model.layers)):
-        run = layer_run(model, index, values, pair, task.loss)
+        run = layer_run(model, index, values, batch, task.loss)
         mark, outputs = layer_signature(run)
         mark = (index == last, run.splits, *mark)
         if mark not in known:

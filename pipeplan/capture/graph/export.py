@@ -26,6 +26,7 @@ from pipeplan.capture.graph.operations import returns_argument
 from pipeplan.capture.user_model.model_call import call_options, quiet
 from pipeplan.capture.user_model.user_code import is_machinery, place_of_line
 from pipeplan.errors import InputError
+from pipeplan.nested import ModelArguments, Structure, returned
 
 _LIST = "Or give the model's layers as a Python list, which may do anything inside."
 
@@ -40,32 +41,39 @@ class ExportedModel:
     """Placeholders of parameters, buffers and constants: name in the model, and the object."""
     inputs: tuple[fx.Node, ...]
     """Placeholders of the model's inputs."""
-    output: fx.Node
-    """The one tensor that the model returns."""
+    outputs: tuple[fx.Node, ...]
+    """The tensors that the loss is given, or the loss that the model computes itself."""
+    returned: Structure | None
+    """How they lie in what the loss is given; None: there is one."""
     calls: EagerCalls
     """Of the modules that stay eager."""
 
 
 def export_graph(
-    model: nn.Module, inputs: tuple[Tensor, ...], calls: EagerCalls | None = None
+    model: nn.Module,
+    arguments: ModelArguments,
+    calls: EagerCalls | None = None,
+    *,
+    own_loss: bool = False,
 ) -> ExportedModel:
-    """The graph of `model` for inputs like these; the model is left as it is.
+    """The graph of `model` for arguments like these; the model is left as it is.
 
     Args:
         model: in the mode to export.
-        inputs: of one micro-batch.
+        arguments: of one micro-batch.
         calls: of modules that stay eager, recorded in this mode; None: there are none.
+        own_loss: whether the model computes its loss itself.
 
     Raises:
         UnfitError: if a module that stays eager is called in another way than was recorded.
         InputError: if its operations depend on values, its tensors are on several devices, it
-            returns anything but one tensor, or torch cannot export it.
+            returns no tensor, or torch cannot export it.
     """
-    _check_devices(model, inputs)
+    _check_devices(model, arguments.tensors)
     calls = calls or EagerCalls({})
     try:
         with quiet(), calls.exported(), _no_stacks():
-            program = _program(model, inputs)
+            program = _program(model, arguments)
     except UnfitError:
         raise
     except Exception as error:
@@ -86,10 +94,11 @@ def export_graph(
         tensor = _state(model, program, spec.kind, spec.target)
         states[node] = names.get(id(tensor), spec.target), tensor
     _name_buffers(states)
-    return ExportedModel(program.graph_module, states, tuple(fed), _output(model, program), calls)
+    ends = _outputs(model, program, own_loss)
+    return ExportedModel(program.graph_module, states, tuple(fed), *ends, calls)
 
 
-def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+def _program(model: nn.Module, arguments: ModelArguments) -> torch.export.ExportedProgram:
     """The program that the model runs when nobody exports it.
 
     Libraries ask torch whether an export is under way, and of a tensor whether it has values, and
@@ -97,17 +106,18 @@ def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> torch.export.Expor
     out otherwise). Here they hear that it is a usual run, and what they read of tensors made from
     numbers alone has its value. Where that way cannot be exported, they hear of the export.
     """
-    options = call_options(model)
+    positional, named = arguments.filled()
+    named = {**call_options(model), **named}
     asked: list[str] = []
     try:
-        with _as_if_eager(model, asked):
-            return torch.export.export(model, inputs, options, strict=False)
+        with quiet(), _as_if_eager(model, asked):
+            return torch.export.export(model, positional, named, strict=False)
     except UnfitError:
         raise
     except Exception:
         if not asked:
             raise
-    return torch.export.export(model, inputs, options, strict=False)
+    return torch.export.export(model, positional, named, strict=False)
 
 
 @contextmanager
@@ -213,23 +223,24 @@ def _state(
     return constant
 
 
-def _output(model: nn.Module, program: torch.export.ExportedProgram) -> fx.Node:
-    """The graph's output node, if the model returns one tensor and nothing else.
+def _outputs(
+    model: nn.Module, program: torch.export.ExportedProgram, own_loss: bool
+) -> tuple[tuple[fx.Node, ...], Structure | None]:
+    """The nodes of the tensors that the loss is given, and how they lie in it.
 
-    What is no tensor (None, numbers) is ignored, so a structure with one tensor will do.
+    What is no tensor (None, numbers) is kept beside them.
     """
     output = next(iter(program.graph.find_nodes(op="output")))
     spec = program.call_spec.out_spec
     assert spec is not None
-    found = [leaf for leaf in tree_leaves(output.args[0]) if isinstance(leaf, fx.Node)]
-    if len(found) == 1:
-        return found[0]
-    form = type(tree_unflatten(list(range(spec.num_leaves)), spec)).__name__
-    got = f"{len(found)} tensors in a {form}" if found else "no tensor"
-    raise InputError(
-        f"task: model {type(model).__name__}: returned {got}, need one for the loss."
-        " Wrap it in a module that returns the tensor that the loss compares with the target."
-    )
+    leaves = tree_leaves(output.args[0], is_leaf=lambda value: value is None)
+    found, structure = returned(tree_unflatten(leaves, spec), own_loss=own_loss)
+    if not found:
+        raise InputError(
+            f"task: model {type(model).__name__}: returned no tensor, need what the loss compares"
+            " with the target"
+        )
+    return tuple(found), structure
 
 
 def _check_devices(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:

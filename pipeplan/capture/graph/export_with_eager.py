@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import nn
 
 from pipeplan.capture.boundary_trace import fake_mode, lacks_values
 from pipeplan.capture.eager_modules.detection import (
     innermost_module,
-    kept_generators,
     opaque_modules,
     outermost_modules,
 )
@@ -17,13 +16,19 @@ from pipeplan.capture.eager_modules.eager_operation import EagerCalls, UnfitErro
 from pipeplan.capture.eager_modules.run_watch import OpaqueModule
 from pipeplan.capture.graph.data_flow import DataFlow
 from pipeplan.capture.graph.export import ExportedModel, export_graph
-from pipeplan.capture.user_model.model_call import call_options, quiet
+from pipeplan.capture.user_model.model_call import quiet, result_of
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.errors import InputError
+from pipeplan.nested import ModelArguments
+from pipeplan.repeat import kept_generators
 
 
 def graph_of(
-    model: nn.Module, inputs: tuple[Tensor, ...], known: Mapping[str, OpaqueModule] | None = None
+    model: nn.Module,
+    arguments: ModelArguments,
+    known: Mapping[str, OpaqueModule] | None = None,
+    *,
+    own_loss: bool = False,
 ) -> tuple[DataFlow, dict[str, OpaqueModule]]:
     """The flow of `model` in its present mode, and which of its modules stay eager in it.
 
@@ -32,16 +37,17 @@ def graph_of(
 
     Args:
         model: left as it is.
-        inputs: of one micro-batch.
+        arguments: of one micro-batch.
         known: modules that stay eager in any case.
+        own_loss: whether the model computes its loss itself, beside which nothing is wanted.
 
     Raises:
         InputError: if that leaves nothing of the model to cut.
     """
-    found = outermost_modules({**opaque_modules(model, inputs), **(known or {})})
+    found = outermost_modules({**opaque_modules(model, arguments), **(known or {})})
     while True:
         try:
-            return DataFlow(_exported(model, inputs, found)), found
+            return DataFlow(_exported(model, arguments, found, own_loss)), found
         except UnfitError as error:
             outer, why = error.path.rpartition(".")[0], f"holds {error.path}, which {error.why}"
             if outer in found and not found[outer].applies:
@@ -55,7 +61,7 @@ def graph_of(
 
 
 def _exported(
-    model: nn.Module, inputs: tuple[Tensor, ...], found: Mapping[str, OpaqueModule]
+    model: nn.Module, arguments: ModelArguments, found: Mapping[str, OpaqueModule], own_loss: bool
 ) -> ExportedModel:
     root = found.get("")
     if root and not root.applies:
@@ -73,15 +79,15 @@ def _exported(
     )
     with restored([model]), kept_generators():
         if found:
-            _record(model, inputs, calls)
-        return export_graph(model, inputs, calls)
+            _record(model, arguments, calls)
+        return export_graph(model, arguments, calls, own_loss=own_loss)
 
 
-def _record(model: nn.Module, inputs: tuple[Tensor, ...], calls: EagerCalls) -> None:
+def _record(model: nn.Module, arguments: ModelArguments, calls: EagerCalls) -> None:
     """On fake tensors; on real ones where values are looked at."""
     try:
         with quiet(), fake_mode([model]) as fake, calls.recorded():
-            model(*map(fake.from_tensor, inputs), **call_options(model))
+            result_of(model, arguments.mapped(fake.from_tensor))
             return
     except UnfitError:
         raise
@@ -92,7 +98,7 @@ def _record(model: nn.Module, inputs: tuple[Tensor, ...], calls: EagerCalls) -> 
                 " which it has none of here. Profile it with --mode measured."
             ) from error
     with calls.recorded():
-        model(*inputs, **call_options(model))
+        result_of(model, arguments)
 
 
 def _failing(model: nn.Module, error: InputError) -> dict[str, OpaqueModule]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InputError
-from pipeplan.task import Task
+from pipeplan.task import Task, walked
 
 
 class DeviceClock(Protocol):
@@ -111,9 +111,9 @@ class ModelDevice:
         if not self.is_cuda:
             return task
 
-        def data(microbatch: int) -> tuple[Tensor, Tensor]:
-            source, target = task.data(microbatch)
-            return source.to(self.device), target.to(self.device)
+        def data(microbatch: int) -> Any:
+            where = f"task: data({microbatch})"
+            return walked(lambda tensor, _: tensor.to(self.device), task.data(microbatch), where)
 
         return replace(task, data=data)
 

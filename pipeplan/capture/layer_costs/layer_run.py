@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
-from pipeplan.capture.boundary_trace import call_layer, check_loss
+from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
 from pipeplan.livebytes import key
+from pipeplan.nested import LayerLoss, MicroBatch, layer_loss, mapped
 from pipeplan.precision import casting
 from pipeplan.task import SplitModel
 from pipeplan.weight_gradients import WeightGradients
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class LayerRun:
     """Per input: whether a gradient is sent back for it."""
     fed: tuple[Tensor, ...] = ()
     """Tensors of the model's input that it gets behind its own, from the data."""
-    loss: tuple[Loss, Tensor] | None = None
+    loss: tuple[LayerLoss, Any] | None = None
     """For the last layer: the loss function and its target."""
     autocast: torch.dtype | None = None
     """What layer and loss run under."""
@@ -51,18 +52,17 @@ class LayerRun:
         return any(parameter.requires_grad for parameter in self.layer.parameters())
 
 
-def fed_tensors(model: SplitModel, layer: int, source: Tensor) -> tuple[Tensor, ...]:
-    """What `layer` (0-based) gets of the model's input `source` behind its boundary."""
-    start = (source,)
-    return tuple(start[place] for place in model.fed_to(layer))
+def fed_tensors(model: SplitModel, layer: int, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What `layer` (0-based) gets of the model's `inputs` behind its boundary."""
+    return tuple(inputs[place] for place in model.fed_to(layer))
 
 
 def layer_run(
     model: SplitModel,
     index: int,
     values: tuple[Tensor, ...],
-    pair: tuple[Tensor, Tensor],
-    loss: Loss,
+    batch: MicroBatch,
+    loss: Loss | None,
 ) -> LayerRun:
     """Layer `index` of `model` on `values`, which the layers before it gave.
 
@@ -70,18 +70,17 @@ def layer_run(
         model: the layers.
         index: 0-based.
         values: the boundary before the layer.
-        pair: (input, target) of the micro-batch.
-        loss: used for the last layer only.
+        batch: what else layers and loss are given.
+        loss: of the task; used for the last layer only.
     """
-    source, target = pair
     last = index == len(model.layers) - 1
     return LayerRun(
         name=model.names[index],
         layer=model.layers[index],
         inputs=values,
         differentiable=tuple(spec.differentiable for spec in model.boundaries[index]),
-        fed=fed_tensors(model, index, source),
-        loss=(loss, target) if last else None,
+        fed=fed_tensors(model, index, batch.inputs),
+        loss=(layer_loss(loss, model.returned), batch.target) if last else None,
         autocast=model.autocast,
         compiled=model.compile is not None,
         splits=index > 0 and not isinstance(model.layers[index], FusedLayers),
@@ -177,13 +176,13 @@ class LayerPass:
         parts = _parts(self._run)
         for index, (part, places) in enumerate(parts):
             if self._run.loss and index == len(parts) - 1:
-                target = self._run.loss[1].clone()
+                target = mapped(torch.clone, self._run.loss[1])
             value = (*value, *(self._run.fed[place].clone() for place in places))
             with self._waiting.deferring(part) if self._waiting else nullcontext():
                 value = call_layer(self._run.name, part, value, self._run.autocast)
         if self._run.loss:
             with casting(self._run.autocast, value[0].device):
-                value = (check_loss(self._run.loss[0](value[0], target)),)
+                value = (check_loss(self._run.loss[0](alone(value), target)),)
         del target
         roots = [output for output in value if output.requires_grad]
         self._root = leave(self._exit, roots) if roots else None

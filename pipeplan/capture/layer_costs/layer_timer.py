@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.capture.boundary_trace import call_layer, check_loss
+from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
 from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.capture.layer_costs.layer_run import fed_tensors
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.gradients import give_sum, sum_dtype, take_sum
+from pipeplan.nested import MicroBatch, layer_loss
 from pipeplan.precision import casting
 from pipeplan.task import SplitModel
 from pipeplan.weight_gradients import WeightGradients
@@ -69,12 +70,12 @@ class LayerTimer:
         self,
         model: SplitModel,
         batches: MicroBatches,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[[Any, Any], Tensor] | None,
         place: ModelDevice,
     ) -> None:
         self._model = model
         self._batches = batches
-        self._loss = loss
+        self._loss = layer_loss(loss, model.returned)
         self._place = place
 
     def run(self, microbatch: int) -> tuple[list[int], list[int], list[int]]:
@@ -87,10 +88,10 @@ class LayerTimer:
         Raises:
             InputError: if data, a layer or the loss fails.
         """
-        source, target, fetch = self._fetch(microbatch)
+        batch, fetch = self._fetch(microbatch)
         with torch.no_grad():
-            bare, _ = self._forward(source, target)
-        there, graphs = self._forward(source, target)
+            bare, _ = self._forward(batch)
+        there, graphs = self._forward(batch)
         back = [row[:2] for row in self._backward(graphs)]
         return self._between(there, fetch), self._between(back), self._between(bare, fetch)
 
@@ -104,17 +105,17 @@ class LayerTimer:
         Raises:
             InputError: if data, a layer or the loss fails.
         """
-        source, target, fetch = self._fetch(microbatch)
-        there, graphs = self._forward(source, target, splits)
+        batch, fetch = self._fetch(microbatch)
+        there, graphs = self._forward(batch, splits)
         back = self._backward(graphs)
         first, second = [row[:2] for row in back], [row[1:] for row in back]
         return self._between(there, fetch), self._between(first), self._between(second)
 
-    def _fetch(self, microbatch: int) -> tuple[Tensor, Tensor, int]:
+    def _fetch(self, microbatch: int) -> tuple[MicroBatch, int]:
         """The micro-batch, and how long it took, in ns."""
         begin = time.perf_counter_ns()
-        source, target = self._batches.fetch(microbatch)
-        return source, target, time.perf_counter_ns() - begin
+        batch = self._batches.fetch(microbatch)
+        return batch, time.perf_counter_ns() - begin
 
     def _between(self, marks: Marks, fetch: int = 0) -> list[int]:
         """Ns of each layer, with `fetch` where a rank must fetch the micro-batch for it."""
@@ -126,19 +127,19 @@ class LayerTimer:
         ]
 
     def _forward(
-        self, source: Tensor, target: Tensor, splits: Sequence[bool] = ()
+        self, batch: MicroBatch, splits: Sequence[bool] = ()
     ) -> tuple[Marks, list[_LayerGraph]]:
         model, mark = self._model, self._place.clock.mark
         marks: Marks = []
         graphs: list[_LayerGraph] = []
-        values: tuple[Tensor, ...] = (source,)
+        values = model.entry(batch.inputs)
         last = len(model.layers) - 1
         for index, (name, layer) in enumerate(zip(model.names, model.layers, strict=True)):
             pairs = zip(values, model.boundaries[index], strict=True)
             leaves = tuple(
                 value.detach().requires_grad_(spec.differentiable) for value, spec in pairs
             )
-            fed = fed_tensors(model, index, source)
+            fed = fed_tensors(model, index, batch.inputs)
             # A leaf counts as a weight there, and a layer's input is none.
             entered = [leaf.view_as(leaf) for leaf in leaves] if splits else leaves
             begin = mark()
@@ -148,7 +149,7 @@ class LayerTimer:
                 values = call_layer(name, layer, (*entered, *fed), model.autocast)
             if index == last:
                 with casting(model.autocast, values[0].device):
-                    values = (check_loss(self._loss(values[0], target)),)
+                    values = (check_loss(self._loss(alone(values), batch.target)),)
             marks.append((begin, mark()))
             if torch.is_grad_enabled():
                 graphs.append(_LayerGraph(leaves, values, waiting))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
 from pipeplan.errors import InputError
+from pipeplan.nested import MicroBatch, Structure
 from pipeplan.task import Task
 
 
@@ -17,33 +17,33 @@ class MicroBatches:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._first = tuple(map(_kind, task.microbatch(0)))
+        self._first = _kinds(MicroBatch.of(task, 0))
 
-    def fetch(self, number: int) -> tuple[Tensor, Tensor]:
-        """(input, target) of micro-batch `number`.
+    def fetch(self, number: int) -> MicroBatch:
+        """Micro-batch `number`.
 
         Raises:
             InputError: if data fails, or gives another shape or type than for micro-batch 0.
         """
-        pair = self._task.microbatch(number)
+        batch = MicroBatch.of(self._task, number)
         names = ("input", "target")
-        for name, value, need in zip(names, pair, self._first, strict=True):
-            got = _kind(value)
+        for name, got, need in zip(names, _kinds(batch), self._first, strict=True):
             if got != need:
                 raise InputError(
-                    f"task: data({number}): got {name} {_text(got)}, need {_text(need)}, as"
+                    f"task: data({number}): got {name} {got}, need {need}, as"
                     " data(0) gives: all micro-batches have one shape. Leave out what remains"
                     " of the samples, or choose a size of micro-batches that divides them."
                 )
-        return pair
+        return batch
 
 
-Kind = tuple[tuple[int, ...], torch.dtype]
+def _kinds(batch: MicroBatch) -> tuple[str, ...]:
+    """Shapes, types and structure of input and target, for people."""
+    return _text(batch.arguments.filled()), _text(batch.target)
 
 
-def _kind(value: Tensor) -> Kind:
-    return tuple(value.shape), value.dtype
-
-
-def _text(kind: Kind) -> str:
-    return f"of shape {list(kind[0])}, {kind[1]}"
+def _text(value: Any) -> str:
+    structure, tensors = Structure.of(value)
+    kinds = [f"of shape {list(tensor.shape)}, {tensor.dtype}" for tensor in tensors]
+    plain = [leaf for leaf in structure.leaves if isinstance(leaf, bool | int | float | str)]
+    return "; ".join([*kinds, *(f"beside {leaf!r}" for leaf in plain)])

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pipeplan.capture.boundary_trace import call_layer
-from pipeplan.capture.eager_modules.detection import kept_generators
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.layer_costs.layer_bytes import LayerBytes
 from pipeplan.capture.layer_costs.layer_run import LayerPass, LayerRun, layer_run
@@ -23,10 +22,9 @@ from pipeplan.capture.tensor_distance import densified
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.errors import InputError
 from pipeplan.gradients import sum_of
-from pipeplan.repeat import seed_all
+from pipeplan.nested import MicroBatch
+from pipeplan.repeat import kept_generators, seed_all
 from pipeplan.task import SplitModel, Task
-
-Pair = tuple[Tensor, Tensor]
 
 
 def compared(
@@ -44,13 +42,13 @@ def compared(
     """
     waits = [size.split is not None and size.split.saved > 0 for size in sizes]
     found = list(sizes)
-    pairs = _pairs(batches)
-    boundaries: list[tuple[Tensor, ...]] = [(source,) for source, _ in pairs]
+    taken = _first_two(batches)
+    boundaries = [model.entry(batch.inputs) for batch in taken]
     with kept_generators(), restored(model.layers):
         for index in range(len(sizes) if any(waits) else 0):
             runs = [
-                layer_run(model, index, values, pair, task.loss)
-                for values, pair in zip(boundaries, pairs, strict=True)
+                layer_run(model, index, values, batch, task.loss)
+                for values, batch in zip(boundaries, taken, strict=True)
             ]
             if waits[index] and (why := _why_whole(runs)):
                 found[index] = replace(found[index], split=None, whole=why)
@@ -58,7 +56,7 @@ def compared(
     return found
 
 
-def _pairs(batches: MicroBatches) -> list[Pair]:
+def _first_two(batches: MicroBatches) -> list[MicroBatch]:
     first = batches.fetch(0)
     try:
         return [first, batches.fetch(1)]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from pipeplan.capture.agreement import agreement
 from pipeplan.capture.boundary_trace import call_layer
@@ -169,7 +168,7 @@ def measure_layers(
     return LayerMeasurements(
         costs=costs,
         layers=layers,
-        input_bytes=batches.fetch(0)[0].nbytes,
+        input_bytes=sum(each.nbytes for each in model.entry(batches.fetch(0).inputs)),
         device={
             **place.facts(),
             "repeats": repeats,
@@ -247,12 +246,12 @@ def _sizes(
     model: SplitModel, task: Task, batches: MicroBatches, place: ModelDevice
 ) -> tuple[list[LayerBytes], AllocatorOverhead | None]:
     """The bytes of each layer, fed with what the layers before it really compute."""
-    pair = batches.fetch(0)
-    values: tuple[Tensor, ...] = (pair[0],)
+    batch = batches.fetch(0)
+    values = model.entry(batch.inputs)
     sizes = []
     overhead = AllocatorOverhead() if place.is_cuda and not model.compile else None
     for index in range(len(model.layers)):
-        run = layer_run(model, index, values, pair, task.loss)
+        run = layer_run(model, index, values, batch, task.loss)
         sizes.append(layer_bytes.measure_bytes(run))
         if overhead is not None:
             overhead = overhead.worst(_beyond_tensors(run, AllocatorWatch.of(place.device)))

@@ -89,14 +89,13 @@ def _price(cut: Cut) -> tuple[int, int, int, int]:
 
 
 def _last_uses(flow: DataFlow) -> dict[Node, int]:
-    """Per step the index of the last step that uses it; the output is used behind all steps."""
+    """Per step the index of the last step that uses it; outputs are used behind all steps."""
     found: dict[Node, int] = {}
     for index, step in enumerate(flow.steps):
         for source in step.all_input_nodes:
             if source in flow.index:
                 found[source] = index
-    found[flow.exported.output] = len(flow.steps)
-    return found
+    return found | dict.fromkeys(flow.exported.outputs, len(flow.steps))
 
 
 def _can_pass(values: Sequence[Node]) -> bool:

@@ -62,8 +62,8 @@ class CutLayer:
 
 def graph_layers(
     flow: DataFlow, cuts: Sequence[Cut], evaluation: DataFlow | None
-) -> list[CutLayer]:
-    """The layers between `cuts`.
+) -> tuple[list[CutLayer], tuple[int, ...]]:
+    """The layers between `cuts`, and which of the model's inputs the first one takes.
 
     Args:
         flow: of the model in the mode in which it is trained.
@@ -72,21 +72,29 @@ def graph_layers(
     """
     edges = [0, *(cut.after for cut in cuts), len(flow.steps)]
     groups = [flow.steps[begin:end] for begin, end in pairwise(edges)]
-    carried = [flow.exported.inputs, *(cut.values for cut in cuts), (flow.exported.output,)]
+    behind = [*(cut.values for cut in cuts), flow.exported.outputs]
+    computed = [_nodes(flow, *each) for each in zip(groups, behind, strict=True)]
+    inputs = flow.exported.inputs
+    entering = tuple(i for i, node in enumerate(inputs) if node in computed[0]) or (0,)
+    carried = [tuple(inputs[i] for i in entering), *behind]
     twins = _twins(flow, evaluation, {node for values in carried for node in values})
     found = []
-    for name, group, taken, given in zip(
-        layer_names(flow, groups), groups, carried, carried[1:], strict=False
+    for name, nodes, (taken, given) in zip(
+        layer_names(flow, groups), computed, pairwise(carried), strict=True
     ):
-        nodes = set(group).union(*(flow.needs(step) for step in group))
-        nodes = nodes.union(*(flow.rebuilt(node, flow.position[node] + 1) for node in given))
         fed = _fed(flow, nodes, taken)
         train = _LayerBuilder(flow, taken, fed, given).module(nodes, {})
         judge = None
         if evaluation and twins:
             judge = _LayerBuilder(evaluation, taken, fed, given).behind(twins)
         found.append(CutLayer(name, GraphLayer(train, judge), fed))
-    return found
+    return found, entering
+
+
+def _nodes(flow: DataFlow, group: Sequence[Node], given: Sequence[Node]) -> set[Node]:
+    """All that a layer computes: the steps of `group`, what they need, what makes `given`."""
+    nodes = set(group).union(*(flow.needs(step) for step in group))
+    return nodes.union(*(flow.rebuilt(node, flow.position[node] + 1) for node in given))
 
 
 def _fed(flow: DataFlow, nodes: set[Node], taken: Sequence[Node]) -> tuple[int, ...]:
@@ -100,11 +108,11 @@ def _twins(flow: DataFlow, other: DataFlow | None, nodes: set[Node]) -> dict[Nod
     That is the operation of the same kind that comes as often in the same call of a module. Empty
     if one is missing, or is a tensor of another kind.
     """
-    if other is None:
+    if other is None or len(flow.exported.outputs) != len(other.exported.outputs):
         return {}
     places = {place: node for node, place in other.places().items()}
     twins = dict(zip(flow.exported.inputs, other.exported.inputs, strict=True))
-    twins[flow.exported.output] = other.exported.output
+    twins |= dict(zip(flow.exported.outputs, other.exported.outputs, strict=True))
     for node, place in flow.places().items():
         if node in nodes - twins.keys() and place in places:
             twins[node] = places[place]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipeplan.capture.eager_modules.run_watch import OpaqueModule
 from pipeplan.capture.partition.cut_selection import select_cuts
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.errors import InputError
+from pipeplan.nested import LayerLoss, MicroBatch, ModelArguments
 from pipeplan.task import TensorSpec
 
 
@@ -28,9 +29,8 @@ def is_sequential(model: nn.Module) -> bool:
 
 def sequential_layers(
     model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    source: Tensor,
-    target: Tensor,
+    loss: LayerLoss,
+    batch: MicroBatch,
     max_layers: int | None = None,
 ) -> tuple[dict[str, nn.Module], BoundaryTrace]:
     """The layers by name, such as `0:Linear`, and the boundaries between them.
@@ -40,18 +40,25 @@ def sequential_layers(
 
     Raises:
         InputError: if there are none, one fails, returns anything but tensors, or changes its
-            input and returns something else.
+            input and returns something else; if the first one gets named arguments.
     """
     layers = _members(model)
-    traced = trace_boundaries(layers, loss, source, target)
+    positional, named = batch.arguments.filled()
+    if named or len(positional) != len(batch.inputs):
+        raise InputError(
+            f"task: data(0): got the arguments {[*map(_kind, positional), *named]} for"
+            f" a {type(model).__name__}, need a tensor or a tuple of tensors, which the first of"
+            " its modules takes. Or give the model as one nn.Module with a forward of its own."
+        )
+    traced = trace_boundaries(layers, loss, batch)
     joined = _joined(layers, _starts(traced))
     if len(joined) < len(layers):
-        layers, traced = joined, trace_boundaries(joined, loss, source, target)
+        layers, traced = joined, trace_boundaries(joined, loss, batch)
     if max_layers is not None and len(layers) > max_layers:
         sizes = [sum(map(_size, boundary)) for boundary in traced.boundaries[1:]]
         cuts = select_cuts(_work(layers, traced), sizes, max_layers)
         layers = _joined(layers, [0, *(cut + 1 for cut in cuts)])
-        traced = trace_boundaries(layers, loss, source, target)
+        traced = trace_boundaries(layers, loss, batch)
     for index, name in enumerate(layers):
         if index and traced.writes[index]:
             raise InputError(
@@ -62,7 +69,7 @@ def sequential_layers(
     return layers, traced
 
 
-def sequential_eager(model: nn.Module, source: Tensor) -> dict[str, OpaqueModule]:
+def sequential_eager(model: nn.Module, arguments: ModelArguments) -> dict[str, OpaqueModule]:
     """Modules of the row that draw from Python's or numpy's generator, or change attributes.
 
     All else that a graph could not hold is no matter here: the modules run as they are.
@@ -72,7 +79,7 @@ def sequential_eager(model: nn.Module, source: Tensor) -> dict[str, OpaqueModule
     """
     is_list = isinstance(model, nn.ModuleList)
     whole = JoinedLayer(list(model)) if isinstance(model, nn.ModuleList) else model
-    found = opaque_modules(whole, (source,))
+    found = opaque_modules(whole, arguments)
     if "" in found and not is_list:
         raise InputError(
             f"task: model {type(model).__name__}: it {found[''].reason}, need layers that run one"
@@ -170,6 +177,10 @@ def _work(layers: dict[str, nn.Module], traced: BoundaryTrace) -> list[int]:
             elements = sum(output.numel() for output in outputs)
             found.append(counter.get_total_flops() + elements)
     return found
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

@@ -8,10 +8,11 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from pipeplan.nested import ModelArguments
 from pipeplan.task import SplitModel
 
 
@@ -22,20 +23,18 @@ def call_options(model: nn.Module) -> dict[str, object]:
     )
 
 
-def output_of(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """The one tensor that `model` returns for `inputs`, in whatever structure."""
-    result = model(*inputs, **call_options(model))
-    (output,) = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-    return output
+def result_of(model: nn.Module, arguments: ModelArguments) -> Any:
+    """What `model` returns, in whatever structure."""
+    return arguments.call(model, **call_options(model))
 
 
-def run_layers(split: SplitModel, inputs: Sequence[Tensor]) -> Tensor:
-    """The output of all layers in a row."""
-    values: tuple[Tensor, ...] = tuple(inputs)
+def run_layers(split: SplitModel, inputs: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    """The output of all layers in a row, for the tensors of the model's input."""
+    values = split.entry(inputs)
     for index, layer in enumerate(split.layers):
         result = layer(*values, *(inputs[place] for place in split.fed_to(index)))
         values = result if isinstance(result, tuple) else (result,)
-    return values[0]
+    return values if len(values) > 1 else values[0]
 
 
 @contextmanager

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
-from pipeplan.runtime.arguments import tensors_of
+from pipeplan.nested import ModelArguments, Structure, text_of
+from pipeplan.runtime.arguments import rows_in
 from pipeplan.runtime.data.feed import Feed
-from pipeplan.task import TensorSpec
+from pipeplan.task import SplitModel
 
-Inputs = Tensor | Sequence[Tensor]
+Inputs = Any
+"""Nested tensors, as `Task.data` gives them."""
 
 
 class BatchFeed:
@@ -22,25 +25,26 @@ class BatchFeed:
     def __init__(
         self,
         feed: Feed,
-        specs: Sequence[TensorSpec],
-        size: int,
+        split: SplitModel,
         microbatches: int,
         device: torch.device,
+        *,
+        own_loss: bool = False,
     ) -> None:
         """Takes what the batches must fit.
 
         Args:
             feed: of the task.
-            specs: of boundary 0.
-            size: rows per micro-batch.
+            split: of which shape micro-batches are.
             microbatches: per step.
             device: where the stages want them.
+            own_loss: whether the model computes its loss itself and needs no target.
         """
         self._feed = feed
         self._device = device
-        self._specs = tuple(specs)
-        self._size = size
+        self._split = split
         self._microbatches = microbatches
+        self._own_loss = own_loss
         self._batches: dict[int, Batch] = {}
 
     def give(self, step: int, batch: Batch) -> None:
@@ -51,34 +55,41 @@ class BatchFeed:
         """From here on the task's data, also for steps that a batch was given for."""
         self._batches = {}
 
-    def batch(
-        self, inputs: Inputs | None, target: Tensor | None, microbatches: int | None
-    ) -> Batch:
+    def batch(self, inputs: Inputs | None, target: Any, microbatches: int | None) -> Batch:
         """A batch of `microbatches` micro-batches; None takes as many as it has.
 
         Raises:
             InputError: if there is anything but tensors, the rows do not divide into them, or a
                 micro-batch has another shape than the plan was made for.
         """
-        tensors = tensors_of("step: inputs", inputs)
-        given = [*tensors, *tensors_of("step: target", None if target is None else (target,))]
+        arguments = None if inputs is None else ModelArguments.of(rows_in("step: inputs", inputs))
+        structure, wanted = Structure.of(rows_in("step: target", target))
+        if arguments is not None:
+            _check("inputs", arguments.structure, self._split.arguments)
+        if target is not None:
+            _check("target", structure, self._split.target)
+        tensors = list(arguments.tensors) if arguments else []
+        given = [*tensors, *wanted]
         if not given:
             raise InputError("step: got neither inputs nor a target, need one of them")
-        rows = given[0].shape[0]
-        count = rows // self._size if microbatches is None else microbatches
-        if rows == 0 or any(tensor.shape[0] != count * self._size for tensor in given):
+        specs, size = self._split.input_specs, self._split.microbatch_size
+        sizes = [spec.shape[0] if spec.shape else 1 for spec in specs[: len(tensors)]]
+        sizes += [size] * (len(given) - len(sizes))
+        rows = [tensor.shape[0] for tensor in given]
+        count = rows[0] // max(1, sizes[0]) if microbatches is None else microbatches
+        if rows[0] == 0 or rows != [count * each for each in sizes]:
             raise InputError(
-                f"step: got {[tensor.shape[0] for tensor in given]} rows, need"
-                f" {count or 1} micro-batches of {self._size}. Every micro-batch must have the"
+                f"step: got {rows} rows, need"
+                f" {count or 1} micro-batches of {size}. Every micro-batch must have the"
                 " shape the plan was made for; leave out a last batch that is smaller."
             )
         parts = [_parts(tensor, count) for tensor in tensors]
         got = [(tuple(part[0].shape), str(part[0].dtype)) for part in parts]
-        need = [(spec.shape, spec.dtype) for spec in self._specs]
+        need = [(spec.shape, spec.dtype) for spec in specs]
         if tensors and got != need:
             raise InputError(f"step: got micro-batches {got}, need {need}")
-        targets = [] if target is None else _parts(target, count)
-        return Batch(parts, targets, count, self._device)
+        targets = None if target is None else (structure, [_parts(each, count) for each in wanted])
+        return Batch(self._split, parts, targets, count, self._device, own_loss=self._own_loss)
 
     @contextmanager
     def replaced(self, feed: Feed) -> Iterator[None]:
@@ -92,17 +103,25 @@ class BatchFeed:
 
     def input(self, microbatch: int) -> list[Tensor]:
         """See `Feed`."""
-        batch = self._batches.get(microbatch // self._microbatches)
-        if batch is None:
-            return self._feed.input(microbatch)
-        return batch.input(microbatch % self._microbatches)
+        feed, number = self._source(microbatch)
+        return feed.input(number)
 
-    def target(self, microbatch: int) -> Tensor:
+    def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
         """See `Feed`."""
+        feed, number = self._source(microbatch)
+        return feed.fed(number, places)
+
+    def target(self, microbatch: int) -> Any:
+        """See `Feed`."""
+        feed, number = self._source(microbatch)
+        return feed.target(number)
+
+    def _source(self, microbatch: int) -> tuple[Feed, int]:
+        """Who has the micro-batch, and its number there."""
         batch = self._batches.get(microbatch // self._microbatches)
-        if batch is None:
-            return self._feed.target(microbatch)
-        return batch.target(microbatch % self._microbatches)
+        return (
+            (self._feed, microbatch) if batch is None else (batch, microbatch % self._microbatches)
+        )
 
 
 class Batch:
@@ -110,14 +129,18 @@ class Batch:
 
     def __init__(
         self,
+        split: SplitModel,
         inputs: list[list[Tensor]],
-        targets: list[Tensor],
+        targets: tuple[Structure, list[list[Tensor]]] | None,
         count: int,
         device: torch.device,
+        *,
+        own_loss: bool,
     ) -> None:
-        self._device = device
+        self._device, self._own_loss = device, own_loss
         self._inputs = inputs
         self._targets = targets
+        self._entry = split.entry(range(len(inputs))) if inputs else ()
         self.count = count
 
     def input(self, microbatch: int) -> list[Tensor]:
@@ -126,19 +149,40 @@ class Batch:
         Raises:
             InputError: if no inputs were given.
         """
+        return self.fed(microbatch, self._entry)
+
+    def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
+        """See `Feed`; errors as for `input`."""
         if not self._inputs:
             raise InputError("step: got no inputs, which this rank needs for its stages")
-        return [parts[microbatch].to(self._device, copy=True) for parts in self._inputs]
+        return [self._moved(self._inputs[place][microbatch]) for place in places]
 
-    def target(self, microbatch: int) -> Tensor:
+    def target(self, microbatch: int) -> Any:
         """See `Feed`.
 
         Raises:
-            InputError: if no target was given.
+            InputError: if no target was given, and the loss compares with one.
         """
-        if not self._targets:
+        if self._own_loss:
+            return None
+        if self._targets is None:
             raise InputError("step: got no target, which the rank of the last stage needs")
-        return self._targets[microbatch].to(self._device, copy=True)
+        structure, parts = self._targets
+        return structure.filled([self._moved(rows[microbatch]) for rows in parts])
+
+    def _moved(self, rows: Tensor) -> Tensor:
+        return rows.to(self._device, copy=True)
+
+
+def _check(name: str, got: Structure, need: Structure | None) -> None:
+    """Refuse what is nested in another way than the task's data are."""
+    if need not in (None, got):
+        is_call = name == "inputs"
+        raise InputError(
+            f"step: {name}: got {text_of(got, is_call=is_call)}, need"
+            f" {text_of(need, is_call=is_call)}, whose tensors have a first dimension that counts"
+            " the rows of all micro-batches"
+        )
 
 
 def _parts(tensor: Tensor, count: int) -> list[Tensor]:

@@ -9,14 +9,15 @@ data, and is given up with its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError, InternalError
+from pipeplan.nested import MicroBatch, ModelArguments, mapped, text_of
 from pipeplan.plan import Plan
 from pipeplan.runtime.transport.host_staging import moved
 from pipeplan.task import SplitModel, Task
@@ -30,15 +31,19 @@ class Feed(Protocol):
     def input(self, microbatch: int) -> list[Tensor]:
         """Boundary 0; a fresh list."""
 
-    def target(self, microbatch: int) -> Tensor:
-        """What the loss compares with."""
+    def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
+        """Tensors of the model's input, by their places in it; a fresh list."""
+
+    def target(self, microbatch: int) -> Any:
+        """What the loss compares with: nested tensors; None where the model has its own loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """How often a rank asks for the two parts of one micro-batch."""
+    """How often a rank asks for the parts of one micro-batch."""
 
-    inputs: int
+    inputs: tuple[int, ...]
+    """For each tensor of the model's input."""
     targets: int
 
     @classmethod
@@ -51,39 +56,42 @@ class Uses:
             rank: one of the plan's GPUs.
             trains: whether there are backwards, so that layers are computed again.
         """
-        inputs = targets = 0
+        places = range(len(split.input_specs))
+        inputs, targets = dict.fromkeys(places, 0), 0
         for stage in plan.hosted(rank):
             runs = stage.remat.recompute if trains and stage.remat else ()
             for layer in range(stage.first, stage.last + 1):
                 times = 2 if any(first <= layer <= last for first, last in runs) else 1
-                inputs += (layer == 0) + times * bool(split.fed_to(layer))
+                for place in split.entry(places) if layer == 0 else ():
+                    inputs[place] += 1
+                for place in split.fed_to(layer):
+                    inputs[place] += times
                 targets += times * (layer == len(split.layers) - 1)
-        return cls(inputs, targets)
+        return cls(tuple(inputs.values()), targets)
 
 
 @dataclass(slots=True)
 class _Part:
-    """One tensor of a micro-batch and how often it will still be asked for."""
+    """A tensor of a micro-batch, or its target, and how often it will still be asked for."""
 
-    tensor: Tensor | None
+    value: Any
     left: int
 
-    def take(self) -> Tensor:
-        """A tensor that the caller owns: the last one gets what was loaded, others a copy."""
-        if self.tensor is None:
+    def take(self) -> Any:
+        """Tensors that the caller owns: the last one gets what was loaded, others copies."""
+        if not self.left:
             raise InternalError(
                 "feed: a part of a micro-batch is asked for more often than planned"
             )
-        tensor, self.left = self.tensor, self.left - 1
+        value, self.left = self.value, self.left - 1
         if self.left:
-            return tensor.clone()
-        self.tensor = None
-        return tensor
+            return mapped(torch.clone, value)
+        self.value = None
+        return value
 
     def wait(self) -> None:
         """Off the GPU, if it was loaded there: no plan has room for what is not used yet."""
-        if self.tensor is not None:
-            self.tensor = self.tensor.to(_CPU)
+        self.value = mapped(lambda tensor: tensor.to(_CPU), self.value)
 
 
 class TaskFeed:
@@ -107,11 +115,13 @@ class TaskFeed:
             device: where the stages want them.
         """
         self._task = task
-        self._specs = split.boundaries[0]
+        self._split = split
         self._uses = uses
         self._number = number
         self._device = device
-        self._open: dict[int, tuple[_Part, _Part]] = {}
+        self._entry = split.entry(range(len(split.input_specs)))
+        self._open: dict[int, list[_Part]] = {}
+        """Parts of micro-batches that are still needed: inputs, behind them the target."""
 
     def input(self, microbatch: int) -> list[Tensor]:
         """Boundary 0 of `microbatch`.
@@ -119,30 +129,46 @@ class TaskFeed:
         Raises:
             InputError: if a shape or dtype differs from the one the plan was made for.
         """
-        return [self._take(microbatch, 0)]
+        return self._take(microbatch, self._entry)
 
-    def target(self, microbatch: int) -> Tensor:
+    def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
+        """Tensors of the model's input, as `input`."""
+        return self._take(microbatch, places)
+
+    def target(self, microbatch: int) -> Any:
         """The target of `microbatch`."""
-        return self._take(microbatch, 1)
+        return self._take(microbatch, [-1])[0]
 
-    def _take(self, microbatch: int, part: int) -> Tensor:
+    def _take(self, microbatch: int, places: Sequence[int]) -> list[Any]:
         parts = self._open.pop(microbatch, None) or self._fetch(self._number(microbatch))
-        tensor = parts[part].take()
+        taken = [parts[place].take() for place in places]
         if any(each.left for each in parts):
             for each in parts:
                 each.wait()
             self._open[microbatch] = parts
-        return moved(tensor, self._device)
+        return [mapped(lambda tensor: moved(tensor, self._device), value) for value in taken]
 
-    def _fetch(self, number: int) -> tuple[_Part, _Part]:
-        source, target = self._task.microbatch(number)
-        got = [(tuple(source.shape), str(source.dtype))]
-        need = [(spec.shape, spec.dtype) for spec in self._specs]
+    def _fetch(self, number: int) -> list[_Part]:
+        batch = MicroBatch.of(self._task, number)
+        self._check(number, batch.arguments)
+        values = (*batch.inputs, batch.target)
+        uses = (*self._uses.inputs, self._uses.targets)
+        pairs = zip(values, uses, strict=True)
+        return [_Part(value if count else None, count) for value, count in pairs]
+
+    def _check(self, number: int, arguments: ModelArguments) -> None:
+        """Refuse inputs that the plan was not made for."""
+        got = [(tuple(each.shape), str(each.dtype)) for each in arguments.tensors]
+        need = [(spec.shape, spec.dtype) for spec in self._split.input_specs]
         if got != need:
             raise InputError(
                 f"task.data({number}): got input {got}, need {need}. Every micro-batch must"
                 " have the same shape; leave out a last one that is smaller."
             )
-        wanted = zip((source, target), (self._uses.inputs, self._uses.targets), strict=True)
-        first, second = (_Part(tensor if uses else None, uses) for tensor, uses in wanted)
-        return first, second
+        nested = self._split.arguments
+        if nested not in (None, arguments.structure):
+            raise InputError(
+                f"task.data({number}): got input {text_of(arguments.structure, is_call=True)},"
+                f" need {text_of(nested, is_call=True)}, as data(0) gives: what is no tensor is"
+                " the same in every micro-batch. Give what changes as a tensor."
+            )

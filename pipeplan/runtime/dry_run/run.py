@@ -9,11 +9,11 @@ machine is doing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class TimedStage:
         return self
 
     def forward(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """See `StageRunner`: one empty tensor, or the last stage's loss."""
         self.in_flight += 1
@@ -127,6 +127,10 @@ class _NoData:
     """Every micro-batch is empty."""
 
     def input(self, microbatch: int) -> list[Tensor]:
+        """See `Feed`."""
+        return []
+
+    def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
         """See `Feed`."""
         return []
 

@@ -6,13 +6,17 @@ tensors, working tensors, messages. Making the data and voting are no part of it
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pipeplan.livebytes import LiveBytes
+from pipeplan.nested import tensors_in
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
+
+_Value = TypeVar("_Value")
 
 
 class CountedFeed:
@@ -24,21 +28,23 @@ class CountedFeed:
 
     def input(self, microbatch: int) -> list[Tensor]:
         """See `Feed`."""
-        if self._live.idle:
-            return self._feed.input(microbatch)
-        with self._live.paused():
-            tensors = self._feed.input(microbatch)
-        self._live.count(tensors)
-        return tensors
+        return self._counted(lambda: self._feed.input(microbatch))
 
-    def target(self, microbatch: int) -> Tensor:
+    def fed(self, microbatch: int, places: Sequence[int]) -> list[Tensor]:
         """See `Feed`."""
+        return self._counted(lambda: self._feed.fed(microbatch, places))
+
+    def target(self, microbatch: int) -> Any:
+        """See `Feed`."""
+        return self._counted(lambda: self._feed.target(microbatch))
+
+    def _counted(self, get: Callable[[], _Value]) -> _Value:
         if self._live.idle:
-            return self._feed.target(microbatch)
+            return get()
         with self._live.paused():
-            tensor = self._feed.target(microbatch)
-        self._live.count([tensor])
-        return tensor
+            value = get()
+        self._live.count(tensors_in(value))
+        return value
 
 
 class CountedTransport(WrappedTransport):

@@ -78,7 +78,7 @@ class SampledSteps(MemoryMeter):
 
     def begin_step(self, step: int) -> None:
         """See `MemoryMeter`."""
-        if self._first is None:
+        if self._first is None or step < self._first:
             self._first = step
         if self._sample is not None and step > self._sample.step:
             self._close()

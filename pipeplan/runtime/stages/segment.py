@@ -29,7 +29,7 @@ from pipeplan.task import TensorSpec
 from pipeplan.weight_gradients import WeightGradients
 
 Loss = Callable[[Any, Any], Tensor]
-Target = Callable[[int], Tensor]
+Target = Callable[[int], Any]
 """Micro-batch -> what the loss compares with."""
 
 
@@ -198,7 +198,7 @@ class StoredSegment:
         """Whether the loss comes behind layer `index`."""
         return self.spec.loss is not None and index == len(self.spec.layers) - 1
 
-    def _loss(self, microbatch: int, output: Any, wanted: Tensor | None) -> Tensor:
+    def _loss(self, microbatch: int, output: Any, wanted: Any) -> Tensor:
         assert self.spec.loss is not None
         value = self.spec.loss(output, wanted)
         if not isinstance(value, Tensor) or value.dim() != 0:

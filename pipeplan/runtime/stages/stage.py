@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +124,7 @@ class StageRunner:
         return {name: parameter.detach() for parameter, name in self.names.items()} | buffers
 
     def forward(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """Outputs of the stage for `microbatch`, cut off the graph; the last stage returns [loss].
 
@@ -225,7 +226,7 @@ class StageRunner:
         return [*leaves, *(t for x in layers for t in (*x.parameters(), *x.buffers()))]
 
     def evaluate(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Tensor]
+        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """Outputs of the newest weights, without a graph; arguments as in `forward`."""
         for slots in self.slots:

@@ -58,6 +58,13 @@ class GpuMemoryUse:
     reserved: int | None
     """With the gaps between them: what it had taken from the driver."""
 
+    @property
+    def beyond_tensors(self) -> int | None:
+        """What the allocator kept beyond the most that tensors took."""
+        if self.reserved is None or self.allocated is None:
+            return None
+        return self.reserved - self.allocated
+
     @classmethod
     def since_start(cls, device: torch.device) -> GpuMemoryUse:
         """What was taken on `device`."""

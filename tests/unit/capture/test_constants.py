@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipeplan.capture.graph.export import export_graph
 from pipeplan.errors import InputError
+from pipeplan.nested import ModelArguments
 
 Read = Callable[[Tensor], bool]
 
@@ -66,7 +67,7 @@ def asks_for_fakes(x: Tensor) -> bool:
 
 def kinds(read: Read) -> set[str]:
     """Names of the operations in the graph of such a model."""
-    graph = export_graph(Branching(read), (torch.ones(2, 3),)).module.graph
+    graph = export_graph(Branching(read), ModelArguments.of(torch.ones(2, 3))).module.graph
     return {str(node.target) for node in graph.nodes if node.op == "call_function"}
 
 

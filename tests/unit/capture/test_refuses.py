@@ -20,6 +20,7 @@ from pipeplan.capture.graph.export import export_graph
 from pipeplan.capture.partition.cut_selection import select_cuts
 from pipeplan.capture.user_model.model_call import run_layers
 from pipeplan.errors import InputError
+from pipeplan.nested import ModelArguments
 from pipeplan.task import Task, load
 from tests import capture_tasks, grids, pipelines
 from tests.capture_tasks import sgd
@@ -127,8 +128,8 @@ REFUSED = {
     "a branch on values": (Branch(), r"depend on the values of tensors at test_.*\.py:\d+ \(mid"),
     "a size from values": (Item(), "depend on the values of tensors"),
     "the input changed": (WritesInput(), r"aten.add_.Tensor writes into the model's input"),
-    "several tensors": (Structure(), "returned 2 tensors in a dict, need one"),
-    "no tensor": (Text(), "returned no tensor, need one"),
+    "several tensors": (Structure(), "loss failed.*returned 2 tensors.*let"),
+    "no tensor": (Text(), "returned no tensor, need what the loss"),
     "two devices": (two_devices(), "first.weight on cpu and last.weight on meta, need one device"),
     "a wrong shape": (nn.Bilinear(4, 4, 4), "torch.export failed.*Check that model"),
     "random numbers of another kind": (
@@ -156,7 +157,7 @@ def test_only_the_model_speaks_while_it_is_captured(capsys: pytest.CaptureFixtur
     logger = logging.getLogger("torch")
     before = logger.level
     with pytest.raises(InputError):
-        export_graph(Loud(), (rows(0)[0],))
+        export_graph(Loud(), ModelArguments.of(rows(0)[0]))
     assert capsys.readouterr().err == "half way\n"
     assert logger.level == before
 

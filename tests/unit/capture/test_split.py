@@ -191,7 +191,10 @@ REFUSED = {
     ),
     "data that fails": (simple([LINEAR], data=lambda _: 1 / 0), "ZeroDivisionError"),
     "data that is one tensor": (simple([LINEAR], data=lambda _: torch.ones(4)), "got Tensor"),
-    "data that is no tensor": (simple([LINEAR], data=lambda _: (1, 2)), "int, int"),
+    "data that is no tensor": (
+        simple([LINEAR], data=lambda _: (1, 2)),
+        r"got the input \(1\), need a tensor",
+    ),
 }
 
 

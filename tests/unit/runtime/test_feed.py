@@ -79,17 +79,17 @@ def test_a_rank_is_told_what_it_needs() -> None:
     """Once per first layer, fed layer and loss; twice where they are computed again."""
     model, _, _ = drawing()
     plan = on([0, 1], (((1, 1),), ((2, 3),)))
-    assert Uses.of(plan, model, 0) == Uses(inputs=3, targets=0)
-    assert Uses.of(plan, model, 1) == Uses(inputs=2, targets=2)
-    assert Uses.of(plan, model, 0, trains=False) == Uses(inputs=2, targets=0)
-    assert Uses.of(plan, model, 1, trains=False) == Uses(inputs=1, targets=1)
+    assert Uses.of(plan, model, 0) == Uses(inputs=(3,), targets=0)
+    assert Uses.of(plan, model, 1) == Uses(inputs=(2,), targets=2)
+    assert Uses.of(plan, model, 0, trains=False) == Uses(inputs=(2,), targets=0)
+    assert Uses.of(plan, model, 1, trains=False) == Uses(inputs=(1,), targets=1)
 
 
 def test_what_waits_is_not_the_stages() -> None:
     """Every use has a tensor of its own; what is handed out counts; in the end none is kept."""
     model, task, draws = drawing()
     live = LiveBytes()
-    plain = TaskFeed(task, model, Uses(inputs=2, targets=1))
+    plain = TaskFeed(task, model, Uses(inputs=(2,), targets=1))
     feed = CountedFeed(plain, live)
     with live:
         (first,) = feed.input(7)

@@ -50,7 +50,7 @@ class Alone:
     def __init__(self, model: SplitModel, task: Task, runs: Runs, duplex: bool = True) -> None:
         self.live = LiveBytes()
         fed = [i for i in range(len(model.layers)) if model.fed_to(i)]
-        feed = TaskFeed(task, model, Uses(inputs=1 + len(fed), targets=1))
+        feed = TaskFeed(task, model, Uses(inputs=(1 + len(fed),), targets=1))
         self.feed = CountedFeed(feed, self.live)
         ownership = ParameterOwnership(
             [], OptimizerFactory(task.optimizer, None), versions=1, microbatches=8, deferred=False

@@ -245,7 +245,7 @@ def test_smaller_last_batch_is_refused() -> None:
     split, task = pipelines.toy()
     smaller = pipelines.TensorSpec((4, 6), "torch.float32", False)
     split = replace(split, boundaries=((smaller,), *split.boundaries[1:]))
-    feed = TaskFeed(task, split, Uses(inputs=1, targets=0))
+    feed = TaskFeed(task, split, Uses(inputs=(1,), targets=0))
     with pytest.raises(InputError, match="same shape"):
         feed.input(0)
 
