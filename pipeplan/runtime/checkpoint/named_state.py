@@ -77,6 +77,7 @@ def put(
             for key, tensor in wanted.items():
                 tensor.copy_(state[key])
         for unit in stage.units:
+            unit.take_newest()
             kept = {key: _copy(state[key]) for key in _optimizer_keys(state.keys(), stage, unit)}
             _restore_optimizer(stage, unit, kept)
 
@@ -166,6 +167,7 @@ def _load_stage(reading: CheckpointReader, step: int, stage: StageRunner) -> Non
         optimizer = {key: reading.blank(key) for key in keys}
         state |= optimizer
         reading.fill(state)
+        unit.take_newest()
         _restore_optimizer(stage, unit, {key: state[key] for key in keys})
 
 
@@ -233,8 +235,6 @@ def _optimizer_keys(known: Iterable[str], stage: StageRunner, unit: Weights) -> 
 
 
 def _restore_optimizer(stage: StageRunner, unit: Weights, state: Mapping[str, Any]) -> None:
-    """Behind the unit's weights."""
-    unit.take_newest()
     on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
     for parameter, optimizer in unit.optimizers.parameters():
         prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
