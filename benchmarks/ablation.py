@@ -48,7 +48,9 @@ PROVERS = ("packing bound", "counting bound")
 JOINT = ("recompute balancing",)
 NONE = "no finder"
 """The contiguous optimum of one micro-batch per period, and bounds alone."""
-Mode = Literal["none", "recompute"]
+STEP = {"step": "step search", "step, recompute": "recompute step search"}
+"""By mode of whole steps: its strategy; without it, the contiguous plan cut off after the step."""
+Mode = Literal["none", "recompute", "step", "step, recompute"]
 
 KEEPING = (
     ("resnet18", 4, 1.2), ("resnet18", 8, 1.2), ("resnet18", 4, 0.6), ("resnet18", 8, 0.5),
@@ -63,6 +65,11 @@ AGAIN = (
     ("resnet18", 4, 0.4), ("resnet34", 8, 0.5), ("resnet50", 4, 0.4), ("resnet50", 8, 0.4),
     ("gpt24", 8, 0.5), ("gpt24", 8, 0.4), ("llama24", 8, 0.5), ("llama24", 16, 0.4),
     ("gpt48", 16, 0.5), ("resnet101", 8, 0.4),
+)  # fmt: skip
+STEPS = (
+    ("resnet18", 4, 0.6), ("resnet34", 4, 0.5), ("resnet50", 8, 0.6), ("resnet101", 4, 0.5),
+    ("densenet121", 4, 0.6), ("gpt24", 4, 0.6), ("gpt24", 8, 0.5), ("llama24", 8, 0.6),
+    ("gpt48", 16, 0.6),
 )  # fmt: skip
 
 
@@ -83,6 +90,8 @@ class Run:
 
 def arms(mode: Mode) -> tuple[str, ...]:
     """The strategies and provers that a mode may leave out."""
+    if mode in STEP:
+        return (STEP[mode],)
     both = (*FINDERS, *PROVERS)
     return both if mode == "none" else (*both, *JOINT)
 
@@ -91,6 +100,7 @@ def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
     """Everything first, then each arm left out; then no finder at all, and each alone."""
     keeping: list[tuple[Case, Mode]] = [(Case(*each), "none") for each in KEEPING]
     cases: list[tuple[Case, Mode]] = [*keeping, *((Case(*each), "recompute") for each in AGAIN)]
+    cases += [(Case(*each), mode) for mode in ("step", "step, recompute") for each in STEPS]
     for case, mode in cases:
         yield Run(case, mode, "everything")
     for arm in chosen:
@@ -105,7 +115,10 @@ def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
 
 def solved(case: Case, mode: Mode, limits: Limits) -> tuple[dict[str, Any], Solution | None]:
     """The solution's figures, and the solution; an instance without one has no period."""
-    config = Config(recompute="auto" if mode == "recompute" else "off")
+    config = Config(
+        semantics="flush" if mode in STEP else "2bw",
+        recompute="auto" if "recompute" in mode else "off",
+    )
     begin, work = time.monotonic(), time.process_time()
     try:
         best = solve(problem(case.chain, case.cluster, config), limits)
@@ -208,7 +221,7 @@ def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
 def measured(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """The table's lines: each arm left out, then each finder alone."""
     every = sorted((*FINDERS, *RETIRED))
-    names = [f"without {arm}" for arm in (*every, *PROVERS, *JOINT)]
+    names = [f"without {arm}" for arm in (*every, *PROVERS, *JOINT, *STEP.values())]
     names += [NONE, *(f"only {arm}" for arm in every)]
     lines = [cells(rows, name) for name in names]
     return [line for line in lines if line is not None]
@@ -229,7 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    every = tuple(dict.fromkeys(arms("recompute")))
+    every = (*arms("recompute"), *STEP.values())
     parser.add_argument("--work", type=common.duration, default=10 * 10**9, metavar="TIME")
     parser.add_argument("--arms", nargs="*", default=every, choices=every, metavar="NAME")
     parser.add_argument("--only-one", action="store_true", help="each finder alone, too")

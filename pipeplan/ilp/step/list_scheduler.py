@@ -14,7 +14,8 @@ a rank posts a receive are left to the exact count (`ilp.memory`). Source: ours.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
@@ -33,17 +34,22 @@ _WAIT: Final = -1
 class DispatchingRule:
     """Which op a GPU takes: the one with the smallest rank[kind][stage] + micro-batch * spacing.
 
+    A step begins and ends unlike it goes on: an op of one micro-batch may rank earlier or later.
+
     Attributes:
         ranks: Of F, of B or I, and of W, by stage, in ns: when micro-batch 0 would have its turn.
         spacing: Between micro-batches, in ns.
         in_flight: By stage: most micro-batches between the start of F and the end of B or I.
         patience: For how long a GPU waits for an op that ranks first, in ns.
+        shifts: By kind, stage and micro-batch: what is added to the rank, in ns; micro-batches of
+            the second half count from the end, -1 is the last.
     """
 
     ranks: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
     spacing: float
     in_flight: tuple[int, ...]
     patience: int
+    shifts: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,10 @@ class ListScheduler:
         self.link_free: dict[tuple[int, ...], int] = {}
         self.queue: list[tuple[int, int, int, int]] = []
         self.events = 0
+        self.shifts = {
+            (kind, stage, number + instance.microbatches * (number < 0)): by
+            for (kind, stage, number), by in rule.shifts.items()
+        }
 
     def run(self) -> StepTimes | None:
         """The step; None if it ends too late or does not fit."""
@@ -121,11 +131,13 @@ class ListScheduler:
     def _start_next(self, gpu: int, now: int) -> None:
         """Start the op that ranks first, unless one that is worth waiting for ranks before it."""
         rule, best, chosen = self.rule, inf, (_WAIT, 0)
-        soon = now + rule.patience
+        soon, shifts = now + rule.patience, self.shifts
         for stage in self.of.hosted[gpu]:
             for kind in (W, B, F):
                 begun = self.begun[kind][stage]
                 rank = rule.ranks[kind][stage] + begun * rule.spacing
+                if shifts:
+                    rank += shifts.get((kind, stage, begun), 0)
                 if rank >= best:
                     continue
                 is_ready = begun < self.ready[kind][stage]

@@ -19,8 +19,8 @@ SIZES: Final = (0.02, 0.1, 0.3, 1.0)
 """Standard deviations of a change of ranks, in loads."""
 BORDERS: Final = (-2, -1, 1, 2)
 """Layers by which a border moves."""
-RULE_MOVES: Final = (0.675, 0.125, 0.0625, 0.1375)
-"""How often ranks, patience, spacing and limits change where stages do not."""
+RULE_MOVES: Final = (0.475, 0.2, 0.125, 0.0625, 0.1375)
+"""How often ranks, ranks of single ops, patience, spacing and limits change if no stage does."""
 STAGE_MOVES: Final = (0.7, 0.2, 0.04, 0.03, 0.03)
 """How often borders move, two stages change GPUs, one changes its GPU or whether it is split,
 one is cut in two, and two become one."""
@@ -44,6 +44,7 @@ class Moves:
         )
         self._of_rules: tuple[Callable[[StepInstance, DispatchingRule], DispatchingRule], ...] = (
             self._other_ranks,
+            self._other_shifts,
             self._other_patience,
             self._other_spacing,
             self._other_limit,
@@ -67,7 +68,10 @@ class Moves:
             return None
         forward, backward, weight = map(tuple, draft.ranks)
         limits = tuple(draft.limits)
-        return stages, replace(rule, ranks=(forward, backward, weight), in_flight=limits)
+        changed = replace(rule, ranks=(forward, backward, weight), in_flight=limits)
+        if len(stages) != len(of.stages):
+            changed = replace(changed, shifts={})
+        return stages, changed
 
     def _move_borders(self, draft: _Draft) -> None:
         for _ in range(self.random.choice((1, 1, 2)) if len(draft.cuts) > 1 else 0):
@@ -117,6 +121,18 @@ class Moves:
                 ranks[kind][stage] += random.gauss(0, 1) * random.choice(SIZES) * load
         forward, backward, weight = map(tuple, ranks)
         return replace(rule, ranks=(forward, backward, weight))
+
+    def _other_shifts(self, of: StepInstance, rule: DispatchingRule) -> DispatchingRule:
+        """One op moves by a random amount, or goes back to where all of its kind are."""
+        random, m = self.random, of.microbatches
+        shifts = dict(rule.shifts)
+        if shifts and random.random() < 0.25:
+            del shifts[random.choice(list(shifts))]
+            return replace(rule, shifts=shifts)
+        stage, number = random.randrange(len(of.stages)), random.randrange(m)
+        place = (random.randrange(3), stage, number if number < m / 2 else number - m)
+        by = random.gauss(0, 1) * random.choice(SIZES) * of.load_ns
+        return replace(rule, shifts=shifts | {place: shifts.get(place, 0) + by})
 
     def _other_patience(self, of: StepInstance, rule: DispatchingRule) -> DispatchingRule:
         return replace(rule, patience=int(self.random.choice(PATIENCE) * shortest_op(of)))

@@ -21,7 +21,7 @@ from pipeplan.ilp.problem import options_of
 from pipeplan.ilp.step.bound import step_bound
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
-from pipeplan.ilp.step.list_scheduler import as_schedule, schedule_step
+from pipeplan.ilp.step.list_scheduler import W, as_schedule, schedule_step
 from pipeplan.ilp.step.placements import placements, stages_of
 from pipeplan.ilp.step.rules import random_rule
 from pipeplan.ilp.step.search import OPENING, StepSearch
@@ -145,13 +145,30 @@ def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
 
 
 def check_ends(of: StepInstance, random: Random) -> None:
-    """Ten random rules end with all micro-batches."""
+    """Ten random rules, an op of which ranks later, end with all micro-batches."""
     for rule in [random_rule(of, random) for _ in range(10)]:
-        times = schedule_step(of, rule)
+        place = (random.randrange(3), random.randrange(len(of.stages)), random.randrange(-2, 3))
+        times = schedule_step(of, replace(rule, shifts={place: 10.0 * of.load_ns}))
         assert times is not None
         schedule = as_schedule(of, times)
         assert schedule.period == times.end
         assert all(len(row) == of.microbatches for row in schedule.times.values())
+
+
+def test_shifts_of_all_micro_batches_are_another_rank() -> None:
+    """Those of the second half count from the end; a shift of one alone is a third rule."""
+    _, costs = equal(3, split=True, memory=Fraction(1, 2))
+    there_and_back = stages_of(costs, range(0, 12, 2), (0, 1, 2, 2, 1, 0), [True] * 6)
+    of, random, differ = instance(costs, there_and_back, 5), Random(0), 0
+    for rule in [random_rule(of, random) for _ in range(10)]:
+        ranks = [list(row) for row in rule.ranks]
+        ranks[W][2] += 20_000
+        places = [(W, 2, number) for number in (0, 1, 2, -2, -1)]
+        moved = schedule_step(of, replace(rule, ranks=tuple(map(tuple, ranks))))
+        assert moved == schedule_step(of, replace(rule, shifts=dict.fromkeys(places, 20_000)))
+        alone = schedule_step(of, replace(rule, shifts={places[1]: 20_000}))
+        differ += alone not in (moved, schedule_step(of, rule))
+    assert differ
 
 
 def test_cuts_of_many_stages_are_even() -> None:
