@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from pipeplan.testing.in_process import run_ranks
 from tests import grids, pipelines
 from tests.captured import captured
 from tests.unit.runtime import test_memory as test_runtime_memory
+from tests.unit.runtime.test_checkpoint import save_alone
+from tests.unit.runtime.test_checkpoint import worker as checkpointed
 from tests.unit.runtime.test_exact import equal
 
 HOST = Host(memory_bytes=2**40, bandwidth_bytes_per_s=10**9, update_bytes_per_s=10**9)
@@ -171,3 +174,20 @@ def test_going_on_from_a_state(semantics: Semantics) -> None:
 
     for before, after in (((0, 1), (1,)), ((), (0, 1)), ((0,), ())):
         assert equal(half(after, STEPS // 2, half(before, 0, {})), whole)
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_going_on_from_a_checkpoint(tmp_path: Path, semantics: Semantics) -> None:
+    """Files that a run with states on its GPU wrote are read into states on the host."""
+    alone = save_alone(tmp_path / "c", semantics, "adamw", 2)
+    alone.executor.run(2, 2)
+    plan = away(pipelines.plan_of([4], [0, 1], semantics, microbatches=6), (0, 1))
+
+    def work(transport: Transport) -> dict[str, torch.Tensor]:
+        resumed = checkpointed(plan, "adamw", transport)
+        named_state.load(tmp_path / "c", 2, resumed)
+        resumed.executor.run(2, 2)
+        return named_state.state_of(resumed.stages.values())
+
+    found = {name: value for part in run_ranks(2, work) for name, value in part.items()}
+    assert equal(found, named_state.state_of(alone.stages.values()))
