@@ -63,11 +63,27 @@ Runs = tuple[tuple[Count, Count], ...]
 """Pairs in chain order: runs of layers [first, last], or [layer, option] in `Remat.programs`."""
 
 
+def outermost(runs: Runs) -> Runs:
+    """Those that lie in no other; each stands before those inside it."""
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        if not found or run[0] > found[-1][1]:
+            found.append(run)
+    return tuple(found)
+
+
+def inside(runs: Runs, outer: tuple[int, int]) -> Runs:
+    """Those that lie in `outer`, itself left out."""
+    return tuple(run for run in runs if run != outer and outer[0] <= run[0] <= outer[1])
+
+
 class Remat(Record):
     """What a stage does not keep on its GPU from forward to backward (docs/reference/model.md §4).
 
     recompute: of each of these runs of layers the forward keeps only the input, and the backward
-        begins with running it again, (V1) to (V4).
+        begins with running it again, (V1) to (V4). A run that lies in another one, and ends
+        before it does, stands behind it: each time the outer one is computed again, the inner
+        one keeps only its input.
     offload: what lies between the ends of these runs waits in the host's memory, (H1) to (H7).
     programs: [layer, option] of layers that run a device program, (V5).
     """

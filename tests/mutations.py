@@ -151,12 +151,13 @@ def stage_renamed(plan: Plan, rng: Random) -> Plan:
 
 
 def run_recomputed(plan: Plan, rng: Random) -> Plan:
-    """One stage recomputes another run of layers, of its own or not."""
-    run = _run(plan, rng)
+    """One stage recomputes another run of layers, of its own or not, alone or with its others."""
+    run, beside = _run(plan, rng), rng.random() < 0.5
 
     def change(stage: Stage) -> dict[str, Any]:
         held = stage.remat or Remat(recompute=(run,))
-        return {"remat": held.model_copy(update={"recompute": (run,)})}
+        runs = (*held.recompute, run) if beside and stage.remat else (run,)
+        return {"remat": held.model_copy(update={"recompute": runs})}
 
     return _stage(plan, rng, change)
 

@@ -26,7 +26,7 @@ from tests.placing import Placing
 Stages = list[tuple[int, int, int]]
 """(first layer, last layer, GPU)."""
 Runs = tuple[tuple[int, int], ...]
-"""Disjoint runs of layers, in order."""
+"""Disjoint runs of layers, in order, each before those that it holds."""
 
 
 def optimum(
@@ -85,15 +85,15 @@ def _computing(stage: Stage, runs: Runs) -> Stage:
 
 
 def every_run_set(first: int, last: int) -> Iterator[Runs]:
-    """All sets of disjoint runs of layers first..last: a layer is in none, or begins one."""
+    """All sets of runs of layers first..last: a layer is in none, or begins one with all in it."""
     if first > last:
         yield ()
         return
     for rest in every_run_set(first + 1, last):
         yield rest
     for end in range(first, last + 1):
-        for rest in every_run_set(end + 1, last):
-            yield ((first, end), *rest)
+        for inner, rest in product(every_run_set(first, end - 1), every_run_set(end + 1, last)):
+            yield ((first, end), *inner, *rest)
 
 
 def every_allocation(

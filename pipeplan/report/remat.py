@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from pipeplan.document import Count, Positive, Record
-from pipeplan.plan import OpKind, Plan, Runs, Stage
+from pipeplan.plan import OpKind, Plan, Runs, Stage, outermost
 from pipeplan.units import format_bytes, format_ns
 from pipeplan.verifier import offloaded, stage_on_host
 
@@ -41,7 +41,10 @@ class Share(Record):
         """The recomputed layers and how long that takes; empty if there are none."""
         if not self.recompute:
             return ""
-        return f"{spans(self.recompute)}: {format_ns(self.again_ns)}"
+        outer = outermost(self.recompute)
+        inner = [run for run in self.recompute if run not in outer]
+        more = f" (in it again {spans(inner)})" if inner else ""
+        return f"{spans(outer)}{more}: {format_ns(self.again_ns)}"
 
     @property
     def under(self) -> str:

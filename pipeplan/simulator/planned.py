@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from pipeplan.chain import Chain
 from pipeplan.plan import Op, OpKind, Plan, Runs, Stage
@@ -132,7 +133,8 @@ def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
             continue
         again, away = stage.remat.recompute, stage.remat.offload
         where = f"stages[{index}].remat"
-        if not (_sound(stage, again) and _sound(stage, away)) or _layers(again) & _layers(away):
+        sound = _sound(stage, again, nested=True) and _sound(stage, away)
+        if not sound or _layers(again) & _layers(away):
             yield Discrepancy("stages", where, f"got runs {again} again, {away} away")
         elif not _told(plan.chain, stage, _layers(again) | _layers(away)):
             got = f"got programs {stage.remat.programs}, need options, outside of runs, no I and W"
@@ -168,12 +170,12 @@ def _states(plan: Plan, index: int) -> Iterator[Discrepancy]:
         yield Discrepancy("stages", where, "got host, need a host that tells how fast it updates")
 
 
-def _sound(stage: Stage, runs: Runs) -> bool:
-    """Whether runs are the stage's own, in order, each layer once at most."""
-    if not all(stage.first <= first <= last <= stage.last for first, last in runs):
-        return False
-    passed = [layer for first, last in runs for layer in range(first, last + 1)]
-    return passed == sorted(set(passed))
+def _sound(stage: Stage, runs: Runs, *, nested: bool = False) -> bool:
+    """Whether runs are the stage's own, in order, apart; or, `nested`, one over inside another."""
+    return all(stage.first <= first <= last <= stage.last for first, last in runs) and all(
+        one[1] < other[0] or (nested and one[0] <= other[0] and other[1] < one[1])
+        for one, other in combinations(runs, 2)
+    )
 
 
 def _told(chain: Chain, stage: Stage, inside: set[int]) -> bool:

@@ -7,14 +7,16 @@ closed forms).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Remat
+from pipeplan.plan import Plan, Remat, Runs
 from pipeplan.simulator.costs import forward_ns, input_ns
 from pipeplan.simulator.host_states import staying_bytes
+
+_NO_PROGRAMS: Mapping[int, int] = {}
 
 
 def condensed(plan: Plan) -> Plan:
@@ -28,20 +30,16 @@ def condensed(plan: Plan) -> Plan:
     layers: list[Layer] = []
     stages = []
     for stage in plan.stages:
-        begin, position = len(layers), stage.first
-        ends = dict(stage.remat.recompute) if stage.remat else {}
+        begin = len(layers)
         programs = dict(stage.remat.programs) if stage.remat else {}
+        again = stage.remat.recompute if stage.remat else ()
+        held = layers[-1].saved_output_bytes if layers else 0
         number: dict[int, int] = {}
-        while position <= stage.last:
-            if position in ends:
-                layers.append(_run(plan.chain, position, ends[position], layers[-1:]))
-                position = ends[position]
-            else:
-                number[position] = len(layers)
-                layer = plan.chain.layers[position]
-                chosen = programs.get(position)
-                layers.append(layer if chosen is None else layer.under(layer.options[chosen]))
-            position += 1
+        for position, layer in _walked(
+            plan.chain, stage.layers, again, held=held, programs=programs
+        ):
+            number[position] = len(layers)
+            layers.append(layer)
         away = tuple((number[a], number[b]) for a, b in stage.remat.offload) if stage.remat else ()
         remat = Remat(offload=away) if away else None
         ends_at = len(layers) - 1
@@ -50,9 +48,43 @@ def condensed(plan: Plan) -> Plan:
     return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})
 
 
-def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
-    """Layers first..last as the one layer that they look like from outside."""
-    layers = chain.layers[first : last + 1]
+def _walked(
+    chain: Chain,
+    span: tuple[int, int],
+    again: Runs,
+    *,
+    held: int,
+    programs: Mapping[int, int] = _NO_PROGRAMS,
+) -> Iterator[tuple[int, Layer]]:
+    """The layers of `span` from the front, each run with all that is in it as one of them.
+
+    `held` is what the layer before keeps of its output.
+    """
+    waiting, position = list(again), span[0]
+    while position <= span[1]:
+        layer, end = chain.layers[position], position
+        if position in programs:
+            layer = layer.under(layer.options[programs[position]])
+        if waiting and waiting[0][0] == position:
+            end, within = waiting.pop(0)[1], list[tuple[int, int]]()
+            while waiting and waiting[0][0] <= end:
+                within.append(waiting.pop(0))
+            layer = _run(chain, position, end, tuple(within), held)
+        yield position, layer
+        position, held = end + 1, layer.saved_output_bytes
+
+
+def _run(chain: Chain, first: int, last: int, within: Runs, held: int) -> Layer:
+    """Layers first..last as the one layer that they look like from outside.
+
+    Its first forward keeps nothing of `within`, the runs in it; a second one meets them as layers.
+    """
+    light = _most_light(chain, first, last)
+    own = chain.layers[first : last + 1]
+    copies = sum(layer.buffer_bytes for layer in own)
+    layers = [layer for _, layer in _walked(chain, (first, last), within, held=held)]
+    parts_of = (*chain.layers[:first], *layers, *chain.layers[last + 1 :])
+    chain, last = chain.model_copy(update={"layers": parts_of}), first + len(layers) - 1
     entry, exit_ = chain.input_of(first), layers[-1].output_bytes
     sums = {
         name: sum(getattr(layer, name) for layer in layers)
@@ -62,10 +94,9 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
         )
     }  # fmt: skip
     sums["backward_ns"] += sums["forward_ns"]
-    sums["frozen_bytes"] = sum(staying_bytes(layer) for layer in layers)
-    held = before[0].saved_output_bytes if before else 0
+    sums["frozen_bytes"] = sum(staying_bytes(layer) for layer in own)
     outside = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
-    second, there = _second_forward(chain, first, last, held)
+    second, there = _second_forward(chain, first, last, held, copies)
     most = max(outside, second, _most_back(chain, first, last, there))
     parts: dict[str, Any] = {}
     if all(_tells(layer) for layer in layers):
@@ -80,7 +111,7 @@ def _run(chain: Chain, first: int, last: int, before: list[Layer]) -> Layer:
         output_bytes=exit_,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=entry,
-        forward_workspace_bytes=_most_light(chain, first, last) - entry - exit_,
+        forward_workspace_bytes=light - entry - exit_,
         backward_workspace_bytes=most - outside,
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple({name: None for layer in layers for name in layer.parameters}),
@@ -129,12 +160,13 @@ class _There:
     """Of it, the storages before each layer."""
 
 
-def _second_forward(chain: Chain, first: int, last: int, held: int) -> tuple[int, _There]:
+def _second_forward(
+    chain: Chain, first: int, last: int, held: int, copies: int
+) -> tuple[int, _There]:
     """The most bytes while a run is computed again, and what it leaves.
 
     `held` is what the layer before keeps of the run's input, for longer than the run needs it.
     """
-    copies = sum(layer.buffer_bytes for layer in chain.layers[first : last + 1])
     live = most = chain.input_of(first) + chain.layers[last].gradient_of_output_bytes
     live += copies
     kept: list[int] = []

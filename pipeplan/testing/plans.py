@@ -6,6 +6,7 @@ lengths and wrap-arounds are common. The memory table and the step are the verif
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import Literal
 
@@ -170,14 +171,18 @@ def random_stages(rng: Random, layers: int, gpus: int) -> tuple[Stage, ...]:
 
 def recomputing(rng: Random, stage: Stage) -> Stage:
     """The stage with random runs of its layers, or none, computed again."""
-    runs: list[tuple[int, int]] = []
-    position = stage.first
-    while position <= stage.last:
-        end = rng.randint(position, stage.last)
+    runs = tuple(_runs(rng, *stage.layers))
+    return stage.model_copy(update={"remat": Remat(recompute=runs) if runs else None})
+
+
+def _runs(rng: Random, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Random runs of layers first..last, each before random ones that it holds."""
+    while first <= last:
+        end = rng.randint(first, last)
         if rng.random() < 0.5:
-            runs.append((position, end))
-        position = end + 1
-    return stage.model_copy(update={"remat": Remat(recompute=tuple(runs)) if runs else None})
+            yield first, end
+            yield from _runs(rng, first, end - 1)
+        first = end + 1
 
 
 def _tie(rng: Random, plan: Plan) -> Plan:

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Remat, Stage
+from pipeplan.plan import Plan, Remat, Runs, Stage
 from pipeplan.verifier.host_states import movable_states
 from pipeplan.verifier.split import most_in_inputs, most_in_weights
 
@@ -26,10 +26,12 @@ def without_runs(plan: Plan) -> Plan:
     layers: list[Layer] = []
     stages: list[Stage] = []
     for stage in plan.stages:
-        first, place = len(layers), dict[int, int]()
-        for run in _pieces(stage):
-            place[run[0]] = len(layers)
-            layers.append(_piece(plan.chain, *run, layers[-1] if layers else None))
+        first = len(layers)
+        runs = stage.remat.recompute if stage.remat else ()
+        before = layers[-1].saved_output_bytes if layers else 0
+        pieces = _pieces(plan.chain, stage.layers, runs, before)
+        place = {begin: first + number for number, begin in enumerate(pieces)}
+        layers += pieces.values()
         sent = stage.remat.offload if stage.remat else ()
         moved = tuple((place[a], place[b]) for a, b in sent)
         remat = Remat(offload=moved) if moved else None
@@ -49,22 +51,46 @@ def _with_programs(plan: Plan) -> Plan:
     return plan.model_copy(update={"chain": chain})
 
 
-def _pieces(stage: Stage) -> list[tuple[int, int, bool]]:
-    """(first, last, whether recomputed) of the stage's runs and of each layer outside them."""
-    runs = stage.remat.recompute if stage.remat else ()
-    inside = {layer for first, last in runs for layer in range(first, last + 1)}
-    alone = (layer for layer in range(stage.first, stage.last + 1) if layer not in inside)
-    return sorted([(*run, True) for run in runs] + [(layer, layer, False) for layer in alone])
+def _pieces(
+    chain: Chain, span: tuple[int, int], runs: Runs, saved_before: int
+) -> dict[int, Layer]:
+    """First layer -> what stands for it: an outermost run of `span`, or the layer itself.
+
+    Args:
+        chain: as it is.
+        span: first and last layer.
+        runs: inside it, an outer run before those that it holds.
+        saved_before: what the layer before `span` keeps of its output.
+    """
+    pieces: dict[int, Layer] = {}
+    position = span[0]
+    while position <= span[1]:
+        runs = tuple(run for run in runs if run[0] >= position)
+        if runs and runs[0][0] == position:
+            whole, *others = runs
+            inner = tuple(run for run in others if run[1] <= whole[1])
+            pieces[position] = _run(chain, whole, inner, saved_before)
+            position = whole[1] + 1
+        else:
+            pieces[position] = chain.layers[position]
+            position += 1
+        saved_before = next(reversed(pieces.values())).saved_output_bytes
+    return pieces
 
 
-def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer | None) -> Layer:
-    layers = chain.layers[first : last + 1]
-    if not recomputed:
-        return layers[0]
+def _run(chain: Chain, span: tuple[int, int], inner: Runs, saved_before: int) -> Layer:
+    """The run `span` as one layer; by (V4) the runs in it are layers when it runs again."""
+    first, last = span
+    light = _light(chain, first, last)
+    copied = sum(layer.buffer_bytes for layer in chain.layers[first : last + 1])
+    stays = sum(x.optimizer_bytes - movable_states(x) for x in chain.layers[first : last + 1])
+    pieces = _pieces(chain, span, inner, saved_before)
+    layers = tuple(pieces.values())
+    everything = (*chain.layers[:first], *layers, *chain.layers[last + 1 :])
+    chain, last = chain.model_copy(update={"layers": everything}), first + len(layers) - 1
     entry = chain.input_of(first)
     ends = entry + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
     forward = sum(layer.forward_ns for layer in layers)
-    saved_before = before.saved_output_bytes if before else 0
     return Layer(
         name=f"{layers[0].name}..{layers[-1].name}" if last > first else layers[0].name,
         forward_ns=forward,
@@ -74,19 +100,20 @@ def _piece(chain: Chain, first: int, last: int, recomputed: bool, before: Layer 
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
         waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
-        frozen_bytes=sum(layer.optimizer_bytes - movable_states(layer) for layer in layers),
+        frozen_bytes=stays,
         output_bytes=layers[-1].output_bytes,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=entry,
-        forward_workspace_bytes=_light(chain, first, last) - entry - layers[-1].output_bytes,
-        backward_workspace_bytes=max(ends, _again(chain, first, last, saved_before)) - ends,
+        forward_workspace_bytes=light - entry - layers[-1].output_bytes,
+        backward_workspace_bytes=max(ends, _again(chain, first, last, saved_before, copied))
+        - ends,
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
-        **_halves(chain, first, last, saved_before),
+        **_halves(chain, first, last, saved_before, copied),
     )
 
 
-def _halves(chain: Chain, first: int, last: int, saved_before: int) -> dict[str, Any]:
+def _halves(chain: Chain, first: int, last: int, saved_before: int, copied: int) -> dict[str, Any]:
     """(S6): what the two halves of the run's backward are; nothing where a layer does not tell."""
     layers = chain.layers[first : last + 1]
     times = [layer.backward_weight_ns for layer in layers]
@@ -99,7 +126,7 @@ def _halves(chain: Chain, first: int, last: int, saved_before: int) -> dict[str,
         + layers[-1].gradient_of_output_bytes
         + chain.gradient_of_input(first)
     )
-    again = _forward_again(chain, first, last, saved_before)
+    again = _forward_again(chain, first, last, saved_before, copied)
     inputs = 0
     for layer in layers:
         weight, told = layer.backward_weight_ns or 0, layer.backward_input_ns
@@ -132,11 +159,11 @@ def _light(chain: Chain, first: int, last: int) -> int:
     )
 
 
-def _again(chain: Chain, first: int, last: int, saved_before: int) -> int:
+def _again(chain: Chain, first: int, last: int, saved_before: int, copied: int) -> int:
     """(V4): the most at once while the run is computed again and goes back."""
     layers = chain.layers[first : last + 1]
     entry, rest, through = _kept(layers, saved_before)
-    most = _forward_again(chain, first, last, saved_before)
+    most = _forward_again(chain, first, last, saved_before, copied)
     for i, layer in enumerate(layers):
         kept = entry + rest[i] + through[i] + layer.saved_output_bytes
         gradients = layer.gradient_of_output_bytes + chain.gradient_of_input(first + i)
@@ -144,7 +171,7 @@ def _again(chain: Chain, first: int, last: int, saved_before: int) -> int:
     return most
 
 
-def _forward_again(chain: Chain, first: int, last: int, saved_before: int) -> int:
+def _forward_again(chain: Chain, first: int, last: int, saved_before: int, copied: int) -> int:
     """Gy + pF + buffer of (V4): the second forward, beside the gradient that has come."""
     layers = chain.layers[first : last + 1]
     entry, rest, through = _kept(layers, saved_before)
@@ -152,7 +179,6 @@ def _forward_again(chain: Chain, first: int, last: int, saved_before: int) -> in
     for i, layer in enumerate(layers):
         held = chain.input_of(first + i) + (entry + through[i - 1] if i else 0)
         most = max(most, held + rest[i] + layer.forward_workspace_bytes + layer.output_bytes)
-    copied = sum(layer.buffer_bytes for layer in layers)
     return layers[-1].gradient_of_output_bytes + most + copied
 
 

@@ -18,7 +18,7 @@ def runs(plan: Plan, stage: Stage) -> Iterator[Violation]:
         got = f"got it in the {plan.memory_model} memory model, need the exact one"
         yield Violation(Rule.STAGES, where, got)
     broken = [
-        *_in_order(stage, remat.recompute, f"{where}.recompute"),
+        *_nested(stage, remat.recompute, f"{where}.recompute"),
         *_in_order(stage, remat.offload, f"{where}.offload"),
     ]
     yield from broken or _apart(remat.recompute, remat.offload, f"{where}.offload")
@@ -37,6 +37,20 @@ def _in_order(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
             yield Violation(Rule.STAGES, where, need)
             return
         free = last + 1
+
+
+def _nested(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
+    """The first run that is not behind the one before it, nor in it and over before its end."""
+    around: list[tuple[int, int]] = []
+    for first, last in given:
+        while around and around[-1][1] < first:
+            around.pop()
+        low, high = (around[-1][0], around[-1][1] - 1) if around else stage.layers
+        if not low <= first <= last <= high:
+            need = f"got run [{first}, {last}], need one within [{low}, {high}]"
+            yield Violation(Rule.STAGES, where, need)
+            return
+        around.append((first, last))
 
 
 def _apart(recomputed: Runs, sent: Runs, where: str) -> Iterator[Violation]:

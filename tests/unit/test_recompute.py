@@ -73,6 +73,21 @@ def test_by_hand(run: tuple[int, int], forward: int, backward: int, saved: int, 
     assert simulation.memory == plan.memory
 
 
+def test_a_run_may_hold_another() -> None:
+    """Layer 0 runs three times; when 0..2 is computed again, it keeps x_0 6 alone, not r 3, so 5.
+
+    Again: gy 2 + (x_0 6, K_0 7, I 8, r 2 + 4, fw 2, y 2); back at 2, the most: x_0 6 + K_0 7 +
+    K_1 8 + r 6 + bw 3 + gy 2 + gx 8 = 40.
+    """
+    nested = one_stage((0, 2), 9, 22)
+    remat = Remat(recompute=((0, 2), (0, 0)))
+    stages = (nested.stages[0].model_copy(update={"remat": remat}),)
+    held = settle(nested.model_copy(update={"stages": stages}))
+    assert verify(held) == ()
+    assert simulator.check(held, lowering.lower(held)).memory == held.memory
+    assert held.memory[0].peak_bytes == 40
+
+
 def test_buffers_are_copied_beside_the_second_forward() -> None:
     """(V4): gy 2, si 4, K 7, r 9, I 8, fw 2, y 2 are 34; with buffers 3 + 5 more than 41 back."""
     layers = list(CHAIN.layers)

@@ -26,8 +26,9 @@ from pipeplan.ilp.offload.relief_estimate import estimate_relief
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.labels import NONE
 from pipeplan.ilp.recompute.moves import mutate, options_of
-from pipeplan.ilp.recompute.options import NONE, StageOptions
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 

@@ -71,9 +71,9 @@ class RecomputeBalancing(BalanceAndSchedule):
 
     def _balance(self, period: int, guess: Estimate, price: float) -> AssignmentAnnealing:
         chosen = [KEPT] * self.state.costs.layers
-        for first, last, option in guess.layout.recompute:
-            way = RECOMPUTED if option is None else OPTIONS + option
-            chosen[first : last + 1] = [way] * (last + 1 - first)
+        for run in guess.layout.recompute:
+            way = RECOMPUTED if run.option is None else OPTIONS + run.option
+            chosen[run.first : run.last + 1] = [way] * (run.last + 1 - run.first)
         return RecomputeAssignmentAnnealing(
             self.state.costs, self._variants, period, guess, chosen, price
         )

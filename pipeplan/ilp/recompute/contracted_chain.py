@@ -11,7 +11,7 @@ from typing import Any
 from pipeplan.chain import Chain, Layer
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.recompute.segment_peaks import peaks_from
-from pipeplan.ilp.runs import Run, Segment
+from pipeplan.ilp.runs import Run, Segment, from_plan, listed
 from pipeplan.ilp.segment_bytes import exact_segment, movable_bytes
 from pipeplan.plan import Plan, Remat, Stage
 
@@ -61,7 +61,7 @@ class ContractedChain:
         held = self.pieces[stage.first : stage.last + 1]
         inside = range(held[0][0], held[-1][1] + 1)
         here = sorted(run for run in self.runs if run.first in inside)
-        runs = tuple(run.segment for run in here if run.option is None)
+        runs = listed(run for run in here if run.option is None)
         programs = tuple((run.first, run.option) for run in here if run.option is not None)
         gone = tuple((self.pieces[first][0], self.pieces[last][1]) for first, last in away)
         remat = None
@@ -83,7 +83,7 @@ def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
     What it sends to the host it still does, in runs of contracted layers.
     """
     given = [stage.remat for stage in plan.stages if stage.remat]
-    runs = [Run(*run) for each in given for run in each.recompute]
+    runs = [run for each in given for run in from_plan(each.recompute)]
     runs += [Run(layer, layer, option) for each in given for layer, option in each.programs]
     runs.sort()
     result = contract(plan.chain, runs)
@@ -138,14 +138,18 @@ def contract(
 
 def as_layer(chain: Chain, run: Run, held: int) -> Layer:
     """The run as one layer; `held` is what the layer before saves of the run's input."""
-    first, last, option = run
-    if option is not None:
-        return chain.layers[first].under(chain.layers[first].options[option])
+    first = run.first
+    if run.option is not None:
+        return chain.layers[first].under(chain.layers[first].options[run.option])
+    light, _ = _peaks(chain, first, run.last, held)
+    apart = chain.layers[first : run.last + 1]
+    # By (V4) the runs in it are layers when it runs again.
+    chain, last = _opened(chain, run, held)
     layers = chain.layers[first : last + 1]
     forward = sum(layer.forward_ns for layer in layers)
     source, output = chain.input_of(first), layers[-1].output_bytes
     ends = source + layers[-1].gradient_of_output_bytes + chain.gradient_of_input(first)
-    light, recomputing = next(islice(peaks_from(chain, first, held), last - first, None))
+    _, recomputing = _peaks(chain, first, last, held)
     return Layer(
         name=f"{layers[0].name}..{layers[-1].name}",
         forward_ns=forward,
@@ -155,7 +159,7 @@ def as_layer(chain: Chain, run: Run, held: int) -> Layer:
         gradient_bytes=sum(layer.gradient_bytes for layer in layers),
         waiting_gradient_bytes=sum(layer.waiting_gradient_bytes for layer in layers),
         optimizer_bytes=sum(layer.optimizer_bytes for layer in layers),
-        frozen_bytes=sum(layer.optimizer_bytes - movable_bytes(layer) for layer in layers),
+        frozen_bytes=sum(layer.optimizer_bytes - movable_bytes(layer) for layer in apart),
         output_bytes=output,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=source,
@@ -163,13 +167,33 @@ def as_layer(chain: Chain, run: Run, held: int) -> Layer:
         backward_workspace_bytes=max(0, recomputing - ends),
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple(dict.fromkeys(name for layer in layers for name in layer.parameters)),
-        **_halves(chain, run, held, ends),
+        **_halves(chain, (first, last), held, ends),
     )
 
 
-def _halves(chain: Chain, run: Run, held: int, ends: int) -> dict[str, Any]:
+def _peaks(chain: Chain, first: int, last: int, held: int) -> tuple[int, int]:
+    """Of one run: bytes of its first forward, and of the second one with the backward."""
+    return next(islice(peaks_from(chain, first, held), last - first, None))
+
+
+def _opened(chain: Chain, run: Run, held: int) -> tuple[Chain, int]:
+    """The chain in which the runs inside `run` are layers, and the last layer of `run` there."""
+    layers, at = list(chain.layers[: run.first]), run.first
+    for each in run.inner:
+        layers += chain.layers[at : each.first]
+        before = held if each.first == run.first else layers[-1].saved_output_bytes
+        copied = sum(one.buffer_bytes for one in chain.layers[each.first : each.last + 1])
+        one = as_layer(chain, each, before)
+        layers.append(one.model_copy(update={"buffer_bytes": copied}))
+        at = each.last + 1
+    last = len(layers) + run.last - at
+    layers += chain.layers[at:]
+    return chain.model_copy(update={"layers": tuple(layers)}), last
+
+
+def _halves(chain: Chain, run: Segment, held: int, ends: int) -> dict[str, Any]:
     """(S6): a backward in two ops; nothing where a layer does not tell what they take."""
-    first, last, _ = run
+    first, last = run
     layers = chain.layers[first : last + 1]
     if not all(layer.tells_split for layer in layers):
         return {}

@@ -35,7 +35,7 @@ def clip_to_stages(runs: Sequence[Run], stages: Iterable[Segment]) -> tuple[Run,
     for first, last in stages:
         while at < len(runs) and runs[at].first <= last:
             run = runs[at]
-            found.append(Run(max(first, run.first), min(last, run.last), run.option))
+            found.append(run.clip(first, last))
             if run.last > last:
                 break
             at += 1

@@ -23,7 +23,8 @@ from pipeplan.ilp.contiguous.dynamic_program import (
     extend_span,
 )
 from pipeplan.ilp.offload.min_span import INFINITE, OffloadBytes, StageTiming, min_span
-from pipeplan.ilp.recompute.options import NONE, StageOptions
+from pipeplan.ilp.recompute.labels import NONE
+from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Run
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
@@ -63,10 +64,10 @@ class RecomputeDP(ContiguousDP):
 
     @property
     def serial_ns(self) -> int:
-        """A period at which one micro-batch at a time is processed with all forwards run twice."""
+        """A period at which one micro-batch at a time is processed with any of the options."""
         slowest = min(gpu.speed for gpu in self.costs.cluster.gpus)
-        forward = sum(layer.forward_ns for layer in self.costs.chain.layers)
-        return super().serial_ns + ceil(forward / slowest) + self.costs.layers
+        longest = self.costs.gpus * int(self._more[self._more < NONE].max(initial=0))
+        return super().serial_ns + ceil(longest / slowest) + self.costs.layers
 
     def _stage(
         self,

@@ -29,7 +29,7 @@ Found = tuple[Incumbent, ContractedChain]
 
 
 def recompute_sets(options: Sequence[int]) -> Iterator[Runs]:
-    """Every set of disjoint runs, each in order; that of none first.
+    """Every set of disjoint runs, each in order and with every set of runs in it; none first.
 
     Args:
         options: how many each layer has.
@@ -45,8 +45,10 @@ def _behind(first: int, options: Sequence[int]) -> Iterator[Runs]:
     for rest in _behind(first + 1, options):
         yield rest
     for last in range(first, len(options)):
-        for rest in _behind(last + 1, options):
-            yield (Run(first, last), *rest)
+        # Those in it end before it does; programs lie outside of runs.
+        for inner in _behind(first, [0] * last):
+            for rest in _behind(last + 1, options):
+                yield (Run(first, last, inner=inner), *rest)
     for number in range(options[first]):
         for rest in _behind(first + 1, options):
             yield (Run(first, first, number), *rest)
@@ -54,9 +56,19 @@ def _behind(first: int, options: Sequence[int]) -> Iterator[Runs]:
 
 def count_sets(options: Sequence[int]) -> int:
     """How many sets `recompute_sets` has."""
+    plain = [1]
+    for size in range(1, len(options)):
+        plain.append(_count([0] * size, plain))
+    return _count(options, plain)
+
+
+def _count(options: Sequence[int], plain: Sequence[int]) -> int:
+    """The same, by how many sets so many layers without options have."""
     behind = [1]
     for count in reversed(options):
-        behind.insert(0, (1 + count) * behind[0] + sum(behind))
+        # A run of n + 1 layers holds a set of its first n, and n layers fewer are behind it.
+        runs = sum(inner * rest for inner, rest in zip(plain, behind, strict=False))
+        behind.insert(0, (1 + count) * behind[0] + runs)
     return behind[0]
 
 

@@ -5,6 +5,7 @@ A label is a column of what `options` counts; the pieces it is made of are found
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,19 @@ from pipeplan.ilp.segment_tables import Array
 
 MOST = 24
 """Options of a segment that end with a run, with a kept layer, with a layer's option, each."""
+NESTED = 12
+"""As many more of each in which runs hold others: they leave the rest as it is."""
 COUNTS = (1, 2, 3, 4, 6, 9, 14)
 """Micro-batches in flight for which options are compared."""
 
-FIELDS = 7
-MORE, KEPT, PEAK, SAVED, STAYS, PARENT, BEGIN = range(FIELDS)
-"""Rows of a label: more ns, P, peak, s, R, the label before, the first layer of the last piece."""
+NONE = 2**60
+"""`MORE` of what is not there."""
+
+FIELDS = 11
+MORE, KEPT, PEAK, AHEAD, SAVED, STAYS, UNDER, HOLDS, PARENT, BEGIN, INNER = range(FIELDS)
+"""Rows of a label: more ns, P, peak, that of the forward alone, s, R, how many layers run under an
+option, how many runs hold others, the label before, the first layer of the last piece, the label
+of what is inside it."""
 
 KEEPS, RUNS = -1, -2
 """Kinds of a last piece: a layer that keeps all, a run; others are the number of an option."""
@@ -42,17 +50,29 @@ class Labels:
     """[m, label] -> what of its kept bytes can leave; no rows without offloading."""
 
 
-def best(labels: Array, offload: bool) -> Chosen:
-    """Those that are the cheapest of their memory for some count, at most `MOST` of them."""
+def apart(
+    group: Sequence[tuple[int, Array]],
+) -> Iterator[tuple[NDArray[np.int8], Array, int]]:
+    """Kinds and labels of which no run holds another, then the others; how many of each."""
+    kinds = np.concatenate([np.full(made.shape[1], of, dtype=np.int8) for of, made in group])
+    labels = np.concatenate([made for _, made in group], axis=1)
+    for holding, most in ((False, MOST), (True, NESTED)):
+        here = (labels[HOLDS] > 0) == holding
+        if here.any():
+            yield kinds[here], labels[:, here], most
+
+
+def best(labels: Array, most: int, offload: bool) -> Chosen:
+    """Those that are the cheapest of their memory for some count, at most `most` of them."""
     order = ordered(labels)
-    order = order[worth_keeping(labels[:, order], offload)]
+    order = order[worth_keeping(labels[:, order], most, offload)]
     return labels[:, order], order
 
 
-def lowered(labels: Array, offload: bool) -> Chosen:
+def lowered(labels: Array, most: int, offload: bool) -> Chosen:
     """As many as `best` keeps, each with the least of all up to the next one in every field."""
     order = ordered(labels)
-    good = worth_keeping(labels[:, order], offload)
+    good = worth_keeping(labels[:, order], most, offload)
     low: Array = np.minimum.reduceat(labels[:, order], good, axis=1)
     return low, order[good]
 
@@ -62,8 +82,8 @@ def ordered(labels: Array) -> NDArray[np.intp]:
     return np.lexsort((labels[PEAK], labels[KEPT], labels[MORE]))
 
 
-def worth_keeping(labels: Array, offload: bool) -> NDArray[np.intp]:
-    """Which of the ordered labels are worth keeping; the first one always is.
+def worth_keeping(labels: Array, most: int, offload: bool) -> NDArray[np.intp]:
+    """Which of the ordered labels are worth keeping, at most `most`; the first one always is.
 
     With `offload` also those that need little when two micro-batches are here and the others away.
     """
@@ -78,10 +98,10 @@ def worth_keeping(labels: Array, offload: bool) -> NDArray[np.intp]:
     for need in needs:
         least = np.minimum.accumulate(need)
         steps = np.flatnonzero(need < np.concatenate([[np.iinfo(np.int64).max], least[:-1]]))
-        if len(steps) > MOST // 2:
-            steps = steps[np.linspace(0, len(steps) - 1, MOST // 2).round().astype(np.int64)]
+        if len(steps) > most // 2:
+            steps = steps[np.linspace(0, len(steps) - 1, most // 2).round().astype(np.int64)]
         good[steps] = True
     kept = np.flatnonzero(good)
-    if len(kept) > MOST:
-        kept = kept[np.linspace(0, len(kept) - 1, MOST).round().astype(np.int64)]
+    if len(kept) > most:
+        kept = kept[np.linspace(0, len(kept) - 1, most).round().astype(np.int64)]
     return kept

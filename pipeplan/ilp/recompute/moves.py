@@ -56,9 +56,9 @@ def _add(random: Random, runs: Runs, stage: Segment, options: Sequence[Run]) -> 
 def _without(runs: Runs, gone: Segment) -> Runs:
     """What is left of runs when some layers are kept."""
     left: list[Run] = []
-    for first, last, option in runs:
-        ends = (first, min(last, gone[0] - 1)), (max(first, gone[1] + 1), last)
-        left += [Run(*part, option) for part in dict.fromkeys(ends) if part[0] <= part[1]]
+    for run in runs:
+        ends = (run.first, min(run.last, gone[0] - 1)), (max(run.first, gone[1] + 1), run.last)
+        left += [run.clip(*part) for part in dict.fromkeys(ends) if part[0] <= part[1]]
     return tuple(left)
 
 
@@ -70,27 +70,27 @@ def _drop_one(random: Random, runs: Runs, stage: Segment) -> Runs:
 
 def _shorten(random: Random, runs: Runs, stage: Segment) -> Runs:
     """A layer at one of the ends of a run is kept."""
-    first, last, _ = random.choice(runs)
-    end = random.choice((first, last))
+    end = random.choice(random.choice(runs).segment)
     return _without(runs, (end, end))
 
 
 def _lengthen(random: Random, runs: Runs, stage: Segment) -> Runs:
     """A run takes the layer beside it."""
-    first, last, _ = random.choice(runs)
-    wide = random.choice(((first - 1, last), (first, last + 1)))
-    run = Run(max(stage[0], wide[0]), min(stage[1], wide[1]))
+    old = random.choice(runs)
+    wide = random.choice(((old.first - 1, old.last), (old.first, old.last + 1)))
+    run = Run(max(stage[0], wide[0]), min(stage[1], wide[1]), inner=old.inner)
     return tuple(sorted([*_without(runs, run.segment), run]))
 
 
 def _split(random: Random, runs: Runs, stage: Segment) -> Runs:
     """A run becomes two that keep an input each."""
-    first, last, _ = random.choice(runs)
+    whole = random.choice(runs)
+    first, last = whole.segment
     if first == last:
         return runs
     cut = random.randint(first + 1, last)
     others = (run for run in runs if run.first != first)
-    return tuple(sorted([*others, Run(first, cut - 1), Run(cut, last)]))
+    return tuple(sorted([*others, whole.clip(first, cut - 1), whole.clip(cut, last)]))
 
 
 def _join(random: Random, runs: Runs, stage: Segment) -> Runs:

@@ -9,6 +9,10 @@ before a piece (what the last layer saves of its output, s, not counted)
     run a..b:      P' = P + x_a,  s' = 0,  peak = P + `segment_peaks`[a, b],  more = its forward.
     option of l:   as a kept layer, with what the option says in place of the layer (V5).
 
+A run may hold runs (`nested`): what it is when it is computed again is an option of a..b itself,
+so that the layers from behind come first. As in Rotor, such a run takes longer and needs less at
+once.
+
 R is what is left of P if all leaves that can (H1): max(s, si_l) where a kept layer begins a row of
 such, nothing of those behind it, and x_a of a run.
 
@@ -31,28 +35,33 @@ from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.byte_options_table import ByteOptions
 from pipeplan.ilp.recompute.labels import (
+    AHEAD,
     BEGIN,
     FIELDS,
+    HOLDS,
+    INNER,
     KEEPS,
     KEPT,
     MORE,
     MOST,
+    NESTED,
+    NONE,
     PARENT,
     PEAK,
     RUNS,
     SAVED,
     STAYS,
+    UNDER,
     Labels,
+    apart,
     best,
     lowered,
 )
-from pipeplan.ilp.recompute.segment_peaks import segment_peaks
+from pipeplan.ilp.recompute.nested import Nested
+from pipeplan.ilp.recompute.segment_peaks import saved_outputs, segment_peaks
 from pipeplan.ilp.runs import Run, Runs
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
-
-NONE = 2**60
-"""`more` of an option that is not there."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +87,19 @@ class StageOptions:
 
     def runs(self, first: int, last: int, option: int) -> Runs:
         """The runs that an option of layers first..last recomputes."""
-        labels = self.labels[first]
-        label, end = int(self.ids[first, last, option]), last
+        return self._behind(first, last, int(self.ids[first, last, option]))
+
+    def _behind(self, first: int, last: int, label: int) -> Runs:
+        """The runs that a label of layers first..last stands for."""
+        labels, end = self.labels[first], last
         found: list[Run] = []
         while label:
             begin, kind = int(labels.rows[BEGIN, label]), int(labels.kind[label])
-            if kind != KEEPS:
-                found.append(Run(begin, end, None if kind == RUNS else kind))
+            if kind == RUNS:
+                inner = self._behind(begin, end, int(labels.rows[INNER, label]))
+                found.append(Run(begin, end, inner=inner))
+            elif kind != KEEPS:
+                found.append(Run(begin, end, kind))
             label, end = int(labels.rows[PARENT, label]), begin - 1
         return tuple(reversed(found))
 
@@ -105,19 +120,17 @@ def list_options(
             options need not exist. Else each is exact, or a little more at the start of a stage.
             With `offload` too, kept is what stays if all leaves that can.
         offload: whether those count as well that need little with most of it away.
-        first: layers whose segments have all their options in any case, found first.
+        first: layers whose segments have all their options in any case.
         go_on: whether there is time for all of another layer's; the rest have two, which keep
             everything or recompute everything.
     """
     count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
-    none = np.zeros((count, count, maker.groups * MOST), dtype=np.int64)
+    none = np.zeros((count, count, maker.groups * (MOST + NESTED)), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
     levels = np.zeros((byte_options_table.MOST if offload else 0, *none.shape), dtype=np.int64)
-    known: dict[int, Labels] = {}
-    for start in (*first, *range(count)):
-        if start not in known:
-            known[start] = maker.from_layer(start, few=len(known) >= len(first) and not go_on())
-    found = [known[start] for start in range(count)]
+    found: list[Labels] = []
+    for start in reversed(range(count)):
+        found.insert(0, maker.from_layer(start, few=start not in first and not go_on()))
     for start, labels in enumerate(found):
         for last, numbers in enumerate(labels.ends, start=start):
             here, used = labels.rows[:, slice(*numbers)], numbers[1] - numbers[0]
@@ -138,7 +151,10 @@ class _Maker:
         self.relaxed, self.offload = relaxed, offload
         self.groups = 3 if any(layer.options for layer in chain.layers) else 2
         self.thin = partial(lowered if relaxed else best, offload=offload)
-        self.peaks = np.stack([segment_peaks(chain, held) for held in _saved_outputs(chain)])
+        held = saved_outputs(chain)
+        both = np.stack([segment_peaks(chain, each) for each in held], axis=1)
+        self.peaks, self.light = both[0], both[1, 0]
+        self.nested = Nested(chain, np.array(held, dtype=np.int64), relaxed=relaxed)
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
         self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
@@ -146,7 +162,7 @@ class _Maker:
     def from_layer(self, first: int, *, few: bool = False) -> Labels:
         """All labels of segments from layer `first` on, or a `few`: all kept, all one run."""
         count = len(self.chain.layers)
-        size = 1 + self.groups * MOST * (count - first)
+        size = 1 + self.groups * (MOST + NESTED) * (count - first)
         rows, kind = np.zeros((FIELDS, size), dtype=np.int64), np.zeros(size, dtype=np.int8)
         place = np.full(size, first, dtype=np.int64)
         # A run keeps nothing of its output: the least that may lie before a stage.
@@ -155,27 +171,47 @@ class _Maker:
         ends: list[tuple[int, int]] = []
         for last in range(first, count):
             begin = used
-            joined = (kind[latest] == KEEPS) & (last > first)
-            layer, old, offset = self.chain.layers[last], rows[:, latest], latest.start
+            before = rows[:, latest], (kind[latest] == KEEPS) & (last > first), latest.start
             known = 1 if few else begin
-            groups = [
-                [(KEEPS, self._keep(old, joined, last, layer, offset))],
-                [(RUNS, self._run(rows[:, :known], place[:known], kind[:known], last))],
-            ]
-            if layer.options and not few:
-                groups.append(list(self._under(old, last, layer, offset)))
-            for group in groups:
-                kinds = np.concatenate([np.full(made.shape[1], of) for of, made in group])
-                made, order = self.thin(np.concatenate([made for _, made in group], axis=1))
-                new = slice(used, used + made.shape[1])
-                rows[:, new], kind[new], place[new] = made, kinds[order], last + 1
-                used = new.stop
+            places = rows[:, :known], place[:known], kind[:known]
+            for group in self._groups(last, before, places, few=few):
+                alike = used
+                for kinds, labels, most in apart(group):
+                    made, order = self.thin(labels, most)
+                    new = slice(used, used + made.shape[1])
+                    rows[:, new], kind[new], place[new] = made, kinds[order], last + 1
+                    used = new.stop
+                # What a run may hold is known before it is a piece itself.
+                self.nested.add(first, last, alike, rows[:, alike:used], kind[alike:used])
             latest = slice(begin, begin + 1 if few else used)
             ends.append((begin, used))
         levels = np.zeros((0, used), dtype=np.int64)
         if self.offload:
             levels = self._levels(rows[PARENT, :used], kind[:used], first, ends)
         return Labels(rows[:, :used], kind[:used], ends, levels)
+
+    def _groups(
+        self,
+        last: int,
+        before: tuple[Array, NDArray[np.bool_], int],
+        places: tuple[Array, Array, NDArray[np.int8]],
+        *,
+        few: bool,
+    ) -> Iterator[list[tuple[int, Array]]]:
+        """By kind of the last piece, which ends with layer `last`: each is made when asked for.
+
+        Args:
+            last: the layer.
+            before: labels that end right before it, which of them are joined to it, the first.
+            places: labels that a run may follow, where each ends, its kind.
+            few: whether layers' options are left out.
+        """
+        layer = self.chain.layers[last]
+        old, joined, offset = before
+        yield [(KEEPS, self._keep(old, joined, last, layer, offset))]
+        yield [(RUNS, self._run(*places, last))]
+        if layer.options and not few:
+            yield list(self._under(old, last, layer, offset))
 
     def _levels(
         self, parent: Array, kind: NDArray[np.int8], first: int, ends: list[tuple[int, int]]
@@ -201,6 +237,7 @@ class _Maker:
         for number, option in enumerate(own.options):
             new = self._keep(old, alone, last, own.under(option), offset)
             new[MORE] += option.forward_ns + option.backward_ns - own.forward_ns - own.backward_ns
+            new[UNDER] += 1
             yield number, new
 
     def _keep(
@@ -215,11 +252,12 @@ class _Maker:
         running = size + one.saved_bytes + one.forward_workspace_bytes + one.output_bytes
         gradients = one.gradient_of_output_bytes + self.chain.gradient_of_input(layer)
         back = one.saved_output_bytes + one.backward_workspace_bytes + gradients
-        new[MORE] = old[MORE]
+        new[MORE], new[UNDER], new[HOLDS], new[INNER] = old[MORE], old[UNDER], old[HOLDS], 0
         entry = np.maximum(old[SAVED], one.saved_input_bytes)
         new[KEPT] = old[KEPT] + entry + one.saved_bytes
         new[STAYS] = old[STAYS] + np.where(joined, 0, entry)
-        new[PEAK] = np.maximum(old[PEAK], np.maximum(old[KEPT] + running, new[KEPT] + back))
+        new[AHEAD] = np.maximum(old[AHEAD], old[KEPT] + running)
+        new[PEAK] = np.maximum(old[PEAK], np.maximum(new[AHEAD], new[KEPT] + back))
         new[SAVED] = one.saved_output_bytes
         new[PARENT] = offset + np.arange(old.shape[1])
         new[BEGIN] = layer
@@ -230,25 +268,28 @@ class _Maker:
 
         The layer before a stage may hold its output, on this GPU or another: assume it does.
         """
-        new = np.empty_like(old)
         # A relaxed label may stand for another option, which saves less of its output.
         ahead = np.where(kind >= 0, RUNS, kind) if self.relaxed else kind
-        peaks = self.peaks[ahead, place, last]
+        plain = self._contracted(old, np.arange(old.shape[1]), place, last)
+        plain[PEAK] = np.maximum(old[PEAK], old[KEPT] + self.peaks[ahead, place, last])
+        made = [plain]
+        for here, more, peak, inner in self.nested.of(last, place, ahead):
+            new = self._contracted(old[:, here], here, place[here], last)
+            new[MORE] += more
+            new[PEAK] = np.maximum(old[PEAK, here], old[KEPT, here] + peak)
+            new[INNER] = inner
+            new[HOLDS] += 1
+            made.append(new)
+        return np.concatenate(made, axis=1)
+
+    def _contracted(self, old: Array, parent: Array, place: Array, last: int) -> Array:
+        """As `_run`, without the peak."""
+        new = np.zeros_like(old)
+        source = self.source[place]
         new[MORE] = old[MORE] + self.before[last + 1] - self.before[place]
-        new[KEPT] = old[KEPT] + self.source[place]
-        new[PEAK] = np.maximum(old[PEAK], old[KEPT] + peaks)
-        new[SAVED] = 0
-        new[STAYS] = old[STAYS] + self.source[place]
-        new[PARENT] = np.arange(old.shape[1])
-        new[BEGIN] = place
+        new[KEPT] = old[KEPT] + source
+        new[AHEAD] = np.maximum(old[AHEAD], old[KEPT] + self.light[place, last])
+        new[STAYS] = old[STAYS] + source
+        new[UNDER], new[HOLDS] = old[UNDER], old[HOLDS]
+        new[PARENT], new[BEGIN] = parent, place
         return new
-
-
-def _saved_outputs(chain: Chain) -> list[list[int]]:
-    """What layers save of their output, by kind of piece: options first, then runs and layers."""
-    layers = chain.layers
-    options = [
-        [layer.options[n].saved_output_bytes if n < len(layer.options) else 0 for layer in layers]
-        for n in range(max(len(layer.options) for layer in layers))
-    ]
-    return [*options, [0] * len(layers), [layer.saved_output_bytes for layer in layers]]

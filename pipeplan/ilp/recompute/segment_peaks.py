@@ -11,23 +11,23 @@ from pipeplan.ilp.segment_tables import Array
 
 
 def segment_peaks(chain: Chain, held: Sequence[int]) -> Array:
-    """[a, b] -> bytes at once of the run a..b beside what lies before its input.
+    """[0, a, b] -> bytes at once of the run a..b beside what lies before its input.
 
     The most of its first forward (V3), its second forward and its backward (V4), the input
-    included; -1 below the diagonal.
+    included; [1, a, b] is that of its first forward alone. -1 below the diagonal.
 
     Args:
         chain: the chain.
         held: what each layer saves of its output, where a run follows it.
     """
     count = len(chain.layers)
-    peaks = np.full((count, count), -1, dtype=np.int64)
+    peaks = np.full((2, count, count), -1, dtype=np.int64)
     for first in range(count):
         before = held[first - 1] if first else 0
         for last, (light, recomputing) in enumerate(peaks_from(chain, first, before), start=first):
             ends = chain.input_of(first) + chain.gradient_of_input(first)
             ends += chain.layers[last].gradient_of_output_bytes
-            peaks[first, last] = max(light, ends, recomputing)
+            peaks[:, first, last] = max(light, ends, recomputing), light
     return peaks
 
 
@@ -59,3 +59,13 @@ def peaks_from(chain: Chain, first: int, held: int) -> Iterator[tuple[int, int]]
         back = max(back, kept + saved + own)
         copied += layer.buffer_bytes
         yield light, max(layer.gradient_of_output_bytes + going + copied, back)
+
+
+def saved_outputs(chain: Chain) -> list[list[int]]:
+    """What layers save of their output, by kind of piece: options first, then runs and layers."""
+    layers = chain.layers
+    options = [
+        [layer.options[n].saved_output_bytes if n < len(layer.options) else 0 for layer in layers]
+        for n in range(max(len(layer.options) for layer in layers))
+    ]
+    return [*options, [0] * len(layers), [layer.saved_output_bytes for layer in layers]]

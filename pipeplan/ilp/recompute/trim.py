@@ -1,4 +1,7 @@
-"""Removal of unneeded recomputation: segments that memory can hold are stored, one by one."""
+"""Removal of unneeded recomputation: segments that memory can hold are stored, one by one.
+
+Of a segment that must run again, what it holds is stored while it does, where that fits.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.search_result import SearchResult
-from pipeplan.ilp.runs import Run
+from pipeplan.ilp.runs import Run, Runs
 from pipeplan.plan import Stage
 
 BEYOND_S: Final = 1.0
@@ -41,17 +44,20 @@ def trim(joint: JointIncumbent) -> None:
     for run in sorted(chain.runs, key=longest):
         if not limits.deterministic and joint.state.elapsed > end:
             return
-        tried = _without(joint, run)
-        if tried.cost <= joint.best.cost:
-            joint.best = tried
+        for instead in ((), (run._replace(inner=()),)) if run.inner else ((),):
+            tried = _with(joint, run, instead)
+            if tried.cost <= joint.best.cost:
+                joint.best = tried
+                break
 
 
-def _without(joint: JointIncumbent, run: Run) -> SearchResult:
-    """The best plan with a run kept; without a plan where that does not fit."""
+def _with(joint: JointIncumbent, run: Run, instead: Runs) -> SearchResult:
+    """The best plan with others in place of a run; without a plan where that does not fit."""
     best, whole = joint.best, joint.state
     assert best.contracted is not None
     assert best.state.best is not None
-    chain = contract(best.contracted.source, sorted(best.contracted.runs - {run}))
+    runs = {*best.contracted.runs, *instead} - {run}
+    chain = contract(best.contracted.source, sorted(runs))
     costs, schedule = chain.of(whole.costs), best.state.best
     placed = chain.renumbered((stage.first, stage.last, stage.gpu) for stage in best.stages)
     stages = tuple(

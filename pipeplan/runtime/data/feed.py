@@ -48,7 +48,7 @@ class Uses:
 
     @classmethod
     def of(cls, plan: Plan, split: SplitModel, rank: int, *, trains: bool = True) -> Self:
-        """What `rank` needs: once per first layer, fed layer and loss, twice if computed again.
+        """What `rank` needs: once per first layer, fed layer and loss, more if computed again.
 
         Args:
             plan: stages, and which of their layers are computed again.
@@ -61,7 +61,7 @@ class Uses:
         for stage in plan.hosted(rank):
             runs = stage.remat.recompute if trains and stage.remat else ()
             for layer in range(stage.first, stage.last + 1):
-                times = 2 if any(first <= layer <= last for first, last in runs) else 1
+                times = 1 + sum(first <= layer <= last for first, last in runs)
                 for place in split.entry(places) if layer == 0 else ():
                     inputs[place] += 1
                 for place in split.fed_to(layer):

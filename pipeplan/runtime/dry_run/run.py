@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InternalError
-from pipeplan.plan import OpKind, Plan
+from pipeplan.plan import OpKind, Plan, outermost
 from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import RankClock, SleepClock, VirtualClock
 from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, EmulatedTransport, HostLinks
@@ -279,7 +279,7 @@ def _update_ns(plan: Plan, index: int) -> int:
     if stage.states == "host":
         return _host_update_ns(plan, index)
     speed = Fraction(str(plan.cluster.gpus[stage.gpu].speed))
-    ends = dict(stage.remat.recompute) if stage.remat else {}
+    ends = dict(outermost(stage.remat.recompute)) if stage.remat else {}
     total, first = 0, stage.first
     while first <= stage.last:
         last = ends.get(first, first)

@@ -1,5 +1,6 @@
 """A segment of a stage's layers: stored for its backward, or checkpointed (computed again in it).
 
+A checkpointed segment runs again as segments of its own, which may be checkpointed in turn.
 Between forward and backward a stored segment holds a root of zero bytes and, behind it, what
 autograd saved, which may leave for the host meanwhile (`saved_tensors`); a checkpointed one holds
 its input and nothing else (docs/reference/model.md, M2 and V2). An input is given up as soon as
@@ -216,8 +217,15 @@ class StoredSegment:
 class CheckpointedSegment(StoredSegment):
     """Layers that keep only their input and are computed again just before their backward."""
 
-    def __init__(self, spec: SegmentSpec) -> None:
+    def __init__(self, spec: SegmentSpec, again: Sequence[StoredSegment]) -> None:
+        """Takes what the segment is made of.
+
+        Args:
+            spec: all its layers.
+            again: the segments that they are when they are computed again.
+        """
         super().__init__(spec)
+        self._again = tuple(again)
         self._buffers = ModuleBuffers(spec.layers, self._try)
         self._inputs: dict[int, tuple[list[Tensor], Target, Values]] = {}
 
@@ -242,13 +250,21 @@ class CheckpointedSegment(StoredSegment):
 
     def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
         """As `StoredSegment.backward`, after a forward with the same random draws and buffers."""
-        inputs, target, then = self._inputs.pop(microbatch)
+        value, target, then = self._inputs.pop(microbatch)
         now = self._buffers.turn_back(then)
-        super().forward(microbatch, inputs, target)
+        for segment in self._again:
+            value = segment.forward(microbatch, value, target)
+        del value
         now = self._buffers.settle(now)
-        arrived = super().backward(microbatch, gradients, scale)
+        for segment in reversed(self._again):
+            gradients = segment.backward(microbatch, gradients, scale)
         put_back(now)
-        return arrived
+        return gradients
+
+    def weight_backward(self, microbatch: int) -> None:
+        """See `StoredSegment.weight_backward`."""
+        for segment in reversed(self._again):
+            segment.weight_backward(microbatch)
 
     def _try(self, layers: Sequence[nn.Module]) -> list[Tensor]:
         """What `layers` return for some boundary; torch's generators stay as they are."""

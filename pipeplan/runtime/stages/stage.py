@@ -1,7 +1,8 @@
 """One stage: forward and backward of its layers for one micro-batch, segment by segment.
 
 A stage is a sequence of segments (`segment`): layers whose graph is kept from F to B, and runs of
-layers that keep only their input and are computed again in B. Of what the former keep,
+layers that keep only their input and are computed again in B, as a sequence of segments of their
+own. Of what the former keep,
 `activation_offload` moves what the plan lets wait on the host.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import CopyEngine
-from pipeplan.plan import Runs
+from pipeplan.plan import Runs, inside, outermost
 from pipeplan.runtime.parameters.hooks import ParameterHooks
 from pipeplan.runtime.parameters.ownership import StageParameters
 from pipeplan.runtime.stages.activation_offload import ActivationOffload
@@ -55,9 +56,9 @@ class StageSpec:
     fed: Mapping[int, Fed] = field(default_factory=dict)
     """Index in `layers` -> what that layer gets behind its boundary."""
     runs: Runs = ()
-    """First and last index in `layers` of what is computed again."""
+    """First and last index in `layers` of what is computed again, each before those inside it."""
     offload: Runs = ()
-    """The same of what may wait on the host between its two ends; apart from `runs`."""
+    """Those of runs that may wait on the host between their two ends; apart from `runs`."""
     device: torch.device = CPU
     """Where its tensors are."""
     autocast: torch.dtype | None = None
@@ -85,7 +86,7 @@ class StageRunner:
         self.slots = held.slots
         self._microbatches = microbatches
         self._open: set[int] = set()
-        self._segments = tuple(_segments(spec))
+        self._segments = tuple(_segments(spec, (0, len(spec.layers) - 1), spec.runs))
         self._offload = ActivationOffload(spec.index, spec.host) if spec.host else None
         self.names: dict[nn.Parameter, str] = {
             parameter: fqns[local]
@@ -236,14 +237,15 @@ class StageRunner:
         return inputs
 
 
-def _segments(spec: StageSpec) -> Iterator[StoredSegment]:
-    """The segments of a stage: its runs, and what lies between them."""
-    begin = 0
-    for first, last in (*spec.runs, (len(spec.layers), len(spec.layers) - 1)):
+def _segments(spec: StageSpec, span: tuple[int, int], runs: Runs) -> Iterator[StoredSegment]:
+    """The segments of the layers of `span`: the outermost of `runs`, and what lies between."""
+    begin, end = span[0], span[1] + 1
+    for first, last in (*outermost(runs), (end, span[1])):
         if begin < first:
             yield StoredSegment(_segment_spec(spec, begin, first))
         if first <= last:
-            yield CheckpointedSegment(_segment_spec(spec, first, last + 1))
+            again = _segments(spec, (first, last), inside(runs, (first, last)))
+            yield CheckpointedSegment(_segment_spec(spec, first, last + 1), tuple(again))
         begin = last + 1
 
 

@@ -68,8 +68,8 @@ def test_levels_are_all_that_runs_can_send(seed: int) -> None:
     found = byte_options(costs, 0, 4)
     all_ = {
         sum(offloadable_bytes(costs.chain, run.segment) for run in runs)
-        for runs in every_choice(0, 4)
-        if not any(seed % 7 in range(a, b + 1) for a, b, _ in runs)
+        for runs in every_choice(0, 4, nested=False)
+        if not any(seed % 7 in range(run.first, run.last + 1) for run in runs)
     }
     assert [size for size, _ in found] == sorted(all_ - {0})
     for size, runs in found:
@@ -220,8 +220,8 @@ def waiting(costs: CostModel, layers: tuple[int, int], lone: Lone, room: int) ->
     """The least V at which a stage fits, by trying every set of runs and every wait."""
     sizes = {
         sum(offloadable_bytes(costs.chain, run.segment) for run in runs)
-        for runs in every_choice(*layers)
-        if not any(n in costs.recomputed for a, b, _ in runs for n in range(a, b + 1))
+        for runs in every_choice(*layers, nested=False)
+        if not any(n in costs.recomputed for run in runs for n in range(run.first, run.last + 1))
     }
     copies = ceil_div(lone.span, lone.period)
     for span in range(lone.span, copies * lone.period + 1):

@@ -17,8 +17,9 @@ from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
-from pipeplan.ilp.recompute.options import NONE, list_options
-from pipeplan.ilp.runs import Run, Runs
+from pipeplan.ilp.recompute.labels import NONE
+from pipeplan.ilp.recompute.options import list_options
+from pipeplan.ilp.runs import Run, Runs, from_plan
 from pipeplan.simulator.recompute import condensed
 from pipeplan.testing.plans import random_plan
 from pipeplan.testing.plans_programs import with_options
@@ -26,19 +27,22 @@ from pipeplan.verifier.recompute import without_runs
 from tests.searches import limits
 
 
-def every_choice(first: int, last: int, chain: Chain | None = None) -> Iterator[Runs]:
-    """All sets of disjoint runs of layers first..last, options of layers of `chain` among them."""
+def every_choice(
+    first: int, last: int, chain: Chain | None = None, *, nested: bool = True
+) -> Iterator[Runs]:
+    """All sets of runs of layers first..last, options of layers of `chain` among them."""
     if first > last:
         yield ()
         return
     options = chain.layers[first].options if chain else ()
-    for rest in every_choice(first + 1, last, chain):
+    for rest in every_choice(first + 1, last, chain, nested=nested):
         yield rest
         for number in range(len(options)):
             yield (Run(first, first, number), *rest)
     for end in range(first, last + 1):
-        for rest in every_choice(end + 1, last, chain):
-            yield (Run(first, end), *rest)
+        for inner in every_choice(first, end - 1) if nested else ((),):
+            for rest in every_choice(end + 1, last, chain, nested=nested):
+                yield (Run(first, end, inner=inner), *rest)
 
 
 def some_chain(seed: int, layers: int, options: int = 0) -> Chain:
@@ -64,7 +68,7 @@ def test_three_counts_of_a_run_agree(seed: int) -> None:
     """Solver, verifier and replay see the same layer in a run, by three computations."""
     plan = random_plan(seed, memory_model="exact", offload=False, programs=True)
     given = [stage.remat for stage in plan.stages if stage.remat]
-    runs = [Run(*run) for each in given for run in each.recompute]
+    runs = [run for each in given for run in from_plan(each.recompute)]
     runs += [Run(layer, layer, option) for each in given for layer, option in each.programs]
     mine = contract(plan.chain, sorted(runs))
     for one, two, three in zip(
@@ -94,21 +98,33 @@ def test_options_are_what_their_runs_cost(seed: int) -> None:
             size = CostModel(mine.chain, uniform(1, 0), "flush", "exact").segment(0, end)
             assert size.saved == offered.saved[0, last, number]
             peak = max(size.forward, size.saved + size.backward)
-            assert peak == offered.peak[0, last, number]
+            # A layer before a run that holds others may save more of its input than it does.
+            more = sum(_more_held(chain, run) for run in runs)
+            assert peak <= offered.peak[0, last, number] <= peak + more
             longer = sum(map(_load, mine.chain.layers)) - sum(map(_load, chain.layers))
             assert longer == offered.more[0, last, number]
             seen += 1
     assert seen > 20
 
 
+def _more_held(chain: Chain, run: Run) -> int:
+    """Bytes that runs which hold others are charged at most beyond what they need."""
+    if not run.inner:
+        return 0
+    before = chain.layers[run.first - 1 : run.first] if run.first else ()
+    held = [each.saved_output_bytes for x in before for each in (x, *x.options)]
+    own = max(0, max(held, default=0) - chain.layers[run.first].saved_input_bytes)
+    return own + sum(_more_held(chain, each) for each in run.inner)
+
+
 @pytest.mark.parametrize("seed", range(14))
 def test_cuts_and_options_equal_brute_force(seed: int) -> None:
-    """Up to 6 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period.
+    """Up to 5 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period.
 
     Options count as runs: up to two for each of up to four layers.
     """
-    options = 2 * (seed % 4 < 2)
-    chain = some_chain(seed, 3 + seed % 4, options)
+    options = 2 * (seed % 3 < 2)
+    chain = some_chain(seed, 3 + seed % 3, options)
     for memory in (25, 35, 50, 80):
         costs = costs_of(chain, 3, memory)
         found = RecomputeDP(costs, options=list_options(chain)).shortest(1)

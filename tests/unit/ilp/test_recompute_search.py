@@ -109,7 +109,7 @@ def test_joined_runs_cover_the_same_layers() -> None:
     assert found[0] == single
     assert (Run(1, 2), Run(3, 4), Run(6, 6), Run(7, 7, 0), Run(8, 8)) in found
     for runs in found:
-        assert [n for a, b, _ in runs for n in range(a, b + 1)] == [1, 2, 3, 4, 6, 7, 8]
+        assert [n for a, b, *_ in runs for n in range(a, b + 1)] == [1, 2, 3, 4, 6, 7, 8]
         assert Run(7, 7, 0) in runs
 
 

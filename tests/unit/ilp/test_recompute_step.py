@@ -21,7 +21,7 @@ from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.recompute.step_search import RecomputeStepSearch
-from pipeplan.ilp.runs import Run
+from pipeplan.ilp.runs import Run, from_plan
 from pipeplan.plan import Plan
 from pipeplan.planner.config import AUTO_K
 from pipeplan.simulator.recompute import condensed
@@ -63,7 +63,7 @@ def test_every_voice_accepts(
 def test_three_counts_of_a_split_run_agree(seed: int) -> None:
     """Solver, verifier and replay see the same halves of a run's backward (S6)."""
     plan = random_split_plan(seed, offload=False)
-    runs = [Run(*run) for s in plan.stages if s.remat for run in s.remat.recompute]
+    runs = [run for s in plan.stages if s.remat for run in from_plan(s.remat.recompute)]
     mine = contract(plan.chain, runs).chain.layers
     for one, two, three in zip(
         mine, without_runs(plan).chain.layers, condensed(plan).chain.layers, strict=True

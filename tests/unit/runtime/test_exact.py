@@ -67,7 +67,10 @@ def test_random_lowered_plans_equal_one_process(seed: int) -> None:
     assert equal(outcome.weights, expected.weights)
 
 
-RUNS = [((0, 0),), ((0, 7),), ((2, 3), (4, 6)), ((0, 2), (3, 4), (5, 7))]
+RUNS = [
+    ((0, 0),), ((0, 7),), ((2, 3), (4, 6)), ((0, 2), (0, 1), (3, 4), (5, 7)),
+    ((0, 7), (0, 2), (0, 0), (4, 6), (5, 5)),
+]  # fmt: skip
 
 
 @grids.each_pair(semantics=["flush", "2bw"], cuts=[[], [3], [4, 6]], runs=RUNS)

@@ -1,0 +1,94 @@
+"""Runs of layers that hold runs: what each is when it is computed again.
+
+With an option of layers a..b (`options`) in place of all that is kept, the second forward of the
+run a..b keeps less, and takes as much longer as that option says; (V4) of the peaks of its
+forward, f, and of both, p:
+
+    more = the run's forward + the option's more
+    peak = max(p, gy_b + f + buffers)       (with what the run has beside that anyway)
+
+Runs inside end before the run does: one at its end would run again at once. Source: Rotor
+(chapter 2.1.2 of X. Zhao, *Optimizing Memory Usage when Training Deep Neural Networks* (2024)),
+where such a run is a subproblem of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.chain import Chain
+from pipeplan.ilp.recompute.labels import AHEAD, KEEPS, MORE, NONE, PEAK, UNDER
+from pipeplan.ilp.recompute.segment_peaks import segment_peaks
+from pipeplan.ilp.segment_tables import Array
+
+MOST: Final = 4
+"""Ways in which a run may hold others."""
+
+
+class Nested:
+    """[n, a, b] -> the ways in which the run a..b may hold others: more, peak, label."""
+
+    def __init__(self, chain: Chain, held: Array, *, relaxed: bool) -> None:
+        """Begin with none.
+
+        Args:
+            chain: the chain.
+            held: [kind, l] what layer l saves of its output, the most of all kinds last.
+            relaxed: whether each way must be dominated by one of those that are kept, for bounds.
+        """
+        count = len(chain.layers)
+        self.relaxed = relaxed
+        shape = (MOST, count, count)
+        self._more = np.full(shape, NONE, dtype=np.int64)
+        self._peak, self._label = np.zeros_like(self._more), np.zeros_like(self._more)
+        behind = np.array([layer.gradient_of_output_bytes for layer in chain.layers])
+        buffers = np.cumsum([0, *(layer.buffer_bytes for layer in chain.layers)])
+        self._beside = behind[None, :] + buffers[None, 1:] - buffers[:-1, None]
+        entries = np.array([layer.saved_input_bytes for layer in chain.layers])
+        before = np.concatenate([np.zeros((len(held), 1), dtype=np.int64), held[:, :-1]], axis=1)
+        self._entry = np.maximum(0, before - entries) * (not relaxed)
+        ends = [chain.input_of(n) + chain.gradient_of_input(n) for n in range(count)]
+        self._flat, light = segment_peaks(chain, held[-1].tolist())
+        self._least = np.maximum(light, np.array(ends)[:, None] + behind[None, :])
+
+    def of(
+        self, last: int, place: Array, kind: NDArray[np.integer]
+    ) -> Iterator[tuple[Array, ...]]:
+        """Of runs from layers `place` up to `last`, behind pieces of these kinds.
+
+        Yields:
+            Which of them have one more way, its more, its peak, its label.
+        """
+        for n in range(MOST):
+            here = np.flatnonzero(self._more[n, place, last] < NONE)
+            at = n, place[here], last
+            peak = self._peak[at] + self._entry[kind[here], place[here]]
+            peak = np.maximum(peak, self._least[place[here], last])
+            yield here, self._more[at], peak, self._label[at]
+
+    def add(
+        self, first: int, last: int, begin: int, labels: Array, kind: NDArray[np.int8]
+    ) -> None:
+        """What the run first..last may be by labels of that segment, the first of them `begin`."""
+        here = np.flatnonzero((kind == KEEPS) & (labels[UNDER] == 0))
+        here = here[np.argsort(labels[MORE, here], kind="stable")]
+        more = labels[MORE, here]
+        again = labels[AHEAD, here] + self._beside[first, last]
+        peak = np.maximum(labels[PEAK, here], again)
+        above = NONE if self.relaxed else self._flat[first, last] - self._entry[-1, first]
+        good = np.flatnonzero(peak < np.minimum.accumulate([above, *peak])[:-1])
+        if len(good) > MOST:
+            good = good[np.linspace(0, len(good) - 1, MOST).round().astype(np.int64)]
+        if not len(good):
+            return
+        used = slice(len(good)), first, last
+        self._label[used] = begin + here[good]
+        if self.relaxed:
+            more, peak = (np.minimum.reduceat(each, good) for each in (more, peak))
+        else:
+            more, peak = more[good], peak[good]
+        self._more[used], self._peak[used] = more, peak
