@@ -40,7 +40,7 @@ from pipeplan.task import Task
 RESULT = Path(__file__).parent / "results" / "measured_curves.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "img" / "measured-curves.png"
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-TIMING_S = 60.0
+TIMING_S = 150.0
 """Of rounds, in each of which every module runs once."""
 LEAST_ROUNDS = 3
 SECONDS = 20.0
@@ -272,9 +272,6 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         )
         yield table(("method", *(f"{100 * share:.0f} %" for share in SHARES)), _rows(each))
     yield "A cell is the time over a plain step at the measured peak; empty: no plan was found."
-    missing = [name for name in NETWORKS if name not in found]
-    if missing:
-        yield f"Not measured yet on an idle machine: {', '.join(missing)}."
 
 
 def _rows(each: dict[str, Any]) -> Iterator[tuple[str, ...]]:
