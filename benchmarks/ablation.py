@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from benchmarks.planner import Store
+from benchmarks.store import Store
 from pipeplan.cli import common
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.ilp import Limits, Solution, solve

@@ -25,8 +25,8 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.planner import Store
 from benchmarks.planner_cases import cases
+from benchmarks.store import Store
 from pipeplan.cli import common
 from pipeplan.cluster import Host
 from pipeplan.compare import again

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import joint
-from benchmarks.planner import Store
+from benchmarks.store import Store
 from pipeplan.cli import common
 from pipeplan.testing.instances import Case
 from pipeplan.units import format_bytes, format_ns

@@ -12,7 +12,6 @@ Rows that the file has are not measured again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -20,12 +19,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from benchmarks.markdown import table
-from benchmarks.planner import Store
+from benchmarks.store import measure_missing
 from pipeplan.chain import Chain
-from pipeplan.cli import common
 from pipeplan.errors import PipeplanError
 from pipeplan.planner import Config, solve
 from pipeplan.testing.instances import UNLIMITED, machines
@@ -54,6 +50,11 @@ class Case(NamedTuple):
     def key(self) -> str:
         """What identifies the row."""
         return f"{self.name} {self.gpus} GPUs {self.share:.0%}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Planned with whole layers alone, and with device programs beside them."""
+        return PARTS
 
 
 @cache
@@ -152,26 +153,5 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     yield table(COLUMNS, [cells(case, row) for case, row in zip(known, rows, strict=True)])
 
 
-def main() -> int:
-    """Measure what is missing and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--limit", type=common.duration, default=15 * 10**9, metavar="TIME")
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
-    args = parser.parse_args()
-    store, limit_s = Store(args.out), args.limit / 1e9
-    shown = Table(*COLUMNS, box=None, pad_edge=False)
-    for case in cases():
-        store.rows.setdefault(case.key, {})
-        for name in PARTS:
-            if name not in store.rows[case.key]:
-                store.put(case.key, name, planned(case, limit_s, name))
-                print(f"{case.key} {name}", file=sys.stderr, flush=True)
-        shown.add_row(*cells(case, store.rows[case.key]))
-    common.screen().print(shown)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_missing(__doc__, RESULT, cases(), planned, (COLUMNS, cells)))

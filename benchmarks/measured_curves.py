@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.markdown import table
 from benchmarks.operator_networks import ToyLogits, next_token_loss, toy
+from benchmarks.store import chosen_names
 from pipeplan import rematerialize, tasks
 from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.device_program import DeviceProgram
@@ -291,4 +292,4 @@ def _cell(point: dict[str, Any] | None, plain: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(chosen_names(__doc__, list(NETWORKS)))

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.operator_networks import large, toy
+from benchmarks.store import chosen_names
 from pipeplan.devices import find_device
 from pipeplan.livebytes import LiveBytes
 from pipeplan.operator_graph import OperatorGraph
@@ -247,4 +248,4 @@ ROWS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(chosen_names(__doc__, list(ROWS)))

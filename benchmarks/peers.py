@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.markdown import bullets, table
-from benchmarks.planner import Store
+from benchmarks.store import Store
 from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain, Layer
 from pipeplan.cli import common

@@ -10,37 +10,19 @@ on two cores; `--only`, `--gpus` and `--fractions` choose. A name that ends in .
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.planner_cases import FRACTIONS, cases
 from benchmarks.planner_rows import Limits, parts
-from benchmarks.planner_summary import REFUSED, Row, cells, judged, summary, table
+from benchmarks.planner_summary import REFUSED, cells, judged, summary, table
+from benchmarks.store import Store
 from pipeplan.cli import common
 from pipeplan.errors import PipeplanError
 from pipeplan.testing.instances import Case
 
 RESULT = Path(__file__).parent / "results" / "planner.json"
-
-
-class Store:
-    """Rows by key in a file that is whole after every part."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.rows: dict[str, Row] = {}
-        if path.exists():
-            self.rows = json.loads(path.read_text(encoding="utf-8"))
-
-    def put(self, key: str, name: str, part: Row) -> None:
-        """Keep one part of one row."""
-        self.rows[key][name] = part
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, self._path)
 
 
 def measure(store: Store, case: Case, limits: Limits, again: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ablation import AGAIN, KEEPING, Mode, geometric_mean, solved
-from benchmarks.planner import Store
+from benchmarks.store import Store
 from pipeplan.cli import common
 from pipeplan.ilp import Limits
 from pipeplan.testing.instances import Case

@@ -19,7 +19,6 @@ from __future__ import annotations
 import copy
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.store import chosen_names
 from pipeplan import rematerialize, tasks
 from pipeplan.capture.layer_costs.device_clock import device_of
 from pipeplan.errors import InfeasibleError
@@ -60,7 +60,7 @@ def main() -> None:
     print("| task | budgets | bit-equal | within budget | peak, predicted / measured |", end="")
     print(" alone | told | drift |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or TASKS:
+    for name in chosen_names(__doc__, list(TASKS)) or TASKS:
         torch.manual_seed(0)
         task: Task = getattr(tasks, name)(0, **TASKS[name])
         rows = _rows(task)

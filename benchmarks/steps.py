@@ -1,6 +1,6 @@
 """How far whole steps are from the load of the busiest GPU: equal layers, and GPT-2 medium.
 
-    python -m benchmarks.steps [--limit 20s] [--out FILE]
+    python -m benchmarks.steps [--limit 15s] [--out FILE]
 
 Equal layers: four a GPU, forward, input gradient and weight gradient of one length, a message of
 half a percent of that; memory is a share of what 1F1B's first GPU keeps. GPT-2 medium: estimated
@@ -12,7 +12,6 @@ the same. Rows that the file has are not measured again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
@@ -20,12 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from benchmarks.markdown import table
-from benchmarks.planner import Store
+from benchmarks.store import measure_missing
 from pipeplan.chain import Chain, Layer
-from pipeplan.cli import common
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.ilp import Limits, Problem, solve
 from pipeplan.planner.config import AUTO_K
@@ -163,26 +159,5 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     yield table(COLUMNS, [cells(case, found[case.key]) for case in known])
 
 
-def main() -> int:
-    """Measure what is missing and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--limit", type=common.duration, default=20 * 10**9, metavar="TIME")
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
-    args = parser.parse_args()
-    store, limit_s = Store(args.out), args.limit / 1e9
-    shown = Table(*COLUMNS, box=None, pad_edge=False)
-    for case in cases():
-        store.rows.setdefault(case.key, {})
-        for name in case.parts:
-            if name not in store.rows[case.key]:
-                store.put(case.key, name, planned(case, limit_s, name))
-                print(f"{case.key} {name}", file=sys.stderr, flush=True)
-        shown.add_row(*cells(case, store.rows[case.key]))
-    common.screen().print(shown)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_missing(__doc__, RESULT, cases(), planned, (COLUMNS, cells)))

@@ -41,7 +41,7 @@ def tied_to_backward(
     """
     token = _Body.apply(link, _TRIGGER, *inputs)  # type: ignore[no-untyped-call]
     flags = tuple(fixed) if fixed is not None else (False,) * len(outputs)
-    results: tuple[Tensor, ...] = _Exit.apply(link, flags, token, *outputs)  # type: ignore[no-untyped-call]
+    results: tuple[Tensor, ...] = _PassExit.apply(link, flags, token, *outputs)  # type: ignore[no-untyped-call]
     return results
 
 
@@ -60,7 +60,7 @@ class _Body(torch.autograd.Function):
         return (None, None, *ctx.link.backward())
 
 
-class _Exit(torch.autograd.Function):
+class _PassExit(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, link: PassLink, fixed: tuple[bool, ...], _: Tensor, *outputs: Tensor

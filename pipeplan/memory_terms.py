@@ -122,7 +122,7 @@ class Curve(Record):
         return self
 
 
-class GpuMemory(Record):
+class GpuTerms(Record):
     """What one GPU holds: at the worst instant of each of its kinds of action, and over time."""
 
     instants: Annotated[tuple[Instant, ...], Field(min_length=1)]
@@ -186,9 +186,9 @@ class MemoryReport(Document):
     memory_model: Literal["exact", "paper"]
     gpus: Annotated[tuple[Room, ...], Field(min_length=1)]
     stages: tuple[StagePlace, ...]
-    predicted: tuple[GpuMemory, ...]
+    predicted: tuple[GpuTerms, ...]
     """One of each GPU."""
-    measured: tuple[GpuMemory | None, ...] = ()
+    measured: tuple[GpuTerms | None, ...] = ()
     """One of each GPU; None where nothing was counted. Empty of a plan alone."""
     step: Positive | None = None
     """The optimizer step that was measured, the run's first one being 1."""
@@ -213,7 +213,7 @@ class MemoryReport(Document):
         return self
 
 
-def _terms(memory: GpuMemory | None) -> Iterable[Term]:
+def _terms(memory: GpuTerms | None) -> Iterable[Term]:
     if memory is not None:
         yield from (term for instant in memory.instants for term in instant.terms)
         yield from memory.host

@@ -59,11 +59,11 @@ class OpKind(StrEnum):
         return self in (OpKind.OFFLOAD, OpKind.PREFETCH)
 
 
-Runs = tuple[tuple[Count, Count], ...]
+LayerRanges = tuple[tuple[Count, Count], ...]
 """Pairs in chain order: runs of layers [first, last], or [layer, option] in `Remat.programs`."""
 
 
-def outermost(runs: Runs) -> Runs:
+def outermost(runs: LayerRanges) -> LayerRanges:
     """Those that lie in no other; each stands before those inside it."""
     found: list[tuple[int, int]] = []
     for run in runs:
@@ -72,7 +72,7 @@ def outermost(runs: Runs) -> Runs:
     return tuple(found)
 
 
-def inside(runs: Runs, outer: tuple[int, int]) -> Runs:
+def inside(runs: LayerRanges, outer: tuple[int, int]) -> LayerRanges:
     """Those that lie in `outer`, itself left out."""
     return tuple(run for run in runs if run != outer and outer[0] <= run[0] <= outer[1])
 
@@ -88,9 +88,9 @@ class Remat(Record):
     programs: [layer, option] of layers that run a device program, (V5).
     """
 
-    recompute: Runs = ()
-    offload: Annotated[Runs, Field(exclude_if=lambda runs: not runs)] = ()
-    programs: Annotated[Runs, Field(exclude_if=lambda pairs: not pairs)] = ()
+    recompute: LayerRanges = ()
+    offload: Annotated[LayerRanges, Field(exclude_if=lambda runs: not runs)] = ()
+    programs: Annotated[LayerRanges, Field(exclude_if=lambda pairs: not pairs)] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -9,7 +9,7 @@ from itertools import product
 from random import Random
 
 from pipeplan.cluster import Host
-from pipeplan.plan import Op, OpKind, Plan, Remat, Runs, Stage
+from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
 from tests import handmade, handmade_greedy
 from tests.handmade_greedy import Calendar
 from tests.handmade_unrolled import PREFETCH, F, Unrolled, away_bytes, resource
@@ -54,7 +54,7 @@ def _offload(random: Random, plan: Plan, stage: Stage, calendar: Calendar) -> Pl
     return handmade.with_(sent, ops=(*plan.ops, *(op for pair in ops for op in pair)))
 
 
-def _runs(random: Random, stage: Stage) -> Runs:
+def _runs(random: Random, stage: Stage) -> LayerRanges:
     """One run, or each layer a run of its own."""
     if random.random() < 0.3:
         return tuple((layer, layer) for layer in range(stage.first, stage.last + 1))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pipeplan.cluster import Host
-from pipeplan.plan import Plan, Remat, Runs
+from pipeplan.plan import LayerRanges, Plan, Remat
 from tests import handmade
 from tests.offloading import offloaded
 
@@ -35,7 +35,9 @@ def with_host(
     return plan.model_copy(update={"cluster": cluster})
 
 
-def offloading(plan: Plan, stage: int, runs: Runs, times: Mapping[str, int], lasts: int) -> Plan:
+def offloading(
+    plan: Plan, stage: int, runs: LayerRanges, times: Mapping[str, int], lasts: int
+) -> Plan:
     """`plan`, on a cluster with a host, whose `stage` offloads `runs`; its table told anew.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pipeplan.cluster import Host
-from pipeplan.plan import MemoryRow, Op, OpKind, Plan, Remat, Runs
+from pipeplan.plan import LayerRanges, MemoryRow, Op, OpKind, Plan, Remat
 from pipeplan.simulator import Simulation
 from tests import handmade
 
@@ -19,7 +19,7 @@ HOST_BYTES = 2**40
 
 def offloaded(
     plan: Plan,
-    runs: Mapping[int, Runs],
+    runs: Mapping[int, LayerRanges],
     sizes: Mapping[int, int],
     times: Mapping[str, int],
     *,
@@ -109,7 +109,7 @@ def spans(simulation: Simulation, microbatch: int) -> dict[str, tuple[int, int]]
     }
 
 
-def _remat(before: Remat | None, runs: Runs) -> Remat | None:
+def _remat(before: Remat | None, runs: LayerRanges) -> Remat | None:
     again = before.recompute if before else ()
     return Remat(recompute=again, offload=runs) if again or runs else None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pipeplan.plan import Runs as PlannedRuns
-from pipeplan.plan import inside, outermost
+from pipeplan.plan import LayerRanges, inside, outermost
 
 Segment = tuple[int, int]
 """First and last layer, 0-based, inclusive."""
@@ -46,6 +45,6 @@ def listed(runs: Iterable[Run]) -> tuple[Segment, ...]:
     return tuple(each for run in runs for each in (run.segment, *listed(run.inner)))
 
 
-def from_plan(runs: PlannedRuns) -> Runs:
+def from_plan(runs: LayerRanges) -> Runs:
     """What `listed` has written."""
     return tuple(Run(*run, inner=from_plan(inside(runs, run))) for run in outermost(runs))

@@ -12,7 +12,7 @@ from typing import Any
 from pipeplan import __version__
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import RunFigures, json_number, replace
-from pipeplan.memory_terms import GpuMemory
+from pipeplan.memory_terms import GpuTerms
 from pipeplan.report.memory import FILE, memory_of_run
 from pipeplan.report.remat import remat_shares
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
@@ -29,7 +29,7 @@ class RankResult:
     """Most live bytes at once; only with --instrument."""
     resident_bytes: int
     taken: GpuMemoryUse
-    sampled: tuple[int, GpuMemory] | None = None
+    sampled: tuple[int, GpuTerms] | None = None
     """The step that was sampled, and its bytes term by term."""
 
 

@@ -25,7 +25,7 @@ _Key = tuple[str, int, bool]
 
 
 @dataclass(frozen=True)
-class _Known:
+class _GraphPrograms:
     """What was found for one graph."""
 
     usual: ProgramOutcome
@@ -61,7 +61,7 @@ class LayerSearch:
         self._chain, self._model, self._accumulate = chain, model, accumulate
         self._timed, self._check, self._say, self._around = timed, check, say, around
         self._seconds = seconds
-        self._known: dict[_Key, _Known] = {}
+        self._known: dict[_Key, _GraphPrograms] = {}
         self._programs: dict[OperatorProgram, int] = {}
         self._options: dict[int, list[LayerOption]] = {}
         self._why: dict[int, str] = {}
@@ -100,7 +100,7 @@ class LayerSearch:
         self._check(run, captured)
         return captured
 
-    def _found(self, index: int, run: LayerRun, captured: Captured) -> _Known:
+    def _found(self, index: int, run: LayerRun, captured: Captured) -> _GraphPrograms:
         """Programs of a graph that was not met before, and the bytes of each."""
         timed = self._timed(run, captured)
         options = graph_options(timed.graph, self._share(index))
@@ -110,7 +110,7 @@ class LayerSearch:
             f"layer {index + 1} of {len(self._model.layers)}, {run.name}:"
             f" {len(captured.graph.operations)} operators, {len(programs)} programs"
         )
-        return _Known(options.usual, programs)
+        return _GraphPrograms(options.usual, programs)
 
     def _share(self, index: int) -> float:
         """Seconds for a graph: an equal part of what is left, but half of it where few are."""
@@ -119,7 +119,7 @@ class LayerSearch:
         self._seconds = max(0.0, left - share)
         return share
 
-    def _of(self, index: int, digest: str, known: _Known) -> list[LayerOption]:
+    def _of(self, index: int, digest: str, known: _GraphPrograms) -> list[LayerOption]:
         layer = self._chain.layers[index]
         made = []
         for found in known.programs:

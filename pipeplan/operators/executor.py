@@ -19,7 +19,7 @@ from pipeplan.gradients import sum_of
 from pipeplan.operator_graph import StorageKind
 from pipeplan.operators.host import HostTransfers, LateHost, host_of
 from pipeplan.operators.memory import Memory, contiguous_as
-from pipeplan.operators.prepared import PreparedProgram, Step, Task
+from pipeplan.operators.prepared import OperationCall, PreparedInstruction, PreparedProgram
 from pipeplan.operators.random_states import RandomStates
 
 Watch = Callable[[int], AbstractContextManager[Any]]
@@ -105,7 +105,7 @@ class ProgramPass:
             ).zero_()
         self._memory.put(value, contiguous_as(gradient, layout))
 
-    def _execute(self, steps: Sequence[Step]) -> None:
+    def _execute(self, steps: Sequence[PreparedInstruction]) -> None:
         """Ends the copies where a step fails: a worker would wait for the rest."""
         try:
             self._follow(steps)
@@ -114,7 +114,7 @@ class ProgramPass:
             self._host.close()
             raise
 
-    def _follow(self, steps: Sequence[Step]) -> None:
+    def _follow(self, steps: Sequence[PreparedInstruction]) -> None:
         calls, host = self._calls(), self._host
         cast = torch.autocast(self._captured.device.type, enabled=False)
         # The graph holds all that autograd and autocast would add. Some kernels ask whether
@@ -155,7 +155,7 @@ class ProgramPass:
             result = task.function(*args, **kwargs)
         self._keep(task, result if task.several else (result,))
 
-    def _keep(self, task: Task, results: Sequence[Any]) -> None:
+    def _keep(self, task: OperationCall, results: Sequence[Any]) -> None:
         """Puts results where there are none yet (A2)."""
         memory, host = self._memory, self._host
         there = [s for s in task.writes if memory.has(s) or host.holds(s)]

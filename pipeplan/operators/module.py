@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class RegisteredTensor:
     """Where a parameter or buffer is found: it may be replaced."""
 
     name: str
@@ -36,7 +36,7 @@ class BoundProgram:
     """A prepared program, and where the module's tensors are."""
 
     prepared: PreparedProgram
-    slots: tuple[Slot, ...]
+    slots: tuple[RegisteredTensor, ...]
     parts: tuple[nn.Module, ...]
     """Submodules, the module itself left out."""
     trained: tuple[bool, ...]
@@ -53,7 +53,7 @@ class BoundProgram:
             owner, _, own = path.rpartition(".")
             part = module.get_submodule(owner)
             register = part._parameters if own in part._parameters else part._buffers  # noqa: SLF001
-            slots.append(Slot(path, register, own))
+            slots.append(RegisteredTensor(path, register, own))
         parts = tuple(part for part in module.modules() if part is not module)
         trained = tuple(slot.register[slot.own].requires_grad for slot in slots)
         return cls(prepared, tuple(slots), parts, trained, _hooks(parts))

@@ -21,7 +21,7 @@ _ENDS = (InstructionKind.PREFETCH, InstructionKind.WAIT, InstructionKind.FREE)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PreparedInstruction:
     """An instruction, and what its last reads mean for copies that are under way."""
 
     kind: InstructionKind
@@ -52,7 +52,7 @@ class PreparedProgram:
             _check_copy(captured, each)
         operations = captured.graph.operations
         self.captured = captured
-        self.tasks = tuple(Task.of(captured, index) for index in range(len(operations)))
+        self.tasks = tuple(OperationCall.of(captured, index) for index in range(len(operations)))
         self.views = views_of(captured)
         self.forward, self.backward = _parts(captured, program)
         self.pinned = PinnedPool()
@@ -66,7 +66,7 @@ class PreparedProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OperationCall:
     """An operation, prepared for runs."""
 
     function: Callable[..., Any]
@@ -80,7 +80,7 @@ class Task:
     device: torch.device
 
     @classmethod
-    def of(cls, captured: Captured, index: int) -> Task:
+    def of(cls, captured: Captured, index: int) -> OperationCall:
         """Of operation `index`."""
         operation, computation = captured.graph.operations[index], captured.computations[index]
         return cls(
@@ -111,7 +111,7 @@ def _check_copy(captured: Captured, instruction: Instruction) -> None:
 
 def _parts(
     captured: Captured, program: DeviceProgram
-) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+) -> tuple[tuple[PreparedInstruction, ...], tuple[PreparedInstruction, ...]]:
     """What runs in the forward, and what in the backward.
 
     What is freed right behind the end of the forward goes before the caller has his turn.
@@ -127,7 +127,7 @@ def _parts(
     return steps[:end], steps[end:]
 
 
-def _steps(graph: OperatorGraph, lines: tuple[Instruction, ...]) -> Iterator[Step]:
+def _steps(graph: OperatorGraph, lines: tuple[Instruction, ...]) -> Iterator[PreparedInstruction]:
     """Finds, from the end on, which reads of a storage that is leaving are the last ones."""
     last_read: dict[int, int] = {}
     offloads: dict[int, int] = {}
@@ -145,7 +145,7 @@ def _steps(graph: OperatorGraph, lines: tuple[Instruction, ...]) -> Iterator[Ste
                 last_read.setdefault(storage, place)
     for place, each in enumerate(lines):
         unused = tuple(ended.get(place, ()))
-        yield Step(each.kind, each.index, place in offloads, unused)
+        yield PreparedInstruction(each.kind, each.index, place in offloads, unused)
 
 
 def _read_by(graph: OperatorGraph, line: Instruction) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from pipeplan.devices import Device
 from pipeplan.operators.captured import Captured
 from pipeplan.operators.executor import ProgramPass
 from pipeplan.operators.flat_module import states_for_trial, states_of
-from pipeplan.operators.prepared import PreparedProgram, Task
+from pipeplan.operators.prepared import OperationCall, PreparedProgram
 from pipeplan.operators.refusals import UncapturableError
 from pipeplan.remat.programs import keep_all
 
@@ -121,7 +121,7 @@ class _Sized(_Whole):
         super().__init__(prepared, states, inputs, watch)
         self._sizes = sizes
 
-    def _keep(self, task: Task, results: Sequence[Any]) -> None:
+    def _keep(self, task: OperationCall, results: Sequence[Any]) -> None:
         made: dict[int, dict[int, int]] = defaultdict(dict)
         for place, _, storage in task.kept:
             tensor = results[place]
@@ -137,7 +137,7 @@ class _Sized(_Whole):
         super()._keep(task, results)
 
 
-def _otherwise(task: Task) -> UncapturableError:
+def _otherwise(task: OperationCall) -> UncapturableError:
     return UncapturableError(f"{task.function} does not return what torch says that it returns")
 
 

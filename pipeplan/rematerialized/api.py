@@ -14,7 +14,7 @@ from pipeplan.rematerialized.choice import rematerialize_fastest
 from pipeplan.rematerialized.layers import rematerialize_layers
 from pipeplan.rematerialized.measured import Loss
 from pipeplan.rematerialized.operators import rematerialize_operators
-from pipeplan.rematerialized.request import Request
+from pipeplan.rematerialized.request import RematerializationRequest
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -90,7 +90,7 @@ def rematerialize(
     extra = arguments.size(reserve, "reserve")
     taken = arguments.sample_of(sample, loss)
     arguments.check_module(module, taken.source)
-    request = Request(
+    request = RematerializationRequest(
         module=module,
         sample=taken,
         place=device_of(module),

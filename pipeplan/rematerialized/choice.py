@@ -13,7 +13,7 @@ from torch import nn
 from pipeplan.errors import InfeasibleError, InputError, PipeplanError
 from pipeplan.rematerialized.layers import rematerialize_layers
 from pipeplan.rematerialized.operators import rematerialize_operators
-from pipeplan.rematerialized.request import Request
+from pipeplan.rematerialized.request import RematerializationRequest
 from pipeplan.rematerialized.untouched import as_it_was, gradients
 from pipeplan.units import format_bytes, format_ns
 
@@ -68,7 +68,7 @@ class Choice:
         return next(each.refusal for each in self.ways if each.name == OPERATORS)
 
 
-def rematerialize_fastest(request: Request[Module]) -> Module:
+def rematerialize_fastest(request: RematerializationRequest[Module]) -> Module:
     """The faster of both ways, whose `rematerialization_choice` tells of both.
 
     Raises:
@@ -100,7 +100,7 @@ def rematerialize_fastest(request: Request[Module]) -> Module:
 
 def _ways(
     found: dict[str, Any],
-) -> Sequence[tuple[str, Callable[[Request[Module]], Module]]]:
+) -> Sequence[tuple[str, Callable[[RematerializationRequest[Module]], Module]]]:
     """Layers first: with a plan of them, operators need not search for what they could keep."""
     return (
         (LAYERS, rematerialize_layers),
@@ -125,7 +125,9 @@ def _neither(refusals: dict[str, PipeplanError]) -> PipeplanError:
     return refusals[first]
 
 
-def _step_times(request: Request[Module], leans: Sequence[nn.Module]) -> list[int]:
+def _step_times(
+    request: RematerializationRequest[Module], leans: Sequence[nn.Module]
+) -> list[int]:
     """Medians of steps with the sample, one of each in turns; the module is left as it was."""
     request.say(f"timing {request.repeats} steps of each")
     rows = []
@@ -135,7 +137,7 @@ def _step_times(request: Request[Module], leans: Sequence[nn.Module]) -> list[in
     return [round(statistics.median(column)) for column in zip(*rows[1:], strict=True)]
 
 
-def _step(lean: nn.Module, request: Request[Module]) -> int:
+def _step(lean: nn.Module, request: RematerializationRequest[Module]) -> int:
     taken, clock = request.sample, request.place.clock
     source = taken.source.detach().requires_grad_(taken.source.requires_grad)
     begin = clock.mark()

@@ -19,7 +19,7 @@ from pipeplan.rematerialized.measured import ModuleMeasurements, Sample
 from pipeplan.rematerialized.module import run, wrapped
 from pipeplan.rematerialized.parts import Parts, buffers_of
 from pipeplan.rematerialized.precision import as_in, autocast
-from pipeplan.rematerialized.request import Request
+from pipeplan.rematerialized.request import RematerializationRequest
 from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Prepared, Watch
 from pipeplan.rematerialized.timing import rehearsed, with_times
@@ -30,7 +30,7 @@ from pipeplan.units import parse_bandwidth
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def rematerialize_layers(request: Request[Module]) -> Module:
+def rematerialize_layers(request: RematerializationRequest[Module]) -> Module:
     """`request.module` in a form whose layers keep the budget, with a `Rematerialization`.
 
     Raises:
@@ -131,7 +131,7 @@ def _no_optimizer(_: object) -> torch.optim.Optimizer:
 
 
 def _channel(
-    cut: SplitModel, found: ModuleMeasurements, request: Request[Module]
+    cut: SplitModel, found: ModuleMeasurements, request: RematerializationRequest[Module]
 ) -> HostLink | None:
     if not request.offload:
         return None

@@ -17,7 +17,7 @@ from pipeplan.rehearsal import check_agreement, measured
 from pipeplan.remat.graph import Answer, Budget, GraphProblem, Option, solve
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.rematerialized.measured import Loss, Sample
-from pipeplan.rematerialized.request import Request
+from pipeplan.rematerialized.request import RematerializationRequest
 from pipeplan.rematerialized.untouched import as_it_was, gradients
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -53,7 +53,9 @@ class OperatorPlan:
         return self.option.method
 
 
-def rematerialize_operators(request: Request[Module], brief: bool = False) -> Module:
+def rematerialize_operators(
+    request: RematerializationRequest[Module], brief: bool = False
+) -> Module:
     """`request.module` in a form whose operators keep the budget, with an `OperatorPlan`.
 
     Args:
@@ -75,7 +77,7 @@ def rematerialize_operators(request: Request[Module], brief: bool = False) -> Mo
         ) from None
 
 
-def _planned(request: Request[Module], brief: bool) -> Module:
+def _planned(request: RematerializationRequest[Module], brief: bool) -> Module:
     module, taken, say = request.module, request.sample, request.say
     say("operators: capturing")
     captured = capture(module, taken.source)
@@ -179,7 +181,7 @@ def _states(loss: Loss) -> list[Tensor]:
     return [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
 
 
-def _around_the_loss(request: Request[Module]) -> int:
+def _around_the_loss(request: RematerializationRequest[Module]) -> int:
     """The most bytes that the loss and its backward hold beside output and target.
 
     The gradient of the output is among them.

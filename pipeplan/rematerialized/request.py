@@ -15,7 +15,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Request(Generic[Module]):
+class RematerializationRequest(Generic[Module]):
     """A module, its sample, and what it is to keep.
 
     Attributes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeplan.errors import PipeplanError
 from pipeplan.lowering import lower
-from pipeplan.memory_terms import GpuMemory, Instant, MemoryReport, Purpose, Room, StagePlace
+from pipeplan.memory_terms import GpuTerms, Instant, MemoryReport, Purpose, Room, StagePlace
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.report.memory_advice import lower_peak
@@ -46,7 +46,7 @@ def planned_memory(plan: Plan, pattern: Pattern | None = None) -> MemoryReport |
 
 
 def memory_of_run(
-    plan: Plan, pattern: Pattern, found: Sequence[tuple[tuple[int, GpuMemory] | None, int | None]]
+    plan: Plan, pattern: Pattern, found: Sequence[tuple[tuple[int, GpuTerms] | None, int | None]]
 ) -> MemoryReport | None:
     """The report of `plan` beside what its ranks measured, where any did.
 
@@ -66,7 +66,7 @@ def memory_of_run(
 
 def with_measured(
     report: MemoryReport,
-    found: Sequence[tuple[int, GpuMemory] | None],
+    found: Sequence[tuple[int, GpuTerms] | None],
     reserves: Sequence[int | None],
 ) -> MemoryReport:
     """`report` beside what a run measured.
@@ -114,7 +114,7 @@ class Compared:
     """`3 x 2.00 MiB`, of the prediction."""
 
 
-def measured_of(report: MemoryReport, gpu: int) -> GpuMemory | None:
+def measured_of(report: MemoryReport, gpu: int) -> GpuTerms | None:
     """What was measured of one GPU."""
     return report.measured[gpu] if report.measured else None
 

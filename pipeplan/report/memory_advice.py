@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeplan.chain import Layer
-from pipeplan.memory_terms import GpuMemory, Purpose
+from pipeplan.memory_terms import GpuTerms, Purpose
 from pipeplan.plan import Plan, Stage
 from pipeplan.report.layers import kept_bytes
 from pipeplan.units import format_bytes
@@ -25,7 +25,7 @@ LESS = 10
 """Per cent that the peak shall be lower."""
 
 
-def lower_peak(plan: Plan, memory: GpuMemory) -> str:
+def lower_peak(plan: Plan, memory: GpuTerms) -> str:
     """What dominates the peak, which layer has most of that, and what would be the peak next."""
     peak = memory.peak
     if not peak.size:
@@ -43,7 +43,7 @@ def lower_peak(plan: Plan, memory: GpuMemory) -> str:
     return f"{line}{_layer(plan, memory, stage, group, need)}; {_next(memory)}"
 
 
-def _layer(plan: Plan, memory: GpuMemory, stage: int, group: str, need: int) -> str:
+def _layer(plan: Plan, memory: GpuTerms, stage: int, group: str, need: int) -> str:
     """The layer of the stage that has most of the group, and whether it is enough."""
     place = plan.stages[stage]
     sizes, line = dict(_sizes(plan, place, group)), ""
@@ -65,7 +65,7 @@ def _enough(size: int, need: int) -> str:
     return "enough" if size >= need else "not enough alone"
 
 
-def _in_flight(memory: GpuMemory, stage: int) -> tuple[int, int]:
+def _in_flight(memory: GpuTerms, stage: int) -> tuple[int, int]:
     """Bytes that a micro-batch has saved in the stage, and how many have."""
     terms = [t for t in memory.peak.terms if t.purpose is P.SAVED and t.stage == stage]
     return max((t.each_bytes for t in terms), default=0), sum(t.count for t in terms)
@@ -102,7 +102,7 @@ def _states(plan: Plan, place: Stage, layer: Layer) -> int:
     return one + (more if plan.semantics == "2bw" else 0)
 
 
-def _next(memory: GpuMemory) -> str:
+def _next(memory: GpuTerms) -> str:
     """What holds nearly as much, and would have to change as well."""
     limit = memory.peak.size * (100 - LESS) // 100
     high = [each.kind for each in memory.instants[1:] if each.size > limit]

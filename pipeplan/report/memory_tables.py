@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.memory_terms import GpuMemory, MemoryReport, Purpose
+from pipeplan.memory_terms import GpuTerms, MemoryReport, Purpose
 from pipeplan.report.grid import short
 from pipeplan.report.memory import compared, measured_of
 from pipeplan.report.remat import spans
@@ -95,7 +95,7 @@ def gpu_table(report: MemoryReport) -> Table:
     return table
 
 
-def _following(memory: GpuMemory) -> str:
+def _following(memory: GpuTerms) -> str:
     following = memory.following
     return f"{following.action}, {format_bytes(following.size)}" if following else "-"
 

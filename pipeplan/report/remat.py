@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from pipeplan.document import Count, Positive, Record
-from pipeplan.plan import OpKind, Plan, Runs, Stage, outermost
+from pipeplan.plan import LayerRanges, OpKind, Plan, Stage, outermost
 from pipeplan.units import format_bytes, format_ns
 from pipeplan.verifier import offloaded, stage_on_host
 
@@ -21,14 +21,14 @@ class Share(Record):
     model_config = ConfigDict(extra="ignore")
     gpu: Count
     layers: tuple[Count, Count]
-    recompute: Runs = ()
+    recompute: LayerRanges = ()
     again_ns: Count = 0
     """What a micro-batch takes longer for `recompute` (V1)."""
-    programs: Runs = ()
+    programs: LayerRanges = ()
     """[layer, option] of layers under device programs (V5)."""
     programs_ns: Count = 0
     """What a micro-batch takes longer for `programs`."""
-    offload: Runs = ()
+    offload: LayerRanges = ()
     offload_bytes: Count = 0
     """Of a micro-batch (H1)."""
     offloaded: tuple[Count, Positive] = (0, 1)

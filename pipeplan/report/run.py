@@ -58,7 +58,7 @@ class RunMachine(Record):
     device: str = "cpu"
 
 
-class Run(Document):
+class TrainingRun(Document):
     """The part of run.json that is reported."""
 
     model_config = _LENIENT
@@ -92,7 +92,7 @@ class Run(Document):
         return self
 
 
-def read(folder: str | Path) -> Run:
+def read(folder: str | Path) -> TrainingRun:
     """The run in the output folder of a `launch`.
 
     Raises:
@@ -104,10 +104,10 @@ def read(folder: str | Path) -> Run:
             f"run {folder}: got no run.json, need the --out folder of a finished run of"
             " pipeplan.launch. Check the path, or finish the run with --resume."
         )
-    return Run.read(file)
+    return TrainingRun.read(file)
 
 
-def comparisons(runs: Sequence[Run]) -> list[PredictedMeasured]:
+def comparisons(runs: Sequence[TrainingRun]) -> list[PredictedMeasured]:
     """Predicted and measured, for all that the runs measured.
 
     Times come from runs that were not instrumented, bytes from those that were: counting bytes
@@ -119,7 +119,7 @@ def comparisons(runs: Sequence[Run]) -> list[PredictedMeasured]:
     ]
 
 
-def crowded(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[str]:
+def crowded(runs: Sequence[TrainingRun], titles: Sequence[str]) -> Iterator[str]:
     """What to know of measured times where ranks had to share cores."""
     for run, title in zip(runs, titles, strict=True):
         ranks, cores = run.host.ranks, run.host.cores
@@ -130,7 +130,7 @@ def crowded(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _times(run: Run) -> Iterator[PredictedMeasured]:
+def _times(run: TrainingRun) -> Iterator[PredictedMeasured]:
     predicted, measured = run.predicted, run.measured
     how = ", predicted by an estimate" if predicted.times == "estimated" else ""
     if measured.period_ns is not None:
@@ -141,7 +141,7 @@ def _times(run: Run) -> Iterator[PredictedMeasured]:
         yield PredictedMeasured(name, "ns", predicted.step_ns, measured.step_ns)
 
 
-def _bytes(run: Run) -> Iterator[PredictedMeasured]:
+def _bytes(run: TrainingRun) -> Iterator[PredictedMeasured]:
     pairs = zip(run.predicted.peak_bytes, run.measured.peak_bytes, strict=True)
     for rank, (predicted, measured) in enumerate(pairs):
         if measured is not None:
@@ -150,7 +150,7 @@ def _bytes(run: Run) -> Iterator[PredictedMeasured]:
             yield PredictedMeasured(name, "bytes", predicted, measured, stages)
 
 
-def _taken(run: Run) -> Iterator[PredictedMeasured]:
+def _taken(run: TrainingRun) -> Iterator[PredictedMeasured]:
     """What the GPUs' allocators held, rounding, kernels' scratch and gaps included."""
     measured = {"allocated": run.measured.allocated_bytes, "reserved": run.measured.reserved_bytes}
     for rank, predicted in enumerate(run.predicted.peak_bytes):
@@ -161,12 +161,12 @@ def _taken(run: Run) -> Iterator[PredictedMeasured]:
                 )
 
 
-def stage_tables(runs: Sequence[Run], titles: Sequence[str]) -> Iterator[Table]:
+def stage_tables(runs: Sequence[TrainingRun], titles: Sequence[str]) -> Iterator[Table]:
     """For each run whose stages compute again or offload: what, beside the bytes of its ranks.
 
     Of runs of one plan the instrumented one is shown, if there is one: it has measured bytes.
     """
-    shown: dict[tuple[str, tuple[Share, ...]], tuple[Run, str]] = {}
+    shown: dict[tuple[str, tuple[Share, ...]], tuple[TrainingRun, str]] = {}
     for run, title in zip(runs, titles, strict=True):
         plan = run.semantics, run.predicted.stages
         gives_up = any(share.recomputed or share.on_host for share in run.predicted.stages)

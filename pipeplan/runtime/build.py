@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeplan.compiling import compiled_layer
 from pipeplan.host_copy import CopyEngine
 from pipeplan.nested import layer_loss
-from pipeplan.plan import Plan, Runs
+from pipeplan.plan import LayerRanges, Plan
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.program import Pattern
 from pipeplan.runtime.data.feed import Feed
@@ -184,12 +184,12 @@ class _StageBuilder:
         return StageRunner(spec, self.plan.microbatches, held)
 
 
-def _runs(planned: PlannedStage) -> tuple[Runs, Runs]:
+def _runs(planned: PlannedStage) -> tuple[LayerRanges, LayerRanges]:
     """What the plan lets the stage compute again, and offload; counted from its first layer."""
     if planned.remat is None:
         return (), ()
 
-    def within(runs: Runs) -> Runs:
+    def within(runs: LayerRanges) -> LayerRanges:
         return tuple((first - planned.first, last - planned.first) for first, last in runs)
 
     return within(planned.remat.recompute), within(planned.remat.offload)

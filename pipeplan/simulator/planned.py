@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from pipeplan.chain import Chain
-from pipeplan.plan import Op, OpKind, Plan, Runs, Stage
+from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Stage
 from pipeplan.simulator import costs
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
@@ -170,7 +170,7 @@ def _states(plan: Plan, index: int) -> Iterator[Discrepancy]:
         yield Discrepancy("stages", where, "got host, need a host that tells how fast it updates")
 
 
-def _sound(stage: Stage, runs: Runs, *, nested: bool = False) -> bool:
+def _sound(stage: Stage, runs: LayerRanges, *, nested: bool = False) -> bool:
     """Whether runs are the stage's own, in order, apart; or, `nested`, one over inside another."""
     return all(stage.first <= first <= last <= stage.last for first, last in runs) and all(
         one[1] < other[0] or (nested and one[0] <= other[0] and other[1] < one[1])
@@ -190,7 +190,7 @@ def _told(chain: Chain, stage: Stage, inside: set[int]) -> bool:
     )
 
 
-def _layers(runs: Runs) -> set[int]:
+def _layers(runs: LayerRanges) -> set[int]:
     return {layer for first, last in runs for layer in range(first, last + 1)}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Remat, Runs
+from pipeplan.plan import LayerRanges, Plan, Remat
 from pipeplan.simulator.costs import forward_ns, input_ns
 from pipeplan.simulator.host_states import staying_bytes
 
@@ -51,7 +51,7 @@ def condensed(plan: Plan) -> Plan:
 def _walked(
     chain: Chain,
     span: tuple[int, int],
-    again: Runs,
+    again: LayerRanges,
     *,
     held: int,
     programs: Mapping[int, int] = _NO_PROGRAMS,
@@ -74,7 +74,7 @@ def _walked(
         position, held = end + 1, layer.saved_output_bytes
 
 
-def _run(chain: Chain, first: int, last: int, within: Runs, held: int) -> Layer:
+def _run(chain: Chain, first: int, last: int, within: LayerRanges, held: int) -> Layer:
     """Layers first..last as the one layer that they look like from outside.
 
     Its first forward keeps nothing of `within`, the runs in it; a second one meets them as layers.

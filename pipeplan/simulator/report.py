@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil
 
-from pipeplan.memory_terms import GpuMemory
+from pipeplan.memory_terms import GpuTerms
 from pipeplan.plan import Plan
 from pipeplan.program import Program
 from pipeplan.simulator import measure
@@ -40,7 +40,7 @@ def report(
     always = [row.states_bytes + extra for row, extra in zip(rows, buffers, strict=True)]
     begin, end = _span(engine)
 
-    def terms(gpu: int) -> GpuMemory:
+    def terms(gpu: int) -> GpuTerms:
         tape, things = engine.tapes[gpu], Things.of(plan, times.ops)
         return gpu_memory(
             RankLedger(charges, times, gpu, tape, steps).levels(),

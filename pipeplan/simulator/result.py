@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from pipeplan.errors import InvalidPlanError
-from pipeplan.memory_terms import GpuMemory
+from pipeplan.memory_terms import GpuTerms
 from pipeplan.plan import MemoryRow, OpKind
 from pipeplan.simulator.engine import Times
 
@@ -82,7 +82,7 @@ class Simulation:
         repr=False, compare=False, kw_only=True
     )
     """By GPU: (time in ns, bytes it holds from then on, states included), event by event."""
-    terms: Callable[[int], GpuMemory] = field(repr=False, compare=False, kw_only=True)
+    terms: Callable[[int], GpuTerms] = field(repr=False, compare=False, kw_only=True)
     """By GPU: its bytes term by term, at the worst instants and over one period."""
 
     def spans(self) -> Iterator[Span]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeplan.errors import InternalError
-from pipeplan.memory_terms import Curve, GpuMemory, Instant, Key, Purpose, Term, terms_of
+from pipeplan.memory_terms import Curve, GpuTerms, Instant, Key, Purpose, Term, terms_of
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action
 from pipeplan.simulator import costs
@@ -196,7 +196,7 @@ def gpu_memory(
     on_host: list[Key],
     actions: tuple[Action, ...],
     frame: tuple[int, int] | None,
-) -> GpuMemory:
+) -> GpuTerms:
     """The terms of one rank at the worst instant of each kind of action, and over time.
 
     Of instants as large the first within the frame counts, as in `measure.Peaks`.
@@ -244,7 +244,7 @@ def gpu_memory(
         for each in ranked
     )
     idle = (Instant(time_ns=0, action="", terms=_terms({}, always)),)
-    return GpuMemory(
+    return GpuTerms(
         instants=instants or idle, host=_terms(away, on_host), curve=_curve(curve, always)
     )
 

@@ -9,7 +9,7 @@ from itertools import islice
 from random import Random
 
 from pipeplan.cluster import Host
-from pipeplan.plan import Op, OpKind, Plan, Remat, Runs, Stage
+from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
 from pipeplan.verifier import audit
 from pipeplan.verifier.durations import host_ns
 from pipeplan.verifier.stage_bytes import offloaded
@@ -95,7 +95,7 @@ def _sending(rng: Random, stage: Stage) -> Stage:
     return _with_runs(stage, tuple(runs))
 
 
-def _with_runs(stage: Stage, runs: Runs) -> Stage:
+def _with_runs(stage: Stage, runs: LayerRanges) -> Stage:
     held = stage.remat
     again, programs = (held.recompute, held.programs) if held else ((), ())
     remat = None

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Remat, Runs, Stage
+from pipeplan.plan import LayerRanges, Plan, Remat, Stage
 from pipeplan.verifier.host_states import movable_states
 from pipeplan.verifier.split import most_in_inputs, most_in_weights
 
@@ -52,7 +52,7 @@ def _with_programs(plan: Plan) -> Plan:
 
 
 def _pieces(
-    chain: Chain, span: tuple[int, int], runs: Runs, saved_before: int
+    chain: Chain, span: tuple[int, int], runs: LayerRanges, saved_before: int
 ) -> dict[int, Layer]:
     """First layer -> what stands for it: an outermost run of `span`, or the layer itself.
 
@@ -78,7 +78,7 @@ def _pieces(
     return pieces
 
 
-def _run(chain: Chain, span: tuple[int, int], inner: Runs, saved_before: int) -> Layer:
+def _run(chain: Chain, span: tuple[int, int], inner: LayerRanges, saved_before: int) -> Layer:
     """The run `span` as one layer; by (V4) the runs in it are layers when it runs again."""
     first, last = span
     light = _light(chain, first, last)

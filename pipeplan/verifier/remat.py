@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from pipeplan.plan import OpKind, Plan, Runs, Stage
+from pipeplan.plan import LayerRanges, OpKind, Plan, Stage
 from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.violation import Rule, Violation
 
@@ -28,7 +28,7 @@ def runs(plan: Plan, stage: Stage) -> Iterator[Violation]:
         yield Violation(Rule.STAGES, f"{where}.offload", got)
 
 
-def _in_order(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
+def _in_order(stage: Stage, given: LayerRanges, where: str) -> Iterator[Violation]:
     """The first run that is not behind the one before it, or not in the stage."""
     free = stage.first
     for first, last in given:
@@ -39,7 +39,7 @@ def _in_order(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
         free = last + 1
 
 
-def _nested(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
+def _nested(stage: Stage, given: LayerRanges, where: str) -> Iterator[Violation]:
     """The first run that is not behind the one before it, nor in it and over before its end."""
     around: list[tuple[int, int]] = []
     for first, last in given:
@@ -53,7 +53,7 @@ def _nested(stage: Stage, given: Runs, where: str) -> Iterator[Violation]:
         around.append((first, last))
 
 
-def _apart(recomputed: Runs, sent: Runs, where: str) -> Iterator[Violation]:
+def _apart(recomputed: LayerRanges, sent: LayerRanges, where: str) -> Iterator[Violation]:
     """No layer is in a run of both kinds."""
     for first, last in sent:
         for a, b in recomputed:

@@ -1,8 +1,9 @@
-"""Tests and benchmarks import nothing from each other; folders of tests are rooms."""
+"""Tests and benchmarks are strangers; folders of tests are rooms; a class name is one idea."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_folders_are_rooms() -> None:
     package = ROOT / "pipeplan"
     rooms = {str(each.parent.relative_to(package)) for each in package.rglob("__init__.py")}
     assert names - rooms == BESIDE
+
+
+def test_no_class_name_means_two_things() -> None:
+    """Both judges of a plan count `StageBytes`, and share no code."""
+    found = Counter(
+        node.name
+        for file in (ROOT / "pipeplan").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, times in found.items() if times > 1} == {"StageBytes"}
 
 
 def test_the_map_names_files_that_exist() -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from pipeplan.memory_terms import Curve, GpuMemory, Instant, Key, Purpose, Term, counted
+from pipeplan.memory_terms import Curve, GpuTerms, Instant, Key, Purpose, Term, counted
 from pipeplan.program import Action, ActionKind
 from pipeplan.runtime.instrument.lifetimes import Kept, Lifetimes
-from pipeplan.runtime.instrument.storage_log import Performed, Sample
+from pipeplan.runtime.instrument.storage_log import Performed, StorageSample
 
 K, P = ActionKind, Purpose
 _Label = tuple[Purpose, int, int]
@@ -26,13 +26,13 @@ _COMES = {K.RECV_F: P.RECEIVED_F, K.RECV_B: P.RECEIVED_B, K.PREFETCH: P.SAVED}
 _OWN = {K.F: P.SAVED, K.B: P.SAVED, K.I: P.SAVED, K.W: P.SAVED_FOR_W}
 
 
-def memory_of(sample: Sample) -> GpuMemory:
+def memory_of(sample: StorageSample) -> GpuTerms:
     """The terms of one rank in the step of `sample`, which has at least one action."""
     return _Sweep(sample).memory()
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class _StorageMoment:
     """Bytes by label at one instant, and of them those of the operation that runs."""
 
     sizes: dict[_Label, int]
@@ -42,7 +42,7 @@ class _Moment:
 class _Sweep:
     """Goes through the changes once, with a label on each storage."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: StorageSample) -> None:
         self._sample = sample
         self._lives = Lifetimes.of(sample)
         self._kept = Kept(self._lives, sample.actions)
@@ -55,7 +55,7 @@ class _Sweep:
         self._births = _OTHER
         """The label of what comes now."""
 
-    def memory(self) -> GpuMemory:
+    def memory(self) -> GpuTerms:
         """All instants of the step."""
         actions, worst = self._sample.actions, self._worst_places()
         self._pass(0, actions[0].begin)
@@ -76,7 +76,7 @@ class _Sweep:
             if known is None or instant.size > known.size:
                 found[instant.kind] = instant
         ranked = sorted(found.values(), key=lambda each: -each.size)
-        return GpuMemory(instants=tuple(ranked), host=self._host(), curve=_curve(curve))
+        return GpuTerms(instants=tuple(ranked), host=self._host(), curve=_curve(curve))
 
     def _settle(self) -> None:
         """What has come to stay since the first action."""
@@ -119,7 +119,7 @@ class _Sweep:
         assert moment is not None
         return tuple(_things(moment, done.action, own)), tuple(_things(left, done.action, 0))
 
-    def _pass(self, begin: int, end: int, worst: int = -1) -> _Moment | None:
+    def _pass(self, begin: int, end: int, worst: int = -1) -> _StorageMoment | None:
         """Applies changes; what is held before the one at `worst`, if that is among them."""
         found = self._moment() if worst == begin else None
         for place in range(begin, end):
@@ -128,10 +128,10 @@ class _Sweep:
                 found = self._moment()
         return found
 
-    def _moment(self) -> _Moment:
+    def _moment(self) -> _StorageMoment:
         running = self._sizes.get(self._run, 0) if self._run else 0
         kept = {key: size for key, size in self._sizes.items() if key != self._run and size}
-        return _Moment(kept, running)
+        return _StorageMoment(kept, running)
 
     def _change(self, number: int, difference: int) -> None:
         label = self._label.get(number)
@@ -209,7 +209,7 @@ class _Sweep:
         return counted([*((P.SAVED, *each) for each in most), *self._sample.on_host])
 
 
-def _things(moment: _Moment, action: Action, own: int) -> Iterator[Key]:
+def _things(moment: _StorageMoment, action: Action, own: int) -> Iterator[Key]:
     """One entry per micro-batch, message or kind of state; 0 bytes where nothing is."""
     yield from ((label[0], label[1], size) for label, size in moment.sizes.items())
     if moment.running:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pipeplan.memory_terms import Purpose
 from pipeplan.program import ActionKind
-from pipeplan.runtime.instrument.storage_log import HandedOn, Performed, Sample
+from pipeplan.runtime.instrument.storage_log import HandedOn, Performed, StorageSample
 
 _BACKWARDS = (ActionKind.B, ActionKind.I)
 
@@ -29,7 +29,7 @@ class Lifetimes:
     """By purpose, stage and micro-batch: numbers, and whether anything else referred to them."""
 
     @classmethod
-    def of(cls, sample: Sample) -> Lifetimes:
+    def of(cls, sample: StorageSample) -> Lifetimes:
         """Numbers the storages in the order in which they come."""
         found = cls()
         alive: dict[int, list[int]] = {}
@@ -49,7 +49,11 @@ class Lifetimes:
         return found
 
     def _meet(
-        self, sample: Sample, place: int, alive: dict[int, list[int]], waiting: list[HandedOn]
+        self,
+        sample: StorageSample,
+        place: int,
+        alive: dict[int, list[int]],
+        waiting: list[HandedOn],
     ) -> None:
         """What is said of storages as they are before the change at `place`."""
         for states, found in ((sample.before, self.before), (sample.settled, self.settled)):

@@ -13,7 +13,7 @@ from typing import Self
 
 from torch import Tensor
 
-from pipeplan.memory_terms import GpuMemory, Instant, Purpose
+from pipeplan.memory_terms import GpuTerms, Instant, Purpose
 from pipeplan.plan import Semantics
 from pipeplan.program import Action, ActionKind
 from pipeplan.runtime.build import Worker
@@ -22,9 +22,9 @@ from pipeplan.runtime.instrument.states import host_states, labelled_states
 from pipeplan.runtime.instrument.storage_log import (
     HandedOn,
     Performed,
-    Sample,
     States,
     StorageLog,
+    StorageSample,
     names,
     shared,
 )
@@ -63,12 +63,12 @@ class SampledSteps(MemoryMeter):
         self._settled = SETTLED[semantics]
         self._always = always
         self._first: int | None = None
-        self._sample: Sample | None = None
+        self._sample: StorageSample | None = None
         self._reached = False
         """Whether the step that the open sample is for has begun."""
         self._last = 0
         """The last step that has begun while it was open."""
-        self._best: tuple[tuple[bool, int], Sample] | None = None
+        self._best: tuple[tuple[bool, int], StorageSample] | None = None
         log.idle = not always
 
     def watch(self, worker: Worker) -> None:
@@ -111,7 +111,7 @@ class SampledSteps(MemoryMeter):
         return States(self._log.place, owners)
 
     def _open(self, step: int) -> None:
-        sample = self._sample = Sample(step)
+        sample = self._sample = StorageSample(step)
         self.samples, self._reached, self._log.idle = True, False, False
         self._log.open(sample)
         sample.before = self._states()
@@ -171,10 +171,10 @@ class SampledSteps(MemoryMeter):
         """How often a storage came or went in what was kept of the sampled step."""
         return len(self._best[1].changes) if self._best else 0
 
-    def memory(self) -> tuple[int, GpuMemory] | None:
+    def memory(self) -> tuple[int, GpuTerms] | None:
         """(step, 1 being the first of the run; what was measured of it); None where none was."""
         if not self._worker.stages:
-            return 1, GpuMemory(instants=(Instant(time_ns=0, action="", terms=()),))
+            return 1, GpuTerms(instants=(Instant(time_ns=0, action="", terms=()),))
         if self._best is None:
             return None
         _, sample = self._best

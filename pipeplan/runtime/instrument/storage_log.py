@@ -55,7 +55,7 @@ class States:
 
 
 @dataclass(slots=True)
-class Sample:
+class StorageSample:
     """What was recorded of one step, and of the actions before it that reach into it."""
 
     step: int
@@ -86,7 +86,7 @@ class StorageLog(LiveBytes):
         """How many changes there are."""
         return len(self._changes or ())
 
-    def open(self, sample: Sample) -> None:
+    def open(self, sample: StorageSample) -> None:
         """Write into `sample` from now on; what is counted already comes first."""
         with self._lock:
             sample.changes.extend(item for item in self._sizes.items() if item[1])

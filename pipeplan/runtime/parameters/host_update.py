@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipeplan.pinned import PinnedPool
 
 
-class HostCopies:
+class HostUpdate:
     """Copies of some parameters and of their gradients, for as long as a training lasts."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
 from pipeplan.gradients import cast_back, stepped, sum_dtype
-from pipeplan.runtime.parameters.host_update import HostCopies
+from pipeplan.runtime.parameters.host_update import HostUpdate
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.slots import ModuleAttribute, ParameterSlots
 
@@ -66,7 +66,7 @@ class Weights(ParameterSlots):
             accumulate=optimizing.accumulate,
         )
         away = on_host and bool(self.parameters)
-        self.host = HostCopies(self.parameters, self.gradients(0)) if away else None
+        self.host = HostUpdate(self.parameters, self.gradients(0)) if away else None
         """What of them is on the host, if anything."""
         self._narrow = self.host.weights if self.host else list(self.parameters)
         masters = stepped(self._narrow, master_weights=optimizing.master_weights)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.livebytes import key
-from pipeplan.plan import Runs
+from pipeplan.plan import LayerRanges
 
 
 class SavedTensor:
@@ -89,7 +89,7 @@ class SavedStorage:
 class SavedTensors:
     """What autograd saved of one micro-batch in the offloaded runs of one segment."""
 
-    def __init__(self, runs: Runs = (), first_layer: int = 0) -> None:
+    def __init__(self, runs: LayerRanges = (), first_layer: int = 0) -> None:
         """Takes first and last index of each run in the segment, and its place in the chain."""
         self._runs = runs
         self._first_layer = first_layer

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
 from pipeplan.errors import InputError
-from pipeplan.plan import Runs
+from pipeplan.plan import LayerRanges
 from pipeplan.precision import casting
 from pipeplan.runtime.stages.module_buffers import ModuleBuffers, Values, put_back
 from pipeplan.runtime.stages.random_state import seed_layer
@@ -68,7 +68,7 @@ class SegmentSpec:
     """Index in `layers` -> what that layer gets behind its boundary."""
     device: torch.device = CPU
     """Where its tensors are."""
-    offload: Runs = ()
+    offload: LayerRanges = ()
     """First and last index in `layers` of each run of which a `SavedTensors` is kept."""
     autocast: torch.dtype | None = None
     """What layers and loss run under; None leaves the setting as it is."""

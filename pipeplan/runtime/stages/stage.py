@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import CopyEngine
-from pipeplan.plan import Runs, inside, outermost
+from pipeplan.plan import LayerRanges, inside, outermost
 from pipeplan.runtime.parameters.hooks import ParameterHooks
 from pipeplan.runtime.parameters.ownership import StageParameters
 from pipeplan.runtime.stages.activation_offload import ActivationOffload
@@ -55,9 +55,9 @@ class StageSpec:
     """Micro-batch -> its number in the data: part of every random seed."""
     fed: Mapping[int, Fed] = field(default_factory=dict)
     """Index in `layers` -> what that layer gets behind its boundary."""
-    runs: Runs = ()
+    runs: LayerRanges = ()
     """First and last index in `layers` of what is computed again, each before those inside it."""
-    offload: Runs = ()
+    offload: LayerRanges = ()
     """Those of runs that may wait on the host between their two ends; apart from `runs`."""
     device: torch.device = CPU
     """Where its tensors are."""
@@ -237,7 +237,9 @@ class StageRunner:
         return inputs
 
 
-def _segments(spec: StageSpec, span: tuple[int, int], runs: Runs) -> Iterator[StoredSegment]:
+def _segments(
+    spec: StageSpec, span: tuple[int, int], runs: LayerRanges
+) -> Iterator[StoredSegment]:
     """The segments of the layers of `span`: the outermost of `runs`, and what lies between."""
     begin, end = span[0], span[1] + 1
     for first, last in (*outermost(runs), (end, span[1])):

@@ -47,7 +47,7 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("memory.json", "", memory_terms.MemoryReport),
     ("memory.json", "gpus[].", memory_terms.Room),
     ("memory.json", "stages[].", memory_terms.StagePlace),
-    ("memory.json", "predicted[].", memory_terms.GpuMemory),
+    ("memory.json", "predicted[].", memory_terms.GpuTerms),
     ("memory.json", "predicted[].instants[].", memory_terms.Instant),
     ("memory.json", "predicted[].instants[].terms[].", memory_terms.Term),
     ("memory.json", "predicted[].curve.", memory_terms.Curve),

@@ -14,7 +14,7 @@ from rich.console import Console
 from pipeplan import schemas
 from pipeplan.cli import main
 from pipeplan.errors import InputError
-from pipeplan.memory_terms import GpuMemory, Instant, MemoryReport, Purpose, Term
+from pipeplan.memory_terms import GpuTerms, Instant, MemoryReport, Purpose, Term
 from pipeplan.plan import Plan
 from pipeplan.report import memory_advice, memory_picture, memory_tables
 from pipeplan.report.memory import FILE, as_csv, compared, planned_memory, with_measured
@@ -32,7 +32,7 @@ def report_of(plan: Plan) -> MemoryReport:
     return made
 
 
-def shifted(memory: GpuMemory, more: int) -> GpuMemory:
+def shifted(memory: GpuTerms, more: int) -> GpuTerms:
     """The same with `more` bytes of something that no plan has, in stage 0."""
     extra = Term(purpose=Purpose.OTHER, stage=0, each_bytes=more)
     instants = tuple(
@@ -126,7 +126,7 @@ def test_of_equal_instants_the_predicted_kind_is_compared() -> None:
             (7, "0OPT", Purpose.UPDATE, 5),
         )
     )
-    memory = GpuMemory(instants=instants)
+    memory = GpuTerms(instants=instants)
     assert memory.like(instants[1].model_copy(update={"action": "0B7"})) is instants[1]
     assert memory.like(instants[2]) is instants[0]
     assert memory.peak is instants[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.livebytes import LiveBytes
-from pipeplan.plan import Plan, Remat, Runs
+from pipeplan.plan import LayerRanges, Plan, Remat
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed
 from pipeplan.task import SplitModel, Task
@@ -50,7 +50,7 @@ def drawing() -> tuple[SplitModel, Task, _Draws]:
     return model, replace(task, data=draws), draws
 
 
-def on(gpus: Sequence[int], runs: Sequence[Runs]) -> Plan:
+def on(gpus: Sequence[int], runs: Sequence[LayerRanges]) -> Plan:
     """Two stages of two layers, with `runs` computed again."""
     plan = pipelines.plan_of([2], gpus, "flush", M, layers=4)
     stages = tuple(
@@ -61,7 +61,7 @@ def on(gpus: Sequence[int], runs: Sequence[Runs]) -> Plan:
 
 
 @pytest.mark.parametrize("runs", [((), ()), (((1, 1),), ((2, 3),))], ids=["kept", "again"])
-def test_one_call_per_micro_batch(runs: Sequence[Runs]) -> None:
+def test_one_call_per_micro_batch(runs: Sequence[LayerRanges]) -> None:
     """Input, fed layers, target, forwards made twice: bit-equal to one call per micro-batch."""
     model, task, draws = drawing()
     plan = on([0, 0], runs)

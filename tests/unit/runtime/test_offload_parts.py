@@ -18,7 +18,7 @@ from pipeplan.chain import Chain
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import Copies, CopyEngine
 from pipeplan.livebytes import LiveBytes
-from pipeplan.plan import OpKind, Runs
+from pipeplan.plan import LayerRanges, OpKind
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.dry_run.clock import VirtualClock
 from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks
@@ -47,7 +47,9 @@ RIDES = {"t5"}
 class Alone:
     """All layers of a model as one stage."""
 
-    def __init__(self, model: SplitModel, task: Task, runs: Runs, duplex: bool = True) -> None:
+    def __init__(
+        self, model: SplitModel, task: Task, runs: LayerRanges, duplex: bool = True
+    ) -> None:
         self.live = LiveBytes()
         fed = [i for i in range(len(model.layers)) if model.fed_to(i)]
         feed = TaskFeed(task, model, Uses(inputs=(1 + len(fed),), targets=1))
@@ -100,7 +102,7 @@ def inner(chain: Chain, first: int, last: int) -> int:
     return sum(layer.saved_bytes for layer in layers) + sum(ends)
 
 
-def drawn(rng: Random, chain: Chain) -> Runs:
+def drawn(rng: Random, chain: Chain) -> LayerRanges:
     """One or two runs apart that keep something."""
     cuts = sorted(rng.sample(range(len(chain.layers) + 1), rng.choice([2, 2, 4])))
     runs = tuple((a, b - 1) for a, b in zip(cuts[::2], cuts[1::2], strict=True))
@@ -201,7 +203,7 @@ def test_what_others_hold_stays_with_them(duplex: bool, monkeypatch: pytest.Monk
 def test_torchs_checkpointing_in_a_run() -> None:
     """A layer with hooks of its own runs as it does without offloading."""
 
-    def gradients(runs: Runs) -> list[Tensor]:
+    def gradients(runs: LayerRanges) -> list[Tensor]:
         torch.manual_seed(4)
         layers = [nn.Linear(6, 6), Recomputed(), nn.Tanh(), Recomputed(), nn.Linear(6, 3)]
         with Alone(*pipelines.split_by_hand(layers, "sgd"), runs) as one:
@@ -285,7 +287,7 @@ class Sparse(nn.Module):
 def test_sparse_tensors_stay() -> None:
     """A layer that saves one runs as without offloading; writing to it is an error, too."""
 
-    def gradients(runs: Runs, fades: bool = False) -> list[Tensor]:
+    def gradients(runs: LayerRanges, fades: bool = False) -> list[Tensor]:
         torch.manual_seed(4)
         layers = [nn.Linear(6, 6), nn.Tanh(), Sparse(fades), nn.Tanh(), nn.Linear(6, 3)]
         one = Alone(

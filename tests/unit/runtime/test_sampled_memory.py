@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeplan import lowering, simulator
 from pipeplan.chain import Chain
 from pipeplan.errors import RankError
-from pipeplan.memory_terms import GpuMemory, Purpose
+from pipeplan.memory_terms import GpuTerms, Purpose
 from pipeplan.plan import OpKind, Plan, Semantics
 from pipeplan.program import Pattern
 from pipeplan.runtime.build import Worker, build
@@ -32,7 +32,7 @@ from tests.unit.runtime import test_memory, test_split_backward
 
 RANKS = 2
 FAMILIES = ["GPT-2", "ResNet", "Llama", "T5"]
-Sampled = list[tuple[int, GpuMemory]]
+Sampled = list[tuple[int, GpuTerms]]
 
 
 def made(family: str) -> tuple[SplitModel, Task]:
@@ -69,7 +69,7 @@ def sampled(plan: Plan, model: SplitModel, task: Task, steps: int = 5, runs: int
     """(step, memory) of each rank of `runs` runs on end."""
     model = untie(model, task.tied)
 
-    def work(transport: Transport) -> tuple[int, GpuMemory]:
+    def work(transport: Transport) -> tuple[int, GpuTerms]:
         worker, meter, _ = counted(plan, model, task, transport)
         for run in range(runs):
             with meter:
@@ -81,7 +81,7 @@ def sampled(plan: Plan, model: SplitModel, task: Task, steps: int = 5, runs: int
     return run_ranks(len(plan.cluster.gpus), work)
 
 
-def predicted(plan: Plan) -> list[GpuMemory]:
+def predicted(plan: Plan) -> list[GpuTerms]:
     """Of each GPU."""
     simulation = simulator.simulate(plan, lowering.lower(plan))
     return [simulation.terms(gpu) for gpu in range(len(plan.cluster.gpus))]
@@ -116,7 +116,7 @@ CASES: list[tuple[Semantics, str]] = [
 ]
 
 
-def same(family: str, memory: GpuMemory, told: GpuMemory) -> None:
+def same(family: str, memory: GpuTerms, told: GpuTerms) -> None:
     """Each term of each stage at the peak, to the byte.
 
     T5's encoder's output, which several layers save, is counted by the plan for each of them: of
@@ -203,7 +203,7 @@ def test_beside_a_run_that_counts_all(semantics: Semantics) -> None:
     model, task = made("Llama")
     model = untie(model, task.tied)
 
-    def work(transport: Transport) -> tuple[int, GpuMemory]:
+    def work(transport: Transport) -> tuple[int, GpuTerms]:
         log = StorageLog()
         worker, meter, _ = counted(plan, model, task, transport, log)
         log.count(states(worker))

@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 
 from pipeplan import lowering, simulator
-from pipeplan.memory_terms import GpuMemory, Purpose
+from pipeplan.memory_terms import GpuTerms, Purpose
 from pipeplan.plan import MemoryRow, Plan
 from pipeplan.testing.plans import random_plan
 from pipeplan.testing.plans_split import random_split_plan
@@ -45,7 +45,7 @@ def replayed(plan: Plan) -> simulator.Simulation:
     return simulator.simulate(plan, lowering.lower(plan))
 
 
-def check(memory: GpuMemory, row: MemoryRow) -> None:
+def check(memory: GpuTerms, row: MemoryRow) -> None:
     """Column by column, to the byte."""
     sizes = {
         name: sum(term.size for term in memory.peak.terms if term.purpose in purposes)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeplan.cluster import uniform
-from pipeplan.plan import Plan, Remat, Runs
+from pipeplan.plan import LayerRanges, Plan, Remat
 from pipeplan.verifier import Rule, audit, verify
 from tests import handmade
 from tests import handmade_offload as made
@@ -134,7 +134,7 @@ class TestBytes:
         assert '"host_bytes": 39' in made.one_stage().to_json()
 
 
-def relaid(plan: Plan, stage: int, **runs: Runs) -> Plan:
+def relaid(plan: Plan, stage: int, **runs: LayerRanges) -> Plan:
     """`plan` whose stage has these runs of recompute and offload."""
     stages = list(plan.stages)
     stages[stage] = stages[stage].model_copy(update={"remat": Remat(**runs)})
@@ -156,7 +156,9 @@ class TestRuns:
             (((1, 1),), ((0, 2),), ("got run [1, 1]", "apart from [0, 2]")),
         ],
     )
-    def test_runs_out_of_place(self, sent: Runs, again: Runs, words: tuple[str, ...]) -> None:
+    def test_runs_out_of_place(
+        self, sent: LayerRanges, again: LayerRanges, words: tuple[str, ...]
+    ) -> None:
         """Outside the stage, backwards, overlapping, out of order, in a recomputed run."""
         (line,) = lines(relaid(made.one_stage(), 0, offload=sent, recompute=again))
         assert line.startswith("stages, ")

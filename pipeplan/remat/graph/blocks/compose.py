@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeplan.remat.graph.blocks.block import GraphBlock
 from pipeplan.remat.graph.blocks.options import BlockOption
-from pipeplan.remat.graph.blocks.rk_rotor import Step
+from pipeplan.remat.graph.blocks.rk_rotor import RotorStep
 from pipeplan.remat.graph.ledger import END_F, START, Ledger, Order
 from pipeplan.remat.graph.orders import tidy
 
@@ -15,7 +15,7 @@ def compose(
     ledger: Ledger,
     blocks: Sequence[GraphBlock],
     options: Sequence[Sequence[BlockOption]],
-    steps: Sequence[Step],
+    steps: Sequence[RotorStep],
 ) -> Order:
     """The order of all operations; a run of which nothing is used is left out.
 

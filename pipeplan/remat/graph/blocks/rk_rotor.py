@@ -43,7 +43,7 @@ class ChainBlock:
 
 
 @dataclass(frozen=True)
-class Step:
+class RotorStep:
     """A piece of the schedule: a block's forward alone, or with an option, or its backward.
 
     Attributes:
@@ -148,28 +148,28 @@ class RkRotor:
         """Bytes of the gradient that waits while forwards run again; none in the first forward."""
         return 0 if end == len(self.chain) else self.chain[end - 1].gradient_bytes
 
-    def steps(self, memory: int) -> list[Step] | None:
+    def steps(self, memory: int) -> list[RotorStep] | None:
         """The schedule within `memory` bytes (Algorithm 6); None where nothing fits."""
         if self.time_ns(memory) is None:
             return None
-        found: list[Step] = []
+        found: list[RotorStep] = []
         self._build(0, len(self.chain), min(memory // self.unit, self.slots), found)
         return found
 
-    def _build(self, begin: int, end: int, memory: int, found: list[Step]) -> None:
+    def _build(self, begin: int, end: int, memory: int, found: list[RotorStep]) -> None:
         """Unrolled where one block follows the other, so that long chains need no deep stack."""
         open_blocks = []
         while True:
             block, choice = self.chain[begin], int(self._choice[begin, end][memory])
             if choice >= len(block.options):
                 place = begin + 1 + choice - len(block.options)
-                found.extend(Step(each, None) for each in range(begin, place))
+                found.extend(RotorStep(each, None) for each in range(begin, place))
                 kept = self._units(self.chain[place - 1].value_bytes)
                 self._build(place, end, memory - kept, found)
                 end = place
                 continue
-            found.append(Step(begin, choice))
-            open_blocks.append(Step(begin, choice, backward=True))
+            found.append(RotorStep(begin, choice))
+            open_blocks.append(RotorStep(begin, choice, backward=True))
             if end == begin + 1:
                 break
             memory -= self._units(block.options[choice].saved + block.value_bytes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipeplan.remat.graph.intervals.run_variables import Run, RunVariables
+from pipeplan.remat.graph.intervals.run_variables import OperationRun, RunVariables
 from pipeplan.remat.graph.intervals.slots import Slots
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Copy:
         crosses: literals of which one true means that it is read behind the end of the forward.
     """
 
-    run: Run
+    run: OperationRun
     end: Any
     crosses: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class IntervalModel:
         self._heads()
         self._objective(known, least)
 
-    def _copy(self, storage: int, run: Run) -> Copy:
+    def _copy(self, storage: int, run: OperationRun) -> Copy:
         """A copy that lives until `end`."""
         earliest = run.slot if run.fixed else self.slots.again(run.at)[0]
         end = self.cp.new_int_var(earliest + 1, self.slots.horizon, f"end {storage}")
@@ -100,7 +100,7 @@ class IntervalModel:
             later = [each.run.present.negated() for each in copies[index + 1 : index + 2]]
             self.cp.add(copy.end == self.slots.horizon).only_enforce_if(*present, *later)
 
-    def _read(self, reader: Run, storage: int) -> None:
+    def _read(self, reader: OperationRun, storage: int) -> None:
         """A reader takes the latest copy before it, which is kept to behind it.
 
         Where an older one is kept as well, it could go: nothing is lost.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Run:
+class OperationRun:
     """One run of an operation, or the end of the forward.
 
     Attributes:
@@ -43,18 +43,18 @@ class RunVariables:
 
     def __init__(self, cp: cp_model.CpModel, slots: Slots) -> None:
         self.cp, self.slots = cp, slots
-        self.of: dict[int, list[Run]] = {}
+        self.of: dict[int, list[OperationRun]] = {}
         self._before: dict[tuple[int, int, int], Any] = {}
         for at in slots.heads:
             self._add(at)
 
     def _add(self, at: int) -> None:
         cp, again = self.cp, self.slots.again(at) if at >= 0 else []
-        found = [Run(at, self.slots.first(at))]
+        found = [OperationRun(at, self.slots.first(at))]
         count = self.slots.runs[at] if again else 1
         for number in range(1, min(count, len(again) + 1)):
             domain = _domain(again[number - 1 :])
-            run = Run(
+            run = OperationRun(
                 at,
                 cp.new_int_var_from_domain(domain, f"slot {at} {number}"),
                 cp.new_bool_var(f"again {at} {number}"),
@@ -66,7 +66,7 @@ class RunVariables:
             found.append(run)
         self.of[at] = found
 
-    def before(self, run: Run, moment: int) -> Any:
+    def before(self, run: OperationRun, moment: int) -> Any:
         """Whether a further run takes place before a slot; one literal per pair."""
         again = self.slots.again(run.at)
         if again[0] > moment:
@@ -82,7 +82,7 @@ class RunVariables:
             self._before[key] = literal
         return self._before[key]
 
-    def between(self, run: Run, reader: Run) -> Any:
+    def between(self, run: OperationRun, reader: OperationRun) -> Any:
         """Whether a further run takes place before that of a reader, which may not take place."""
         again, last = self.slots.again(run.at), self.slots.again(reader.at)
         if again[0] > last[-1]:
@@ -96,7 +96,7 @@ class RunVariables:
         )
         return literal
 
-    def earliest(self, run: Run) -> int:
+    def earliest(self, run: OperationRun) -> int:
         """The first slot of a run."""
         return int(run.slot) if run.fixed else self.slots.again(run.at)[0]
 

@@ -11,7 +11,15 @@ from functools import cached_property
 from typing import Any
 
 from pipeplan.remat.graph.milp.fb_graph import FbGraph
-from pipeplan.remat.graph.milp.linear import Rows, Solved, add, at_most, equal, new_model, run
+from pipeplan.remat.graph.milp.linear import (
+    Constraints,
+    Solved,
+    add,
+    at_most,
+    equal,
+    new_model,
+    run,
+)
 
 FAMILIES = (
     "inputs_are_there",
@@ -46,7 +54,7 @@ class Checkmate:
         }
         for name in FAMILIES:
             if name != leave_out:
-                family: Callable[[], Rows] = getattr(self, name)
+                family: Callable[[], Constraints] = getattr(self, name)
                 for row in family():
                     add(self.model, row)
         self.model.minimize(sum(graph.time[i] * self.R[t][i] for t in stages for i in range(t)))
@@ -79,25 +87,25 @@ class Checkmate:
     def _saved(self, t: int, i: int) -> Any:
         return self.S[t][i] if t < self.graph.count else 0
 
-    def inputs_are_there(self) -> Rows:
+    def inputs_are_there(self) -> Constraints:
         """R(t, j) <= R(t, i) + S(t, i) for i -> j."""
         for t in range(self.graph.count):
             for j in range(t + 1):
                 for i in self.dependencies[j]:
                     yield at_most(self.R[t][j], self.R[t][i] + self._saved(t, i))
 
-    def saved_come_from_runs(self) -> Rows:
+    def saved_come_from_runs(self) -> Constraints:
         """S(t, i) <= R(t - 1, i) + S(t - 1, i)."""
         for t in range(1, self.graph.count):
             for i in range(self.graph.count):
                 made = self.R[t - 1][i] if i < t else 0
                 yield at_most(self.S[t][i], made + self.S[t - 1][i])
 
-    def nothing_saved_first(self) -> Rows:
+    def nothing_saved_first(self) -> Constraints:
         """The sum of S(1, i) is 0: nothing is there before the first stage."""
         yield equal(sum(self.S[0]), 0)
 
-    def frontier_advances(self) -> Rows:
+    def frontier_advances(self) -> Constraints:
         """R(t, t) = 1, (8a) of Jain et al.; the thesis asks for the last node alone.
 
         With it the first runs are in the graph's order. Nodes that may run once do.
@@ -108,7 +116,7 @@ class Checkmate:
                 if self.graph.again is not None and i not in self.graph.again:
                     yield equal(self.R[t][i], 0)
 
-    def freed_when_useless(self) -> Rows:
+    def freed_when_useless(self) -> Constraints:
         """FREE(t, i, k) = R(t, k) (1 - S(t + 1, i)) prod (1 - R(t, j)), by its hazards."""
         for (t, i, k), free in self.free.items():
             later = [j for j in self.users[i] if k < j <= t]
@@ -117,7 +125,7 @@ class Checkmate:
             yield at_most(1 - free, hazards)
             yield at_most(hazards, (2 + len(later)) * (1 - free))
 
-    def within_budget(self) -> Rows:
+    def within_budget(self) -> Constraints:
         """U(t, k + 1) = U(t, k) - mem_freed(t, k) + R(t, k + 1) M(k + 1), at most M_budget."""
         for t in range(self.graph.count):
             used = sum(size * self.S[t][i] for i, size in enumerate(self.sizes))

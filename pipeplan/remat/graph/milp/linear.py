@@ -30,7 +30,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Row:
+class Constraint:
     """A linear constraint: low <= expression <= high."""
 
     expression: Any
@@ -38,30 +38,30 @@ class Row:
     high: float
 
 
-Rows = Iterator[Row]
+Constraints = Iterator[Constraint]
 
 
-def at_most(one: Any, other: Any) -> Row:
+def at_most(one: Any, other: Any) -> Constraint:
     """The first is at most the second."""
-    return Row(one - other, -inf, 0)
+    return Constraint(one - other, -inf, 0)
 
 
-def equal(one: Any, other: Any) -> Row:
+def equal(one: Any, other: Any) -> Constraint:
     """Both are equal."""
-    return Row(one - other, 0, 0)
+    return Constraint(one - other, 0, 0)
 
 
-def add(model: Any, row: Row) -> None:
+def add(model: Any, constraint: Constraint) -> None:
     """Adds a constraint; one without variables that holds is none.
 
     Raises:
         ValueError: if one without variables does not hold.
     """
-    if isinstance(row.expression, (int, float)):
-        if not row.low <= row.expression <= row.high:
-            raise ValueError(f"a constraint without variables: got {row}")
+    if isinstance(constraint.expression, (int, float)):
+        if not constraint.low <= constraint.expression <= constraint.high:
+            raise ValueError(f"a constraint without variables: got {constraint}")
         return
-    model.add_linear_constraint(row.expression, row.low, row.high)
+    model.add_linear_constraint(constraint.expression, constraint.low, constraint.high)
 
 
 def new_model() -> Any:

@@ -11,7 +11,15 @@ from functools import cached_property
 from typing import Any
 
 from pipeplan.remat.graph.milp.fb_graph import FbGraph
-from pipeplan.remat.graph.milp.linear import Rows, Solved, add, at_most, equal, new_model, run
+from pipeplan.remat.graph.milp.linear import (
+    Constraints,
+    Solved,
+    add,
+    at_most,
+    equal,
+    new_model,
+    run,
+)
 
 FAMILIES = (
     "lower_triangle",
@@ -67,7 +75,7 @@ class RkCheckmate:
         self._fixed()
         for name in FAMILIES:
             if name != leave_out:
-                family: Callable[[], Rows] = getattr(self, name)
+                family: Callable[[], Constraints] = getattr(self, name)
                 for row in family():
                     add(self.model, row)
         self.model.minimize(self._objective())
@@ -109,41 +117,41 @@ class RkCheckmate:
         stages = range(self.graph.count)
         return sum(self.graph.time[k] * self.runs(t, k) for t in stages for k in range(t))
 
-    def lower_triangle(self) -> Rows:
+    def lower_triangle(self) -> Constraints:
         """(2.3): a stage runs nothing that has not ended a stage before it."""
         count = self.graph.count
         above = [self.runs(t, k) for t in range(count) for k in range(t + 1, count)]
         if above:
             yield equal(sum(above), 0)
 
-    def not_saved_before_made(self) -> Rows:
+    def not_saved_before_made(self) -> Constraints:
         """(2.4): before its first run nothing of a computation is saved."""
         for k, i in self.graph.edges:
             yield equal(sum(self.S[t][k, i] for t in range(k + 1)), 0)
 
-    def each_stage_ends(self) -> Rows:
+    def each_stage_ends(self) -> Constraints:
         """(2.5): stage t ends with the first run of computation t."""
         stages = range(self.graph.count)
         yield equal(sum(self.runs(t, t) for t in stages), self.graph.count)
 
-    def loss_once(self) -> Rows:
+    def loss_once(self) -> Constraints:
         """(2.6): the loss is computed once."""
         yield equal(sum(self.R[t][self.graph.loss] for t in range(self.graph.count)), 1)
 
-    def results_come_from_runs(self) -> Rows:
+    def results_come_from_runs(self) -> Constraints:
         """(2.7): what is saved was saved before or computed in the stage before."""
         for t in range(self.graph.count - 1):
             for k, i in self.graph.edges:
                 yield at_most(self.S[t + 1][k, i], self.S[t][k, i] + self.runs(t, k))
 
-    def inputs_are_there(self) -> Rows:
+    def inputs_are_there(self) -> Constraints:
         """(2.8): a computation runs where all contributions to its inputs are there."""
         for t in range(self.graph.count):
             for k, i in self.graph.edges:
                 for child in self.graph.children[i]:
                     yield at_most(self.runs(t, child), self.runs(t, k) + self.S[t][k, i])
 
-    def phantoms_come_from_forwards(self) -> Rows:
+    def phantoms_come_from_forwards(self) -> Constraints:
         """(2.9): a phantom is there if it was before, or its forward ran in the stage before.
 
         Printed is S^p(t, j) <= R(t, fwd(j)), by which no phantom outlives a stage; meant is the
@@ -154,21 +162,21 @@ class RkCheckmate:
                 made = self.R[t][phantom.forward]
                 yield at_most(self.Sp[t + 1][j], self.Sp[t][j] + made)
 
-    def backwards_need_phantoms(self) -> Rows:
+    def backwards_need_phantoms(self) -> Constraints:
         """(2.10): a backward runs where its phantom is."""
         for t in range(self.graph.count):
             for j, phantom in enumerate(self.graph.phantoms):
                 there = self.R[t][phantom.forward] + self.Sp[t][j]
                 yield at_most(self.R[t][phantom.backward], there)
 
-    def allocated_where_saved(self) -> Rows:
+    def allocated_where_saved(self) -> Constraints:
         """(2.11): an allocation takes memory where a contribution is saved."""
         for t in range(self.graph.count):
             for k, i in self.graph.edges:
                 share = 1.0 / len(self.graph.parents[i])
                 yield at_most(share * self.S[t][k, i], self.P[t][i])
 
-    def saved_where_allocated(self) -> Rows:
+    def saved_where_allocated(self) -> Constraints:
         """(2.12): contributions are saved in memory only."""
         for t in range(self.graph.count):
             for k, i in self.graph.edges:
@@ -180,7 +188,7 @@ class RkCheckmate:
         deleted = sum(self.delete[t, i, each] for each in self.graph.near(i) if each <= k)
         return self.P[t][i] + created - deleted
 
-    def alive_or_deleted(self) -> Rows:
+    def alive_or_deleted(self) -> Constraints:
         """(2.13), and that `alive` is 0 or 1: behind a parent its result is there or deleted."""
         for t in range(self.graph.count):
             for i, parents in enumerate(self.graph.parents):
@@ -191,7 +199,7 @@ class RkCheckmate:
                     if k in parents:
                         yield at_most(self.runs(t, k), alive + self.delete[t, i, k])
 
-    def kept_between_stages(self) -> Rows:
+    def kept_between_stages(self) -> Constraints:
         """(2.14): what is alive at the end of a stage is there in the next one.
 
         Printed without the step from t to t + 1.
@@ -200,12 +208,12 @@ class RkCheckmate:
             for i in range(len(self.graph.sizes)):
                 yield equal(self.alive(t, i, self.graph.last(i)), self.P[t + 1][i])
 
-    def created_by_parents(self) -> Rows:
+    def created_by_parents(self) -> Constraints:
         """(2.15): only a parent that runs creates an allocation."""
         for (t, _, k), create in self.create.items():
             yield at_most(create, self.runs(t, k))
 
-    def deleted_when_useless(self) -> Rows:
+    def deleted_when_useless(self) -> Constraints:
         """(2.16): deleted behind a run that is followed by no child, and not kept, in its stage.
 
         The linear form counts what speaks against it, as Checkmate's does; printed, its last term
@@ -220,7 +228,7 @@ class RkCheckmate:
             yield at_most(1 - delete, against)
             yield at_most(against, most * (1 - delete))
 
-    def nothing_left(self) -> Rows:
+    def nothing_left(self) -> Constraints:
         """(2.17): behind the last stage nothing is alive."""
         last = self.graph.count - 1
         for i in range(len(self.graph.sizes)):
@@ -257,7 +265,7 @@ class RkCheckmate:
                 change -= phantom.bytes * self.R[t][k]
         return change
 
-    def within_peak(self) -> Rows:
+    def within_peak(self) -> Constraints:
         """(2.18): during each step, before its deletions, memory is within M_peak.
 
         The phantom of a backward is there while it runs; printed, U has lost it by then.
@@ -274,7 +282,7 @@ class RkCheckmate:
                 fast = self.graph.workspace[k] * self.fast[t][k]
                 yield at_most(own + fast + self.used[t][k] + deleted, self.peak)
 
-    def within_saved(self) -> Rows:
+    def within_saved(self) -> Constraints:
         """(2.19): behind the loss at most M_save is held."""
         if self.saved is None:
             return

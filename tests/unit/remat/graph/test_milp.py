@@ -14,7 +14,7 @@ from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.milp import checkmate, rk_checkmate
 from pipeplan.remat.graph.milp.checkmate import Checkmate
 from pipeplan.remat.graph.milp.fb_graph import FbGraph, Phantom, of_operators
-from pipeplan.remat.graph.milp.linear import Row, add
+from pipeplan.remat.graph.milp.linear import Constraint, add
 from pipeplan.remat.graph.milp.rk_checkmate import RkCheckmate
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import further, peak_bytes, saved_bytes, tidy
@@ -132,7 +132,7 @@ def _excludes(make: Callable[[str], _Program], family: str) -> bool:
             expression = list(getattr(loose, family)())[index].expression
             if isinstance(expression, int):
                 continue
-            add(loose.model, Row(expression, low, high))
+            add(loose.model, Constraint(expression, low, high))
             if loose.solve("scip").objective is not None:
                 return True
     return False

@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan.errors import InputError
 from pipeplan.remat.graph.blocks.options import BlockOption
-from pipeplan.remat.graph.blocks.rk_rotor import ChainBlock, RkRotor, Step
+from pipeplan.remat.graph.blocks.rk_rotor import ChainBlock, RkRotor, RotorStep
 
 
 def _chain(seed: int, length: int) -> list[ChainBlock]:
@@ -31,20 +31,20 @@ def _chain(seed: int, length: int) -> list[ChainBlock]:
     return found
 
 
-def _schedules(chain: list[ChainBlock], begin: int, end: int) -> Iterator[list[Step]]:
+def _schedules(chain: list[ChainBlock], begin: int, end: int) -> Iterator[list[RotorStep]]:
     """All that the two cases (2.20) and (2.21) give, without any bytes."""
     for index in range(len(chain[begin].options)):
         rests = [[]] if end == begin + 1 else _schedules(chain, begin + 1, end)
         for rest in rests:
-            yield [Step(begin, index), *rest, Step(begin, index, backward=True)]
+            yield [RotorStep(begin, index), *rest, RotorStep(begin, index, backward=True)]
     for place in range(begin + 1, end):
-        alone = [Step(each, None) for each in range(begin, place)]
+        alone = [RotorStep(each, None) for each in range(begin, place)]
         for later in _schedules(chain, place, end):
             for earlier in _schedules(chain, begin, place):
                 yield [*alone, *later, *earlier]
 
 
-def _time(chain: list[ChainBlock], steps: list[Step]) -> int:
+def _time(chain: list[ChainBlock], steps: list[RotorStep]) -> int:
     return sum(
         chain[each.block].forward_ns
         if each.option is None
@@ -55,7 +55,7 @@ def _time(chain: list[ChainBlock], steps: list[Step]) -> int:
     )
 
 
-def _needs(chain: list[ChainBlock], steps: list[Step]) -> int:
+def _needs(chain: list[ChainBlock], steps: list[RotorStep]) -> int:
     """Bytes by replay: values that blocks start from, saved bytes, the gradient that waits."""
     peak, gradient = 0, 0
     values: set[int] = set()
@@ -80,7 +80,7 @@ def _needs(chain: list[ChainBlock], steps: list[Step]) -> int:
     return peak
 
 
-def _wanted(value: int, later: list[Step]) -> bool:
+def _wanted(value: int, later: list[RotorStep]) -> bool:
     """Whether the block behind a value uses it before it is made again."""
     for each in later:
         if each.block == value + 1:

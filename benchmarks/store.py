@@ -1,0 +1,97 @@
+"""Results that are kept part by part, so that a benchmark goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from rich.table import Table
+
+from pipeplan.cli import common
+
+Part = dict[str, Any]
+
+
+class Keyed(Protocol):
+    """An instance of a benchmark."""
+
+    @property
+    def key(self) -> str:
+        """What identifies its row."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """What is measured of it."""
+
+
+Instance = TypeVar("Instance", bound=Keyed)
+
+
+class Store:
+    """Rows by key in a file that is whole after every part."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what the file has; it may be missing."""
+        self._path = path
+        self.rows: dict[str, Part] = {}
+        if path.exists():
+            self.rows = json.loads(path.read_text(encoding="utf-8"))
+
+    def put(self, key: str, name: str, part: Part) -> None:
+        """Keep one part of one row."""
+        self.rows[key][name] = part
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self._path)
+
+
+def measure_missing(
+    text: str | None,
+    result: Path,
+    cases: Iterable[Instance],
+    planned: Callable[[Instance, float, str], Part],
+    table: tuple[Sequence[str], Callable[[Instance, Part], Sequence[str]]],
+) -> int:
+    """The command of a benchmark: measures the parts that its file lacks, prints one table.
+
+    Args:
+        text: of `--help`.
+        result: the file, unless `--out` says another.
+        cases: one row each.
+        planned: a part of a case within so many seconds.
+        table: titles of columns, and the cells of a row.
+    """
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--limit", type=common.duration, default=15 * 10**9, metavar="TIME", help="of work (15s)"
+    )
+    parser.add_argument("--out", type=Path, default=result, metavar="FILE", help="%(default)s")
+    args = parser.parse_args()
+    store, (titles, cells) = Store(args.out), table
+    shown = Table(*titles, box=None, pad_edge=False)
+    for case in cases:
+        row = store.rows.setdefault(case.key, {})
+        for name in case.parts:
+            if name not in row:
+                store.put(case.key, name, planned(case, args.limit / 1e9, name))
+                print(f"{case.key} {name}", file=sys.stderr, flush=True)
+        shown.add_row(*cells(case, row))
+    common.screen().print(shown)
+    return 0
+
+
+def chosen_names(text: str | None, known: Sequence[str]) -> list[str]:
+    """The arguments of a benchmark whose rows are chosen by name; none: what its file lacks."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shown = ", ".join(known)
+    parser.add_argument("names", nargs="*", choices=known, metavar="NAME", help=shown)
+    return list(parser.parse_args().names)
