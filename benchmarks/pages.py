@@ -97,7 +97,9 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
         " `longer` is the geometric mean of the period without the strategy over the period with"
         " all, less one; a negative number says that plans are shorter without it. `worst` is the"
         " row that loses most. `bound lower` is the same for the bound. `best plans` counts the"
-        " rows whose best plan, with every strategy, the strategy found."
+        " rows whose best plan, with every strategy, the strategy found. Rows called `step` plan"
+        " whole steps under flush, by one strategy; without it there is a periodic plan that is"
+        " cut off after the step."
     )
     yield (
         "One row's period depends on random numbers by up to 20 %: only means, and strategies that"
