@@ -6,16 +6,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeplan.batching import batches
     from pipeplan.pipeline import Pipeline
     from pipeplan.rematerialized import rematerialize
     from pipeplan.task import Task, task_function
 
 __version__ = "0.1.0"
-__all__ = ["Pipeline", "Task", "rematerialize", "task_function"]
+__all__ = ["Pipeline", "Task", "batches", "rematerialize", "task_function"]
 
 _HOMES = {
     "Pipeline": "pipeplan.pipeline",
     "Task": "pipeplan.task",
+    "batches": "pipeplan.batching",
     "rematerialize": "pipeplan.rematerialized",
     "task_function": "pipeplan.task",
 }

@@ -7,11 +7,11 @@ load the same reference the same way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pipeplan import taskref
 from pipeplan.document import digest
@@ -46,6 +46,14 @@ class LossScale:
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000
+
+
+@runtime_checkable
+class LoadsAhead(Protocol):
+    """`Task.data` that may load what comes next."""
+
+    def ahead(self, numbers: Iterator[int]) -> Iterator[Any] | None:
+        """The micro-batches `numbers`, loaded before they are asked for; None: they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ class Session:
         """As `evaluate`, on micro-batches of the task's data."""
         job = self.job
         uses = Uses.of(job.plan, job.split, self.transport.rank, trains=False)
-        feed = TaskFeed(job.task, job.split, uses, numbers.__getitem__, self.device)
+        feed = TaskFeed(job.task, job.split, uses, numbers.__getitem__, self.device, ahead=False)
         return self.evaluate(feed, len(numbers))
 
     def go_on(self, step: int, drawn: int) -> None:
@@ -239,6 +239,7 @@ class Session:
         job = self.job
         uses = Uses.of(job.plan, job.split, self.transport.rank)
         feed = TaskFeed(job.task, job.split, uses, self.shard.number, self.device)
+        self._stops.append(feed.close)
         own_loss = job.task.loss is None
         m = job.plan.microbatches
         return BatchFeed(feed, job.split, m, self.device, own_loss=own_loss)

@@ -9,8 +9,10 @@ data, and is given up with its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -20,7 +22,7 @@ from pipeplan.errors import InputError, InternalError
 from pipeplan.nested import MicroBatch, ModelArguments, mapped, text_of
 from pipeplan.plan import Plan
 from pipeplan.runtime.transport.host_staging import moved
-from pipeplan.task import SplitModel, Task
+from pipeplan.task import LoadsAhead, SplitModel, Task
 
 _CPU = torch.device("cpu")
 
@@ -104,6 +106,8 @@ class TaskFeed:
         uses: Uses,
         number: Callable[[int], int] = lambda microbatch: microbatch,
         device: torch.device = _CPU,
+        *,
+        ahead: bool = True,
     ) -> None:
         """Takes what the data come from.
 
@@ -113,8 +117,14 @@ class TaskFeed:
             uses: how often each part is going to be asked for.
             number: micro-batch -> its number in the data.
             device: where the stages want them.
+            ahead: tell data that can load ahead which micro-batches come.
         """
         self._task = task
+        self._loads = task.data if ahead and isinstance(task.data, LoadsAhead) else None
+        self._coming: Iterator[Any] | None = None
+        """Micro-batches that are loaded ahead."""
+        self._asked: deque[int] = deque()
+        """Their numbers, as far as they were asked for."""
         self._split = split
         self._uses = uses
         self._number = number
@@ -140,7 +150,7 @@ class TaskFeed:
         return self._take(microbatch, [-1])[0]
 
     def _take(self, microbatch: int, places: Sequence[int]) -> list[Any]:
-        parts = self._open.pop(microbatch, None) or self._fetch(self._number(microbatch))
+        parts = self._open.pop(microbatch, None) or self._fetch(microbatch)
         taken = [parts[place].take() for place in places]
         if any(each.left for each in parts):
             for each in parts:
@@ -148,13 +158,44 @@ class TaskFeed:
             self._open[microbatch] = parts
         return [mapped(lambda tensor: moved(tensor, self._device), value) for value in taken]
 
-    def _fetch(self, number: int) -> list[_Part]:
-        batch = MicroBatch.of(self._task, number)
+    def close(self) -> None:
+        """Load nothing ahead any more."""
+        self._coming = None
+        self._asked.clear()
+
+    def _fetch(self, microbatch: int) -> list[_Part]:
+        number = self._number(microbatch)
+        batch = MicroBatch.of(self._loading(microbatch, number), number)
         self._check(number, batch.arguments)
         values = (*batch.inputs, batch.target)
         uses = (*self._uses.inputs, self._uses.targets)
         pairs = zip(values, uses, strict=True)
         return [_Part(value if count else None, count) for value, count in pairs]
+
+    def _loading(self, microbatch: int, number: int) -> Task:
+        """The task; its data are what was loaded ahead, where that is micro-batch `number`."""
+        if self._loads is None:
+            return self._task
+        if not self._asked or self._asked[0] != number:
+            self.close()
+            self._coming = self._loads.ahead(self._numbers(microbatch))
+        coming = self._coming
+        if coming is None:
+            return self._task
+
+        def due(_: int) -> Any:
+            batch = next(coming)
+            self._asked.popleft()
+            return batch
+
+        return replace(self._task, data=due)
+
+    def _numbers(self, microbatch: int) -> Iterator[int]:
+        """Numbers in the data from `microbatch` on, each noted when it is asked for."""
+        for each in itertools.count(microbatch):
+            number = self._number(each)
+            self._asked.append(number)
+            yield number
 
     def _check(self, number: int, arguments: ModelArguments) -> None:
         """Refuse inputs that the plan was not made for."""

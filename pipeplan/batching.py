@@ -1,0 +1,174 @@
+"""A data set as micro-batches by number, as `Task.data` gives them.
+
+Micro-batch n is batch n mod E of epoch n div E, where an epoch has E whole batches; the order of
+an epoch depends on the seed and the epoch alone, and so do the numbers that a sample draws on its
+micro-batch. So every rank and every later run gives the same tensors for the same number, whoever
+loads them: replicas have different numbers, and a resumed run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from pipeplan.errors import InputError
+from pipeplan.repeat import kept_generators, seed_all
+
+_SPREAD = 1_000_003
+"""Between the seeds of two runs: more than there are micro-batches or epochs to draw for."""
+
+
+class Samples(Protocol):
+    """A data set of torch or Hugging Face: samples by number."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """One of them."""
+
+
+def batches(
+    samples: Samples | DataLoader[Any],
+    *,
+    size: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    collate: Callable[[list[Any]], Any] | None = None,
+    workers: int = 0,
+    prefetch: int = 2,
+) -> Batches:
+    """`samples` as the `data` of a task.
+
+    Args:
+        samples: a data set with a length; or a `DataLoader`, of which data set, batch size,
+            whether it shuffles, collate_fn, workers and prefetch are taken.
+        size: samples in one micro-batch; what is left of an epoch is dropped.
+        shuffle: every epoch in another order.
+        seed: of the orders, and of what samples draw (augmentation).
+        collate: samples -> micro-batch; None stacks them as `default_collate` does.
+        workers: processes that load ahead; 0 loads when a micro-batch is needed.
+        prefetch: micro-batches per worker that wait ready.
+
+    Raises:
+        InputError: if there is no length, less than one batch, or an order of the loader's own.
+    """
+    if not isinstance(samples, DataLoader):
+        return Batches(
+            samples, size or 0, seed if shuffle else None, seed, collate, workers, prefetch
+        )
+    loader = samples
+    if size is not None or collate is not None or shuffle or workers:
+        raise InputError(
+            "batches: got a DataLoader and size, shuffle, collate or workers, need them in one"
+            " place: the loader says them"
+        )
+    if not isinstance(loader.sampler, RandomSampler | SequentialSampler) or not loader.batch_size:
+        raise InputError(
+            f"batches: got a DataLoader with a {type(loader.sampler).__name__} and batch size"
+            f" {loader.batch_size}, need shuffle=True or False and a batch size. Give the data"
+            " set, or number -> micro-batch."
+        )
+    return Batches(
+        loader.dataset,
+        loader.batch_size,
+        seed if isinstance(loader.sampler, RandomSampler) else None,
+        seed,
+        loader.collate_fn,
+        loader.num_workers,
+        loader.prefetch_factor or prefetch,
+    )
+
+
+class Batches:
+    """Micro-batches by number; made by `batches`."""
+
+    def __init__(
+        self,
+        samples: Any,
+        size: int,
+        order: int | None,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None,
+        workers: int,
+        prefetch: int,
+    ) -> None:
+        """See `batches`; `order` is the seed of the orders, None for none."""
+        if isinstance(samples, IterableDataset) or not hasattr(samples, "__len__"):
+            raise InputError(
+                f"batches: got a {type(samples).__name__} without a length, need a data set whose"
+                " samples have numbers: then every rank finds the same ones, and a run can go on"
+            )
+        if size < 1 or len(samples) < size:
+            raise InputError(
+                f"batches: got {len(samples)} samples and size={size}, need size=1 or more and"
+                " samples for one micro-batch"
+            )
+        self._by_number = _ByNumber(samples, size, order, seed, collate or default_collate)
+        self._workers, self._prefetch = workers, prefetch
+
+    def __call__(self, number: int) -> Any:
+        """Micro-batch `number`."""
+        return self._by_number[number]
+
+    def ahead(self, numbers: Iterator[int]) -> Iterator[Any] | None:
+        """The micro-batches `numbers`, which workers load before they are asked for.
+
+        None: there are no workers. They end with the last reference to what is returned.
+        """
+        if not self._workers:
+            return None
+        loader = DataLoader(
+            self._by_number,
+            batch_size=None,
+            sampler=numbers,
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch,
+            generator=torch.Generator(),  # or it would draw from the one that layers draw from
+        )
+        return iter(loader)
+
+
+class _ByNumber(torch.utils.data.Dataset[Any]):
+    """Micro-batches as the samples of a data set, so that one worker makes a whole one."""
+
+    def __init__(
+        self,
+        samples: Any,
+        size: int,
+        order: int | None,
+        seed: int,
+        collate: Callable[[list[Any]], Any],
+    ) -> None:
+        self._samples, self._size, self._order = samples, size, order
+        self._seed, self._collate = seed, collate
+        self._each = len(samples) // size
+        """Micro-batches of an epoch."""
+
+    def __getitem__(self, number: int) -> Any:
+        epoch, place = divmod(number, self._each)
+        places: Sequence[int] = range(len(self._samples))
+        if self._order is not None:
+            places = _permutation(self._order * _SPREAD + epoch, len(self._samples))
+        with kept_generators():
+            seed_all(self._seed * _SPREAD + number)
+            begin = place * self._size
+            return self._collate([self._samples[i] for i in places[begin : begin + self._size]])
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, count: int) -> list[int]:
+    """An order of `count` samples; the last ones are kept."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    return order
