@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
-from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from pipeplan.document import Count, Positive, Record
 from pipeplan.plan import LayerRanges, OpKind, Plan, Stage, outermost
@@ -33,7 +32,7 @@ class Share(Record):
     """Of a micro-batch (H1)."""
     offloaded: tuple[Count, Positive] = (0, 1)
     """[micro-batches that are offloaded, of so many in a row]."""
-    states_bytes: Annotated[int, Field(ge=0, exclude_if=lambda size: not size)] = 0
+    states_bytes: Count = 0
     """On the host, (U3); 0 where the optimizer's states are on the GPU."""
 
     @property

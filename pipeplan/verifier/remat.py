@@ -47,8 +47,9 @@ def _nested(stage: Stage, given: LayerRanges, where: str) -> Iterator[Violation]
             around.pop()
         low, high = (around[-1][0], around[-1][1] - 1) if around else stage.layers
         if not low <= first <= last <= high:
-            need = f"got run [{first}, {last}], need one within [{low}, {high}]"
-            yield Violation(Rule.STAGES, where, need)
+            behind = f", or behind layer {around[-1][1]}" if around else ""
+            got = f"got run [{first}, {last}], need one within [{low}, {high}]{behind}"
+            yield Violation(Rule.STAGES, where, got)
             return
         around.append((first, last))
 

@@ -20,7 +20,7 @@ from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, sampling, states
 from pipeplan.runtime.instrument.sampling import SampledSteps
-from pipeplan.runtime.instrument.storage_log import Sample, StorageLog
+from pipeplan.runtime.instrument.storage_log import StorageLog, StorageSample
 from pipeplan.runtime.job import SessionOptions
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
@@ -184,7 +184,7 @@ def test_later_steps_are_sampled_rarely(monkeypatch: pytest.MonkeyPatch) -> None
     opened: list[int] = []
     real = StorageLog.open
 
-    def note(log: StorageLog, sample: Sample) -> None:
+    def note(log: StorageLog, sample: StorageSample) -> None:
         opened.append(sample.step)
         real(log, sample)
 

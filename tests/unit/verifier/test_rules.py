@@ -67,7 +67,7 @@ MUTATIONS: list[tuple[str, Callable[[Plan], Plan], Rule, tuple[str, ...]]] = [
     ),
     ("run of another stage", lambda p: again(p, (0, 1)), Rule.STAGES, ("[0, 1]", "[1, 1]")),
     ("run backwards", lambda p: again(p, (2, 1)), Rule.STAGES, ("[2, 1]", "within [1, 1]")),
-    ("run twice", lambda p: again(p, (1, 1), (1, 1)), Rule.STAGES, ("[1, 1]", "[2, 1]")),
+    ("run twice", lambda p: again(p, (1, 1), (1, 1)), Rule.STAGES, ("[1, 1]", "behind layer 1")),
     ("run", lambda p: again(p, (1, 1)), Rule.DURATIONS, ("1B0",)),
     (
         "run in the paper's model",
