@@ -30,7 +30,5 @@ def recompute_bound(
     """
     if any(gpu.speed != 1 for gpu in costs.cluster.gpus):
         return Fraction(known)
-    relaxed = RecomputeDP(
-        costs, any_k=True, options=list_options(costs.chain, relaxed=True, offload=offload)
-    )
-    return relaxed_bound(relaxed, known)
+    options = list_options(costs.chain, relaxed=True, offload=offload, nested=True)
+    return relaxed_bound(RecomputeDP(costs, any_k=True, options=options), known)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pipeplan.ilp import portfolio
@@ -24,6 +25,8 @@ from pipeplan.ilp.runs import Run
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.plan import Plan
 
+BOUND_COST: Final = 5
+"""How many times as long it takes to list relaxed options, in which runs may hold runs."""
 POINTS: Final = 6
 """Periods between the bound and the best plan that suggest further runs."""
 
@@ -44,12 +47,12 @@ class InitialSets:
     Attributes:
         joint: the search they are for.
         offered: what stages may choose, once that is listed.
-        bound_s: seconds that a bound is expected to take, as much as listing and cutting did.
+        bound_s: seconds that a bound is expected to take, by what listing and cutting took.
     """
 
-    def __init__(self, joint: JointIncumbent) -> None:
-        """Begin with nothing."""
-        self.joint = joint
+    def __init__(self, joint: JointIncumbent, *, nested: bool = False) -> None:
+        """Begin with nothing; `nested`: of runs that may hold runs."""
+        self.joint, self.nested = joint, nested
         self.offered: StageOptions | None = None
         self.bound_s = 0.0
         self._seen: set[frozenset[Run]] = {frozenset()}
@@ -66,7 +69,7 @@ class InitialSets:
         state = self.joint.state
         begun = state.elapsed
         state.set_phase("recompute options")
-        self.offered = _listed(state)
+        self.offered = _listed(state, self.nested)
         solvers = [
             RecomputeDP(state.costs, state.most_in_flight, messages=messages, options=self.offered)
             for messages in (False, True)
@@ -75,7 +78,8 @@ class InitialSets:
         for solver in solvers:
             # with room for messages no period is shorter than without
             partition = solver.shortest(high or _lowest(state))
-            self.bound_s = self.bound_s or state.elapsed - begun
+            took = (state.elapsed - begun) * (1 if self.nested else BOUND_COST)
+            self.bound_s = self.bound_s or took
             if partition is None:
                 break
             high = partition.period
@@ -102,16 +106,14 @@ class InitialSets:
             yield InitialSet(found[0], schedule=found[1], required=True)
 
 
-def _listed(state: Incumbent) -> StageOptions:
+def _listed(state: Incumbent, nested: bool) -> StageOptions:
     """All options, or those there is time for; where work is counted, all."""
-    offload = state.options.offload
+    listed = partial(list_options, state.costs.chain, offload=state.options.offload, nested=nested)
     if state.options.deterministic:
-        return list_options(state.costs.chain, offload=offload)
+        return listed()
     until = state.elapsed + portfolio.LISTING * state.remaining
     first = [stage.first for stage in unconstrained_stages(state)]
-    return list_options(
-        state.costs.chain, offload=offload, first=first, go_on=lambda: state.elapsed < until
-    )
+    return listed(first=first, go_on=lambda: state.elapsed < until)
 
 
 def _lowest(state: Incumbent) -> int:

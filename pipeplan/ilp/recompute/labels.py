@@ -15,8 +15,9 @@ from pipeplan.ilp.segment_tables import Array
 
 MOST = 24
 """Options of a segment that end with a run, with a kept layer, with a layer's option, each."""
-NESTED = 12
-"""As many more of each in which runs hold others: they leave the rest as it is."""
+NESTED = (4, 12)
+"""As many more of each in which runs hold others: they leave the rest as it is. For bounds the
+second number: fewer would weaken them."""
 COUNTS = (1, 2, 3, 4, 6, 9, 14)
 """Micro-batches in flight for which options are compared."""
 
@@ -51,12 +52,17 @@ class Labels:
 
 
 def apart(
-    group: Sequence[tuple[int, Array]],
+    group: Sequence[tuple[int, Array]], nested: int
 ) -> Iterator[tuple[NDArray[np.int8], Array, int]]:
-    """Kinds and labels of which no run holds another, then the others; how many of each."""
+    """Kinds and labels of which no run holds another, then the others; how many of each are kept.
+
+    Args:
+        group: kinds, and labels of each.
+        nested: how many are kept of those of which a run holds another.
+    """
     kinds = np.concatenate([np.full(made.shape[1], of, dtype=np.int8) for of, made in group])
     labels = np.concatenate([made for _, made in group], axis=1)
-    for holding, most in ((False, MOST), (True, NESTED)):
+    for holding, most in ((False, MOST), (True, nested)):
         here = (labels[HOLDS] > 0) == holding
         if here.any():
             yield kinds[here], labels[:, here], most

@@ -25,8 +25,8 @@ from pipeplan.ilp.recompute.labels import AHEAD, KEEPS, MORE, NONE, PEAK, UNDER
 from pipeplan.ilp.recompute.segment_peaks import segment_peaks
 from pipeplan.ilp.segment_tables import Array
 
-MOST: Final = 4
-"""Ways in which a run may hold others."""
+WAYS: Final = (2, 4)
+"""In which a run may hold others; for bounds the second number: fewer would weaken them."""
 
 
 class Nested:
@@ -41,8 +41,8 @@ class Nested:
             relaxed: whether each way must be dominated by one of those that are kept, for bounds.
         """
         count = len(chain.layers)
-        self.relaxed = relaxed
-        shape = (MOST, count, count)
+        self.relaxed, self.most = relaxed, WAYS[relaxed]
+        shape = (self.most, count, count)
         self._more = np.full(shape, NONE, dtype=np.int64)
         self._peak, self._label = np.zeros_like(self._more), np.zeros_like(self._more)
         behind = np.array([layer.gradient_of_output_bytes for layer in chain.layers])
@@ -63,7 +63,7 @@ class Nested:
         Yields:
             Which of them have one more way, its more, its peak, its label.
         """
-        for n in range(MOST):
+        for n in range(self.most):
             here = np.flatnonzero(self._more[n, place, last] < NONE)
             at = n, place[here], last
             peak = self._peak[at] + self._entry[kind[here], place[here]]
@@ -81,8 +81,8 @@ class Nested:
         peak = np.maximum(labels[PEAK, here], again)
         above = NONE if self.relaxed else self._flat[first, last] - self._entry[-1, first]
         good = np.flatnonzero(peak < np.minimum.accumulate([above, *peak])[:-1])
-        if len(good) > MOST:
-            good = good[np.linspace(0, len(good) - 1, MOST).round().astype(np.int64)]
+        if len(good) > self.most:
+            good = good[np.linspace(0, len(good) - 1, self.most).round().astype(np.int64)]
         if not len(good):
             return
         used = slice(len(good)), first, last

@@ -109,6 +109,7 @@ def list_options(
     *,
     relaxed: bool = False,
     offload: bool = False,
+    nested: bool = False,
     first: Sequence[int] = (),
     go_on: Callable[[], bool] = lambda: True,
 ) -> StageOptions:
@@ -120,12 +121,14 @@ def list_options(
             options need not exist. Else each is exact, or a little more at the start of a stage.
             With `offload` too, kept is what stays if all leaves that can.
         offload: whether those count as well that need little with most of it away.
+        nested: whether runs may hold runs: they need less at once, and take several times as long
+            to list.
         first: layers whose segments have all their options in any case.
         go_on: whether there is time for all of another layer's; the rest have two, which keep
             everything or recompute everything.
     """
-    count, maker = len(chain.layers), _Maker(chain, relaxed, offload)
-    none = np.zeros((count, count, maker.groups * (MOST + NESTED)), dtype=np.int64)
+    count, maker = len(chain.layers), _Maker(chain, relaxed, offload, nested)
+    none = np.zeros((count, count, maker.most), dtype=np.int64)
     more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
     levels = np.zeros((byte_options_table.MOST if offload else 0, *none.shape), dtype=np.int64)
     found: list[Labels] = []
@@ -146,15 +149,20 @@ def list_options(
 class _Maker:
     """Finds the options of all segments that begin at one layer."""
 
-    def __init__(self, chain: Chain, relaxed: bool, offload: bool) -> None:
+    def __init__(self, chain: Chain, relaxed: bool, offload: bool, nested: bool) -> None:
         self.chain = chain
         self.relaxed, self.offload = relaxed, offload
-        self.groups = 3 if any(layer.options for layer in chain.layers) else 2
+        groups = 3 if any(layer.options for layer in chain.layers) else 2
+        self.holding = NESTED[relaxed] * nested
+        self.most = groups * (MOST + self.holding)
+        """Labels of a segment."""
         self.thin = partial(lowered if relaxed else best, offload=offload)
         held = saved_outputs(chain)
         both = np.stack([segment_peaks(chain, each) for each in held], axis=1)
         self.peaks, self.light = both[0], both[1, 0]
-        self.nested = Nested(chain, np.array(held, dtype=np.int64), relaxed=relaxed)
+        self.nested: Nested | None = None
+        if nested:
+            self.nested = Nested(chain, np.array(held, dtype=np.int64), relaxed=relaxed)
         times = [layer.forward_ns for layer in chain.layers]
         self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
         self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
@@ -162,7 +170,7 @@ class _Maker:
     def from_layer(self, first: int, *, few: bool = False) -> Labels:
         """All labels of segments from layer `first` on, or a `few`: all kept, all one run."""
         count = len(self.chain.layers)
-        size = 1 + self.groups * (MOST + NESTED) * (count - first)
+        size = 1 + self.most * (count - first)
         rows, kind = np.zeros((FIELDS, size), dtype=np.int64), np.zeros(size, dtype=np.int8)
         place = np.full(size, first, dtype=np.int64)
         # A run keeps nothing of its output: the least that may lie before a stage.
@@ -176,13 +184,13 @@ class _Maker:
             places = rows[:, :known], place[:known], kind[:known]
             for group in self._groups(last, before, places, few=few):
                 alike = used
-                for kinds, labels, most in apart(group):
+                for kinds, labels, most in apart(group, self.holding):
                     made, order = self.thin(labels, most)
                     new = slice(used, used + made.shape[1])
                     rows[:, new], kind[new], place[new] = made, kinds[order], last + 1
                     used = new.stop
-                # What a run may hold is known before it is a piece itself.
-                self.nested.add(first, last, alike, rows[:, alike:used], kind[alike:used])
+                if self.nested:  # what a run may hold is known before it is a piece itself
+                    self.nested.add(first, last, alike, rows[:, alike:used], kind[alike:used])
             latest = slice(begin, begin + 1 if few else used)
             ends.append((begin, used))
         levels = np.zeros((0, used), dtype=np.int64)
@@ -273,7 +281,7 @@ class _Maker:
         plain = self._contracted(old, np.arange(old.shape[1]), place, last)
         plain[PEAK] = np.maximum(old[PEAK], old[KEPT] + self.peaks[ahead, place, last])
         made = [plain]
-        for here, more, peak, inner in self.nested.of(last, place, ahead):
+        for here, more, peak, inner in self.nested.of(last, place, ahead) if self.nested else ():
             new = self._contracted(old[:, here], here, place[here], last)
             new[MORE] += more
             new[PEAK] = np.maximum(old[PEAK, here], old[KEPT, here] + peak)

@@ -107,13 +107,13 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         return
     if joint.interrupted or _reached(joint):
         return
-    share = portfolio.INITIAL_SETS * whole.remaining / 2
-    required = REQUIRED + whole.options.offload
-    for candidate in found:
-        limit = share / required if candidate.required else share / (2 * POINTS)
-        joint.take(_tried(joint, candidate, whole.elapsed + limit))
-        if joint.interrupted:
-            return
+    _try_all(joint, found)
+    if joint.period is None and not joint.interrupted:
+        # Listing runs that hold runs takes long: they are for memory that nothing else fits.
+        found = InitialSets(joint, nested=True)
+        _try_all(joint, found)
+    if joint.interrupted:
+        return
     if joint.period is None and not whole.options.contiguous_only:
         _anywhere(joint)
     if whole.remaining >= found.bound_s or joint.period is None:
@@ -123,6 +123,18 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         if not whole.options.contiguous_only and found.offered is not None:
             _balance(joint, found.offered)
         _further(joint)
+
+
+def _try_all(joint: JointIncumbent, found: InitialSets) -> None:
+    """The quick part of the search on each initial set."""
+    whole = joint.state
+    share = portfolio.INITIAL_SETS * whole.remaining / 2
+    required = REQUIRED + whole.options.offload
+    for candidate in found:
+        limit = share / required if candidate.required else share / (2 * POINTS)
+        joint.take(_tried(joint, candidate, whole.elapsed + limit))
+        if joint.interrupted:
+            return
 
 
 def _anywhere(joint: JointIncumbent) -> None:

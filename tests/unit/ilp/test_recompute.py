@@ -86,7 +86,7 @@ def test_three_counts_of_a_run_agree(seed: int) -> None:
 def test_options_are_what_their_runs_cost(seed: int) -> None:
     """Time, kept bytes and peak of an option are those of the merged chain with its runs."""
     chain = some_chain(seed, 6, options=3 * (seed % 2))
-    offered, seen = list_options(chain), 0
+    offered, seen = list_options(chain, nested=True), 0
     for last in range(6):
         for number in range(offered.more.shape[2]):
             if offered.more[0, last, number] == NONE:
@@ -127,7 +127,7 @@ def test_cuts_and_options_equal_brute_force(seed: int) -> None:
     chain = some_chain(seed, 3 + seed % 3, options)
     for memory in (25, 35, 50, 80):
         costs = costs_of(chain, 3, memory)
-        found = RecomputeDP(costs, options=list_options(chain)).shortest(1)
+        found = RecomputeDP(costs, options=list_options(chain, nested=True)).shortest(1)
         sets = every_choice(0, costs.layers - 1, chain)
         choices = (contract(chain, runs).chain for runs in sets)
         partitions = (ContiguousDP(costs_of(one, 3, memory)).shortest(1) for one in choices)
@@ -141,7 +141,7 @@ def test_the_runs_of_a_partition_give_its_period(seed: int) -> None:
     chain = some_chain(seed, 7, options=seed % 3)
     for memory in (30, 45, 70):
         costs = costs_of(chain, 3, memory)
-        solver = RecomputeDP(costs, options=list_options(chain))
+        solver = RecomputeDP(costs, options=list_options(chain, nested=True))
         found = solver.shortest(1)
         if found is not None:
             again_costs = costs_of(contract(chain, solver.runs(found)).chain, 3, memory)
