@@ -64,9 +64,8 @@ def batches(
         InputError: if there is no length, less than one batch, or an order of the loader's own.
     """
     if not isinstance(samples, DataLoader):
-        return Batches(
-            samples, size or 0, seed if shuffle else None, seed, collate, workers, prefetch
-        )
+        by_number = _ByNumber(samples, size or 0, seed if shuffle else None, seed, collate)
+        return Batches(by_number, workers, prefetch)
     loader = samples
     if size is not None or collate is not None or shuffle or workers:
         raise InputError(
@@ -79,43 +78,17 @@ def batches(
             f" {loader.batch_size}, need shuffle=True or False and a batch size. Give the data"
             " set, or number -> micro-batch."
         )
-    return Batches(
-        loader.dataset,
-        loader.batch_size,
-        seed if isinstance(loader.sampler, RandomSampler) else None,
-        seed,
-        loader.collate_fn,
-        loader.num_workers,
-        loader.prefetch_factor or prefetch,
-    )
+    order = seed if isinstance(loader.sampler, RandomSampler) else None
+    by_number = _ByNumber(loader.dataset, loader.batch_size, order, seed, loader.collate_fn)
+    return Batches(by_number, loader.num_workers, loader.prefetch_factor or prefetch)
 
 
 class Batches:
     """Micro-batches by number; made by `batches`."""
 
-    def __init__(
-        self,
-        samples: Any,
-        size: int,
-        order: int | None,
-        seed: int,
-        collate: Callable[[list[Any]], Any] | None,
-        workers: int,
-        prefetch: int,
-    ) -> None:
-        """See `batches`; `order` is the seed of the orders, None for none."""
-        if isinstance(samples, IterableDataset) or not hasattr(samples, "__len__"):
-            raise InputError(
-                f"batches: got a {type(samples).__name__} without a length, need a data set whose"
-                " samples have numbers: then every rank finds the same ones, and a run can go on"
-            )
-        if size < 1 or len(samples) < size:
-            raise InputError(
-                f"batches: got {len(samples)} samples and size={size}, need size=1 or more and"
-                " samples for one micro-batch"
-            )
-        self._by_number = _ByNumber(samples, size, order, seed, collate or default_collate)
-        self._workers, self._prefetch = workers, prefetch
+    def __init__(self, by_number: _ByNumber, workers: int, prefetch: int) -> None:
+        """`by_number` makes them; the rest as `batches` says."""
+        self._by_number, self._workers, self._prefetch = by_number, workers, prefetch
 
     def __call__(self, number: int) -> Any:
         """Micro-batch `number`."""
@@ -148,10 +121,21 @@ class _ByNumber(torch.utils.data.Dataset[Any]):
         size: int,
         order: int | None,
         seed: int,
-        collate: Callable[[list[Any]], Any],
+        collate: Callable[[list[Any]], Any] | None,
     ) -> None:
+        """See `batches`; `order` is the seed of the orders, None for none."""
+        if isinstance(samples, IterableDataset) or not hasattr(samples, "__len__"):
+            raise InputError(
+                f"batches: got a {type(samples).__name__} without a length, need a data set whose"
+                " samples have numbers: then every rank finds the same ones, and a run can go on"
+            )
+        if size < 1 or len(samples) < size:
+            raise InputError(
+                f"batches: got {len(samples)} samples and size={size}, need size=1 or more and"
+                " samples for one micro-batch"
+            )
         self._samples, self._size, self._order = samples, size, order
-        self._seed, self._collate = seed, collate
+        self._seed, self._collate = seed, collate or default_collate
         self._each = len(samples) // size
         """Micro-batches of an epoch."""
 
