@@ -10,15 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeplan import lowering
 from pipeplan.cluster import Host
-from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.checkpoint import named_state
 from pipeplan.runtime.data.feed import TaskFeed, Uses
-from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
-from pipeplan.runtime.instrument.states import host_states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, Tied
@@ -123,27 +119,7 @@ def test_bytes_are_as_planned(
     lower = zip(plan.memory, plain.memory, strict=True)
     assert any(row.peak_bytes < before.peak_bytes for row, before in lower)
     model, task = captured(test_runtime_memory.TASKS[name])
-    pattern = lowering.lower(plan)
-
-    def work(transport: Transport) -> tuple[int, int]:
-        live = LiveBytes()
-        feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
-        worker = build(
-            plan,
-            pattern,
-            model,
-            task,
-            CountedFeed(feed, live),
-            CountedTransport(transport, live),
-            pipelines.Listener(),
-            seed=0,
-        )
-        live.count(states(worker))
-        with live:
-            worker.executor.run(0, 3)
-        return live.peak, sum(size for _, _, size in host_states(worker))
-
-    measured = run_ranks(gpus, work)
+    measured = test_runtime_memory.measured_bytes(plan, task, layers=model)
     assert measured == [(row.peak_bytes, row.host_bytes) for row in plan.memory]
 
 

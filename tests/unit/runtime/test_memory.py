@@ -21,6 +21,7 @@ from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
+from pipeplan.runtime.instrument.states import host_states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import SplitModel, Task, Tied
@@ -106,10 +107,17 @@ def measured(
     plan: Plan, task: Task, steps: int = 3, layers: SplitModel | None = None
 ) -> list[int]:
     """Peak live bytes of each rank over some steps; `layers`: of the task, if they are at hand."""
+    return [peak for peak, _ in measured_bytes(plan, task, steps, layers)]
+
+
+def measured_bytes(
+    plan: Plan, task: Task, steps: int = 3, layers: SplitModel | None = None
+) -> list[tuple[int, int]]:
+    """As `measured`, beside what states have on the host."""
     model = untie(layers or split(task), task.tied)
     pattern = lowering.lower(plan)
 
-    def work(transport: Transport) -> int:
+    def work(transport: Transport) -> tuple[int, int]:
         live = LiveBytes()
         feed = TaskFeed(task, model, Uses.of(plan, model, transport.rank))
         worker = build(
@@ -125,7 +133,7 @@ def measured(
         live.count(states(worker))
         with live:
             worker.executor.run(0, steps)
-        return live.peak
+        return live.peak, sum(size for _, _, size in host_states(worker))
 
     return run_ranks(len(plan.cluster.gpus), work)
 
