@@ -281,9 +281,4 @@ def _curve(points: list[tuple[int, dict[Key, int]]], always: list[Key]) -> Curve
         for key, count in counts.items():
             row[key[0]] = row.get(key[0], 0) + key[2] * count
         rows.append((time, row))
-    used = [each for each in Purpose if any(row.get(each) for _, row in rows)]
-    return Curve(
-        purposes=tuple(used),
-        times_ns=tuple(time for time, _ in rows),
-        sizes=tuple(tuple(row.get(each, 0) for each in used) for _, row in rows),
-    )
+    return Curve.of(rows)

@@ -225,9 +225,4 @@ def _curve(points: list[tuple[int, tuple[Key, ...]]]) -> Curve:
         for purpose, _, size in things:
             row[purpose] = row.get(purpose, 0) + size
         rows.append((time, row))
-    used = [each for each in Purpose if any(row.get(each) for _, row in rows)]
-    return Curve(
-        purposes=tuple(used),
-        times_ns=tuple(time for time, _ in rows),
-        sizes=tuple(tuple(row.get(each, 0) for each in used) for _, row in rows),
-    )
+    return Curve.of(rows)
