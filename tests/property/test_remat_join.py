@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 import time
+from functools import cache
 from itertools import combinations_with_replacement, count
+from math import inf
 
 import pytest
 
 from pipeplan.errors import InfeasibleError, InputError, InvalidPlanError
 from pipeplan.remat.checkpointing.join_network import JoinProgram, JoinTimes, least_slots
 from pipeplan.remat.checkpointing.join_replay import JoinKind, JoinStep, effect, replay_join
+from pipeplan.remat.checkpointing.revolve import opt_0
 
 TIMES = (JoinTimes(1, 1, 1), JoinTimes(3, 1, 2), JoinTimes(2, 5, 0))
 SMALL = [
@@ -94,6 +97,56 @@ def test_the_papers_figures() -> None:
         enough = sum(lengths) + len(lengths)
         half = JoinProgram(lengths, enough // 2)
         assert half.time / half.span == pytest.approx(ratio, abs=0.001)
+
+
+ALONE = opt_0(12, 9)
+Flags = tuple[int, ...]
+
+
+@cache
+def as_printed(lengths: tuple[int, ...], slots: int, kept: Flags) -> float:
+    """Opt_b-multi of Theorem 3 with all times 1, Lemma 4 tested at every call."""
+    if slots < _fewest(lengths, kept):
+        return inf
+    return min(first_choices(lengths, slots, kept).values()) if any(lengths) else 1
+
+
+def first_choices(
+    lengths: tuple[int, ...], slots: int, kept: Flags
+) -> dict[tuple[int, int], float]:
+    """(5): the least time that begins with i forwards on branch m, by (m, i), m from 0."""
+    return {
+        (m, i): i
+        + as_printed(_put(lengths, m, length - i), slots - 1, _put(kept, m, 1))
+        + float(ALONE[i - 1, slots - sum(kept) + kept[m]])
+        for m, length in enumerate(lengths)
+        for i in range(1, length + 1)
+    }
+
+
+def _put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def _fewest(lengths: tuple[int, ...], kept: Flags) -> int:
+    early = any(
+        length == 1 or (length == 0 and not keep)
+        for length, keep in zip(lengths, kept, strict=True)
+    )
+    return len(lengths) + sum(length > 0 for length in lengths) + (any(lengths) and not early)
+
+
+def test_the_toys_optimum_is_not_the_papers() -> None:
+    """Theorem 3 on (4, 10, 12), c = 9: the least is 74; the choices of Figure 6 take 75.
+
+    Figure 6 begins with nine forwards on the third branch, then seven on the second.
+    """
+    toy = first_choices((4, 10, 12), 9, (0, 0, 0))
+    assert min(toy.values()) == 74
+    assert {choice for choice, time in toy.items() if time == 74} == {(1, 8), (2, 7), (2, 8)}
+    assert toy[2, 9] == 75
+    then = first_choices((4, 10, 3), 8, (0, 0, 1))
+    assert 9 + then[1, 7] + ALONE[8, 9] == 75
 
 
 def test_a_slot_more_is_never_slower() -> None:
