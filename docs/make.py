@@ -33,6 +33,7 @@ PUBLIC = {
     "pipeplan.layer_options": None,
     "pipeplan.stage_profile": ("refine",),
     "pipeplan.importers": None,
+    "pipeplan.exporters": None,
     "pipeplan.cluster": ("uniform",),
     "pipeplan.planner": None,
     "pipeplan.sweep": ("sweep", "Point"),

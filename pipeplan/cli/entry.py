@@ -13,6 +13,7 @@ from pipeplan.cli import (
     calibrate,
     compare,
     convert,
+    export,
     helptext,
     plan,
     profile,
@@ -24,7 +25,19 @@ from pipeplan.cli import (
 )
 from pipeplan.errors import PipeplanError
 
-_VERBS = (profile, convert, calibrate, plan, compare, remat, show, verify, simulate, report)
+_VERBS = (
+    profile,
+    convert,
+    calibrate,
+    plan,
+    compare,
+    remat,
+    show,
+    verify,
+    simulate,
+    export,
+    report,
+)
 
 _INTERNAL = 1
 _USAGE = 2

@@ -1,0 +1,71 @@
+"""Which modules of the user's model each stage holds.
+
+Other tools cut a model between modules: members of a row of blocks (`blocks.3`), and modules
+outside of rows (`norm`). The names of layers and of their parameters tell them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pipeplan.chain import Layer
+from pipeplan.errors import InputError
+from pipeplan.plan import Plan
+
+_AGAIN = re.compile(r"#\d+$")
+"""What `capture` adds to a name that comes again."""
+_MEMBER = re.compile(r"([^:]+):\w+")
+"""A member of a sequential model, as `capture` names it: `3:Linear`."""
+
+
+def stage_modules(plan: Plan, tool: str) -> list[list[str]]:
+    """Names of the modules of each stage, in the order of the chain.
+
+    A module without parameters is seen only where a layer is named after it.
+
+    Args:
+        plan: its chain's layers are named after modules, as `profile` names them.
+        tool: that will read the names, for messages.
+
+    Raises:
+        InputError: if a cut lies inside of a module.
+    """
+    owner: dict[str, int] = {}
+    known: set[str] = set()
+    for stage in plan.stages:
+        for layer in plan.chain.layers[stage.first : stage.last + 1]:
+            for module in _modules(layer, known):
+                first = owner.setdefault(module, stage.id)
+                if first != stage.id:
+                    raise InputError(
+                        f"export to {tool}: module {module!r}: got a part of it in stage {first}"
+                        f" and another, layer {layer.name!r}, in stage {stage.id}, need cuts"
+                        " between modules. Profile the model as a row of its modules (a list or"
+                        " an nn.Sequential), and plan again."
+                    )
+            known.update(layer.parameters)
+    return [[name for name, where in owner.items() if where == stage.id] for stage in plan.stages]
+
+
+def _modules(layer: Layer, known: set[str]) -> Iterator[str]:
+    """The modules of `layer`; parameters that are `known` are those of layers before it."""
+    yield from map(_outermost, _named(layer.name))
+    for parameter in layer.parameters:
+        path, _, _ = parameter.rpartition(".")
+        if path and parameter not in known:
+            yield _outermost(path)
+
+
+def _named(layer: str) -> list[str]:
+    """Paths of modules in a layer's name: all of `0:Linear+1:Tanh`, the first of `a.b.c..d`."""
+    members = [_MEMBER.fullmatch(part) for part in layer.split("+")]
+    paths = [member[1] for member in members if member]
+    return paths if len(paths) == len(members) else [_AGAIN.sub("", layer).split("..")[0]]
+
+
+def _outermost(path: str) -> str:
+    """`blocks.3` of `blocks.3.mlp.up`: what lies inside of a row's member goes with it."""
+    parts = path.split(".")
+    ends = (end for end, part in enumerate(parts, 1) if part.isdigit())
+    return ".".join(parts[: next(ends, len(parts))])
