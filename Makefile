@@ -15,6 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 DEMO := .venv/ready-demo
 DEV := .venv/ready-dev
+BROWSER := .venv/ready-browser
 
 define AGE
 import datetime, re, sys
@@ -47,7 +48,7 @@ demo: $(DEMO)
 test: style
 	@$(MAKE) --no-print-directory --jobs=2 types tests
 
-tests: $(DEV)
+tests: $(DEV) $(BROWSER)
 	@echo "== tests, the longest files first"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
 		tests benchmarks/tests
@@ -108,4 +109,11 @@ $(DEMO): pyproject.toml $(CONSTRAINTS) | .venv/bin/python
 $(DEV): $(DEMO)
 	@echo "== installing the tools of development"
 	@$(PIP) "$(TORCH)" -e ".[plan,run,models,dev]"
+	@touch $@
+
+# Tests of pages look at them in Chromium; where it is not there and cannot be installed they skip.
+$(BROWSER): | .venv/bin/python
+	@if ! command -v chromium >/dev/null && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "== installing Chromium"; apt-get update -qq && \
+		apt-get install -y -qq --no-install-recommends chromium >/dev/null; fi
 	@touch $@

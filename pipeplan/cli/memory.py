@@ -34,7 +34,7 @@ def check(args: argparse.Namespace, others: Sequence[str] = ()) -> None:
     Raises:
         InputError: if there is one.
     """
-    output.check_picture(args.memory_picture)
+    output.check_ending(args.memory_picture)
     output.check_outputs([*others, args.csv, args.memory_picture], args.force)
 
 

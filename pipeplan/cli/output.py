@@ -53,15 +53,17 @@ def check_outputs(paths: Iterable[str | None], force: bool) -> None:
         places.add(_target(path))
 
 
-def check_picture(path: str | None, endings: Sequence[str] = ("png", "svg", "pdf")) -> None:
-    """Refuse the name of a picture whose ending, which chooses the format, is none of `endings`.
+def check_ending(
+    path: str | None, endings: Sequence[str] = ("png", "svg", "pdf"), what: str = "picture"
+) -> None:
+    """Refuse the name of a file whose ending, which chooses the format, is none of `endings`.
 
     Raises:
         InputError: if it is not.
     """
     if path and not path.endswith(tuple(f".{ending}" for ending in endings)):
         wanted = " or ".join(f".{ending}" for ending in endings)
-        raise InputError(f"picture {path}: need a name that ends with {wanted}.")
+        raise InputError(f"{what} {path}: need a name that ends with {wanted}.")
 
 
 def output_folder(path: str, force: bool) -> Path:

@@ -175,7 +175,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
     from pipeplan.errors import InputError
 
     for picture in (args.picture, args.curve_picture):
-        output.check_picture(picture)
+        output.check_ending(picture)
     output.check_outputs((args.output, args.picture, args.curve_picture), args.force)
     if args.output == "-" and args.curve and not args.curve_picture:
         raise InputError("--curve: got -o -, need stdout for the curve. Give -o a file.")

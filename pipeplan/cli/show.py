@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, memory, output
+from pipeplan.cli import common, memory, output, page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """\
 pipeplan show chain.json
 pipeplan show plan.json
+pipeplan show plan.json --html plan.html
 pipeplan show plan.json --svg plan.svg --png plan.png
 pipeplan show plan.json --memory-picture memory.png --csv memory.csv"""
 
@@ -35,6 +36,7 @@ def add(verbs: common.Verbs) -> None:
             f"--{kind}", type=common.file, metavar="FILE", help=f"also draw the plan into a {kind}"
         )
     memory.add_flags(verb)
+    page.add_flags(verb)
     verb.add_argument("--force", action="store_true", help="replace files that exist")
 
 
@@ -42,11 +44,12 @@ def run(args: argparse.Namespace) -> int:
     """Show what is in `args.plan`; a plan need not be valid, only well-formed."""
     from pipeplan.chain import Chain
     from pipeplan.report.memory import planned_memory
+    from pipeplan.report.page import plan_page
 
     files = [file for file in (args.png, args.svg) if file]
-    output.check_picture(args.png, ("png",))
-    output.check_picture(args.svg, ("svg",))
-    memory.check(args, files)
+    output.check_ending(args.png, ("png",))
+    output.check_ending(args.svg, ("svg",))
+    memory.check(args, [*files, *page.checked(args)])
     plan = _read(args.plan)
     if isinstance(plan, Chain):
         return _show_chain(plan, args)
@@ -58,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
             common.say(f"drawn: {file}")
     report = planned_memory(plan)
     memory.write(args, report)
+    page.write(args, lambda: plan_page(plan, report))
     if args.json:
         told = None if report is None else report.model_dump(mode="json")
         common.emit({**figures(plan), "memory_report": told})
@@ -85,10 +89,10 @@ def _show_chain(chain: Chain, args: argparse.Namespace) -> int:
     from pipeplan.errors import InputError
     from pipeplan.report.layers import layer_table
 
-    if args.png or args.svg or args.csv or args.memory_picture:
+    if args.png or args.svg or args.csv or args.memory_picture or page.checked(args):
         raise InputError(
             f"{args.plan}: is a chain, need a plan to draw. Leave out --png, --svg,"
-            " --memory-picture, --csv."
+            " --memory-picture, --csv, --html, --data."
         )
     if args.json:
         common.emit(chain.model_dump(mode="json", by_alias=True))

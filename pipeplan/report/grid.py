@@ -19,7 +19,7 @@ from pipeplan.units import format_ns
 
 _FILL = {OpKind.F: "-", OpKind.B: "=", OpKind.I: "=", OpKind.W: "+"}
 _TRANSFER = "~"
-_LETTER = {
+LETTER = {
     OpKind.F: "F",
     OpKind.B: "B",
     OpKind.I: "I",
@@ -110,7 +110,7 @@ def microbatch(plan: Plan, op: Op) -> int:
 
 def label(plan: Plan, op: Op, earlier: int = 0) -> str:
     """`0F3`: stage, letter, micro-batch handled `earlier` periods before the one shown."""
-    return f"{op.stage}{_LETTER[op.kind]}{microbatch(plan, op) - earlier * plan.k}"
+    return f"{op.stage}{LETTER[op.kind]}{microbatch(plan, op) - earlier * plan.k}"
 
 
 def grid_rows(plan: Plan) -> tuple[GridRow, ...]:
@@ -153,7 +153,7 @@ def _draw(cells: list[str], plan: Plan, op: Op, fill: str) -> bool:
         length = 1
     text = label(plan, op)
     if length <= len(text):
-        text = _LETTER[op.kind]
+        text = LETTER[op.kind]
         fill = fill if fill == "!" else text.lower()
     shown = text[:length].ljust(length, fill)
     for offset, char in enumerate(shown):

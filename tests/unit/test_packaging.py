@@ -57,7 +57,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     kept = {
         str(file.relative_to(ROOT))
-        for pattern in ("*.py", "*.json", "py.typed")
+        for pattern in ("*.py", "*.json", "templates/*", "py.typed")
         for file in (ROOT / "pipeplan").rglob(pattern)
     }
     assert packed == kept

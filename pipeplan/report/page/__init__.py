@@ -1,0 +1,8 @@
+"""Plans, runs and comparisons as one HTML page; the same data as JSON and CSV."""
+
+from pipeplan.report.page.files import as_csv, as_json
+from pipeplan.report.page.of_plan import plan_page
+from pipeplan.report.page.render import render
+from pipeplan.report.page.sections import Page
+
+__all__ = ["Page", "as_csv", "as_json", "plan_page", "render"]
