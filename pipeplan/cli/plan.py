@@ -94,8 +94,9 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     )
     helptext.detail(
         pin,
-        "LAYER is an index, a name, or a..b for all layers from a to b; GPU is an index. Pins do"
-        " not go with `--recompute auto` or `--method paper-ilp`.",
+        "LAYER is an index, a name, or a..b for all layers from a to b; GPU is an index. All"
+        " layers pinned are [stages of your own](../how-to/resume.md). Pins do not go with"
+        " `--recompute auto` or `--method paper-ilp`.",
     )
 
 

@@ -41,8 +41,9 @@ def stage_modules(plan: Plan, tool: str) -> list[list[str]]:
                     raise InputError(
                         f"export to {tool}: module {module!r}: got a part of it in stage {first}"
                         f" and another, layer {layer.name!r}, in stage {stage.id}, need cuts"
-                        " between modules. Profile the model as a row of its modules (a list or"
-                        " an nn.Sequential), and plan again."
+                        " between modules. Plan again with the layers of each module on one GPU"
+                        " (--pin) and --method contiguous, or profile the model as a row of its"
+                        " modules (a list or an nn.Sequential)."
                     )
             known.update(layer.parameters)
     return [[name for name, where in owner.items() if where == stage.id] for stage in plan.stages]

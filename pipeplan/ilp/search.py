@@ -79,11 +79,11 @@ class ChainSearch:
         if periodic.best is not None:
             state.offer(periodic.best)
             state.contiguous = None
+        if state.best is None and state.costs.pins:
+            _find_any_plan(state)  # no placement that is tried by itself may keep the pins
         state.give(StepSearch.name, StepSearch(state).run, state.remaining)
-        if state.best is None and find_spec("ortools") is not None:
-            from pipeplan.ilp.noncontiguous import find_any_plan  # only here: it needs CP-SAT
-
-            find_any_plan(state)
+        if state.best is None:
+            _find_any_plan(state)
 
     def _search(self) -> None:
         """Contiguous plans first, the best with k = 1 but once; then all others."""
@@ -96,6 +96,14 @@ class ChainSearch:
         if not state.options.contiguous_only and state.infeasible is None and not state.done:
             self._beyond = self._beyond or _beyond(state)
             self._beyond()
+
+
+def _find_any_plan(state: Incumbent) -> None:
+    """A plan that keeps pins and memory, if there is the solver to find it."""
+    if find_spec("ortools") is not None:
+        from pipeplan.ilp.noncontiguous import find_any_plan  # only here: it needs CP-SAT
+
+        find_any_plan(state)
 
 
 def run(state: Incumbent) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf, log
 from typing import Final
 
@@ -131,16 +132,33 @@ class StepSearch:
         return sorted(found, key=lambda each: each.cost)[:KEPT]
 
     def _contenders(self) -> Iterator[Contender]:
-        """Every placement with its cuts."""
-        for stages in self._stages(self.state.costs, list(placements(self.state.costs))):
+        """Every placement with its cuts, first the best plan's stages where they are others."""
+        every = list(placements(self.state.costs))
+        for stages in chain(self._beyond(every), self._stages(self.state.costs, every)):
             yield Contender(self._instance(stages, ()))
+
+    def _beyond(self, every: Sequence[tuple[int, ...]]) -> Iterator[tuple[Stage, ...]]:
+        """The best plan's stages, of a start or by pins, which no cuts of `every` may have."""
+        best = self.state.best
+        gpus = () if best is None else tuple(stage.gpu for stage in best.stages)
+        if best is None or (gpus in every and not self.state.costs.pins):
+            return
+        cuts = [stage.first for stage in best.stages]
+        for split in self._splits:
+            yield stages_of(self.state.costs, cuts, gpus, [split] * len(cuts))
+
+    @property
+    def _splits(self) -> tuple[bool, ...]:
+        """Whether backwards are split: both are tried where layers tell what that takes."""
+        costs = self.state.costs
+        can = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
+        return (True, False) if can else (False,)
 
     def _stages(
         self, costs: CostModel, every: Sequence[tuple[int, ...]]
     ) -> Iterator[tuple[Stage, ...]]:
         """Placements with their cuts, backwards split where that is known, and whole."""
-        can_split = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
-        for split in (True, False) if can_split else (False,):
+        for split in self._splits:
             search = CutSearch(costs, self.random, self.microbatches, split=split)
             for placement in every:
                 for cuts in search.all(placement):

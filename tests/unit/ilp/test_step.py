@@ -232,6 +232,24 @@ def test_equal_layers(gpus: int, microbatches: int, memory: Fraction, most: floa
     assert found.period_ns <= most * microbatches * 12_000
 
 
+@pytest.mark.parametrize("gpus", [(0, 1, 0), (1, 0, 1, 0)])
+def test_a_layout_of_ones_own(gpus: tuple[int, ...]) -> None:
+    """All layers pinned: micro-batches overlap as well as on placements that are searched."""
+    chain, costs = equal(2, split=True, memory=Fraction(1))
+    cuts = [len(chain.layers) * part // len(gpus) for part in range(len(gpus) + 1)]
+    spans = zip(cuts, cuts[1:], gpus, strict=False)
+    pins: dict[int | str, int] = {f"{a}..{b - 1}": gpu for a, b, gpu in spans}
+    config = planner.Config(
+        semantics="flush", microbatches=8, time_limit_s=0.5, deterministic=True, pins=pins
+    )
+    plan = planner.solve(chain, costs.cluster, config)
+    homes = [stage.gpu for stage in plan.stages for _ in range(stage.first, stage.last + 1)]
+    asked = [gpu for a, b, gpu in zip(cuts, cuts[1:], gpus, strict=False) for _ in range(a, b)]
+    assert homes == asked
+    layer = chain.layers[0].forward_ns + chain.layers[0].backward_ns
+    assert plan.period_ns <= 1.2 * 8 * layer * max(homes.count(0), homes.count(1))
+
+
 def test_progress_tells_of_steps_alone() -> None:
     """The periodic plan that the search starts from is told as the step that it takes."""
     chain, costs = equal(4, split=True, memory=Fraction(1))
