@@ -16,7 +16,9 @@ NOTE = "method paper-ilp minimizes over plans with k = 1; method auto tries more
 
 
 def search(state: Incumbent) -> None:
-    """Solve the ILP (1)-(36) into `state`; Ctrl-C ends it early.
+    """Solve the ILP (1)-(36) into `state`, from its best schedule if it has one.
+
+    Ctrl-C ends it early.
 
     Raises:
         InputError: if chain, cluster or options are outside the paper's setting.
@@ -63,6 +65,7 @@ def _answer(state: Incumbent) -> PaperResult:
             state.costs,
             time_limit=state.remaining,
             in_flight_limit=state.most_in_flight,
+            start=state.best,
             workers=options.workers,
             seed=options.seed,
             deterministic=options.deterministic,
@@ -73,7 +76,7 @@ def _answer(state: Incumbent) -> PaperResult:
         except KeyboardInterrupt:
             interrupter.interrupt()
             result = answer.result()
-            if result.schedule is None:
+            if result.schedule is None and state.best is None:
                 raise
             state.set_phase("interrupted")
             return result

@@ -24,8 +24,9 @@ from pipeplan.ilp.paper import memory, scheduling
 from pipeplan.ilp.paper.decision import PaperDecision, read
 from pipeplan.ilp.paper.instance import PaperInstance, from_costs
 from pipeplan.ilp.paper.stages import merged
+from pipeplan.ilp.paper.start import start_values
 from pipeplan.ilp.paper.times import shortest
-from pipeplan.ilp.paper.variables import create
+from pipeplan.ilp.paper.variables import Term, create
 from pipeplan.ilp.schedule import Schedule
 from pipeplan.units import ceil_div
 
@@ -74,6 +75,7 @@ def solve(
     backend: Backend = "cp-sat",
     in_flight_limit: int | None = None,
     count_slots: bool = True,
+    start: Schedule | None = None,
     workers: int = 1,
     seed: int = 0,
     deterministic: bool = False,
@@ -88,6 +90,7 @@ def solve(
         in_flight_limit: Most micro-batches a layer may hold (R6): microbatches + 1 under 2bw.
         count_slots: Count second message slots (P5). False gives the paper's one slot per
             buffer: a lower bound on every variant, whose schedules may not fit (P5).
+        start: A schedule with k = 1 that fits: the solver starts from its values of all variables.
         workers: Threads, where the backend has any.
         seed: Of the backend.
         deterministic: CP-SAT's limit counts work instead of time, so that its answer repeats.
@@ -111,7 +114,9 @@ def solve(
     model.minimize(x.period)
     left = time_limit - (0 if deterministic else time.monotonic() - began)
     parameters = _parameters(left, backend, workers, seed, deterministic)
-    answer = _run(model, backend, parameters, interrupter)
+    useful = start is not None and start.period <= exact.horizon
+    hints = [start_values(exact, x, start, unit)] if start is not None and useful else []
+    answer = _run(model, backend, parameters, hints, interrupter)
     reason = answer.termination.reason
     if reason in (_Reason.INFEASIBLE, _Reason.INFEASIBLE_OR_UNBOUNDED):
         return PaperResult("infeasible", None, None, time.monotonic() - began)
@@ -128,10 +133,20 @@ def _run(
     model: mathopt.Model,
     backend: Backend,
     parameters: mathopt.SolveParameters,
+    hints: list[dict[Term, float]],
     interrupter: SolveInterrupter | None,
 ) -> mathopt.SolveResult:
+    known = mathopt.ModelSolveParameters(
+        solution_hints=[mathopt.SolutionHint(variable_values=values) for values in hints]
+    )
     try:
-        return mathopt.solve(model, _BACKENDS[backend], params=parameters, interrupter=interrupter)
+        return mathopt.solve(
+            model,
+            _BACKENDS[backend],
+            params=parameters,
+            model_params=known,
+            interrupter=interrupter,
+        )
     except Exception as error:  # MathOpt promises no type, and fails while it builds one
         reason = error.__context__ or error
         raise InternalError(
