@@ -113,6 +113,21 @@ def parse_fraction(text: str, what: str = "fraction") -> float:
     return float(Fraction(match[1]) / (100 if match[2] else 1))
 
 
+def parse_factor(text: str, what: str = "factor") -> Fraction:
+    """What times are multiplied by: a number such as `20` or `1/3`, above 0 and at most 1e9.
+
+    Raises:
+        InputError: if it is none.
+    """
+    try:
+        factor = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        factor = Fraction(0)
+    if not 0 < factor <= 10**9:
+        raise InputError(f"{what}: got {shown(text)}, need a number above 0, at most 1e9")
+    return factor
+
+
 def format_bytes(value: int) -> str:
     """`value` for people: `1.50 GiB`, exact below 1 KiB."""
     size, unit = byte_unit(value)

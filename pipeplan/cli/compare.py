@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, helptext, output
+from pipeplan.cli import common, flags, helptext, launched, output
 from pipeplan.cli.machines import add_machines, clusters
 
 if TYPE_CHECKING:
-    from pipeplan.compare import Comparison, Request
+    from pipeplan.compare import Comparison, LaunchedPoint, Request
 
 _EXAMPLE = """\
 pipeplan compare chain.json --gpus 4,8 --memory 8GiB,16GiB --bandwidth 12GB/s --out comparison
@@ -77,6 +77,7 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--seed", type=common.count(0, 2**31 - 1), default=0, metavar="N", help="(0)"
     )
+    launched.add_flags(verb)
     verb.add_argument(
         "--out", type=common.file, metavar="DIR", help="folder for pictures, JSON and plans"
     )
@@ -85,23 +86,42 @@ def add(verbs: common.Verbs) -> None:
 
 @flags.errors_as_flags(flags.of_config)
 def run(args: argparse.Namespace) -> int:
-    """Compare, show, save."""
+    """Compare, show, save; then launch, show, save."""
     from pipeplan.compare import compare
-    from pipeplan.compare.table import LEGEND, absences, data, loss, point_table
 
     request = _request(args)
+    asked = launched.request(args, request.chain, request.clusters)
     folder = None if args.out is None else output.output_folder(args.out, args.force)
     with _progress() as tell:
         comparison = compare(request, tell)
+    _show(comparison, args.json)
     if folder is not None:
         _save(comparison, folder)
+    runs: list[LaunchedPoint] = []
+    if asked is not None:
+        with _progress() as tell:
+            runs = launched.launch(comparison, args, asked, tell)
+        if not args.json:
+            launched.show(runs)
+        if folder is not None:
+            _write(comparison, runs, folder)
+            launched.draw(comparison, runs, folder)
+    if folder is not None:
+        common.say(f"saved: {folder}/comparison.json, plans and pictures")
     if args.json:
-        common.emit(data(comparison))
-    else:
-        for point in comparison.points:
-            common.screen().print(point_table(comparison, point), "", sep="\n")
-            for absent in absences(point):
-                print(f"  {absent}")
+        common.emit(_data(comparison, runs))
+    return 0
+
+
+def _show(comparison: Comparison, as_json: bool) -> None:
+    """The tables, unless JSON follows, and what to know of them."""
+    from pipeplan.compare.table import LEGEND, absences, loss, point_table
+
+    for point in () if as_json else comparison.points:
+        common.screen().print(point_table(comparison, point), "", sep="\n")
+        for absent in absences(point):
+            print(f"  {absent}")
+    if not as_json:
         print(LEGEND)
     if comparison.left_out:
         common.say(f"interrupted, left out: {'; '.join(comparison.left_out)}")
@@ -114,7 +134,6 @@ def run(args: argparse.Namespace) -> int:
     for point in comparison.points:
         if (line := loss(point)) is not None:
             common.say(line)
-    return 0
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -143,18 +162,26 @@ def _request(args: argparse.Namespace) -> Request:
 
 def _save(comparison: Comparison, folder: Path) -> None:
     from pipeplan.compare.files import pictures, plans
-    from pipeplan.compare.table import data
     from pipeplan.report.cloud import draw_cloud
 
-    output.write(
-        str(folder / "comparison.json"), json.dumps(data(comparison), indent=1) + "\n", force=True
-    )
+    _write(comparison, (), folder)
     for name, plan in plans(comparison):
         output.write(str(folder / name), plan.to_json(), force=True)
     for name, picture in pictures(comparison):
         for ending in ("png", "svg"):
             draw_cloud(picture, folder / f"{name}.{ending}")
-    common.say(f"saved: {folder}/comparison.json, plans and pictures")
+
+
+def _write(comparison: Comparison, runs: Sequence[LaunchedPoint], folder: Path) -> None:
+    text = json.dumps(_data(comparison, runs), indent=1) + "\n"
+    output.write(str(folder / "comparison.json"), text, force=True)
+
+
+def _data(comparison: Comparison, runs: Sequence[LaunchedPoint]) -> dict[str, object]:
+    from pipeplan.compare import launched_table, table
+
+    told = {"launched": launched_table.data(runs)} if runs else {}
+    return {**table.data(comparison), **told}
 
 
 @contextmanager

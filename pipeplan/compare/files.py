@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pipeplan.compare.launched import LaunchedPoint
 from pipeplan.compare.ours import CONTIGUOUS, OURS
 from pipeplan.compare.points import Comparison, ComparisonPoint
 from pipeplan.compare.rows import Row
@@ -41,6 +42,13 @@ def plans(comparison: Comparison) -> Iterator[tuple[str, Plan]]:
             if isinstance(row, Row) and row.fits:
                 memory = exact_bytes(point.memory_bytes)
                 yield f"{_word(row.name)}-{len(row.peak_bytes)}gpus-{memory}.plan.json", row.plan
+
+
+def launched_name(comparison: Comparison, launched: LaunchedPoint) -> str:
+    """The name of a launched point's picture, without ending."""
+    gpus = len(launched.point.cluster.gpus)
+    memory = exact_bytes(launched.point.memory_bytes)
+    return f"{_word(comparison.chain.name)}-{gpus}gpus-{memory}-launched"
 
 
 def _series(points: list[ComparisonPoint], name: str) -> list[tuple[int, float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
 from pipeplan.errors import InputError
-from pipeplan.units import parse_wait_ns
+from pipeplan.units import parse_factor, parse_wait_ns
 
 _Value = TypeVar("_Value")
 
@@ -222,12 +222,9 @@ def _count(least: int) -> Callable[[str], int]:
 
 def _factor(text: str) -> Fraction:
     try:
-        factor = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        factor = Fraction(0)
-    if not 0 < factor <= 10**9:
-        raise argparse.ArgumentTypeError(f"got {text!r}, need a number above 0, at most 1e9")
-    return factor
+        return parse_factor(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _time(text: str) -> int:

@@ -1,0 +1,290 @@
+"""The compared plans on this machine, in turns: what was predicted beside what was measured.
+
+Every plan that fits runs as `pipeplan.launch` runs it, one process per GPU. On the `sleep` clock
+ops and transfers take their planned time, scaled, so that published profiles of GPUs run where
+there are none; on the `real` clock the chain's task trains. A round runs each plan once, so that
+what slows the machine for a while slows all of them; a figure is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib.util import find_spec
+from itertools import combinations
+from math import ceil
+from typing import Literal
+
+from pipeplan import lowering
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster
+from pipeplan.compare.jobs import Tell
+from pipeplan.compare.local_launches import LocalLaunches
+from pipeplan.compare.points import ComparisonPoint
+from pipeplan.compare.rows import Row
+from pipeplan.errors import InputError, PipeplanError
+from pipeplan.plan import Plan, Semantics
+from pipeplan.report.run import RunMeasurements
+from pipeplan.simulator import simulate
+
+OP_NS = 10**7
+"""What ops of each plan sleep on average, or more: 0.1 to 0.2 ms pass beside one."""
+RUN_NS = 10**9
+"""Predicted length of a run, or more."""
+COUNTED_STEPS = 3
+_COUNTING = -1
+"""In place of a round's number: a run that counts bytes."""
+_STEPS = 2
+"""Behind the first one, of a run under flush."""
+_WINDOWS = 8
+"""Periods that a run has behind its fill: the measured one is the shortest mean of four."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """How plans are launched.
+
+    Attributes:
+        clock: `sleep` passes planned times; `real` trains the chain's task.
+        rounds: how often each plan runs.
+        time_scale: what planned times are multiplied by to sleep; None: so much that the ops of
+            each plan sleep `OP_NS` on average, or more. On the real clock 1.
+    """
+
+    clock: Literal["real", "sleep"]
+    rounds: int = 3
+    time_scale: Fraction | None = None
+
+    def check(self, chain: Chain, clusters: Sequence[Cluster]) -> None:
+        """Refuse what cannot run here, before anything is compared.
+
+        Raises:
+            InputError: if there is no torch, times of a training are to be scaled, the chain has
+                no task to train, or there are fewer cores than ranks that compute.
+        """
+        if find_spec("torch") is None:
+            raise InputError("launch: got no torch here, need it: pip install 'pipeplan[run]'")
+        if self.clock == "sleep":
+            return
+        if self.time_scale is not None:
+            raise InputError("launch: got a time scale for a training, need one that sleeps")
+        if chain.task is None:
+            raise InputError(
+                f"launch: chain {chain.name!r} names no task to train, need a chain of `pipeplan"
+                " profile`; on the clock `sleep` any runs"
+            )
+        ranks, cores = max(len(cluster.gpus) for cluster in clusters), _cores()
+        if ranks > cores:
+            raise InputError(
+                f"launch: got {ranks} ranks that train on {cores} cores, need a core for each:"
+                " times would say nothing. Compare fewer GPUs, or use the clock `sleep`."
+            )
+
+
+@dataclass(slots=True)
+class LaunchedPlan:
+    """One plan and its runs; times are ns per micro-batch, those of a step under flush."""
+
+    names: tuple[str, ...]
+    """Of the rows that have this plan."""
+    plan: Plan
+    predicted_ns: float
+    """By the simulator on the eager clock: the period; under flush the step, updates included."""
+    measured: list[float] = field(default_factory=list)
+    """One figure per round, on the plan's time scale."""
+    peak_bytes: tuple[int | None, ...] | None = None
+    """Per GPU, of live tensors; None where no module ran."""
+    failure: str | None = None
+
+    @property
+    def measured_ns(self) -> float | None:
+        """The median round; None where no run ended well."""
+        if self.failure is not None or not self.measured:
+            return None
+        return statistics.median(self.measured)
+
+    @property
+    def spread(self) -> float:
+        """By how much rounds differ, as a share of the median."""
+        middle = self.measured_ns
+        return 0.0 if middle is None else (max(self.measured) - min(self.measured)) / middle
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedPoint:
+    """All plans of one comparison point, in the order of its rows."""
+
+    point: ComparisonPoint
+    request: LaunchRequest
+    time_scale: Fraction
+    plans: tuple[LaunchedPlan, ...]
+    interrupted: bool = False
+    """Whether Ctrl-C left runs out."""
+
+    @property
+    def done(self) -> list[LaunchedPlan]:
+        """Those that were measured."""
+        return [each for each in self.plans if each.measured_ns is not None]
+
+    def order(self) -> OrderedPairs:
+        """How far plans are in the predicted order."""
+        agree = parted = close = 0
+        for one, other in combinations(self.done, 2):
+            predicted = one.predicted_ns - other.predicted_ns
+            noise = max(one.spread, other.spread) * max(one.predicted_ns, other.predicted_ns)
+            if abs(predicted) <= noise:
+                close += 1
+            elif predicted * ((one.measured_ns or 0) - (other.measured_ns or 0)) > 0:
+                agree += 1
+            else:
+                parted += 1
+        return OrderedPairs(agree, parted, close)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedPairs:
+    """Pairs of plans: measured as predicted, the other way round, and nearer than rounds vary."""
+
+    agree: int
+    parted: int
+    close: int
+
+
+def launch_point(
+    point: ComparisonPoint,
+    semantics: Semantics,
+    request: LaunchRequest,
+    tell: Tell = lambda share, what: None,
+) -> LaunchedPoint:
+    """Runs every plan of `semantics` that fits, in turns; Ctrl-C keeps the runs that ended.
+
+    A plan whose run fails keeps the reason, and does not run again.
+
+    Args:
+        point: its rows have the plans.
+        semantics: of the rows that run.
+        request: how.
+        tell: hears of each run.
+    """
+    plans = contenders(point, semantics)
+    scale = _scale([each.plan for each in plans], request)
+    turns = [(number, each) for number in range(request.rounds) for each in plans]
+    if request.clock == "real":
+        turns = [(_COUNTING, each) for each in plans] + turns
+    interrupted = False
+    try:
+        with LocalLaunches() as launches:
+            for done, (number, each) in enumerate(turns):
+                what = "bytes" if number == _COUNTING else f"round {number + 1}"
+                tell(done / len(turns), f"{what}: {each.names[0]}")
+                if each.failure is None:
+                    _run(launches, each, request, scale, counts=number == _COUNTING)
+    except KeyboardInterrupt:
+        interrupted = True
+    return LaunchedPoint(point, request, scale, plans, interrupted)
+
+
+def contenders(point: ComparisonPoint, semantics: Semantics) -> tuple[LaunchedPlan, ...]:
+    """The different plans of the rows that fit, each with the names of its rows."""
+    rows = [
+        row
+        for row in point.rows
+        if isinstance(row, Row) and row.fits and row.semantics == semantics
+    ]
+    names: dict[tuple[object, ...], list[str]] = {}
+    plans: dict[tuple[object, ...], Plan] = {}
+    for row in rows:
+        key = row.plan.stages, row.plan.ops
+        names.setdefault(key, []).append(row.name)
+        plans.setdefault(key, row.plan)
+    return tuple(
+        LaunchedPlan(tuple(names[key]), plan, predicted_ns(plan)) for key, plan in plans.items()
+    )
+
+
+def predicted_ns(plan: Plan) -> float:
+    """What a run should measure, per micro-batch, as the simulator's eager clock has it.
+
+    Ranks do not wait for planned times: under flush one that has updated begins the next step
+    while others still end this one, so steps may follow each other faster than one step takes.
+    """
+    pattern, m = lowering.lower(plan), plan.microbatches
+    if plan.semantics == "2bw":
+        period = simulate(plan, pattern, clock="eager").period_ns
+        return float((plan.period_ns if period is None else period) / plan.k)
+    one, more = (
+        simulate(plan, pattern, microbatches=steps * m, clock="eager", updates=True).makespan_ns
+        for steps in (1, 1 + _STEPS)
+    )
+    return (more - one) / (_STEPS * m)
+
+
+def _scale(plans: Sequence[Plan], request: LaunchRequest) -> Fraction:
+    if request.clock == "real":
+        return Fraction(1)
+    if request.time_scale is not None or not plans:
+        return request.time_scale or Fraction(1)
+    exact = OP_NS / min(_mean_op_ns(plan) for plan in plans)
+    return Fraction(f"{float(exact):.3g}")
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _mean_op_ns(plan: Plan) -> Fraction:
+    lasting = [op.duration_ns for op in plan.ops if op.kind.is_compute]
+    return max(Fraction(sum(lasting), len(lasting)), Fraction(1))
+
+
+def _run(
+    launches: LocalLaunches,
+    each: LaunchedPlan,
+    request: LaunchRequest,
+    scale: Fraction,
+    *,
+    counts: bool,
+) -> None:
+    """One run of one plan; `counts`: it counts bytes and is not timed."""
+    steps = COUNTED_STEPS if counts else _steps(each, scale)
+    words = ["--clock", request.clock, "--steps", str(steps)]
+    if request.clock == "sleep":
+        words += ["--time-scale", str(scale)]
+    else:
+        words += ["--instrument" if counts else "--no-sample"]
+    try:
+        found = launches.run(each.plan, words)
+    except (PipeplanError, OSError) as error:
+        each.failure = str(error)
+        return
+    if counts:
+        each.peak_bytes = found.peak_bytes
+    else:
+        each.measured.append(_per_microbatch(each.plan, found, scale))
+
+
+def _steps(each: LaunchedPlan, scale: Fraction) -> int:
+    """Steps of a run: about `RUN_NS`, and periods enough to measure one."""
+    plan = each.plan
+    needed = (1 + _STEPS) * plan.microbatches
+    if plan.semantics == "2bw":
+        needed = 2 * len(plan.stages) + _WINDOWS * plan.k
+    wanted = RUN_NS / (each.predicted_ns * float(scale))
+    return ceil(max(needed, wanted) / plan.microbatches)
+
+
+def _per_microbatch(plan: Plan, found: RunMeasurements, scale: Fraction) -> float:
+    """Measured ns per micro-batch, on the plan's time scale."""
+    whole, count = (
+        (found.step_ns, plan.microbatches)
+        if plan.semantics == "flush"
+        else (found.period_ns, plan.k)
+    )
+    assert whole is not None, "a run has as many steps as it needs"
+    return float(whole / count / scale)
