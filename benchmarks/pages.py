@@ -23,6 +23,7 @@ from benchmarks import (
     operator_graph_pages,
     peers,
     planner_summary,
+    resnet_bytes,
     runtime_pages,
 )
 from benchmarks import joint as joint_rows
@@ -203,7 +204,10 @@ def proofs(found: dict[str, Any]) -> Iterator[str]:
 def voices(found: dict[str, Any]) -> Iterator[str]:
     """How long verifier, lowering and replay take."""
     yield "# Speed of verifier, lowering and simulator"
-    yield "The command `python -m benchmarks.voices` measures this. Times are seconds."
+    yield (
+        "The command `python -m benchmarks.voices` measures this. Times are CPU seconds, the"
+        f" shortest of several, with Python {found['python']}."
+    )
     head = list(found["rows"][0])
     yield table(head, ([str(value) for value in each.values()] for each in found["rows"]))
 
@@ -223,6 +227,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "compare": compare,
     "remat": remat,
     "rematerialized": rematerialized,
+    "resnet_bytes": resnet_bytes.page,
     "runtime": runtime_pages.runtime,
     "runtime_steps": runtime_pages.steps,
     "vgg16_proof": proofs,
@@ -235,8 +240,11 @@ def page(name: str) -> str:
     """The text of one page."""
     found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     title, *parts = PAGES[name](found)
-    by = f"<!-- Written by `python -m benchmarks.pages` from benchmarks/results/{name}.json. -->"
-    return "\n\n".join([title, by, *parts]) + "\n"
+    by = "<!-- Written by `python -m benchmarks.pages`. -->"
+    source = (
+        f"All numbers: [benchmarks/results/{name}.json](../../benchmarks/results/{name}.json)."
+    )
+    return "\n\n".join([title, by, *parts, source]) + "\n"
 
 
 def path(name: str) -> Path:

@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/remat.py
 
 draws docs/img/remat-*.png, writes benchmarks/results/remat.json and docs/results/remat.md:
-Figures 5 and 13 to 18 of Beaumont, Eyraud-Dubois, Shilova (2020) on
-computed chains (`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann,
+Figures 5 to 19 of Beaumont, Eyraud-Dubois, Shilova (2020) on computed
+chains (`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann,
 Pallez, Shilova (2019), and the planners' CPU seconds.
 """
 
@@ -67,8 +67,9 @@ def sections(args: argparse.Namespace, images: Path) -> dict[str, Iterator[tuple
         "joins": joins(images),
         "combined": combined(images),
         "offloading": remat_offload.offloading(
-            args.networks, args.points, args.seconds, args.jobs, images
+            args.networks, args.points, args.seconds, args.jobs
         ),
+        "batches": remat_offload.batches(args.networks, args.points),
     }
 
 
@@ -76,18 +77,25 @@ def main() -> int:
     """Measure, draw, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="parts to measure again: speed, joins, ...")
-    parser.add_argument("--networks", nargs="+", default=remat_offload.NETWORKS)
+    parser.add_argument(
+        "--networks", nargs="+", default=remat_offload.NETWORKS, help="with --only: these again"
+    )
     parser.add_argument("--points", type=int, default=7, help="budgets per chain")
     parser.add_argument("--seconds", type=float, default=60, help="of exact search per budget")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
-    known = sections(args, Path("docs/img"))
+    images = Path("docs/img")
+    known = sections(args, images)
     results = Path(__file__).parent / "results" / "remat.json"
     numbers: dict[str, dict[str, object]] = {
         name: dict(known[name]) for name in args.only or known
     }
     if args.only:
-        numbers = json.loads(results.read_text(encoding="utf-8")) | numbers
+        known_numbers = json.loads(results.read_text(encoding="utf-8"))
+        for name, part in numbers.items():
+            known_numbers[name] = known_numbers.get(name, {}) | part
+        numbers = known_numbers
+    remat_offload.draw(numbers["offloading"], images)
     results.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     pages.main()
     return 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from benchmarks.remat_networks import network
 from pipeplan.errors import InfeasibleError
@@ -26,9 +27,11 @@ HOST = HostLink(12_200_000_000)
 """The way to the host that the source measured."""
 IMAGES = {224: 32, 500: 8, 1000: 2}
 """Image side and batch: Figure 5's for the first, about as many pixels for the others."""
+BATCHES = (8, 16, 32, 64, 128)
+"""Powers of two, as in the source, for the smallest images."""
 NETWORKS = (
     "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
-    "densenet121", "densenet161", "densenet169", "densenet201",
+    "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3",
 )  # fmt: skip
 COMPARATORS = ("greedy", "vdnn", "autoswap", "tflms")
 PUBLISHED = "in line order"
@@ -113,14 +116,14 @@ def _plan(costs: Costs, budget: int, method: str) -> Rematerialization | None:
 
 
 def ratios(name: str, points: list[Point]) -> Curves:
-    """Figure 5: time against the lower bound."""
+    """Figures 5 to 12: time against the lower bound."""
     lines = {each: [(p.share, p.ratio(each)) for p in points] for each in METHODS}
     lines["proven bound"] = [(p.share, p.proven / p.bound) for p in points]
     return Curves(name, "memory, from least to peak", "time / lower bound", lines)
 
 
 def throughput(name: str, batch: int, points: list[Point]) -> Curves:
-    """Figures 13 to 18: images per second."""
+    """Figures 13 to 19: images per second."""
     lines = {
         each: [(p.share, batch * 1e9 / t if (t := p.times[each]) else None) for p in points]
         for each in METHODS
@@ -178,23 +181,52 @@ def summary(found: Sequence[Point]) -> Iterator[str]:
 
 
 def offloading(
-    networks: Sequence[str], count: int, seconds: float, jobs: int, images: Path
+    networks: Sequence[str], count: int, seconds: float, jobs: int
 ) -> Iterator[tuple[str, object]]:
-    """Figures 5 and 13 to 18: pictures and numbers."""
-    cases = list(product(IMAGES, networks))
+    """The points of Figures 5 to 19, by network and image side."""
     # The deepest chains take longest and go first.
-    order = sorted(cases, key=lambda case: -len(network(case[1], 1, 224).layers))
+    cases = sorted(
+        product(IMAGES, networks), key=lambda case: -len(network(case[1], 1, 224).layers)
+    )
     with ProcessPoolExecutor(jobs) as pool:
-        results = pool.map(partial(measure, count, seconds), order)
-        found = dict(zip(order, results, strict=True))
-    titles = {(side, name): f"{name}, {IMAGES[side]} x {side}" for side, name in cases}
-    for case in cases:
-        yield f"{case[1]} {case[0]}", [asdict(point) for point in found[case]]
-    for side, batch in IMAGES.items():
-        mine = {titles[side, name]: found[side, name] for name in networks}
-        groups = [
-            curves
-            for title, points in mine.items()
-            for curves in (ratios(title, points), throughput(title, batch, points))
-        ]
-        draw_curves(groups, images / f"remat-offload-{side}.png", min(4, len(groups)))
+        results = pool.map(partial(measure, count, seconds), cases)
+        for (side, name), points in zip(cases, results, strict=True):
+            yield f"{name} {side}", [asdict(point) for point in points]
+
+
+def by_side(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[int, dict[str, list[Point]]]:
+    """The points of the file of results, by image side and network, in the order of `NETWORKS`."""
+    return {
+        side: {name: [Point(**each) for each in found[f"{name} {side}"]] for name in NETWORKS}
+        for side in IMAGES
+    }
+
+
+def draw(found: Mapping[str, Sequence[Mapping[str, Any]]], images: Path) -> None:
+    """Figures 5 to 19, a picture for each image side."""
+    for side, points in by_side(found).items():
+        groups = []
+        for name, mine in points.items():
+            title = f"{name}, {IMAGES[side]} x {side}"
+            groups += [ratios(title, mine), throughput(title, IMAGES[side], mine)]
+        draw_curves(groups, images / f"remat-offload-{side}.png", 4)
+
+
+def batches(networks: Sequence[str], count: int) -> Iterator[tuple[str, object]]:
+    """DYNPROG at batches that are powers of two, images of 224 pixels a side.
+
+    By network and batch: images per second with all stored, and the worst ratio to (B1) over
+    `count` budgets.
+    """
+    for name, batch in product(networks, BATCHES):
+        costs = from_chain(network(name, batch, 224))
+        line = compute_order(costs, keep_all(costs))
+        worst = 1.0
+        for at in range(count):
+            budget = line.least + (line.peak - line.least) * at // (count - 1)
+            plan = _plan(costs, budget, "dynprog")
+            assert plan is not None, "offloading fits from the least budget on"
+            ratio = plan.outcome.makespan_ns / paper_bound(line, budget, HOST)
+            worst = max(worst, ratio)
+        yield f"{name} {batch}", {"images_per_s": batch * 1e9 / costs.compute, "worst": worst}
+        print("batches", name, batch, file=sys.stderr, flush=True)

@@ -36,6 +36,17 @@ def test_boundaries_have_the_sizes_of_the_networks() -> None:
     assert dense[-3].output_bytes == 2 * 4 * 1024 * 7**2
 
 
+def test_inception_has_the_sizes_and_weights_of_torchvisions() -> None:
+    """Boundaries at 299 pixels; 23.8 million weights without the auxiliary classifier."""
+    layers = network("inception_v3", 2, 299).layers
+    stem = [(32, 149), (32, 147), (64, 147), (64, 73), (80, 73), (192, 71), (192, 35)]
+    modules = [(256, 35), (288, 35), (288, 35), *[(768, 17)] * 5, (1280, 8), *[(2048, 8)] * 2]
+    convolutions = {"1a", "2a", "2b", "3b", "4a"}
+    sizes = [layer.output_bytes for layer in layers[:-2] if layer.name not in convolutions]
+    assert sizes == [2 * 4 * channels * side**2 for channels, side in stem + modules]
+    assert sum(layer.weight_bytes for layer in layers) == 4 * 23_833_568
+
+
 def test_what_layers_keep() -> None:
     """A block keeps its input, what its norms and convolutions read, and its output."""
     block = network("resnet18", 1, 224).layers[3]
