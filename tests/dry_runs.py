@@ -41,7 +41,7 @@ def ran(
         memory=10**6,
     )
     run.run(transport)
-    return [(str(action), end) for action, _, end in run.recorder.last()]
+    return [(str(action), end) for action, _, end, _ in run.recorder.last()]
 
 
 def simulated(plan: Plan, pattern: Pattern, steps: int, *, updates: bool = True) -> list[Ends]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, memory
+from pipeplan.cli import common, memory, page
 
 if TYPE_CHECKING:
     from pipeplan.memory_terms import MemoryReport
@@ -31,6 +31,7 @@ def add(verbs: common.Verbs) -> None:
         " both",
     )
     memory.add_flags(verb)
+    page.add_flags(verb)
     verb.add_argument("--force", action="store_true", help="replace files that exist")
 
 
@@ -39,14 +40,22 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.errors import InputError
     from pipeplan.report import tables
     from pipeplan.report.memory import has_memory_alone, measured_terms, read_memory
+    from pipeplan.report.page import read_files, run_page
     from pipeplan.report.run import comparisons, crowded, read, stage_tables
 
-    memory.check(args)
+    files = page.checked(args)
+    if files and len(args.runs) > 1:
+        raise InputError(
+            f"{', '.join(files)}: got {len(args.runs)} runs, need one for a page. Write a page of"
+            " each."
+        )
+    memory.check(args, files)
     told = _one_per_plan(read_memory(folder) for folder in args.runs)
     launched = [folder for folder in args.runs if not has_memory_alone(folder)]
     runs = [read(folder) for folder in launched]
     rows = comparisons(runs)
     memory.write(args, next(iter(told), None))
+    page.write(args, lambda: run_page(read_files(args.runs[0])))
     if not rows and launched:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."

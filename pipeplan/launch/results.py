@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan import __version__
+from pipeplan.action_times import FILE as TIMES
+from pipeplan.action_times import ActionTimes
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.progress import RunFigures, json_number, replace
 from pipeplan.memory_terms import GpuTerms
+from pipeplan.plan import Plan
 from pipeplan.report.memory import FILE, memory_of_run
 from pipeplan.report.remat import remat_shares
+from pipeplan.report.run import PLAN
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 
 FORMAT = "pipeplan-run/1"
@@ -82,6 +86,13 @@ def write_memory(out: Path, setup: Setup, ranks: list[RankResult]) -> None:
     report = memory_of_run(setup.plan, setup.pattern, found)
     if report is not None:
         replace(out / FILE, report.to_json())
+
+
+def write_times(out: Path, plan: Plan, times: ActionTimes | None) -> None:
+    """plan.json, what was run, and actions.json, when, where that is known."""
+    replace(out / PLAN, plan.to_json())
+    if times is not None:
+        replace(out / TIMES, times.to_json())
 
 
 def library_versions() -> dict[str, str]:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
+from pipeplan.action_times import ActionTimes
 from pipeplan.errors import DisagreementError
-from pipeplan.launch import ending, export, results, terms
+from pipeplan.launch import action_times, ending, export, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import chain_facts, remark
 from pipeplan.launch.progress import Progress, drop_after, resident_bytes
 from pipeplan.launch.stop_signal import StopSignal
 from pipeplan.runtime.checkpoint import storage
+from pipeplan.runtime.instrument.sampling import SETTLED
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.session import Session
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
@@ -177,12 +179,14 @@ class LaunchedRun:
             self.session.sampled.memory() if self.session.sampled else None,
         )
         ranks = self.transport.gather(result)
+        times = self._action_times()
         if self.model and self.out:
             self.model.write(storage.step_folder(self.out, step), self.out / "model.pt")
             results.write(
                 self.out / "run.json", results.run_document(self.setup, ranks, step, self._here)
             )
             results.write_memory(self.out, self.setup, ranks)
+            results.write_times(self.out, self.setup.plan, times)
             if step < self.setup.options.steps:
                 lost = "; the steps behind it are too long to be finished" * (
                     self.session.dropped > 0
@@ -191,6 +195,16 @@ class LaunchedRun:
             else:
                 _say(f"saved: {self.out}\nnext: pipeplan report {self.out}")
         self._leave()
+
+    def _action_times(self) -> ActionTimes | None:
+        """What all ranks did in one step; on GPUs nobody knows when, the processes are ahead."""
+        setup = self.setup
+        if self.out is None or setup.device.type != "cpu":
+            return None
+        plan, recorder = setup.plan, self.session.worker.executor.recorder
+        settled = setup.first_step + SETTLED[plan.semantics] + 1
+        gather = self.transport.gather
+        return action_times.gathered(plan, self.transport.rank, recorder.last(), gather, settled)
 
     def _leave(self) -> None:
         self.session.close_threads()

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _LENIENT = ConfigDict(extra="ignore")
 """A run says much more than its report needs."""
 
+PLAN = "plan.json"
+"""What was run, in the folder of a run."""
+
 
 class Predicted(Record):
     """What the plan promises: ns, bytes per rank, and what each stage does not keep."""

@@ -40,13 +40,22 @@ _Key = tuple[int, int]
 class BoundaryTensors:
     """What the actions of messages do, and what ops take and give."""
 
-    def __init__(self, endpoints: Mapping[int, StageEndpoints], transport: Transport) -> None:
+    def __init__(
+        self,
+        endpoints: Mapping[int, StageEndpoints],
+        transport: Transport,
+        now: Callable[[], int],
+    ) -> None:
         """Holds nothing yet.
 
         Args:
             endpoints: messages of the stages of this rank, by index.
             transport: to the other ranks.
+            now: tells the time, in ns.
         """
+        self._now = now
+        self.waited_ns = 0
+        """How long messages were waited for, in all."""
         self._endpoints = endpoints
         self._transport = transport
         self.meter = MemoryMeter()
@@ -162,7 +171,9 @@ class BoundaryTensors:
 
     def _arrived(self, message: _Message) -> list[Tensor]:
         self.missing = True
+        begin = self._now()
         tensors = message.arrived()
+        self.waited_ns += self._now() - begin
         self.missing = False
         return tensors
 

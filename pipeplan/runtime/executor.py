@@ -33,6 +33,13 @@ from pipeplan.units import format_ns
 _COMPUTES = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W, ActionKind.OPT)
 _BACKWARDS = (ActionKind.B, ActionKind.I)
 """What gives the gradients of a stage's inputs."""
+_STEPS, _LEAST = 4, 4096
+"""How many steps, and how many actions at least, a recorder keeps for the report of a run."""
+
+
+def _recorded(pattern: Pattern, rank: int) -> int:
+    """How many of its last actions a rank keeps."""
+    return max(_LEAST, _STEPS * len(pattern.ranks[rank]) * pattern.microbatches // pattern.k)
 
 
 class Executor:
@@ -66,7 +73,7 @@ class Executor:
             ahead: how far this process may be ahead of a GPU, if one computes.
         """
         self.ahead = ahead or RunAhead(lambda: None)
-        self.recorder = recorder or FlightRecorder()
+        self.recorder = recorder or FlightRecorder(_recorded(pattern, transport.rank))
         self._pattern = pattern
         self._stages = stages
         self._feed = feed
@@ -76,7 +83,7 @@ class Executor:
         self._consensus = consensus
         self._updates = updates or ImmediateSteps(stages, observer)
         self._last = max(max(hosted, default=-1) for hosted in pattern.hosted)
-        self._boundaries = BoundaryTensors(endpoints, transport)
+        self._boundaries = BoundaryTensors(endpoints, transport, self.recorder.now)
         self._meter = MemoryMeter()
         self._table: dict[ActionKind, Callable[[int, int], None]] = {
             ActionKind.F: self._forward,
@@ -170,7 +177,7 @@ class Executor:
             raise RankError(self._failure("the end of a run", error)) from error
 
     def _execute(self, action: Action) -> None:
-        start = self.recorder.begin(action)
+        start, waited = self.recorder.begin(action), self._boundaries.waited_ns
         try:
             if action.microbatch is None:
                 if action.stage == self._last:
@@ -189,7 +196,7 @@ class Executor:
             raise self._lost(error, action) from error
         except Exception as error:
             raise RankError(self._failure(self._place(action), error)) from error
-        end = self.recorder.end(start)
+        end = self.recorder.end(start, self._boundaries.waited_ns - waited)
         if action.kind in _BACKWARDS and action.stage == self._last:
             assert action.microbatch is not None
             if self._dropped(action.microbatch):

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeplan.action_times import ActionTimes
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.devices import DeviceTable
@@ -27,6 +28,7 @@ FORMATS: dict[str, type[Document]] = {
     "stages": StageProfile,
     "graph": OperatorGraph,
     "memory": MemoryReport,
+    "actions": ActionTimes,
 }
 """Each shipped schema's name and the document it describes."""
 

@@ -103,7 +103,7 @@ sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json"]))
 
 
 def test_training_needs_no_ortools(tmp_path: Path) -> None:
-    """With ortools and matplotlib made unimportable, a plan is launched and its run reported."""
+    """Without ortools and matplotlib a plan is launched, its run reported and made a page."""
     chain, plan, run = (str(tmp_path / name) for name in ("chain.json", "plan.json", "run"))
     task = f"{ROOT / 'examples' / 'mlp.py'}:task"
     assert main(["profile", task, "--repeats", "2", "--warmup", "0", "-o", chain]) == 0
@@ -118,7 +118,7 @@ from pipeplan.plan import Plan
 assert launch(["--plan", {plan!r}, "--task", {task!r}, "--steps", "3", "--out", {run!r}]) == 0
 assert main(["verify", {plan!r}]) == 0
 assert main(["simulate", {plan!r}]) == 0
-assert main(["report", {run!r}]) == 0
+assert main(["report", {run!r}, "--html", {run + ".html"!r}]) == 0
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -132,3 +132,4 @@ assert main(["report", {run!r}]) == 0
     assert done.returncode == 0, done.stderr
     assert "flush: step" in done.stdout
     assert (tmp_path / "run" / "model.pt").is_file()
+    assert "plan over run" in (tmp_path / "run.html").read_text()

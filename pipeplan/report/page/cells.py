@@ -20,6 +20,8 @@ def shown(value: Cell, unit: Unit) -> str:
         return format_bytes(round(value))
     if unit == "share":
         return f"{value:.1%}"
+    if unit == "change":
+        return f"{value:+.1%}"
     return f"{value:,.4g}{_ENDINGS.get(unit, '')}"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Unit = Literal["text", "count", "number", "ns", "bytes", "share", "rate", "seconds"]
-"""`rate` is per second; `number` has no unit."""
+Unit = Literal["text", "count", "number", "ns", "bytes", "share", "change", "rate", "seconds"]
+"""`change` is a share with its sign; `rate` is per second; `number` has no unit."""
 Cell = str | int | float | None
 """None where a quantity was not predicted, or not measured."""
 

@@ -66,13 +66,13 @@ def _attribute(
 ) -> None:
     """Says what `activity` waited for in `gap`, which ends when it starts."""
     at, until = gap
-    for part, source in _sources(plan, activity, find):
+    for part, source in sources(plan, activity, find):
         if source is not None:
             at = told.add(part, at, min(until, source.end_ns))
     told.add(ORDER, at, until)
 
 
-def _sources(
+def sources(
     plan: Plan, activity: Activity, find: Activities
 ) -> Iterator[tuple[str, Activity | None]]:
     """What the input of `activity` comes from and by, in the order in which it happens."""

@@ -15,7 +15,9 @@ from pipeplan.report.page.pictures import (
     memory_legend,
     search_chart,
     shares,
+    training_charts,
 )
+from pipeplan.report.page.run_sections import TrainingSteps
 from pipeplan.report.page.sections import (
     IdleTime,
     MemoryOverTime,
@@ -61,6 +63,8 @@ def _part(section: Section) -> Part:
     if isinstance(section, MemoryOverTime):
         charts = memory_charts(section)
         return Part(section, charts=charts, legend=memory_legend(charts))
+    if isinstance(section, TrainingSteps):
+        return Part(section, charts=tuple(training_charts(section)))
     if isinstance(section, SearchProgress):
         return Part(section, charts=(search_chart(section),))
     return Part(section)

@@ -34,6 +34,11 @@ class Activity:
     waited_ns: int = 0
     """Before `start_ns`, for the input; of measured ones."""
 
+    @property
+    def length_ns(self) -> int:
+        """How long it takes."""
+        return self.end_ns - self.start_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
@@ -93,10 +98,14 @@ class PlannedActivities:
         """A whole step under flush where it has few bars; else a period in which every op runs."""
         plan = self.plan
         if self._flush and len(plan.ops) * plan.microbatches <= MOST_BARS * plan.k:
-            begin = min(self._activity(op, 0).start_ns for op in plan.ops)
-            return Excerpt(begin, begin + plan.step_ns, whole_step=True)
+            return self.step()
         begin = max(op.shift for op in plan.ops) * plan.period_ns
         return Excerpt(begin, begin + plan.period_ns, whole_step=False)
+
+    def step(self) -> Excerpt:
+        """A step under flush, from its first start to the end of its updates, (T5)."""
+        begin = min(self._activity(op, 0).start_ns for op in self.plan.ops)
+        return Excerpt(begin, begin + self.plan.step_ns, whole_step=True)
 
     def within(self, window: Excerpt) -> Iterator[Activity]:
         """Every activity that shares an instant with `window`, or starts with it."""

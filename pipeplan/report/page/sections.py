@@ -70,7 +70,7 @@ class KeyFigures:
             Column("quantity"),
             Column("planned", "number"),
             Column("measured", "number"),
-            Column("error", "share"),
+            Column("error", "change"),
             Column("remark"),
         )
         rows = tuple(

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from pipeplan import (
+    action_times,
+    devices,
+    importers,
+    memory_terms,
+    operator_graph,
+    plan,
+    stage_profile,
+)
 from pipeplan import cluster as clusters
-from pipeplan import devices, importers, memory_terms, operator_graph, plan, stage_profile
 from pipeplan.chain import Agreement, Chain, Layer
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan
@@ -51,6 +59,8 @@ FIELDS: list[tuple[str, str, type[BaseModel]]] = [
     ("memory.json", "predicted[].instants[].", memory_terms.Instant),
     ("memory.json", "predicted[].instants[].terms[].", memory_terms.Term),
     ("memory.json", "predicted[].curve.", memory_terms.Curve),
+    ("actions.json", "", action_times.ActionTimes),
+    ("actions.json", "ranks[][].", action_times.TimedAction),
 ]
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from pipeplan.report.page import Page, as_json, render
+from pipeplan.report.page import Page, as_json, read_files, render, run_page
 from pipeplan.testing.plans import random_plan, settle
 from tests.samples import two_stages
 from tests.unit.report.test_page import page_of
+from tests.unit.report.test_run_page import FLUSH, as_planned, write_files
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: make tests installs it")
@@ -79,3 +80,9 @@ def test_pages_of_plans(browser: Browser, tmp_path: Path) -> None:
     chain = long.chain.model_copy(update={"name": "a-name-without-an-end" * 9})
     check(browser, page_of(long.model_copy(update={"chain": chain})), tmp_path / "step.html")
     check(browser, page_of(random_plan(5, gpus=4, layers=6)), tmp_path / "period.html")
+
+
+def test_page_of_a_run(browser: Browser, tmp_path: Path) -> None:
+    """Plan over run, delays, training."""
+    folder = write_files(tmp_path / "run", FLUSH, as_planned(FLUSH, {"0F2": 7}))
+    check(browser, run_page(read_files(str(folder))), tmp_path / "run.html")

@@ -180,9 +180,10 @@ def test_recorder_keeps_the_last_actions() -> None:
     """The ring holds the newest entries only and names what runs now."""
     recorder = FlightRecorder(capacity=3)
     for number in range(5):
-        recorder.end(recorder.begin(Action(ActionKind.F, 0, number)))
+        recorder.end(recorder.begin(Action(ActionKind.F, 0, number)), waited_ns=number)
     recorder.begin(Action(ActionKind.B, 0, 4))
-    assert [str(action) for action, _, _ in recorder.last()] == ["0F2", "0F3", "0F4"]
+    assert [str(each.action) for each in recorder.last()] == ["0F2", "0F3", "0F4"]
+    assert [each.waited_ns for each in recorder.last()] == [2, 3, 4]
     assert recorder.report().splitlines()[-1] == "now: 0B4"
 
 

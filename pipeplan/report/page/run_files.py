@@ -1,0 +1,85 @@
+"""What the folder of a run holds, as far as a page shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeplan.action_times import FILE as TIMES
+from pipeplan.action_times import ActionTimes
+from pipeplan.errors import InputError
+from pipeplan.memory_terms import MemoryReport
+from pipeplan.plan import Plan
+from pipeplan.report.memory import has_memory_alone, read_memory
+from pipeplan.report.page.run_sections import TrainedStep
+from pipeplan.report.run import PLAN, TrainingRun, read
+
+METRICS = "metrics.jsonl"
+MOST_STEPS = 1000
+"""Of a longer run every n-th step is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The files of a run; None where there is none: runs of older versions have fewer."""
+
+    folder: str
+    run: TrainingRun | None
+    plan: Plan | None
+    times: ActionTimes | None
+    memory: MemoryReport | None
+    steps: tuple[TrainedStep, ...]
+
+
+def read_files(folder: str) -> RunFiles:
+    """All of them.
+
+    Raises:
+        InputError: if there is no run, or a file is none that a run of its plan wrote.
+    """
+    place = Path(folder)
+    run = None if has_memory_alone(folder) else read(folder)
+    plan = Plan.read(place / PLAN) if (place / PLAN).is_file() else None
+    times = ActionTimes.read(place / TIMES) if (place / TIMES).is_file() else None
+    memory = read_memory(folder)
+    for name, file in ((TIMES, times), ("memory.json", memory)):
+        if plan and file and file.plan_digest != plan.digest():
+            raise InputError(
+                f"{place / name}: got the file of another plan than {place / PLAN}, need those of"
+                " one run."
+            )
+    return RunFiles(folder, run, plan, times, memory, _thinned(place / METRICS))
+
+
+def _thinned(file: Path) -> tuple[TrainedStep, ...]:
+    if not file.is_file():
+        return ()
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    every = -(-len(lines) // MOST_STEPS)
+    return tuple(_steps(file, lines[every - 1 :: every])) if lines else ()
+
+
+def _steps(file: Path, lines: list[str]) -> Iterator[TrainedStep]:
+    for line in lines:
+        try:
+            told: dict[str, Any] = json.loads(line)
+            yield TrainedStep(
+                int(told["step"]),
+                _finite(told["loss"]),
+                int(told["step_ns"]),
+                float(told["units_per_s"]),
+                _finite(told.get("gradient_norm")),
+            )
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise InputError(
+                f"{file}: got {line.strip()[:40]!r}, need the lines that a run wrote. Move the"
+                " file away."
+            ) from None
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
