@@ -13,7 +13,8 @@ shift
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}"
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts%%$'\n'*}
 python -m pipeplan.launch --plan "$plan" "$@" --dry-run >&2
 exec srun torchrun \
   --nnodes "$SLURM_JOB_NUM_NODES" \
