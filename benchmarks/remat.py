@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/remat.py
 
 draws docs/img/remat-*.png, writes benchmarks/results/remat.json and docs/results/remat.md:
-Figures 5 to 19 of Beaumont, Eyraud-Dubois, Shilova (2020) on computed
-chains (`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann,
-Pallez, Shilova (2019), and the planners' CPU seconds.
+Figures 5 to 19 of Beaumont, Eyraud-Dubois, Shilova (2020) on computed chains
+(`remat_offload.py`), POFO beside its parts, Figures 8 to 10 of Beaumont, Herrmann, Pallez, Shilova
+(2019), and the planners' CPU seconds. What is not measured again stays in the file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks import pages, remat_join, remat_offload, remat_speed
 from benchmarks.remat_networks import network
@@ -77,9 +78,7 @@ def main() -> int:
     """Measure, draw, write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", help="parts to measure again: speed, joins, ...")
-    parser.add_argument(
-        "--networks", nargs="+", default=remat_offload.NETWORKS, help="with --only: these again"
-    )
+    parser.add_argument("--networks", nargs="+", default=remat_offload.NETWORKS)
     parser.add_argument("--points", type=int, default=7, help="budgets per chain")
     parser.add_argument("--seconds", type=float, default=60, help="of exact search per budget")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
@@ -87,16 +86,11 @@ def main() -> int:
     images = Path("docs/img")
     known = sections(args, images)
     results = Path(__file__).parent / "results" / "remat.json"
-    numbers: dict[str, dict[str, object]] = {
-        name: dict(known[name]) for name in args.only or known
-    }
-    if args.only:
-        known_numbers = json.loads(results.read_text(encoding="utf-8"))
-        for name, part in numbers.items():
-            known_numbers[name] = known_numbers.get(name, {}) | part
-        numbers = known_numbers
-    remat_offload.draw(numbers["offloading"], images)
+    numbers: dict[str, dict[str, Any]] = json.loads(results.read_text(encoding="utf-8"))
+    for name in args.only or known:
+        numbers[name] = numbers.get(name, {}) | dict(known[name])
     results.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    remat_offload.draw(numbers["offloading"], images)
     pages.main()
     return 0
 
