@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, helptext, launched, output
+from pipeplan.cli import common, flags, helptext, launched, output, page
 from pipeplan.cli.machines import add_machines, clusters
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 pipeplan compare chain.json --gpus 4,8 --memory 8GiB,16GiB --bandwidth 12GB/s --out comparison
+pipeplan compare chain.json --gpus 4 --memory 8GiB --bandwidth 12GB/s --html comparison.html
 pipeplan compare chain.json --cluster cluster.json --semantics flush --microbatches 32 --json"""
 
 _USAGE = "pipeplan compare CHAIN --gpus N,.. --memory SIZE,.. --bandwidth RATE [--out DIR] [flags]"
@@ -81,16 +82,19 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--out", type=common.file, metavar="DIR", help="folder for pictures, JSON and plans"
     )
-    verb.add_argument("--force", action="store_true", help="replace files in that folder")
+    page.add_flags(verb)
+    verb.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 @flags.errors_as_flags(flags.of_config)
 def run(args: argparse.Namespace) -> int:
     """Compare, show, save; then launch, show, save."""
     from pipeplan.compare import compare
+    from pipeplan.compare.page import comparison_page
 
     request = _request(args)
     asked = launched.request(args, request.chain, request.clusters)
+    output.check_outputs(page.checked(args), args.force)
     folder = None if args.out is None else output.output_folder(args.out, args.force)
     with _progress() as tell:
         comparison = compare(request, tell)
@@ -108,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
             launched.draw(comparison, runs, folder)
     if folder is not None:
         common.say(f"saved: {folder}/comparison.json, plans and pictures")
+    page.write(args, lambda: comparison_page(comparison, runs))
     if args.json:
         common.emit(_data(comparison, runs))
     return 0

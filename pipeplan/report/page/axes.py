@@ -34,6 +34,10 @@ class Axis:
         """Where `value` is, from 0 to 1."""
         return (value - self.low) / ((self.high - self.low) or 1)
 
+    def holds(self, value: float) -> bool:
+        """Whether `value` lies on it."""
+        return self.low <= value <= self.high
+
     def marks(self, most: int) -> tuple[Mark, ...]:
         """At most about `most` round values."""
         step = _round_step((self.high - self.low) / max(1, most), self.unit)

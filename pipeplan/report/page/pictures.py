@@ -49,12 +49,12 @@ class BoxRow:
 
     name: str
     source: str
-    blocks: tuple[Box, ...]
+    boxes: tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BoxPicture:
-    """Lines of blocks over one axis; scrolled where it is narrower than `width` pixels."""
+    """Lines of boxes over one axis; scrolled where it is narrower than `width` pixels."""
 
     rows: tuple[BoxRow, ...]
     marks: tuple[Mark, ...]
@@ -97,7 +97,7 @@ def gantt(timeline: Timeline) -> BoxPicture:
         blocks = [_bar(bar, length) for bar in lane.bars if _inside(bar, length)]
         waits = [_wait(bar, length) for bar in lane.bars if bar.waited_ns]
         rows.append(BoxRow(lane.name, lane.source, (*waits, *blocks)))
-    used = {block.style for row in rows for block in row.blocks}
+    used = {block.style for row in rows for block in row.boxes}
     width = _readable_width(timeline)
     marks = Axis(0, length, "ns").marks(max(4, width // 180))
     return BoxPicture(tuple(rows), marks, tuple(_gantt_legend(used)), width)

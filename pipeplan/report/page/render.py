@@ -18,6 +18,8 @@ from pipeplan.report.page.pictures import (
     training_charts,
 )
 from pipeplan.report.page.run_sections import TrainingSteps
+from pipeplan.report.page.schedule_pictures import memory_chart, periods
+from pipeplan.report.page.schedule_sections import PeriodOverMemory, Schedules
 from pipeplan.report.page.sections import (
     IdleTime,
     MemoryOverTime,
@@ -65,6 +67,10 @@ def _part(section: Section) -> Part:
         return Part(section, charts=charts, legend=memory_legend(charts))
     if isinstance(section, TrainingSteps):
         return Part(section, charts=tuple(training_charts(section)))
+    if isinstance(section, Schedules):
+        return Part(section, periods(section), kind="shares")
+    if isinstance(section, PeriodOverMemory):
+        return Part(section, charts=(memory_chart(section),))
     if isinstance(section, SearchProgress):
         return Part(section, charts=(search_chart(section),))
     return Part(section)

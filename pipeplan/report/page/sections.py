@@ -63,6 +63,8 @@ class KeyFigures:
     figures: tuple[Figure, ...]
     title: str = "Key figures"
     note: str = ""
+    name: str = "figures"
+    """A word for files."""
 
     def tables(self) -> Sequence[DataTable]:
         """One row per quantity."""
@@ -78,7 +80,7 @@ class KeyFigures:
             for each in self.figures
         )
         units = tuple(each.unit for each in self.figures)
-        return (DataTable("figures", self.title, columns, rows, units).filled(),)
+        return (DataTable(self.name, self.title, columns, rows, units).filled(),)
 
 
 @dataclass(frozen=True, slots=True)

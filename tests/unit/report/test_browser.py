@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from pipeplan.compare.page import comparison_page
 from pipeplan.report.page import Page, as_json, read_files, render, run_page
 from pipeplan.testing.plans import random_plan, settle
 from tests.samples import two_stages
+from tests.unit.compare.test_page import COMPARISON
 from tests.unit.report.test_page import page_of
 from tests.unit.report.test_run_page import FLUSH, as_planned, write_files
 
@@ -86,3 +88,8 @@ def test_page_of_a_run(browser: Browser, tmp_path: Path) -> None:
     """Plan over run, delays, training."""
     folder = write_files(tmp_path / "run", FLUSH, as_planned(FLUSH, {"0F2": 7}))
     check(browser, run_page(read_files(str(folder))), tmp_path / "run.html")
+
+
+def test_page_of_a_comparison(browser: Browser, tmp_path: Path) -> None:
+    """Schedules, a missing one, periods over memory."""
+    check(browser, comparison_page(COMPARISON), tmp_path / "comparison.html")
