@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, memory, page
+from pipeplan.cli import common, memory, output, page
 
 if TYPE_CHECKING:
     from pipeplan.memory_terms import MemoryReport
@@ -32,6 +32,12 @@ def add(verbs: common.Verbs) -> None:
     )
     memory.add_flags(verb)
     page.add_flags(verb)
+    verb.add_argument(
+        "--trace",
+        type=common.file,
+        metavar="FILE",
+        help="also write the step of that page as a Chrome/Perfetto trace",
+    )
     verb.add_argument("--force", action="store_true", help="replace files that exist")
 
 
@@ -42,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.report.memory import has_memory_alone, measured_terms, read_memory
     from pipeplan.report.page import read_files, run_page
     from pipeplan.report.run import comparisons, crowded, read, stage_tables
+    from pipeplan.report.run_trace import trace_of
 
-    files = page.checked(args)
+    files = [*page.checked(args), *([args.trace] if args.trace else [])]
     if files and len(args.runs) > 1:
         raise InputError(
             f"{', '.join(files)}: got {len(args.runs)} runs, need one for a page. Write a page of"
@@ -56,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     rows = comparisons(runs)
     memory.write(args, next(iter(told), None))
     page.write(args, lambda: run_page(read_files(args.runs[0])))
+    if args.trace:
+        output.write(args.trace, trace_of(read_files(args.runs[0])), args.force)
     if not rows and launched:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."

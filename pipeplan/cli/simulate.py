@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.errors import InvalidPlanError
     from pipeplan.lowering import lower
     from pipeplan.plan import Plan
+    from pipeplan.report.page.schedule import replayed
     from pipeplan.report.trace import chrome_trace
     from pipeplan.simulator import disagreements, simulate
 
@@ -50,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     plan = common.read(Plan, args.plan)
     simulation = simulate(plan, lower(plan), clock=args.clock, microbatches=args.microbatches)
     if args.trace:
-        output.write(args.trace, chrome_trace(plan, simulation), args.force)
+        levels = {gpu: simulation.levels(gpu) for gpu in range(len(plan.cluster.gpus))}
+        trace = chrome_trace(plan, replayed(simulation.spans()), levels)
+        output.write(args.trace, trace, args.force)
         common.say(f"trace: {args.trace} (open it in Perfetto or chrome://tracing)")
     whole = args.clock == "plan" and args.microbatches is None
     found = list(disagreements(plan, simulation)) if whole else []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from pipeplan.plan import Op, OpKind, Plan
+from pipeplan.simulator import Span
 from pipeplan.simulator.costs import update_ns
 from pipeplan.units import ceil_div
 
@@ -62,6 +63,14 @@ class Excerpt:
         """The part of `activity` that lies in it; an empty one at its nearer end, if none does."""
         begin, end = self.begin_ns, self.end_ns
         return min(max(activity.start_ns, begin), end), min(max(activity.end_ns, begin), end)
+
+
+def replayed(spans: Iterable[Span]) -> Iterator[Activity]:
+    """What a replay did."""
+    for span in spans:
+        yield Activity(
+            span.kind, span.stage, span.microbatch, span.place, span.start_ns, span.end_ns
+        )
 
 
 class Activities(Protocol):

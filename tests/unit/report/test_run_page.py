@@ -26,17 +26,9 @@ STEP = 3
 _AFTER = {OpKind.F: "SEND_F", OpKind.B: "SEND_B"}
 
 
-def in_ms(plan: Plan) -> Plan:
-    """The same with ms for ns: waits below 0.2 ms are not noticed."""
-    ops = tuple(
-        op.model_copy(update={"start_ns": op.start_ns * MS, "duration_ns": op.duration_ns * MS})
-        for op in plan.ops
-    )
-    changed = plan.model_copy(update={"ops": ops, "period_ns": plan.period_ns * MS})
-    return settle(changed)
-
-
-FLUSH, STALE = in_ms(two_stages(semantics="flush")), in_ms(two_stages())
+FLUSH = settle(two_stages(semantics="flush", unit_ns=MS))
+STALE = settle(two_stages(unit_ns=MS))
+"""In ms for ns: waits below 0.2 ms are not noticed."""
 
 
 def as_planned(plan: Plan, longer: dict[str, int] | None = None) -> ActionTimes:

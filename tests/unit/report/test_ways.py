@@ -6,6 +6,7 @@ import json
 
 from pipeplan.lowering import lower
 from pipeplan.report import gantt
+from pipeplan.report.page.schedule import replayed
 from pipeplan.report.trace import chrome_trace
 from pipeplan.simulator import simulate
 from tests import handmade_offload
@@ -16,7 +17,7 @@ def test_each_direction_of_a_way_to_the_host_is_a_thread_of_its_gpu() -> None:
     """Threads 1 and 2 beside the computes; transfers of 2 ns, one of each per micro-batch."""
     plan = handmade_offload.two_gpus()
     simulation = simulate(plan, lower(plan), microbatches=5)
-    events = json.loads(chrome_trace(plan, simulation))["traceEvents"]
+    events = json.loads(chrome_trace(plan, replayed(simulation.spans()), {}))["traceEvents"]
     threads = {
         (event["pid"], event["tid"]): event["args"]["name"]
         for event in events
