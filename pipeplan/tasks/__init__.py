@@ -1,7 +1,8 @@
 """Ready tasks for examples and benchmarks: well-known models from own code, no downloads.
 
-Each function returns a `pipeplan.task.Task` with synthetic data that can be learned. Name one on
-the command line with or without arguments:
+Each function returns a `pipeplan.task.Task` with synthetic data that can be learned. The function
+`transformers` takes a model of Hugging Face and data of yours instead. Name one on the command
+line with or without arguments:
 
     pipeplan profile pipeplan.tasks:resnet -o chain.json
     pipeplan profile "pipeplan.tasks:gpt2(size='medium', batch=4)" -o chain.json
@@ -16,6 +17,7 @@ from pipeplan.tasks.mixer import mixer
 from pipeplan.tasks.resnet import resnet
 from pipeplan.tasks.siamese import siamese
 from pipeplan.tasks.t5 import t5
+from pipeplan.tasks.transformers import save_pretrained, transformers
 from pipeplan.tasks.unet import unet
 from pipeplan.tasks.vit import vit
 
@@ -27,8 +29,10 @@ __all__ = [
     "llama",
     "mixer",
     "resnet",
+    "save_pretrained",
     "siamese",
     "t5",
+    "transformers",
     "unet",
     "vit",
 ]
