@@ -42,7 +42,6 @@ from pipeplan.planner import Config, solve
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.dry_run.clock import SleepClock
-from pipeplan.runtime.dry_run.sleeping import EmulatedTransport
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.parameters.tied_parameters import untie
@@ -51,6 +50,7 @@ from pipeplan.simulator import simulate
 from pipeplan.simulator.tape import number
 from pipeplan.task import Task
 from pipeplan.testing import reference
+from pipeplan.testing.emulated_links import EmulatedTransport
 from pipeplan.testing.plans import UNSPLIT
 
 RANKS, MICROBATCHES, STEPS, SEED = 4, 8, 2, 3

@@ -25,6 +25,7 @@ from benchmarks import (
     planner_summary,
     resnet_bytes,
     runtime_pages,
+    side_by_side,
 )
 from benchmarks import joint as joint_rows
 from benchmarks import operators as operator_rows
@@ -230,6 +231,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "resnet_bytes": resnet_bytes.page,
     "runtime": runtime_pages.runtime,
     "runtime_steps": runtime_pages.steps,
+    "side_by_side": side_by_side.page,
     "vgg16_proof": proofs,
     "voices": voices,
 }

@@ -40,7 +40,7 @@ _COUNTING = -1
 _STEPS = 2
 """Behind the first one, of a run under flush."""
 _WINDOWS = 8
-"""Periods that a run has behind its fill: the measured one is the shortest mean of four."""
+"""Periods that a run has behind its fill, or more: the measured one is their median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def _per_microbatch(plan: Plan, found: RunMeasurements, scale: Fraction) -> floa
     whole, count = (
         (found.step_ns, plan.microbatches)
         if plan.semantics == "flush"
-        else (found.period_ns, plan.k)
+        else (found.median_period_ns, plan.k)
     )
     assert whole is not None, "a run has as many steps as it needs"
     return float(whole / count / scale)

@@ -42,6 +42,8 @@ class RunMeasurements(Record):
     model_config = _LENIENT
     period_ns: float | None
     """Best window of consecutive periods."""
+    median_period_ns: float | None = None
+    """Of all single periods."""
     step_ns: float | None
     peak_bytes: tuple[int | None, ...]
     """Of live tensors; only of instrumented runs."""

@@ -22,8 +22,8 @@ from pipeplan.errors import InternalError
 from pipeplan.plan import OpKind, Plan, outermost
 from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import RankClock, SleepClock, VirtualClock
-from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, EmulatedTransport, HostLinks
-from pipeplan.runtime.dry_run.virtual import Crossing, VirtualHostLinks, VirtualTransport
+from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, HostLinks
+from pipeplan.runtime.dry_run.timed_links import Crossing, TimedTransport, VirtualHostLinks
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
@@ -157,13 +157,11 @@ class DryRun:
         Raises:
             RankError: if an action failed, as in a training.
         """
-        links = _endpoints(self.plan)
-        timed = self._on_links(transport, _tags(links))
         ways = self._to_host(transport.rank)
         executor_of(
             self.plan,
             self.pattern,
-            timed,
+            self._on_links(transport),
             self.clock,
             self.times,
             ways,
@@ -171,15 +169,13 @@ class DryRun:
             self.recorder,
         ).run(0, self.steps)
 
-    def _on_links(
-        self, transport: Transport, tags: Mapping[int, tuple[OpKind, int]]
-    ) -> EmulatedTransport | VirtualTransport:
-        if isinstance(self.clock, VirtualClock):
-            crossings = {tag: _crossing(self.plan, *named) for tag, named in tags.items()}
-            total = self.steps * self.plan.microbatches
-            return VirtualTransport(transport, self.clock, crossings, self.plan, total)
-        lasting = {tag: self.times.ops[named] for tag, named in tags.items()}
-        return EmulatedTransport(transport, self.clock, lasting)
+    def _on_links(self, transport: Transport) -> TimedTransport:
+        crossings = {
+            tag: _crossing(self.plan, self.times, *named)
+            for tag, named in _tags(_endpoints(self.plan)).items()
+        }
+        total = self.steps * self.plan.microbatches
+        return TimedTransport(transport, self.clock, crossings, self.plan, total)
 
     def _to_host(self, rank: int) -> HostLinks:
         if isinstance(self.clock, VirtualClock):
@@ -211,7 +207,7 @@ def dry_run(
         steps: optimizer steps.
         observer: is told backwards and updates, and a loss of 0.
         clock: this rank's.
-        times: how long ops last if not as planned; on the virtual clock links are as planned.
+        times: how long ops last if not as planned.
         memory: how many of the last actions the recorder keeps.
     """
     recorder = FlightRecorder(memory, clock.now)
@@ -263,8 +259,13 @@ def _tags(links: list[StageEndpoints]) -> dict[int, tuple[OpKind, int]]:
     return named
 
 
-def _crossing(plan: Plan, kind: OpKind, stage: int) -> Crossing:
-    ops = tuple(op for op in plan.ops if (op.kind, op.stage) == (kind, stage))
+def _crossing(plan: Plan, times: PlannedTimes, kind: OpKind, stage: int) -> Crossing:
+    lasts = times.ops[kind, stage]
+    ops = tuple(
+        op.model_copy(update={"duration_ns": lasts})
+        for op in plan.ops
+        if (op.kind, op.stage) == (kind, stage)
+    )
     ends = ops[0].link if ops else None
     if ends is None:
         raise InternalError(f"plan: no op {stage}{kind} on a link. Verify the plan first.")

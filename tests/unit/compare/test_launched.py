@@ -13,6 +13,7 @@ from typing import Self
 import pytest
 
 from pipeplan.baselines import flush, splits
+from pipeplan.baselines.eager import Policy, eager_plan
 from pipeplan.baselines.listed import listed_plan
 from pipeplan.cli import main
 from pipeplan.compare import (
@@ -25,6 +26,7 @@ from pipeplan.compare import (
 )
 from pipeplan.compare.launched import OrderedPairs, contenders, predicted_ns
 from pipeplan.compare.launched_table import data, launched_table, remarks
+from pipeplan.compare.rows import row_of
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan
 from pipeplan.report.run import RunMeasurements
@@ -49,21 +51,32 @@ def refused(row: Row) -> Row:
     return replace(row, name="refused", plan=plan)
 
 
+def crossing() -> Row:
+    """10 ns each way between loads of 5 and 6: the half-duplex link is busy for 20."""
+    of = setting(chain([(2, 3), (2, 4)], sizes=[10, 0]), 2, bandwidth=10**9, memory=1000)
+    plan = eager_plan(of.outline(splits.to_stages((1, 2)), "2bw", "crossing"), Policy((9, 9)))
+    assert plan is not None
+    return row_of("crossing", plan)
+
+
 def test_ranks_sleep_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two plans run twice on real processes; one that `launch` refuses keeps the reason.
 
-    It does not run again, and no file of any run stays.
+    It does not run again, and no file of any run stays. Nobody is faster than the links: both
+    directions take turns, or periods would be as short as one of them, 10 ns.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     told: list[str] = []
-    rows = (SLOW, refused(SLOW), FAST)
+    rows = (SLOW, refused(SLOW), crossing())
     found = launch_point(point(*rows), "2bw", SLEEP, lambda _, what: told.append(what))
-    slow, wrong, fast = found.plans
-    assert len(slow.measured) == len(fast.measured) == 2, (slow.failure, fast.failure)
-    assert min(*slow.measured, *fast.measured) > 0
+    slow, wrong, linked = found.plans
+    assert len(slow.measured) == len(linked.measured) == 2, (slow.failure, linked.failure)
+    assert linked.predicted_ns == 20
+    assert (linked.measured_ns or 0) > 15
     assert wrong.measured == []
     assert wrong.failure == "plan: breaks memory, need every rule kept:"
-    assert told == [f"round {n}: {name}" for n in (1, 2) for name in ("slow", "refused", "fast")]
+    names = ("slow", "refused", "crossing")
+    assert told == [f"round {n}: {name}" for n in (1, 2) for name in names]
     assert slow.peak_bytes is None
     assert list(tmp_path.iterdir()) == []
 
@@ -90,7 +103,8 @@ class Scripted:
         sleeps = "--time-scale" in words
         scale = Fraction(words[words.index("--time-scale") + 1]) if sleeps else Fraction(1)
         return RunMeasurements(
-            period_ns=float(answer * plan.k * scale),
+            period_ns=None,
+            median_period_ns=float(answer * plan.k * scale),
             step_ns=float(answer * plan.microbatches * scale),
             peak_bytes=(7, None),
             first_loss=None,

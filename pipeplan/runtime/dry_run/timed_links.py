@@ -1,11 +1,12 @@
-"""Messages and ways to the host on the virtual clock, as the model has them:
-docs/reference/model.md (O8).
+"""Links that take their planned time, as the model has them: docs/reference/model.md (O8).
 
 A transfer starts when its SEND is issued, its RECV posted, and its link has carried every transfer
-that the plan has before it there. The sender knows the first moment, the receiver the second; each
-tells the other with a real message, and both keep the same account of the link. So nothing here
-depends on when a real message arrives, only on what it says. A way to the host is one
-rank's alone.
+that the plan has before it there; under half duplex both directions are one link. The sender knows
+the first moment, the receiver the second; each tells the other with a real message, and both keep
+the same account of the link. Whoever waits for a transfer waits for its end. On the virtual clock
+nothing depends on when a real message arrives, only on what it says; on the sleeping clock, which
+all ranks of a machine share, moments are real. A way to the host is one rank's alone; the one here
+is for the virtual clock.
 
 Source: ours; the idea of time that travels with messages is Lamport's (1978).
 """
@@ -25,9 +26,10 @@ from torch import Tensor
 from pipeplan.errors import InternalError
 from pipeplan.plan import Op, OpKind, Plan
 from pipeplan.runtime.dry_run.clock import RankClock
-from pipeplan.runtime.dry_run.sleeping import STAMP_TAGS
 from pipeplan.runtime.transport.base import Pending, Transport, WrappedTransport
 
+STAMP_TAGS = 1 << 20
+"""Added to a message's tag for the stamp that says when it was sent."""
 _POST_TAGS = 2 * STAMP_TAGS
 """Added to a message's tag for the stamp that says when its receive was posted."""
 
@@ -72,7 +74,7 @@ class LinkTimeline:
             moment = self._known.pop(head, None)
             if moment is None:
                 raise InternalError(
-                    f"virtual clock: transfer {key} ends before {head} begins, which the plan has"
+                    f"link: transfer {key} ends before {head} begins, which the plan has"
                     " before it on their link. Report this plan."
                 )
             self._free = max(moment.ready(), self._free) + duration
@@ -110,7 +112,7 @@ class _Stamps:
         return max(self.own, int(self.other))
 
 
-class VirtualTransport(WrappedTransport):
+class TimedTransport(WrappedTransport):
     """Carries messages that know the time."""
 
     def __init__(
@@ -138,13 +140,13 @@ class VirtualTransport(WrappedTransport):
         """By tag, the micro-batch of the next message here."""
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """See `Transport`; complete at the virtual time at which the link has carried it."""
+        """See `Transport`; complete when the link has carried it."""
         return self._exchange(
             self._transport.send(tensor, peer, tag), peer, tag, STAMP_TAGS, _POST_TAGS
         )
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
-        """See `Transport`; complete at the virtual time at which the link has carried it."""
+        """See `Transport`; complete when the link has carried it."""
         return self._exchange(
             self._transport.receive(tensor, peer, tag), peer, tag, _POST_TAGS, STAMP_TAGS
         )
