@@ -22,7 +22,7 @@ from pipeplan.units import format_bytes, format_ns
 
 COLOURS = 8
 """So many stages have colours of their own."""
-_READABLE = 26
+_READABLE = 34
 """Pixels of a bar whose label can be read."""
 _UNREAD = 0.1
 """Share of the time whose bars may be too short for a label."""
