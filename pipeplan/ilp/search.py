@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from importlib.util import find_spec
 
-from pipeplan.ilp import portfolio
+from pipeplan.ilp import one_gpu, portfolio
 from pipeplan.ilp.bounds.infeasibility import (
     contiguous_reason,
     infeasibility_reason,
@@ -93,6 +94,8 @@ class ChainSearch:
             self._kfkb = contiguous(state) and state.options.ks != (1,)
         if self._kfkb and state.infeasible is None and not state.done:
             state.give("kfkb", self.cycles.run, portfolio.KFKB * state.remaining)
+        if one_gpu.applies(state) and not state.done:
+            state.give(one_gpu.NAME, partial(one_gpu.run, state), state.remaining)
         if not state.options.contiguous_only and state.infeasible is None and not state.done:
             self._beyond = self._beyond or _beyond(state)
             self._beyond()

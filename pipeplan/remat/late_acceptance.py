@@ -6,7 +6,7 @@ E. Burke, Y. Bykov, *The late acceptance hill-climbing heuristic* (2017); the mo
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipeplan.remat.bounds import phase_bound
@@ -17,12 +17,22 @@ from pipeplan.remat.schedules.host_link import HostLink
 
 TRIES, SPAN = 3000, 300_000
 """Changes to try, and changes times operations, at most."""
+LOOK = 16
+"""Changes between two questions whether to go on."""
 _NEAR = 8
 """How far apart in the line two units may be that change places."""
 _LATE = 50
 """A change is taken where it is no slower than what was held so many tries ago."""
 _ORDERS = 0.4
 """Share of changes that leave the set as it is."""
+
+
+GoOn = Callable[[], bool]
+
+
+def always() -> bool:
+    """No limit of time."""
+    return True
 
 
 class CopyOrders(NamedTuple):
@@ -33,7 +43,12 @@ class CopyOrders(NamedTuple):
 
 
 def late_acceptance(
-    line: ComputeOrder, start: UnitSet, budget: int, channel: HostLink, more: int = 1
+    line: ComputeOrder,
+    start: UnitSet,
+    budget: int,
+    channel: HostLink,
+    more: int = 1,
+    go_on: GoOn = always,
 ) -> NoWaitSchedule | None:
     """The fastest no-wait schedule found by changes to a set and to the orders of its copies.
 
@@ -46,6 +61,7 @@ def late_acceptance(
         budget: bytes of the device.
         channel: the way to the host.
         more: times as many changes as usual; what fewer find is found by more, too.
+        go_on: whether there is time for a few more changes.
 
     Returns:
         None where the schedule of `start` itself does not fit.
@@ -59,7 +75,7 @@ def late_acceptance(
     now, past = best.makespan_ns, [best.makespan_ns] * _LATE
     units, rng = [unit.index for unit in line.units], random.Random(0)
     for at in range(more * min(TRIES, SPAN // len(line.ops))):
-        if best.makespan_ns <= bound:
+        if best.makespan_ns <= bound or (at % LOOK == 0 and not go_on()):
             break
         same = rng.random() < _ORDERS
         other = _reordered(held, rng) if same else _other_set(held, units, rng)

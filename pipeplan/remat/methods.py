@@ -12,7 +12,7 @@ from pipeplan.remat.checkpointing.revolve import revolve_within
 from pipeplan.remat.checkpointing.rotor import rotor
 from pipeplan.remat.combined.pofo import pofo
 from pipeplan.remat.cpsat.exact import exact_offload
-from pipeplan.remat.late_acceptance import late_acceptance
+from pipeplan.remat.late_acceptance import GoOn, always, late_acceptance
 from pipeplan.remat.min_memory import least_memory, least_with_host
 from pipeplan.remat.offloading.compute_order import ComputeOrder, compute_order
 from pipeplan.remat.offloading.dynprog import dynprog
@@ -132,28 +132,47 @@ def _tflms(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
     return () if found is None else (found.schedule,)
 
 
-def local_search(problem: RematProblem, more: int = 1) -> NoWaitSchedule | None:
+def local_search(
+    line: ComputeOrder,
+    budget: int,
+    channel: HostLink,
+    slots: int,
+    more: int = 1,
+    go_on: GoOn = always,
+) -> NoWaitSchedule | None:
     """The fastest schedule found around the best sets of DYNPROG, finer DYNPROG and all others.
 
-    `more`: times as many changes as `swap` tries.
+    Args:
+        line: the operations.
+        budget: bytes of the device.
+        channel: the way to the host.
+        slots: of DYNPROG's table.
+        more: times as many changes as `swap` tries; 0: only the sets themselves, without TFLMS,
+            which takes longer than all of them.
+        go_on: whether there is time for a few more changes.
     """
-    line, budget, channel, slots = problem.line, problem.budget, problem.host, problem.slots
     others = [greedy(line, budget), *vdnn(line), *autoswap(line, budget, channel)]
     ranked = [dynprog(line, budget, channel, count) for count in (slots, FINER * slots)]
     ranked.append(ranked_sets(line, others, budget, channel))
     starts = dict.fromkeys(each[0][0] for each in ranked if each)
-    found = [late_acceptance(line, start, budget, channel, more) for start in starts]
-    known = [each for each in (*found, tflms(line, budget, channel)) if each is not None]
+    found = [late_acceptance(line, start, budget, channel, more, go_on) for start in starts]
+    if more:
+        found.append(tflms(line, budget, channel))
+    known = [each for each in found if each is not None]
     return min(known, key=lambda each: each.makespan_ns, default=None)
 
 
+def _searched(problem: RematProblem, more: int = 1) -> NoWaitSchedule | None:
+    return local_search(problem.line, problem.budget, problem.host, problem.slots, more)
+
+
 def _swap(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
-    found = local_search(problem)
+    found = _searched(problem)
     return _offload(problem, []) if found is None else (found.schedule,)
 
 
 def _exact(problem: RematProblem) -> tuple[DeviceSchedule, ...]:
-    start = local_search(problem, MORE)
+    start = _searched(problem, MORE)
     if start is None:
         return _offload(problem, [])
     proof = exact_offload(problem.line, problem.budget, problem.host, EXACT_S, start)

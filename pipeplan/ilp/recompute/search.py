@@ -14,7 +14,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
 
-from pipeplan.ilp import portfolio, search
+from pipeplan.ilp import one_gpu, portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
@@ -24,6 +24,7 @@ from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
+from pipeplan.ilp.recompute.labels import NONE
 from pipeplan.ilp.recompute.moves import ways
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
@@ -126,7 +127,7 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
 
 
 def _try_all(joint: JointIncumbent, found: InitialSets) -> None:
-    """The quick part of the search on each initial set."""
+    """The quick part of the search on each initial set; on one GPU, also of what may leave."""
     whole = joint.state
     share = portfolio.INITIAL_SETS * whole.remaining / 2
     required = REQUIRED + whole.options.offload
@@ -135,6 +136,8 @@ def _try_all(joint: JointIncumbent, found: InitialSets) -> None:
         joint.take(_tried(joint, candidate, whole.elapsed + limit))
         if joint.interrupted:
             return
+    if one_gpu.applies(whole) and found.offered is not None and whole.uses(one_gpu.NAME):
+        _on_one_gpu(joint, found.offered)
 
 
 def _anywhere(joint: JointIncumbent) -> None:
@@ -150,6 +153,23 @@ def _anywhere(joint: JointIncumbent) -> None:
         inner = Incumbent(contracted.of(whole.costs), limits, joint.on_report, notes=whole.notes)
         search.run(inner)
         joint.take(SearchResult(inner, contracted))
+
+
+def _on_one_gpu(joint: JointIncumbent, offered: StageOptions) -> None:
+    """What the GPU recomputes as one stage, shortest first; the rest that does not fit leaves."""
+    whole = joint.state
+    last, compute = whole.costs.layers - 1, whole.bounds["any"]
+    whole.set_phase(one_gpu.NAME)
+    for number, more in enumerate(offered.more[0, last]):
+        longer = joint.period is not None and compute + int(more) >= joint.period
+        if more == NONE or longer or joint.interrupted:
+            return
+        if joint.period is not None and whole.remaining <= 0:
+            return
+        contracted = contract(whole.costs.chain, offered.runs(0, last, number))
+        inner = Incumbent(contracted.of(whole.costs), whole.options, joint.on_report)
+        if one_gpu.offer(inner):
+            joint.take(SearchResult(inner, contracted))
 
 
 def _search_steps(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> None:

@@ -145,6 +145,8 @@ class _Run:
             return False
         if op.index in self._leaving_before(at) and self.done[op.index] <= self.now:
             self.wait(op.index)
+        if self.channel.between and self._leaving(op.index):
+            return False
         return not self.exceeds(at, coming=op.index)
 
     def _way(self, op: DeviceOp) -> int:
@@ -194,7 +196,7 @@ class _Run:
             pending = [*pending, Transfer(coming, out=False)]
         still = sum(self.size[unit] for unit in {each.unit for each in pending})
         op = self.line.ops[at]
-        queue = TransferQueue(self.channel.duplex, pending)
+        queue = TransferQueue(self.channel.duplex or self.channel.between, pending)
         most = queue.most(self.size.__getitem__, (op.index,) if op.computes else ())
         return bool(here - still + most > self.budget)
 

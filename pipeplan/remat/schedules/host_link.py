@@ -17,10 +17,16 @@ _SECOND = 10**9
 
 @dataclass(frozen=True)
 class HostLink:
-    """Bytes per second (None: transfers take no time), and whether directions are independent."""
+    """Bytes per second (None: transfers take no time), and how directions share the way.
+
+    duplex: whether they are independent.
+    between: whether memory is taken and given back between computes only, so that what comes back
+        cannot take the place of what leaves during the same compute.
+    """
 
     bandwidth: int | None = None
     duplex: bool = False
+    between: bool = False
 
     def time_ns(self, size: int) -> int:
         """Time of a transfer of `size` bytes."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from random import Random
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from pipeplan.chain import Chain
 from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, extend_one_span
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
+from pipeplan.ilp.memory_events import ExactMemoryEvents
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.offload.byte_options import byte_options, offloadable_bytes
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
@@ -25,6 +28,7 @@ from pipeplan.ilp.offload.min_span import (
     min_span,
     transfer_ns,
 )
+from pipeplan.ilp.offload.one_at_a_time import one_at_a_time
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract, contracted_plan
@@ -32,6 +36,7 @@ from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.schedule import to_ops, unrolled
 from pipeplan.ilp.warm_start import schedule_of
+from pipeplan.plan import Semantics
 from pipeplan.testing.plans import random_plan
 from pipeplan.units import ceil_div
 from tests.unit.ilp.test_recompute import every_choice, some_chain
@@ -44,6 +49,17 @@ def costs_of(seed: int, layers: int, gpus: int, memory: int, host: Host = SLOW) 
     """Equal GPUs, slow links, no limit but the memory."""
     cluster = uniform(gpus, memory, bandwidth_bytes_per_s=10**9, host=host)
     return CostModel(some_chain(seed, layers), cluster, "2bw", "exact")
+
+
+def lasting(chain: Chain) -> Chain:
+    """Every op takes a ns more."""
+    layers = tuple(
+        layer.model_copy(
+            update={"forward_ns": layer.forward_ns + 1, "backward_ns": layer.backward_ns + 1}
+        )
+        for layer in chain.layers
+    )
+    return chain.model_copy(update={"layers": layers})
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -337,3 +353,36 @@ def test_ns_of_many_bytes() -> None:
     assert transfer_ns(host, np.array(sizes[:3])).tolist() == exact[:3]
     rough = transfer_ns(host, np.array(sizes)).tolist()
     assert all(0 <= one - two <= 2 + two // 10**12 for one, two in zip(rough, exact, strict=True))
+
+
+@pytest.mark.parametrize("duplex", ["half", "full"])
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half", "full"]) -> None:
+    """The per-device planner counts no byte too few, and no time that a rule forbids.
+
+    Where every op lasts, that is: ops without length have an order of their own (O5). Some chains
+    have such schedules below the budget of one stage, and some of these wait for transfers.
+    """
+    found, waited = 0, 0
+    host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9, duplex=duplex)
+    for seed in range(20):
+        ample = CostModel(
+            lasting(some_chain(seed, 9)), uniform(1, 10**6, host=host), semantics, "exact"
+        )
+        whole = ample.segment(0, 8)
+        peak = whole.states + max(whole.running, whole.saved + whole.backward, whole.optimizer)
+        for eighths in (5, 6, 7):
+            budget = peak * eighths // 8
+            if budget < whole.states + whole.optimizer:
+                continue
+            costs = replace(ample, cluster=uniform(1, budget, host=host))
+            for schedule in one_at_a_time(costs):
+                sweep = ExactMemoryEvents(costs, schedule)
+                assert fits(memory_rows(costs, schedule))
+                for each in schedule.offloads:
+                    leaves, returns = each.times[0]
+                    assert leaves + each.ns <= sweep.deferred(each.stage, returns)
+                found += 1
+                waited += schedule.period > costs.load_ns(0, 8, 0)
+    assert found >= 20
+    assert waited

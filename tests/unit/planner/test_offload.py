@@ -48,6 +48,27 @@ def moved(plan: Plan) -> int:
     return sum(op.kind.is_host for op in plan.ops)
 
 
+@pytest.mark.parametrize(("semantics", "duplex"), [("flush", "full"), ("2bw", "half")])
+def test_one_gpu_offloads_between_its_stages(semantics: str, duplex: str) -> None:
+    """One stage would save nothing. A little leaves beside the computes, for more they wait."""
+    host = FAST.model_copy(update={"duplex": duplex})
+    options = {"semantics": semantics, "method": "auto", "time_limit_s": 1, "deterministic": True}
+    ample, scarce, scarcer = (
+        solve(chain(), machines(memory, host, 1), Config(offload="auto", workers=1, **options))
+        for memory in (4 * GIB, 3 * GIB, 2 * GIB)
+    )
+    assert verify(scarce) == verify(scarcer) == ()
+    assert not moved(ample)
+    assert moved(scarce)
+    assert scarce.period_ns == ample.period_ns < scarcer.period_ns
+    with pytest.raises(TimeLimitError):
+        solve(
+            chain(),
+            machines(3 * GIB, host, 1),
+            Config(offload="auto", **options | {"method": "contiguous"}),
+        )
+
+
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 @pytest.mark.parametrize("duplex", ["full", "half"])
 def test_shorter_than_without(semantics: str, duplex: str) -> None:

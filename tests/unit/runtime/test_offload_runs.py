@@ -214,16 +214,25 @@ def test_peak_with_recomputed_runs(semantics: Semantics) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "semantics"),
-    [("gpt2", 0.5, "2bw"), ("resnet", 0.7, "flush"), ("t5", 0.6, "2bw")],
+    ("name", "gpus", "share", "semantics"),
+    [
+        ("gpt2", 4, 0.5, "2bw"),
+        ("resnet", 4, 0.7, "flush"),
+        ("t5", 4, 0.6, "2bw"),
+        ("gpt2", 1, 0.6, "2bw"),
+        ("resnet", 1, 0.8, "flush"),
+    ],
 )
-def test_planned_under_scarce_memory(name: str, share: float, semantics: Semantics) -> None:
+def test_planned_under_scarce_memory(
+    name: str, gpus: int, share: float, semantics: Semantics
+) -> None:
     """Plans that fit only with offloading: bits of one process, peaks as predicted.
 
-    To the byte; T5's encoder output, the input of several layers, is counted more than once.
+    To the byte; T5's encoder output, the input of several layers, is counted more than once. Of
+    four GPUs each has one stage, one GPU alone has several.
     """
     chain = test_recompute_runs.profiled(name)
-    cluster = test_recompute_runs.machines(2**40)
+    cluster = test_recompute_runs.machines(2**40, gpus)
     config = Config(
         semantics=semantics,
         microbatches=test_recompute_runs.MICROBATCHES,
@@ -234,10 +243,11 @@ def test_planned_under_scarce_memory(name: str, share: float, semantics: Semanti
         workers=1,
     )
     most = max(row.peak_bytes for row in solve(chain, cluster, config).memory)
-    scarce = test_recompute_runs.machines(int(share * most)).model_copy(
+    scarce = test_recompute_runs.machines(int(share * most), gpus).model_copy(
         update={"host": Host(memory_bytes=2**40, bandwidth_bytes_per_s=2 * 10**12)}
     )
-    plan = solve(chain, scarce, replace(config, offload="auto"))
+    method = "contiguous" if gpus > 1 else "auto"
+    plan = solve(chain, scarce, replace(config, offload="auto", method=method))
     assert offloads(plan)
     model, task = captured(test_recompute_runs.TASKS[name])
     steps = test_recompute_runs.STEPS

@@ -56,9 +56,9 @@ def profiled(name: str) -> Chain:
     return chain.model_copy(update={"layers": layers})
 
 
-def machines(memory: int) -> Cluster:
-    """Four GPUs on fast links."""
-    return uniform(RANKS, memory, bandwidth_bytes_per_s=10**12, latency_ns=1)
+def machines(memory: int, gpus: int = RANKS) -> Cluster:
+    """GPUs on fast links."""
+    return uniform(gpus, memory, bandwidth_bytes_per_s=10**12, latency_ns=1)
 
 
 @functools.cache
@@ -90,7 +90,7 @@ def ran(
             worker.executor.run(0, STEPS)
         return live.peak, heard.losses, pipelines.weights_of(worker)
 
-    return run_ranks(RANKS, work)
+    return run_ranks(len(plan.cluster.gpus), work)
 
 
 FEW: list[tuple[tuple[str, float], Semantics]] = [

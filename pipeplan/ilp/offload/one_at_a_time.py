@@ -1,0 +1,204 @@
+"""One GPU, one micro-batch at a time: the per-device planner decides what leaves, and when.
+
+What a stage offloads leaves behind its forward, so in one stage a micro-batch saves nothing. Cut
+into small stages it does: the first ones are away while the last ones run. Which ones leave, in
+which order, and what waits for them is decided by `pipeplan.remat`, whose units are stages here
+((O1)-(O6) of docs/reference/remat-rules.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.offload.byte_options import byte_options
+from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
+from pipeplan.ilp.segment_bytes import SegmentBytes
+from pipeplan.plan import OpKind, Stage
+from pipeplan.remat import (
+    ComputeOrder,
+    DeviceOp,
+    DeviceOpKind,
+    DeviceSchedule,
+    HostLink,
+    Lanes,
+    NoWaitSchedule,
+    OffloadUnit,
+    Transfer,
+    always,
+    local_search,
+    no_wait_in_order,
+)
+
+Segment = tuple[int, int]
+GRAINS = (1, 2, 4, 8)
+"""Layers of a stage: the fewer, the sooner something leaves; tensors between stages stay."""
+SLOTS = 100
+"""Of the dynamic program that chooses what leaves."""
+F, B = DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD
+OUT, BACK = DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH
+
+
+def one_at_a_time(
+    costs: CostModel, more: int = 0, go_on: Callable[[], bool] = always
+) -> Iterator[Schedule]:
+    """Schedules that offload, fewest stages first; none where nothing fits.
+
+    Args:
+        costs: of one GPU, with a host, under the exact memory model.
+        more: how long local search improves what leaves and in which order; 0: not at all.
+        go_on: whether there is time for more of that.
+    """
+    host = costs.cluster.host
+    assert host is not None
+    link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
+    every = (_Stages(costs, _cut(costs.layers, grain), link) for grain in GRAINS)
+    tried = [(stages, stages.searched()) for stages in every]
+    stages, found = min(tried, key=lambda each: _length(each[1]))
+    if more:
+        found = stages.searched(more, go_on) or found
+    if found is None:
+        return
+    joined = _Stages(costs, _joined(stages.segments, found.schedule), link)
+    again = no_wait_in_order(joined.order, *_renumbered(stages, joined, found), joined.room, link)
+    if again is not None and again.makespan_ns <= found.makespan_ns:
+        yield joined.timed(again.schedule)
+    yield stages.timed(found.schedule)
+
+
+def _cut(layers: int, grain: int) -> list[Segment]:
+    return [(first, min(first + grain, layers) - 1) for first in range(0, layers, grain)]
+
+
+def _length(found: NoWaitSchedule | None) -> float:
+    return math.inf if found is None else found.makespan_ns
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of one GPU as the per-device planner sees them."""
+
+    costs: CostModel
+    segments: Sequence[Segment]
+    link: HostLink
+
+    def time(self, op: DeviceOp) -> int:
+        """Of a forward or backward, ns."""
+        length = self.costs.forward_ns if op.kind is F else self.costs.backward_ns
+        return length(*self.segments[op.index], 0)
+
+    def leaving(self, stage: int) -> tuple[int, tuple[Segment, ...]]:
+        """All bytes that a stage can send, and the runs of layers that keep them."""
+        options = byte_options(self.costs, *self.segments[stage])
+        return options[-1] if options else (0, ())
+
+    @property
+    def room(self) -> int:
+        """Bytes of the GPU."""
+        return self.costs.budgets[0]
+
+    def searched(self, more: int = 0, go_on: Callable[[], bool] = always) -> NoWaitSchedule | None:
+        """What the per-device planner decides; None where it finds nothing that fits."""
+        return local_search(self.order, self.room, self.link, SLOTS, more, go_on)
+
+    @property
+    def order(self) -> ComputeOrder:
+        """All forwards, then all backwards; each stage that can leave is a unit."""
+        count = len(self.segments)
+        sizes = [
+            self.costs.segment(first, last, n > 0) for n, (first, last) in enumerate(self.segments)
+        ]
+        static = sum(size.states for size in sizes)
+        behind = list(accumulate((size.saved for size in sizes), initial=static))
+        forward = [behind[n] + size.running for n, size in enumerate(sizes)]
+        backward = [behind[n + 1] + size.backward for n, size in enumerate(sizes)]
+        for n, size in enumerate(sizes):
+            # What comes back as the next backward begins is there before the update (O5).
+            for op in range(max(0, n - 1), n + 1):
+                backward[op] = max(backward[op], behind[n] + self._update(n, size))
+        ops = [*(DeviceOp(F, n) for n in range(count)), *_backwards(count)]
+        units = (
+            OffloadUnit(n, self.leaving(n)[0], n + 1, n + 1, 2 * count - 1 - n)
+            for n in range(count)
+        )
+        return ComputeOrder(
+            layers=count,
+            static=static,
+            ops=tuple(ops),
+            need=np.array([*forward, *reversed(backward)]),
+            held=np.array([*behind[1:], *reversed(behind[:-1])]),
+            time=np.array([self.time(op) for op in ops]),
+            units=tuple(unit for unit in units if unit.size),
+        )
+
+    def _update(self, stage: int, size: SegmentBytes) -> int:
+        """Bytes of the update behind a backward, and of the gradient that this one hands on."""
+        if self.costs.semantics != "2bw" or not size.optimizer:
+            return 0
+        first = self.segments[stage][0]
+        gradient = self.costs.unsaved_bytes(first - 1, backward=True) if stage else 0
+        return size.optimizer + gradient
+
+    def timed(self, schedule: DeviceSchedule) -> Schedule:
+        """What the per-device planner has decided, as a schedule of these stages."""
+        lanes = Lanes(self.link)
+        times: dict[OpId, tuple[int, ...]] = {}
+        moves: dict[tuple[DeviceOpKind, int], int] = {}
+        for op in schedule.ops:
+            if op.computes:
+                kind = OpKind.F if op.kind is F else OpKind.B
+                times[kind, op.index] = (lanes.run(self.time(op))[0],)
+            elif op.kind is DeviceOpKind.WAIT:
+                lanes.wait(op.index)
+            else:
+                transfer = Transfer(op.index, op.kind is OUT)
+                moves[op.kind, op.index] = lanes.transfer(transfer, self.leaving(op.index)[0])[0]
+        offloads = (self._offload(n, moves) for kind, n in sorted(moves) if kind is OUT)
+        stages = (Stage(id=n, layers=each, gpu=0) for n, each in enumerate(self.segments))
+        return Schedule(tuple(stages), max(1, lanes.end), 1, times, tuple(offloads))
+
+    def _offload(self, stage: int, moves: dict[tuple[DeviceOpKind, int], int]) -> StageOffload:
+        size, runs = self.leaving(stage)
+        pair = moves[OUT, stage], moves[BACK, stage]
+        return StageOffload(stage, runs, size, self.link.time_ns(size), {0: pair})
+
+
+def _backwards(count: int) -> Iterator[DeviceOp]:
+    return (DeviceOp(B, n) for n in reversed(range(count)))
+
+
+def _renumbered(old: _Stages, new: _Stages, found: NoWaitSchedule) -> tuple[list[int], list[int]]:
+    """The stages that leave and those that come back, in order, by their numbers among `new`."""
+    number = {first: n for n, (first, _) in enumerate(new.segments)}
+    out, back = (
+        [number[old.segments[op.index][0]] for op in found.schedule.ops if op.kind is kind]
+        for kind in (OUT, BACK)
+    )
+    return out, back
+
+
+def _joined(segments: Sequence[Segment], schedule: DeviceSchedule) -> list[Segment]:
+    """Neighbours that stay become one stage where nothing leaves or comes back between them."""
+    moved = {op.index for op in schedule.ops if op.kind is OUT}
+    apart = {n for n in range(len(segments)) if n in moved or n - 1 in moved}
+    before: DeviceOp | None = None
+    between = False
+    for op in schedule.ops:
+        if op.computes:
+            if between and before is not None and before.kind is op.kind:
+                apart.add(max(before.index, op.index))
+            before, between = op, False
+        else:
+            between |= op.kind is not OUT
+    joined = [segments[0]]
+    for n, (first, last) in enumerate(segments[1:], start=1):
+        if n in apart:
+            joined.append((first, last))
+        else:
+            joined[-1] = (joined[-1][0], last)
+    return joined
