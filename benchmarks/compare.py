@@ -24,9 +24,11 @@ from pathlib import Path
 from benchmarks import pages
 from benchmarks.compare_pages import QUARTERS, Case, image, picture
 from benchmarks.pages import PICTURED
+from pipeplan.chain import Chain
 from pipeplan.compare import Request, compare
 from pipeplan.compare.table import data
 from pipeplan.errors import InfeasibleError
+from pipeplan.plan import MemoryModel
 from pipeplan.planner import Config, solve
 from pipeplan.report.cloud import draw_cloud
 from pipeplan.testing.instances import ample_peak, chain_of, machines
@@ -37,13 +39,14 @@ GPUS = (4, 8)
 SHARES = (0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.3)
 
 
-def least_memory(name: str, gpus: int, ample: int) -> int:
+def least_memory(chain: Chain, gpus: int, ample: int, memory_model: MemoryModel) -> int:
     """The smallest memory, to a thousandth of `ample`, that any contiguous 1F1B plan fits."""
+    config = Config(method="contiguous", k=1, memory_model=memory_model)
     low, high = 0, ample
     while high - low > ample // 1000:
         middle = (low + high) // 2
         try:
-            solve(chain_of(name), machines(gpus, middle), Config(method="contiguous", k=1))
+            solve(chain, machines(gpus, middle), config)
             high = middle
         except InfeasibleError:
             low = middle
@@ -53,7 +56,7 @@ def least_memory(name: str, gpus: int, ample: int) -> int:
 def measure(name: str, gpus: int, args: argparse.Namespace) -> Case:
     """What is kept of the comparison of one network on one number of GPUs."""
     chain, ample = chain_of(name), ample_peak(name, gpus, "exact")
-    least = least_memory(name, gpus, ample)
+    least = least_memory(chain, gpus, ample, "exact")
     shares = SHARES if name in PICTURED else QUARTERS
     sizes = {share: int(least + share * (ample - least)) for share in shares}
     clusters = tuple(machines(gpus, size) for size in sizes.values())

@@ -2,7 +2,7 @@
 
 The form is that of Figures 11 to 16 of Beaumont, Eyraud-Dubois, Shilova (2020): memory of a GPU
 to the right, time per micro-batch upwards (logarithmic here), blue what PipeDream's search found,
-red our plans.
+red our plans, green what the paper's own ILP found.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Picture:
     contiguous: Points
     bound: Points
     """Proven for every plan of as much memory or less, so that it is drawn as steps."""
+    ilp: Points = ()
+    """What the paper's literal ILP has, where it was asked."""
 
 
 def draw_cloud(picture: Picture, path: str | Path) -> None:
@@ -72,6 +74,7 @@ def _scatter(axes: Axes, picture: Picture) -> None:
     styles = (
         (picture.cloud, "PipeDream, exhaustive", "tab:blue", ".", 12),
         (picture.contiguous, "pipeplan, contiguous", "tab:orange", "x", 36),
+        (picture.ilp, "the paper's ILP", "tab:green", "s", 60),
         (picture.ours, "pipeplan", "tab:red", "o", 30),
     )
     for points, label, colour, marker, size in styles:

@@ -64,7 +64,12 @@ def chain_of(name: str) -> Chain:
 
 @cache
 def ample_peak(name: str, gpus: int, memory_model: MemoryModel = "exact") -> int:
+    """`contiguous_peak` of a network."""
+    return contiguous_peak(chain_of(name), gpus, memory_model)
+
+
+def contiguous_peak(chain: Chain, gpus: int, memory_model: MemoryModel) -> int:
     """Bytes that the best contiguous 1F1B plan needs when memory is no limit."""
     config = Config(method="contiguous", k=1, memory_model=memory_model)
-    plan = solve(chain_of(name), machines(gpus, UNLIMITED), config)
+    plan = solve(chain, machines(gpus, UNLIMITED), config)
     return max(row.peak_bytes for row in plan.memory)

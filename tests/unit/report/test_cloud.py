@@ -34,3 +34,13 @@ def test_both_axes_have_marks_to_read(points: list[tuple[int, float]], tmp_path:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw_cloud(picture, tmp_path / "picture.png")
+
+
+def test_each_set_of_points_has_its_name() -> None:
+    """Those that are there are in the legend, the paper's ILP among them."""
+    one = [(30 * MIB, 33e6)]
+    for ilp in ((), one):
+        (axes,) = cloud_figure(Picture("test", one, one, (), one, ilp)).axes
+        names = axes.get_legend_handles_labels()[1]
+        assert ("the paper's ILP" in names) == bool(ilp)
+        assert {"pipeplan", "proven bound"} <= set(names)
