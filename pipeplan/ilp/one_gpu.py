@@ -7,7 +7,7 @@ from typing import Final
 
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.offload.one_at_a_time import one_at_a_time
-from pipeplan.remat import always
+from pipeplan.remat.late_acceptance import always
 
 NAME: Final = "one at a time"
 

@@ -20,20 +20,12 @@ from pipeplan.ilp.offload.byte_options import byte_options
 from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
 from pipeplan.ilp.segment_bytes import SegmentBytes
 from pipeplan.plan import OpKind, Stage
-from pipeplan.remat import (
-    ComputeOrder,
-    DeviceOp,
-    DeviceOpKind,
-    DeviceSchedule,
-    HostLink,
-    Lanes,
-    NoWaitSchedule,
-    OffloadUnit,
-    Transfer,
-    always,
-    local_search,
-    no_wait_in_order,
-)
+from pipeplan.remat.late_acceptance import always
+from pipeplan.remat.methods import local_search
+from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit
+from pipeplan.remat.offloading.no_wait import NoWaitSchedule, no_wait_in_order
+from pipeplan.remat.schedules.host_link import HostLink, Lanes, Transfer
+from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSchedule
 
 Segment = tuple[int, int]
 GRAINS = (1, 2, 4, 8)

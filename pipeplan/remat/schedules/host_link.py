@@ -19,9 +19,10 @@ _SECOND = 10**9
 class HostLink:
     """Bytes per second (None: transfers take no time), and how directions share the way.
 
-    duplex: whether they are independent.
-    between: whether memory is taken and given back between computes only, so that what comes back
-        cannot take the place of what leaves during the same compute.
+    Attributes:
+        duplex: whether they are independent.
+        between: whether memory is taken and given back between computes only, so that what comes
+            back cannot take the place of what leaves during the same compute.
     """
 
     bandwidth: int | None = None
