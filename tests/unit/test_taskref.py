@@ -139,6 +139,9 @@ COMMANDS = {
     "simulate": ("simulate plan.json",),
     "show": ("show plan.json", "show chain.json", "show plan.json --svg plan.svg"),
     "report": ("report .",),
+    "export": tuple(
+        f"export plan.json --format {each} -o {each}.txt" for each in ("torch-csv", "torchtitan")
+    ),
     "plan": (
         f"plan chain.json {MACHINES} --time-limit 1s -o again.json",
         "plan chain.json --gpus 1,2 --memory 1GiB --bandwidth inf --time-limit 1s -o sweep",
