@@ -62,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
     runs = [read(folder) for folder in launched]
     rows = comparisons(runs)
     memory.write(args, next(iter(told), None))
-    page.write(args, lambda: run_page(read_files(args.runs[0])))
-    if args.trace:
-        output.write(args.trace, trace_of(read_files(args.runs[0])), args.force)
+    if files:
+        kept = read_files(args.runs[0])
+        page.write(args, lambda: run_page(kept))
+        if args.trace:
+            output.write(args.trace, trace_of(kept), args.force)
     if not rows and launched:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."

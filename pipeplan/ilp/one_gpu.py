@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.offload.one_at_a_time import one_at_a_time
-from pipeplan.remat.late_acceptance import always
+from pipeplan.ilp.offload.one_at_a_time import OneAtATime
 
 NAME: Final = "one at a time"
 
@@ -23,11 +21,13 @@ def run(state: Incumbent, seconds: float) -> None:
     """What the per-device planner finds at once, then with local search while there is time."""
     state.set_phase(NAME)
     end = state.elapsed + seconds
-    offer(state)
+    found = OneAtATime(state.costs)
+    any(map(state.offer, found.schedules()))
     if not state.done:
-        offer(state, more=1, go_on=lambda: state.elapsed < end)
+        found.improve(lambda: state.elapsed < end)
+        any(map(state.offer, found.schedules()))
 
 
-def offer(state: Incumbent, more: int = 0, go_on: Callable[[], bool] = always) -> bool:
-    """Whether a schedule of `one_at_a_time` fits, whose arguments these are."""
-    return any(map(state.offer, one_at_a_time(state.costs, more, go_on)))
+def offer(state: Incumbent) -> bool:
+    """Whether a schedule that is found at once fits."""
+    return any(map(state.offer, OneAtATime(state.costs).schedules()))

@@ -9,7 +9,7 @@ which order, and what waits for them is decided by `pipeplan.remat`, whose units
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,7 +20,7 @@ from pipeplan.ilp.offload.byte_options import byte_options
 from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
 from pipeplan.ilp.segment_bytes import SegmentBytes
 from pipeplan.plan import OpKind, Stage
-from pipeplan.remat.late_acceptance import always
+from pipeplan.remat.late_acceptance import GoOn, always
 from pipeplan.remat.methods import local_search
 from pipeplan.remat.offloading.compute_order import ComputeOrder, OffloadUnit
 from pipeplan.remat.offloading.no_wait import NoWaitSchedule, no_wait_in_order
@@ -36,31 +36,37 @@ F, B = DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD
 OUT, BACK = DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH
 
 
-def one_at_a_time(
-    costs: CostModel, more: int = 0, go_on: Callable[[], bool] = always
-) -> Iterator[Schedule]:
-    """Schedules that offload, fewest stages first; none where nothing fits.
+class OneAtATime:
+    """What leaves one GPU and when: found at once, and improved while there is time."""
 
-    Args:
-        costs: of one GPU, with a host, under the exact memory model.
-        more: how long local search improves what leaves and in which order; 0: not at all.
-        go_on: whether there is time for more of that.
-    """
-    host = costs.cluster.host
-    assert host is not None
-    link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
-    every = (_Stages(costs, _cut(costs.layers, grain), link) for grain in GRAINS)
-    tried = [(stages, stages.searched()) for stages in every]
-    stages, found = min(tried, key=lambda each: _length(each[1]))
-    if more:
-        found = stages.searched(more, go_on) or found
-    if found is None:
-        return
-    joined = _Stages(costs, _joined(stages.segments, found.schedule), link)
-    again = no_wait_in_order(joined.order, *_renumbered(stages, joined, found), joined.room, link)
-    if again is not None and again.makespan_ns <= found.makespan_ns:
-        yield joined.timed(again.schedule)
-    yield stages.timed(found.schedule)
+    def __init__(self, costs: CostModel) -> None:
+        """The best of all grains, without local search.
+
+        Args:
+            costs: of one GPU, with a host, under the exact memory model.
+        """
+        host = costs.cluster.host
+        assert host is not None
+        link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
+        every = (_Stages(costs, _cut(costs.layers, grain), link) for grain in GRAINS)
+        tried = [(stages, stages.searched()) for stages in every]
+        self._stages, self._found = min(tried, key=lambda each: _length(each[1]))
+
+    def improve(self, go_on: GoOn) -> None:
+        """Local search over what leaves and in which order, as long as `go_on` says."""
+        self._found = self._stages.searched(1, go_on) or self._found
+
+    def schedules(self) -> Iterator[Schedule]:
+        """Schedules that offload, fewest stages first; none where nothing fits."""
+        stages, found = self._stages, self._found
+        if found is None:
+            return
+        joined = _Stages(stages.costs, _joined(stages.segments, found.schedule), stages.link)
+        ways = _renumbered(stages, joined, found)
+        again = no_wait_in_order(joined.order, *ways, joined.room, joined.link)
+        if again is not None and again.makespan_ns <= found.makespan_ns:
+            yield joined.timed(again.schedule)
+        yield stages.timed(found.schedule)
 
 
 def _cut(layers: int, grain: int) -> list[Segment]:
@@ -94,7 +100,7 @@ class _Stages:
         """Bytes of the GPU."""
         return self.costs.budgets[0]
 
-    def searched(self, more: int = 0, go_on: Callable[[], bool] = always) -> NoWaitSchedule | None:
+    def searched(self, more: int = 0, go_on: GoOn = always) -> NoWaitSchedule | None:
         """What the per-device planner decides; None where it finds nothing that fits."""
         return local_search(self.order, self.room, self.link, SLOTS, more, go_on)
 
