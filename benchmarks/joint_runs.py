@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.runtime import world
+from benchmarks.store import one_of
 from pipeplan import lowering, tasks
 from pipeplan.capture import profile_task, split
 from pipeplan.chain import Chain
@@ -261,9 +262,10 @@ def row(found: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """All rows and the file."""
+    """All rows and the file; rows of tasks that are not named stay in it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}")
+    kinds = ", ".join(TASKS)
+    parser.add_argument("tasks", nargs="*", type=one_of(tuple(TASKS)), metavar="TASK", help=kinds)
     parser.add_argument("--quick", action="store_true", help="one share of each task")
     time = "of a micro-batch through all layers; the more, the less does a busy machine show (3s)"
     parser.add_argument("--compute", type=common.duration, default=COMPUTE_NS, help=time)
@@ -280,6 +282,9 @@ def main() -> None:
                 rows.append(case(name, chain, share, each))
                 print(row(rows[-1]), flush=True)
     if not options.quick:
+        before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else []
+        rows += [each for each in before if each["task"] not in (options.tasks or TASKS)]
+        rows.sort(key=lambda each: list(TASKS).index(each["task"]))
         RESULT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 

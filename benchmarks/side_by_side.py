@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.markdown import bullets, table
-from benchmarks.store import Store
+from benchmarks.store import Store, one_of
 from pipeplan.calibrate.here import measure_here
 from pipeplan.chain import Chain
 from pipeplan.cli import common
@@ -241,8 +241,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = ", ".join(case.name for case in CASES)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=known)
+    known = [case.name for case in CASES]
+    parser.add_argument(
+        "names", nargs="*", type=one_of(known), metavar="NAME", help=", ".join(known)
+    )
     parser.add_argument("--profiles", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--rounds", type=common.count(1), default=3, metavar="N", help="(3)")
     args = parser.parse_args()

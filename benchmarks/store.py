@@ -93,5 +93,16 @@ def chosen_names(text: str | None, known: Sequence[str]) -> list[str]:
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     shown = ", ".join(known)
-    parser.add_argument("names", nargs="*", choices=known, metavar="NAME", help=shown)
+    parser.add_argument("names", nargs="*", type=one_of(known), metavar="NAME", help=shown)
     return list(parser.parse_args().names)
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """The type of an argument that is one of these; `choices` refuses no arguments at all."""
+
+    def checked(name: str) -> str:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no {name!r}; known are {', '.join(known)}")
+        return name
+
+    return checked
