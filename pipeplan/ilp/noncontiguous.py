@@ -15,7 +15,8 @@ from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, allocations, nodes
+from pipeplan.ilp.exact.allocations import allocations
+from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, nodes
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule

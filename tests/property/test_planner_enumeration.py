@@ -13,7 +13,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, uniform
 from pipeplan.ilp import portfolio
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.exact import enumeration
+from pipeplan.ilp.exact import allocations
 from pipeplan.plan import MemoryModel, Semantics
 from tests import handmade, oracle
 from tests.property.test_planner_oracle import chains, clusters, held_against, models, semantics
@@ -24,18 +24,18 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 def test_equal_gpus_are_taken_in_order() -> None:
     """Five layers on three equal GPUs: as many allocations as ways to part a set; else none."""
     costs = CostModel(handmade.chain([(1, 1)] * 5), uniform(3, 10), "2bw", "exact")
-    assert len(enumeration.allocations(costs) or ()) == 1 + 15 + 25
+    assert len(allocations.allocations(costs) or ()) == 1 + 15 + 25
     tied = handmade.chain(
         [(1, 1)] * 5, [{"parameters": ("w",)} if n in (0, 4) else {} for n in range(5)]
     )
     assert (
-        len(enumeration.allocations(CostModel(tied, uniform(3, 10), "2bw", "exact")) or ())
+        len(allocations.allocations(CostModel(tied, uniform(3, 10), "2bw", "exact")) or ())
         == 1 + 7 + 6
     )
     pinned = CostModel(costs.chain, costs.cluster, "2bw", "exact", pins=((0, 2),))
-    assert len(enumeration.allocations(pinned) or ()) == 1 + 15 + 25
+    assert len(allocations.allocations(pinned) or ()) == 1 + 15 + 25
     assert (
-        enumeration.allocations(
+        allocations.allocations(
             CostModel(handmade.chain([(1, 1)] * 12), uniform(3, 10), "2bw", "exact")
         )
         is None
@@ -106,7 +106,7 @@ def test_floors_hold(chain: Chain, cluster: Cluster, model: MemoryModel, k: int)
     limit = oracle.serial(chain, cluster) * k
     best = oracle.optimum(chain, cluster, k=k, limit=limit, memory_model=model)
     floors = [
-        enumeration.lower_bound(costs, home, None) for home in enumeration.allocations(costs) or ()
+        allocations.lower_bound(costs, home, None) for home in allocations.allocations(costs) or ()
     ]
     known = [floor for floor in floors if floor is not None]
     if best is not None:

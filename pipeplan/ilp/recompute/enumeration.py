@@ -15,7 +15,8 @@ from typing import Final
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.cpsat.period_search import upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, allocations, nodes
+from pipeplan.ilp.exact.allocations import allocations
+from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, nodes
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract

@@ -16,7 +16,7 @@ from pipeplan.ilp.bounds.load import (
     residency_bound,
 )
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.exact.enumeration import lower_bound
+from pipeplan.ilp.exact.allocations import lower_bound
 from tests import handmade, searches
 
 

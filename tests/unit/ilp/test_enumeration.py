@@ -14,7 +14,7 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat import period_search
 from pipeplan.ilp.cpsat.solve import PeriodResult, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.exact import enumeration
+from pipeplan.ilp.exact import allocations, enumeration
 from pipeplan.ilp.incumbent import Incumbent, SearchOptions
 from tests.property.test_planner_recompute_enumeration import machines, tiny
 from tests.searches import limits
@@ -63,7 +63,7 @@ def test_what_ticks_cannot_tell_apart_is_asked_once_a_turn(
     state.raise_bound("any", Fraction(1))
     high = period_search.upper_bound(state, whole, tick=1)
     enumeration.BestFirstEnumeration(state, 1).run(
-        enumeration.nodes(state, enumeration.allocations(costs) or []), 10, high
+        enumeration.nodes(state, allocations.allocations(costs) or []), 10, high
     )
     assert state.best is not None
     assert state.bounds["k1"] <= state.best.period == best
@@ -92,7 +92,7 @@ def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.Monkey
         state.raise_bound("any", Fraction(1))
         high = period_search.upper_bound(state, Instance(costs, ()), tick=1)
         enumeration.BestFirstEnumeration(state, 1).run(
-            enumeration.nodes(state, enumeration.allocations(costs) or []), 30, high
+            enumeration.nodes(state, allocations.allocations(costs) or []), 30, high
         )
         assert state.best is not None
         found.append((state.best.period, state.bounds["k1"]))
