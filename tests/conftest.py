@@ -10,11 +10,11 @@ import pytest
 HERE = Path(__file__).parent
 FIRST = (
     "unit/docs/test_run.py",
-    "dist/test_faults.py",
-    "dist/test_torchrun.py",
-    "dist/test_large.py",
-    "dist/test_joining.py",
-    "dist/test_communicators.py",
+    "distributed/test_faults.py",
+    "distributed/test_torchrun.py",
+    "distributed/test_large.py",
+    "distributed/test_joining.py",
+    "distributed/test_communicators.py",
     "unit/rematerialized/test_rematerialize.py",
 )
 """Files that take longest: workers that begin with them end together."""

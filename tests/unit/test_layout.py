@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def test_folders_are_rooms() -> None:
     package = ROOT / "pipeplan"
     rooms = {str(each.parent.relative_to(package)) for each in package.rglob("__init__.py")}
     assert names - rooms == BESIDE
+
+
+def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
+    """It passes over folders of some names, such as `dist`: tests in them would never run."""
+    passed_over = pytestconfig.getini("norecursedirs")
+    folders = {file.parent for file in (ROOT / "tests").rglob("test_*.py")}
+    wrong = {
+        str(folder)
+        for folder in folders
+        for part in folder.relative_to(ROOT).parts
+        if any(fnmatch(part, pattern) for pattern in passed_over)
+    }
+    assert not wrong
 
 
 def test_no_class_name_means_two_things() -> None:

@@ -36,7 +36,7 @@ from pipeplan.runtime.transport.gloo import GlooTransport
 from pipeplan.runtime.transport.rank_grid import RankGrid
 from pipeplan.task import Task
 from tests import pipelines
-from tests.dist.gloo_cases import same
+from tests.distributed.gloo_cases import same
 from tests.forked import run_ranks
 
 RANKS = 4

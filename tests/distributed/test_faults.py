@@ -14,7 +14,7 @@ from pipeplan import lowering
 from pipeplan.plan import Semantics
 from pipeplan.runtime.checkpoint import storage
 from tests import launch_task
-from tests.dist.launches import STEPS, TIMEOUT_S, Told, launched, place, spec
+from tests.distributed.launches import STEPS, TIMEOUT_S, Told, launched, place, spec
 
 RANKS = 4
 PATIENCE_S = 5.0

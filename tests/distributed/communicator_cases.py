@@ -32,7 +32,7 @@ from pipeplan.task import SplitModel, Task
 from pipeplan.testing import reference
 from pipeplan.testing.gloo_communicator import gloo
 from tests import pipelines
-from tests.dist.gloo_cases import same
+from tests.distributed.gloo_cases import same
 from tests.forked import run_ranks
 
 RANKS, STEPS, M = 4, 3, 6

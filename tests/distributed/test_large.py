@@ -18,7 +18,7 @@ from pipeplan.repeat import seed_all
 from pipeplan.task import load
 from pipeplan.testing import reference
 from tests import case_scripts, launch_task
-from tests.dist.launches import launched
+from tests.distributed.launches import launched
 
 STEPS, M = 2, launch_task.MICROBATCHES
 

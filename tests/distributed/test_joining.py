@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests import launch_task
-from tests.dist.launches import STEPS, Told, launched, spec
+from tests.distributed.launches import STEPS, Told, launched, spec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from pipeplan.plan import Semantics
 from tests import launch_task
-from tests.dist.launches import STEPS, launched, place, spec
+from tests.distributed.launches import STEPS, launched, place, spec
 
 
 def side_by_side(
