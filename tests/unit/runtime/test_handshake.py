@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 from pipeplan.capture import split
 from pipeplan.errors import DisagreementError, RankError
 from pipeplan.runtime.parameters.tied_parameters import untie
-from pipeplan.runtime.startup import facts, shared_directory
+from pipeplan.runtime.startup import facts, handshake, shared_directory
 from pipeplan.runtime.startup.handshake import Fact, Facts, agree, send_refusal
 from tests import launch_task
 from tests.unit.runtime.test_memory import tied
@@ -96,8 +96,13 @@ def test_rank_0_is_refused() -> None:
     assert shaken("no such file", come(), come()) == ["", "no such file", "no such file"]
 
 
-def test_ranks_that_do_not_come_are_named() -> None:
-    """Each rank that came names them; a difference among those that came is told instead."""
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank that came names them; a difference among those that came is told instead.
+
+    Which late ranks could hear of for a while: nobody comes, so that is made short.
+    """
+    monkeypatch.setattr(handshake, "_HEARD_S", 0.2)
+    monkeypatch.setattr(handshake, "_GRACE_S", 0.2)
     heard = shaken(come(), None, come(), None, timeout=LATE)
     need = "got 2 of 4 ranks, need all within 500 ms: no word of ranks 1, 3 (1, 3)"
     assert heard == [f"rank 0: {need}", f"rank 2: {need}"]
