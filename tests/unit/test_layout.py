@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,13 +16,27 @@ BESIDE = {"docs", "research"}
 """Folders of unit tests that are no room of the package."""
 
 
-def imported(file: Path) -> Iterator[str]:
-    """Names of the modules that a file imports, wherever it does so."""
+class Names(NamedTuple):
+    """Names in a file, wherever they are."""
+
+    imported: list[str]
+    """Modules."""
+    classes: list[str]
+
+
+@functools.cache
+def names_in(file: Path) -> Names:
+    """What several tests ask: files are read once."""
+    imported: list[str] = []
+    classes: list[str] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            imported += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            imported.append(node.module)
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+    return Names(imported, classes)
 
 
 @pytest.mark.parametrize(("here", "there"), [("tests", "benchmarks"), ("benchmarks", "tests")])
@@ -32,7 +47,7 @@ def test_tests_and_benchmarks_are_strangers(here: str, there: str) -> None:
     wrong = [
         f"{file.relative_to(ROOT)}: {name}"
         for file in files
-        for name in imported(file)
+        for name in names_in(file).imported
         if name.split(".")[0] == there
     ]
     assert not wrong
@@ -63,10 +78,10 @@ def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
 def test_no_class_name_means_two_things() -> None:
     """Both judges of a plan count `StageBytes`, and share no code."""
     found = Counter(
-        node.name
+        name
         for file in (ROOT / "pipeplan").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for name in names_in(file).classes
+        if not name.startswith("_")
     )
     assert {name for name, times in found.items() if times > 1} == {"StageBytes"}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan import tasks
-from pipeplan.capture import profile_task, split
+from pipeplan.capture import profile_task
 from pipeplan.chain import Chain
 from pipeplan.errors import InternalError
 from pipeplan.host_copy import Copies, CopyEngine
@@ -29,6 +29,7 @@ from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
 from pipeplan.task import SplitModel, Task
 from tests import capture_tasks, pipelines
+from tests.captured import captured, chain_of
 from tests.unit.runtime.test_exact import Recomputed
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -115,9 +116,8 @@ def test_what_leaves_is_what_the_model_says(name: str) -> None:
 
     Where (M2) counts a storage more than once, what is left is at most what it says.
     """
-    torch.manual_seed(0)
-    task, rng = TASKS[name](), Random(name)
-    chain, model = profile_task(task, repeats=1, warmup=0), split(task)
+    rng, chain = Random(name), chain_of(TASKS[name])
+    model, task = captured(TASKS[name])
     all_kept = inner(chain, 0, len(chain.layers) - 1)
     all_kept += chain.layers[0].saved_input_bytes + chain.layers[-1].saved_output_bytes
     with Alone(model, task, ()) as plain:
