@@ -19,7 +19,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan import Plan
-from tests import handmade
+from tests import grids, handmade
 
 
 def chain(costs: Sequence[int], **bytes_per_layer: Sequence[int]) -> Chain:
@@ -76,7 +76,7 @@ def test_lemma_2() -> None:
         solve(of, 2, 4, k=1, method="contiguous")
 
 
-@pytest.mark.parametrize("gpus", [3, 4])
+@grids.first(1, gpus=[3, 4])
 def test_lemma_3(gpus: int) -> None:
     """Figure 3: A + 1 without, P * A with contiguity, both proven."""
     heavy, memory = 20, 10

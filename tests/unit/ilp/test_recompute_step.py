@@ -74,7 +74,10 @@ def test_three_counts_of_a_split_run_agree(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("memory", "most", "without"),
-    [(Fraction(1, 4), 1.42, 1.7), (Fraction(1, 3), 1.36, 1.4)],
+    [
+        (Fraction(1, 4), 1.42, 1.7),
+        pytest.param(Fraction(1, 3), 1.36, 1.4, marks=pytest.mark.long),
+    ],
 )
 def test_scarce_memory_costs_less(memory: Fraction, most: float, without: float) -> None:
     """Equal layers, step / (m load): less than where all is kept; recomputing all adds 1/3."""
