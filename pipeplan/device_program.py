@@ -17,7 +17,7 @@ _HEADER = "pipeplan-device-program/1"
 
 
 class InstructionKind(StrEnum):
-    """What an instruction does; its index is an operation (run), a storage, or nothing (marks)."""
+    """What it does; its index is an operation (run, host), a storage, or nothing (marks)."""
 
     RUN = "run"
     """Execute an operation: its storages come."""
@@ -25,6 +25,8 @@ class InstructionKind(StrEnum):
     """Give a storage up on the device."""
     OFFLOAD = "offload"
     """Copy a storage to the host, behind all copies that way; its bytes go when the copy ends."""
+    COPY = "copy"
+    """Copy a storage to the host, behind all copies that way; it stays on the device, too."""
     PREFETCH = "prefetch"
     """Copy a storage back, behind all copies that way; its bytes come when the copy begins."""
     WAIT = "wait"
@@ -33,6 +35,8 @@ class InstructionKind(StrEnum):
     """Add a weight gradient to its targets' gradients."""
     UPDATE = "update"
     """Copy a new value into the buffers that are its targets."""
+    HOST = "host"
+    """Execute an update on the host, behind all that the host executes."""
     END_F = "end F"
     """The forward's outputs are there."""
     END_I = "end I"

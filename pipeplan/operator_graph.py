@@ -2,8 +2,8 @@
 
 A *storage* is one piece of memory; it is counted once, however many tensors show it. An
 *operation* is a forward, an input gradient (I) or a weight gradient (W) of an operator, a layer or
-a block. Times are integer ns, sizes integer bytes. docs/reference/device-programs.md is the
-contract.
+a block, or an update (U) of parameters. Times are integer ns, sizes integer bytes.
+docs/reference/device-programs.md is the contract.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Phase(StrEnum):
     INPUT_GRADIENT = "I"
     WEIGHT_GRADIENT = "W"
     """Nothing but gradients of weights depends on it."""
+    UPDATE = "U"
+    """A step of the optimizer; what it writes are permanent storages, in place."""
 
 
 class Storage(Record):
@@ -141,8 +143,8 @@ class OperatorGraph(Document):
 
     @property
     def compute_ns(self) -> int:
-        """The time of all operations, each once."""
-        return sum(operation.time_ns for operation in self.operations)
+        """The time of all operations, each once, updates left out."""
+        return sum(each.time_ns for each in self.operations if each.phase is not Phase.UPDATE)
 
     def structure_digest(self) -> str:
         """SHA-256 of what programs depend on: no name, no time; targets by their places.
@@ -189,12 +191,7 @@ class OperatorGraph(Document):
                     f"{where}.reads: got storage {missing}, which nothing before makes; need"
                     " operations in an order in which they may run"
                 )
-            given = [s for s in operation.writes if self.storages[s].kind in GIVEN]
-            if given:
-                raise ValueError(
-                    f"{where}.writes: got storage {given[0]} of kind"
-                    f" {self.storages[given[0]].kind}, need one that operations make"
-                )
+            self._check_writes(operation, where)
             if backward and operation.phase is Phase.FORWARD:
                 raise ValueError(f"{where}.phase: got F behind I or W, need forwards first")
             backward |= operation.phase is not Phase.FORWARD
@@ -205,6 +202,26 @@ class OperatorGraph(Document):
                 if storage not in there:
                     raise ValueError(f"{name}: got storage {storage}, which nothing makes")
         return self
+
+    def _check_writes(self, operation: Operation, where: str) -> None:
+        """Updates write what stays, other operations what is not given.
+
+        Raises:
+            ValueError: if one does not.
+        """
+        update = operation.phase is Phase.UPDATE
+        for storage in operation.writes:
+            kind = self.storages[storage].kind
+            if update and kind not in PERMANENT:
+                raise ValueError(
+                    f"{where}.writes: got storage {storage} of kind {kind}, need of an update"
+                    f" one of {', '.join(PERMANENT)}"
+                )
+            if not update and kind in GIVEN:
+                raise ValueError(
+                    f"{where}.writes: got storage {storage} of kind {kind}, need one that"
+                    " operations make"
+                )
 
     def _check_index(self, storage: int, where: str) -> None:
         if storage >= len(self.storages):

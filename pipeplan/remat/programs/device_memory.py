@@ -1,13 +1,15 @@
 """What is on the device between two instructions, and whether the next one is allowed.
 
-The rules (A1)-(A10) and the bytes (B1)-(B4) of docs/reference/device-programs.md; memory follows
-from the order of the instructions alone, never from their times.
+The rules (A1)-(A11) and the bytes (B1)-(B4) of docs/reference/device-programs.md; memory follows
+from the order of the instructions alone, never from their times. What updates read and write has
+rules of its own, in `host_copies`.
 """
 
 from __future__ import annotations
 
 from pipeplan.device_program import Instruction, InstructionKind
-from pipeplan.operator_graph import PERMANENT, OperatorGraph, StorageKind
+from pipeplan.operator_graph import PERMANENT, OperatorGraph, Phase, StorageKind
+from pipeplan.remat.programs.host_copies import CopiesOnHost
 from pipeplan.remat.schedules.device_state import UnitLocation
 from pipeplan.remat.schedules.host_link import Transfer, TransferQueue
 
@@ -18,13 +20,16 @@ _CALLERS = "belongs to the caller"
 class DeviceMemory:
     """The state of one device while it runs a program."""
 
-    def __init__(self, graph: OperatorGraph, duplex: bool) -> None:
+    def __init__(
+        self, graph: OperatorGraph, duplex: bool, copies: CopiesOnHost | None = None
+    ) -> None:
         self.graph = graph
+        self.copies = copies or CopiesOnHost(graph)
         self.places: dict[int, UnitLocation] = {}
         """Of the storages that have a value; an input that was freed has none for the program."""
         self.resident = graph.gradient_bytes
         """Bytes on the device that no copy touches."""
-        self.host_bytes = 0
+        self.host_bytes = sum(graph.storages[each].bytes for each in self.copies.buffers)
         self.ended: set[InstructionKind] = set()
         """Marks that were passed."""
         self._queue = TransferQueue(duplex)
@@ -44,8 +49,10 @@ class DeviceMemory:
         self._outputs, self._returned = set(graph.outputs), set(graph.input_gradients)
         self._inputs = self._of(StorageKind.INPUT, StorageKind.RECEIVED)
         self._permanent = self._of(*PERMANENT)
-        for index in (*self._inputs, *self._permanent):
+        begin = self.copies.begin
+        for index in (*self._inputs, *begin.device):
             self._bring(index)
+        self.places.update(dict.fromkeys(begin.host - begin.device, UnitLocation.HOST))
 
     def _of(self, *kinds: StorageKind) -> list[int]:
         return [index for index, kind in enumerate(self._kinds) if kind in kinds]
@@ -58,14 +65,19 @@ class DeviceMemory:
         """Bytes on the device now (B1), by the worst state of the copies (B3)."""
         if not self._queue.pending:
             return self.resident
-        return self.resident + self._queue.most(self._sizes.__getitem__, used)
+        return self.resident + self._queue.most(self._moving, used)
+
+    def _moving(self, storage: int) -> int:
+        """Bytes of a queued storage that are not among the resident ones."""
+        return 0 if storage in self.copies.staying else self._sizes[storage]
 
     def during(self, instruction: Instruction) -> int:
         """Bytes while a `run` runs (B2), or before another instruction."""
         if instruction.kind is not InstructionKind.RUN:
             return self.held()
         operation = self.graph.operations[instruction.index]
-        made = sum(self._sizes[each] for each in operation.writes)
+        in_place = operation.phase is Phase.UPDATE
+        made = 0 if in_place else sum(self._sizes[each] for each in operation.writes)
         return self.held(operation.reads) + made + operation.workspace_bytes
 
     @property
@@ -84,6 +96,8 @@ class DeviceMemory:
         kind, index = instruction.kind, instruction.index
         if kind is InstructionKind.RUN:
             return self._refuse_run(index)
+        if kind is InstructionKind.HOST:
+            return self.copies.refuse_update(index, self.places, on_host=True)
         if kind is InstructionKind.END_F:
             return self._refuse_end_of_forward()
         if kind is InstructionKind.END_I:
@@ -94,12 +108,16 @@ class DeviceMemory:
             return self._refuse_add(kind, index)
         if kind is InstructionKind.FREE:
             return self._refuse_free(index)
+        if kind is InstructionKind.COPY:
+            return self.copies.refuse_copy(index, self.places.get(index))
         return self._refuse_copy(kind, index)
 
     def _refuse_run(self, index: int) -> str | None:
         if index >= len(self.graph.operations):
             return f"(A1) the graph has operations 0 to {len(self.graph.operations) - 1}"
         operation = self.graph.operations[index]
+        if operation.phase is Phase.UPDATE:
+            return self.copies.refuse_update(index, self.places, on_host=False)
         for storage in operation.reads:
             if self.places.get(storage) not in _HERE:
                 return f"(A2) reads storage {self._name(storage)}, which is {self._where(storage)}"
@@ -111,10 +129,12 @@ class DeviceMemory:
         earlier = self._randoms.get(index)
         if earlier is not None and earlier not in self._ran:
             return f"(A3) draws random numbers before operation {earlier}, need the graph's order"
-        return None
+        return self.copies.refuse_run(operation)
 
     def _refuse_free(self, index: int) -> str | None:
         place = self.places.get(index)
+        if index in self.copies.states:
+            return self.copies.refuse_free(index, place)
         if place not in (UnitLocation.DEVICE, UnitLocation.HOST):
             return f"(A5) storage {self._name(index)} is {self._where(index)}"
         if self._kinds[index] in PERMANENT:
@@ -126,6 +146,8 @@ class DeviceMemory:
     def _refuse_copy(self, kind: InstructionKind, index: int) -> str | None:
         place = self.places.get(index)
         if kind is InstructionKind.OFFLOAD:
+            if index in self.copies.states:
+                return f"(A6) storage {self._name(index)} is a state: copy it, then free it"
             if self._kinds[index] is StorageKind.INPUT:
                 return f"(A6) storage {self._name(index)} {_CALLERS}"
             if index in self._returned and InstructionKind.END_I in self.ended:
@@ -135,7 +157,8 @@ class DeviceMemory:
             allowed = (UnitLocation.HOST, UnitLocation.LEAVING)
         else:
             allowed = (UnitLocation.LEAVING, UnitLocation.COMING)
-        if place not in allowed:
+        stays = kind is InstructionKind.PREFETCH and index in self.copies.staying
+        if place not in allowed or stays:
             return f"(A6) storage {self._name(index)} is {self._where(index)}"
         return None
 
@@ -172,10 +195,10 @@ class DeviceMemory:
             if mark not in self.ended:
                 return f"(A11) '{mark}' is missing"
         missing = self._not_added("(A7)", self.graph.accumulated)
-        missing = missing or self._absent("(A11)", self._permanent)
+        missing = missing or self.copies.refuse_end(self.places)
         if missing is not None:
             return missing
-        kept = {*self._permanent, *self._returned}
+        kept = {*self._permanent, *self._returned, *self.copies.states}
         for index in self.places:
             if index not in kept and self._kinds[index] is not StorageKind.INPUT:
                 return f"(A11) storage {self._name(index)} is still {self._where(index)}"
@@ -201,16 +224,19 @@ class DeviceMemory:
         """The state after `instruction`, which `refusal` allows."""
         kind, index = instruction.kind, instruction.index
         if kind is InstructionKind.RUN:
-            self._ran.add(index)
-            for storage in self.graph.operations[index].writes:
-                if storage not in self.places:
-                    self._bring(storage)
+            self._run(index)
+        elif kind is InstructionKind.HOST:
+            self.copies.ran(index, on_host=True)
+        elif kind is InstructionKind.COPY:
+            self._queue.issue(Transfer(index, out=True))
+            self.copies.staying.add(index)
+            self.places[index] = UnitLocation.LEAVING
         elif kind is InstructionKind.FREE:
             self._free(index)
         elif kind is InstructionKind.OFFLOAD:
             self._queue.issue(Transfer(index, out=True))
             self.resident -= self._sizes[index]
-            self.host_bytes += self._sizes[index]
+            self._hold_on_host(index, 1)
             self.places[index] = UnitLocation.LEAVING
         elif kind is InstructionKind.PREFETCH:
             self._queue.issue(Transfer(index, out=False))
@@ -222,10 +248,24 @@ class DeviceMemory:
         else:
             self._mark(kind)
 
+    def _run(self, index: int) -> None:
+        self._ran.add(index)
+        for storage in self.graph.operations[index].writes:
+            if storage not in self.places:
+                self._bring(storage)
+        self.copies.ran(index)
+
+    def _hold_on_host(self, index: int, sign: int) -> None:
+        """The host takes a storage (1), or gives it up (-1); states have a place there always."""
+        if index not in self.copies.buffers:
+            self.host_bytes += sign * self._sizes[index]
+
     def _free(self, index: int) -> None:
         place = self.places.pop(index)
+        if self.copies.given_up(index):
+            self.places[index] = UnitLocation.HOST
         if place is UnitLocation.HOST:
-            self.host_bytes -= self._sizes[index]
+            self._hold_on_host(index, -1)
         elif self._kinds[index] is not StorageKind.INPUT:
             self.resident -= self._sizes[index]
 
@@ -233,8 +273,11 @@ class DeviceMemory:
         for transfer in self._queue.end(index):
             unit = transfer.unit
             if not transfer.out:
-                self.host_bytes -= self._sizes[unit]
+                self._hold_on_host(unit, -1)
                 self._bring(unit)
+            elif unit in self.copies.staying:
+                self.copies.copied(unit)
+                self.places[unit] = UnitLocation.DEVICE
             elif self.places[unit] is UnitLocation.LEAVING:
                 self.places[unit] = UnitLocation.HOST
 

@@ -1,7 +1,7 @@
 """Replay of a device program, by rule, by byte and by time: the one judge of every planner.
 
-docs/reference/device-programs.md has the rules (A1)-(A11), the bytes (B1)-(B5) and the times
-(T1)-(T4).
+docs/reference/device-programs.md has the rules (A1)-(A16), the bytes (B1)-(B5) and the times
+(T1)-(T5).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from pipeplan.device_program import DeviceProgram, Instruction, InstructionKind
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.programs.device_memory import DeviceMemory
+from pipeplan.remat.programs.host_copies import CopiesOnHost, Placement
 from pipeplan.remat.programs.outcome import ProgramOutcome, ProgramStep
 from pipeplan.remat.schedules.host_link import HostLink, Lanes, Transfer
 from pipeplan.remat.schedules.replay import INSTANT
 
-_COPIES = (InstructionKind.OFFLOAD, InstructionKind.PREFETCH)
+_COPIES = (InstructionKind.OFFLOAD, InstructionKind.COPY, InstructionKind.PREFETCH)
 
 
 def judge(
@@ -21,6 +22,7 @@ def judge(
     program: DeviceProgram,
     budget: int | None = None,
     link: HostLink = INSTANT,
+    begin: Placement | None = None,
 ) -> ProgramOutcome:
     """What `program` does on a device that runs `graph`.
 
@@ -32,8 +34,14 @@ def judge(
         program: any instructions; those that are not allowed are reported, not raised.
         budget: bytes, static ones included; None: no limit.
         link: the way to the host.
+        begin: where parameters, optimizer states and waiting gradients are at both ends; None:
+            they are on the device, and no gradient waits.
     """
-    replay = _Replay(graph, link)
+    copies = CopiesOnHost(graph, begin, program)
+    replay = _Replay(graph, link, copies)
+    refusal = copies.refuse_begin()
+    if refusal is not None:
+        return replay.outcome([f"the begin: {refusal}"])
     found: list[str] = []
     for number, instruction in enumerate(program.instructions):
         refusal = replay.memory.refusal(instruction)
@@ -51,8 +59,8 @@ def judge(
 class _Replay:
     """Steps so far, and what they add up to."""
 
-    def __init__(self, graph: OperatorGraph, link: HostLink) -> None:
-        self.memory = DeviceMemory(graph, link.duplex)
+    def __init__(self, graph: OperatorGraph, link: HostLink, copies: CopiesOnHost) -> None:
+        self.memory = DeviceMemory(graph, link.duplex, copies)
         self._graph = graph
         self._lanes = Lanes(link)
         self._steps: list[ProgramStep] = []
@@ -81,7 +89,12 @@ class _Replay:
         kind, index = instruction.kind, instruction.index
         if kind in _COPIES:
             size = self._graph.storages[index].bytes
-            return self._lanes.transfer(Transfer(index, kind is InstructionKind.OFFLOAD), size)
+            return self._lanes.transfer(
+                Transfer(index, kind is not InstructionKind.PREFETCH), size
+            )
+        if kind is InstructionKind.HOST:
+            operation = self._graph.operations[index]
+            return self._lanes.host(operation.time_ns, operation.reads, operation.writes)
         if kind is InstructionKind.WAIT:
             return self._lanes.wait(index)
         is_run = kind is InstructionKind.RUN

@@ -7,7 +7,7 @@ docs/reference/remat-rules.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from pipeplan.units import ceil_div
@@ -87,24 +87,32 @@ class TransferQueue:
 
 
 class Lanes:
-    """When the device's computes, and the ways to the host and back, are free next (ns)."""
+    """When the device's computes, the ways to the host and back, and the host are free (ns)."""
 
     def __init__(self, link: HostLink) -> None:
         self.compute = 0
         self._link = link
         self._free = [0, 0]
+        self._host = 0
         self._done: dict[int, int] = {}
 
     @property
     def end(self) -> int:
         """When all that was issued has ended."""
-        return max(self.compute, *self._free)
+        return max(self.compute, self._host, *self._free)
 
     def run(self, time_ns: int) -> tuple[int, int]:
         """Start and end of a computation behind all others (T1)."""
         start = self.compute
         self.compute += time_ns
         return start, self.compute
+
+    def host(self, time_ns: int, reads: Iterable[int], writes: Iterable[int]) -> tuple[int, int]:
+        """Start and end of what the host computes: behind copies of what it reads (T5)."""
+        start = max([self.compute, self._host, *(self._done.get(each, 0) for each in reads)])
+        self._host = start + time_ns
+        self._done.update(dict.fromkeys(writes, self._host))
+        return start, self._host
 
     def wait(self, unit: int) -> tuple[int, int]:
         """From now to the end of the last transfer of `unit` (T4)."""
