@@ -261,6 +261,7 @@ class Listener(Observer):
         self.losses: dict[int, float] = {}
         self.backwards: list[int] = []
         self.updates: list[tuple[int, int]] = []
+        self.steps: dict[int, tuple[float, tuple[float, ...]]] = {}
 
     def loss(self, microbatch: int, value: float) -> None:
         self.losses[microbatch] = value
@@ -271,14 +272,25 @@ class Listener(Observer):
     def updated(self, stage: int, step: int) -> None:
         self.updates.append((stage, step))
 
+    def stepped(self, step: int, norm: float, rates: tuple[float, ...]) -> None:
+        assert step == len(self.steps), "steps come in order"
+        self.steps[step] = norm, rates
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """Losses in order, final weights by name, and how many steps were done."""
+    """What came of a run."""
 
     losses: list[float]
+    """In order."""
     weights: dict[str, Tensor]
+    """The last ones, by name."""
     steps: int
+    """Done."""
+    norms: list[float]
+    """Of the gradient of each step, before clipping."""
+    rates: list[tuple[float, ...]]
+    """Learning rates of each step."""
 
 
 class _Asking(BoardConsensus):
@@ -316,25 +328,26 @@ def train(
     board, ranks = LocalBoard(), len(plan.cluster.gpus)
     consensuses: list[BoardConsensus] = []
 
-    def work(transport: Transport) -> tuple[dict[int, float], dict[str, Tensor], int]:
+    def work(transport: Transport) -> tuple[Listener, dict[str, Tensor], int]:
         listener = Listener()
         feed = TaskFeed(task, split, Uses.of(plan, split, transport.rank))
         consensus = _Asking(board, transport.rank, ranks, NoRequest(), first=0, timeout_s=60)
         consensus.at = (stop_at or {}).get(transport.rank)
         consensuses.append(consensus)
-        worker = build(
-            plan, pattern, split, task, feed, transport, listener, seed=seed, consensus=consensus
-        )
+        ends = plan, pattern, split, task, feed, transport, listener
+        worker = build(*ends, seed=seed, consensus=consensus, reports=True)
         done = worker.executor.run(0, steps)
-        return listener.losses, weights_of(worker), done
+        return listener, weights_of(worker), done
 
     results = run_ranks(ranks, work)
     for consensus in consensuses:
         consensus.close()
-    losses = {number: value for found, _, _ in results for number, value in found.items()}
+    losses = {number: value for each, _, _ in results for number, value in each.losses.items()}
+    told = next((each.steps for each, _, _ in results if each.steps), {})
     weights = {name: value for _, found, _ in results for name, value in found.items()}
     (done,) = {results[stage.gpu][2] for stage in plan.stages}
-    return Outcome([losses[i] for i in sorted(losses)], weights, done)
+    norms, rates = zip(*told.values(), strict=True) if told else ((), ())
+    return Outcome([losses[i] for i in sorted(losses)], weights, done, list(norms), list(rates))
 
 
 def weights_of(worker: Worker) -> dict[str, Tensor]:

@@ -43,6 +43,9 @@ class LaunchOptions:
     timeout_ns: int
     dry_run: bool
     json: bool
+    """Whether stdout has a JSON object per step, or that of a dry run."""
+    log_format: Literal["text", "json"]
+    """`json`: stdout has one per event, and stderr no lines of steps."""
     instrument: bool
     sample: bool
     allow_nonfinite: bool
@@ -106,6 +109,12 @@ def parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
     add("--json", action="store_true", help="one JSON object per step on stdout")
     add(
+        "--log-format",
+        choices=("text", "json"),
+        help="text: a line per step on stderr; json: one JSON object a line on stdout for the"
+        " start, each step and checkpoint, and the end (default text)",
+    )
+    add(
         "--allow-nonfinite",
         action="store_true",
         help="train on where a loss, a norm or a weight is not finite, and save such weights",
@@ -152,6 +161,7 @@ def parse(argv: Sequence[str] | None) -> LaunchOptions:
         timeout_ns=given.timeout,
         dry_run=given.dry_run,
         json=given.json,
+        log_format=given.log_format or "text",
         instrument=given.instrument,
         sample=not given.no_sample,
         allow_nonfinite=given.allow_nonfinite,
@@ -178,6 +188,7 @@ def _check_clock(given: argparse.Namespace) -> None:
         "keep",
         "instrument",
         "allow_nonfinite",
+        "log_format",
     ):
         if getattr(given, name) not in (None, False):
             raise InputError(
@@ -199,8 +210,22 @@ def _check_kept(given: argparse.Namespace) -> None:
             "launch: got --save-in-background without --save-every, need it too: the checkpoint"
             " at the end is waited for"
         )
-    if given.json and given.dry_run:
-        raise InputError("launch: got --json with --dry-run, whose table is text. Leave one out.")
+    _check_log(given)
+
+
+def _check_log(given: argparse.Namespace) -> None:
+    """One form of the log."""
+    named = {"--json": given.json, "--log-format json": given.log_format == "json"}
+    asked = [name for name, there in named.items() if there]
+    if asked and given.dry_run:
+        raise InputError(
+            f"launch: got {asked[0]} with --dry-run, whose table is text. Leave one out."
+        )
+    if given.json and given.log_format:
+        raise InputError(
+            "launch: got --json with --log-format, need one of them: --json prints steps alone,"
+            " --log-format json all events"
+        )
 
 
 def _path(text: str) -> Path:

@@ -1,43 +1,18 @@
-"""What the rank with the loss tells while it trains: a line per step, metrics, the period."""
+"""What the rank with the losses measures while it trains, and tells those who follow it."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import resource
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from pipeplan.errors import InputError
+from pipeplan.callbacks import Callback, StepMetrics
 from pipeplan.plan import Plan
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.startup.gpu_memory import GpuMemoryUse
 from pipeplan.runtime.supervision.flight_recorder import now_ns
 from pipeplan.runtime.supervision.period_meter import PeriodMeter, Periods
-from pipeplan.units import format_bytes, format_ns
-
-
-@dataclass(frozen=True, slots=True)
-class StepMetrics:
-    """One line of metrics.jsonl."""
-
-    step: int
-    """Steps done, this one included."""
-    loss: float
-    """Mean over the step's micro-batches."""
-    step_ns: int
-    """Since the update before; for the first step since the start."""
-    period_ns: float | None
-    """Of k micro-batches: mean between the backwards of this step on the last stage."""
-    units_per_s: float
-    memory_bytes: int
-    """Largest resident size of this process so far."""
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    """The most so far on this rank's GPU (`GpuMemoryUse`); None on the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +26,28 @@ class RunFigures:
 
 
 class Progress(Observer):
-    """The executor's observer of one rank; silent where the loss is not."""
+    """The executor's observer of one rank; tells nobody where the losses are not known."""
 
     def __init__(
         self,
         plan: Plan,
         *,
-        total_steps: int,
-        unit: str,
         units_per_microbatch: int,
-        metrics: Path | None,
-        as_json: bool,
-        silent: bool = False,
+        followers: Sequence[Callback] = (),
         taken: Callable[[], GpuMemoryUse] = lambda: GpuMemoryUse(None, None),
     ) -> None:
-        """Writes to `metrics` if given; prints JSON on stdout or lines for people on stderr.
+        """Measures nothing yet.
 
-        A `silent` one only measures: another replica speaks. `taken` tells of this rank's GPU.
+        Args:
+            plan: of the run.
+            units_per_microbatch: what throughput counts, of all replicas.
+            followers: hear of every step; none where another replica speaks.
+            taken: tells of this rank's GPU.
         """
         self._taken = taken
-        self._silent = silent
+        self._followers = followers
         self._plan = plan
-        self._total = total_steps
-        self._unit = unit
         self._units = units_per_microbatch * plan.microbatches
-        self._metrics = metrics
-        self._as_json = as_json
         self._losses: dict[int, float] = {}
         self._ends: dict[int, int] = {}
         self._meter = PeriodMeter(plan.k, plan.microbatches, drains=plan.semantics == "flush")
@@ -85,6 +56,8 @@ class Progress(Observer):
         self._best: int | None = None
         self._first: float | None = None
         self._latest: float | None = None
+        self._untold: dict[int, _LastStage] = {}
+        """Steps of which not all stages are known to have updated."""
 
     def resume_clock(self) -> None:
         """Begin timing anew, after something that is no part of training."""
@@ -102,14 +75,35 @@ class Progress(Observer):
     def updated(self, stage: int, step: int) -> None:
         """See `Observer`."""
         if stage == len(self._plan.stages) - 1:
-            self._report(self._measure(step))
+            measured = self._measure(step)
+            if self._followers:
+                self._untold[step] = measured
+
+    def stepped(self, step: int, norm: float, rates: tuple[float, ...]) -> None:
+        """See `Observer`."""
+        known = self._untold.pop(step)
+        taken = self._taken()
+        metrics = StepMetrics(
+            step=step + 1,
+            loss=known.loss,
+            gradient_norm=norm,
+            learning_rates=rates,
+            step_ns=known.step_ns,
+            period_ns=known.period_ns,
+            units_per_s=self._units / (known.step_ns / 1e9),
+            memory_bytes=resident_bytes(),
+            allocated_bytes=taken.allocated,
+            reserved_bytes=taken.reserved,
+        )
+        for follower in self._followers:
+            follower.step(metrics)
 
     def measured(self) -> RunFigures:
         """The figures of the whole run."""
         periods = self._meter.result() if self._first is not None else None
         return RunFigures(periods, self._best, self._first, self._latest)
 
-    def _measure(self, step: int) -> StepMetrics:
+    def _measure(self, step: int) -> _LastStage:
         now = now_ns()
         m = self._plan.microbatches
         numbers = range(step * m, (step + 1) * m)
@@ -121,69 +115,17 @@ class Progress(Observer):
             self._best = min(elapsed, self._best or elapsed)
         self._latest = sum(losses) / m
         self._first = self._latest if self._first is None else self._first
-        taken = self._taken()
-        return StepMetrics(
-            step=step + 1,
-            loss=self._latest,
-            step_ns=elapsed,
-            period_ns=(ends[-1] - ends[0]) / (m - 1) * self._plan.k if m > 1 else None,
-            units_per_s=self._units / (elapsed / 1e9),
-            memory_bytes=resident_bytes(),
-            allocated_bytes=taken.allocated,
-            reserved_bytes=taken.reserved,
-        )
-
-    def _report(self, metrics: StepMetrics) -> None:
-        line = json.dumps({**asdict(metrics), "loss": json_number(metrics.loss)}, allow_nan=False)
-        if self._metrics:
-            with self._metrics.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        if self._silent:
-            return
-        if self._as_json:
-            print(line, flush=True)
-        else:
-            print(self._line(metrics), file=sys.stderr, flush=True)
-
-    def _line(self, metrics: StepMetrics) -> str:
-        period = "-" if metrics.period_ns is None else format_ns(metrics.period_ns)
-        return (
-            f"step {metrics.step}/{self._total}  loss {metrics.loss:.4f}  period {period}"
-            f"  {metrics.units_per_s:.1f} {self._unit}s/s"
-            f"  memory {format_bytes(metrics.memory_bytes)}"
-        )
+        period = (ends[-1] - ends[0]) / (m - 1) * self._plan.k if m > 1 else None
+        return _LastStage(self._latest, elapsed, period)
 
 
-def json_number(value: float | None) -> float | None:
-    """`value` as JSON has it: None where it is not finite."""
-    return value if value is not None and math.isfinite(value) else None
+@dataclass(frozen=True, slots=True)
+class _LastStage:
+    """What is known of a step when the last stage has updated; as in `StepMetrics`."""
 
-
-def drop_after(metrics: Path, steps: int) -> None:
-    """Drop what an earlier run wrote after the step that is resumed from."""
-    if not metrics.exists():
-        return
-    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and _step(line, metrics) <= steps]
-    if kept != lines:
-        replace(metrics, "".join(kept))
-
-
-def _step(line: str, metrics: Path) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, LookupError, TypeError):
-        raise InputError(
-            f"{metrics}: got {line.strip()[:40]!r}, need the lines that a run wrote, each with its"
-            " step. Move the file away, and the resumed run begins one."
-        ) from None
-
-
-def replace(file: Path, text: str) -> None:
-    """Put `text` in `file` in one step: nothing is lost where the disk is full."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
+    loss: float
+    step_ns: int
+    period_ns: float | None
 
 
 def resident_bytes() -> int:

@@ -13,7 +13,8 @@ from pipeplan import __version__
 from pipeplan.action_times import FILE as TIMES
 from pipeplan.action_times import ActionTimes
 from pipeplan.launch.checks import Setup
-from pipeplan.launch.progress import RunFigures, json_number, replace
+from pipeplan.launch.logs import json_number, replace
+from pipeplan.launch.progress import RunFigures
 from pipeplan.memory_terms import GpuTerms
 from pipeplan.plan import Plan
 from pipeplan.report.memory import FILE, memory_of_run

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
 from pipeplan.action_times import ActionTimes
+from pipeplan.callbacks import Callback, EndReason, RunEnd, RunStart, SavedCheckpoint
 from pipeplan.errors import DisagreementError
 from pipeplan.launch import action_times, ending, export, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import chain_facts, remark
-from pipeplan.launch.progress import Progress, drop_after, resident_bytes
+from pipeplan.launch.logs import JsonLog, MetricsFile, TextLog, drop_after
+from pipeplan.launch.progress import Progress, resident_bytes
 from pipeplan.launch.stop_signal import StopSignal
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.instrument.sampling import SETTLED
@@ -74,7 +75,14 @@ class LaunchedRun:
         if isinstance(self.transport, GlooTransport):
             self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
-        self.progress = self._make_progress()
+        self.followers = self._make_followers()
+        self.progress = Progress(
+            setup.plan,
+            units_per_microbatch=options.replicas
+            * (setup.task.units_per_microbatch or setup.split.microbatch_size),
+            followers=self.followers,
+            taken=partial(GpuMemoryUse.since_start, setup.device),
+        )
         job = TrainingJob(
             plan=setup.plan,
             pattern=setup.pattern,
@@ -95,6 +103,7 @@ class LaunchedRun:
                 keep=options.keep,
                 allow_nonfinite=options.allow_nonfinite,
                 counts_bytes=options.instrument,
+                reports=self.leads,
                 samples_bytes=_samples(setup),
             ),
             self.stop,
@@ -138,6 +147,8 @@ class LaunchedRun:
     def train(self) -> int:
         """All remaining steps, saved at the end and every --save-every; returns the steps done."""
         options, session, stopped = self.setup.options, self.session, False
+        for follower in self.followers:
+            follower.start(self._started())
         with self.stop.listening():
             while session.steps < options.steps and not stopped:
                 wanted = min(options.save_every or options.steps, options.steps - session.steps)
@@ -154,10 +165,18 @@ class LaunchedRun:
     def _save(self) -> None:
         if self.out and not storage.is_complete(storage.step_folder(self.out, self.session.steps)):
             self.session.save(self.out)
+            path = str(storage.step_folder(self.out, self.session.steps))
+            for follower in self.followers:
+                follower.checkpoint(SavedCheckpoint(step=self.session.steps, path=path, best=None))
+
+    def _ended(self, reason: EndReason) -> None:
+        for follower in self.followers:
+            follower.end(RunEnd(step=self.session.steps, reason=reason))
 
     def give_up(self) -> None:
         """Leave together without saving, after what is wrong has been said."""
         self.session.checkpoints.finish()
+        self._ended("not finite")
         if self._speaks:
             out = self.out
             kept = out is not None and any(map(storage.is_complete, storage.folders(out)))
@@ -180,6 +199,7 @@ class LaunchedRun:
         )
         ranks = self.transport.gather(result)
         times = self._action_times()
+        self._ended("complete" if step == self.setup.options.steps else "stopped")
         if self.model and self.out:
             self.model.write(storage.step_folder(self.out, step), self.out / "model.pt")
             results.write(
@@ -210,22 +230,35 @@ class LaunchedRun:
         self.session.close_threads()
         self.transport.close()
 
-    def _make_progress(self) -> Progress:
+    def _make_followers(self) -> list[Callback]:
+        """Who hears of the run: on the rank with the losses, of the first replica."""
         setup = self.setup
-        metrics: Path | None = None
-        if self.out and self.leads and self.transport.rank == setup.plan.stages[-1].gpu:
+        options = setup.options
+        if not self.leads or self.transport.rank != setup.plan.stages[-1].gpu:
+            return []
+        made: list[Callback] = []
+        if self.out:
             metrics = self.out / "metrics.jsonl"
             drop_after(metrics, setup.first_step)
-        return Progress(
-            setup.plan,
-            total_steps=setup.options.steps,
-            unit=setup.task.unit,
-            units_per_microbatch=setup.options.replicas
-            * (setup.task.units_per_microbatch or setup.split.microbatch_size),
-            metrics=metrics,
-            as_json=setup.options.json,
-            silent=not self.leads,
-            taken=partial(GpuMemoryUse.since_start, setup.device),
+            made.append(MetricsFile(metrics))
+        if options.json or options.log_format == "json":
+            return [*made, JsonLog(steps_alone=options.json)]
+        return [*made, TextLog(options.steps, setup.task.unit)]
+
+    def _started(self) -> RunStart:
+        setup = self.setup
+        plan, options = setup.plan, setup.options
+        return RunStart(
+            steps=options.steps,
+            first_step=setup.first_step,
+            semantics=plan.semantics,
+            microbatches=plan.microbatches,
+            gpus=len(plan.cluster.gpus),
+            replicas=options.replicas,
+            seed=setup.seed,
+            task=options.task or plan.chain.task,
+            plan_digest=plan.digest(),
+            out=str(self.out) if self.out else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,16 +18,13 @@ from pipeplan.program import Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import Observer
-from pipeplan.runtime.parameters.gradient_clipping import (
-    LossScaler,
-    Nonfinite,
-    NormLayout,
-    StepDecisions,
-)
+from pipeplan.runtime.parameters.gradient_clipping import LossScaler, Nonfinite, StepDecisions
+from pipeplan.runtime.parameters.gradient_norms import NormLayout
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.optimizer_steps import OptimizerSteps
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.parameters.step_reports import StepReports
 from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.tied_parameters import find_ties
 from pipeplan.runtime.stages.compiling import compile_ahead
@@ -42,6 +40,7 @@ from pipeplan.runtime.transport.endpoints import (
     endpoints,
     first_free_tag,
     first_tie_tag,
+    report_tag,
 )
 from pipeplan.task import SplitModel, Task
 
@@ -76,6 +75,8 @@ def build(
     replicas: Replicas | None = None,
     shard: Shard | None = None,
     ahead: RunAhead | None = None,
+    reports: bool = False,
+    uncounted: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Worker:
     """What `transport.rank` executes.
 
@@ -94,6 +95,8 @@ def build(
         replicas: averages gradients, where there are several.
         shard: which micro-batches of the data these are, for random numbers; None: all.
         ahead: how far the process may be ahead of its GPU; None: nobody can be gone.
+        reports: whether the observer hears of whole steps (`Observer.stepped`).
+        uncounted: around what no plan has bytes for.
 
     Raises:
         InputError: if layers on two GPUs share a parameter, the optimizer cannot work, or a layer
@@ -119,15 +122,29 @@ def build(
     links = {index: endpoints(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
     tied = TiedGradients(ties, ownership.of, transport, first_tie_tag(split.boundaries))
+    layout = NormLayout(plan.stages, split, task.accumulate)
     decisions = None
     if ownership.deferred:
-        layout = NormLayout(plan.stages, split, task.accumulate)
         read = ahead.read
         decisions = StepDecisions(
             layout, transport, task.clip_norm, scaler, first_tag, nonfinite, read
         )
+    reporting = None
+    if reports:
+        reporting = StepReports(
+            layout,
+            transport,
+            len(stages),
+            report_tag(split.boundaries),
+            observer.stepped,
+            last=len(plan.stages) - 1,
+            teller=plan.stages[-1].gpu,
+            lag=versions + (device.type != "cpu"),
+            settle=ahead.settle,
+            uncounted=uncounted,
+        )
     updates = OptimizerSteps(
-        stages, tied, decisions, observer, transport.rank, replicas, consensus
+        stages, tied, decisions, observer, transport.rank, replicas, consensus, reporting
     )
     ends = pattern, stages, links, feed, transport, observer, consensus or NeverStop()
     executor = Executor(*ends, updates=updates, ahead=ahead)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.stages.stage import StageRunner
 
 
@@ -50,6 +52,34 @@ class FiniteGuard:
                 if parameter.numel() and not all(map(_finite, parameter.detach().aminmax())):
                     self.nonfinite(step, f"the weight {name!r} (stage {stage.spec.index})")
                     return
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedObserver(Observer):
+    """Passes everything on, and shows each loss to the guard."""
+
+    observer: Observer
+    guard: FiniteGuard
+    microbatches: int
+    last: int
+    """The last stage."""
+
+    def loss(self, microbatch: int, value: float) -> None:
+        """See `Observer`."""
+        self.observer.loss(microbatch, value)
+        self.guard.loss(microbatch // self.microbatches, microbatch, self.last, value)
+
+    def backward(self, microbatch: int, end_ns: int) -> None:
+        """See `Observer`."""
+        self.observer.backward(microbatch, end_ns)
+
+    def updated(self, stage: int, step: int) -> None:
+        """See `Observer`."""
+        self.observer.updated(stage, step)
+
+    def stepped(self, step: int, norm: float, rates: tuple[float, ...]) -> None:
+        """See `Observer`."""
+        self.observer.stepped(step, norm, rates)
 
 
 def _finite(end: object) -> bool:

@@ -27,6 +27,15 @@ class Observer:
     def updated(self, stage: int, step: int) -> None:
         """`stage` made its weights of step `step`."""
 
+    def stepped(self, step: int, norm: float, rates: tuple[float, ...]) -> None:
+        """All stages made their weights of `step`; told in a session that `reports` steps.
+
+        Args:
+            step: 0-based.
+            norm: of the whole gradient, before clipping; not finite where it was not.
+            rates: learning rates of the update, each once, the largest first.
+        """
+
 
 class MemoryMeter:
     """Told what a rank does while a step is sampled; this one samples none."""

@@ -44,5 +44,7 @@ class SessionOptions:
     """Whether a long step that all ranks are to stop in may be dropped, not finished."""
     counts_bytes: bool = False
     """Whether live bytes are counted all the time."""
+    reports: bool = False
+    """Whether the observer hears of gradient norms and learning rates (`Observer.stepped`)."""
     samples_bytes: bool = False
     """Whether those of a step now and then are counted, term by term."""

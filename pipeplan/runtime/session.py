@@ -11,7 +11,6 @@ import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pipeplan.runtime.checkpoint.storage import CheckpointMeta
 from pipeplan.runtime.data.batches import BatchFeed
 from pipeplan.runtime.data.feed import Feed, TaskFeed, Uses
 from pipeplan.runtime.evaluation import evaluate
-from pipeplan.runtime.finite_guard import FiniteGuard, first_of
+from pipeplan.runtime.finite_guard import FiniteGuard, GuardedObserver, first_of
 from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.instrument.sampling import sampled
 from pipeplan.runtime.instrument.storage_log import StorageLog
@@ -258,40 +257,21 @@ class Session:
             job.task,
             CountedFeed(self.source, live) if live else self.source,
             CountedTransport(transport, live) if live else transport,
-            _Guarded(observer, self.guard, plan.microbatches, len(plan.stages) - 1),
+            GuardedObserver(observer, self.guard, plan.microbatches, len(plan.stages) - 1),
             seed=job.seed,
             consensus=self._consensus,
             nonfinite=self.guard.nonfinite,
             replicas=averages,
             shard=self.shard,
             ahead=ahead,
+            reports=self.options.reports,
+            uncounted=live.paused if live else nullcontext,
         )
         if self.live:
             self.live.count(states(worker))
         if self.sampled:
             self.sampled.watch(worker)
         return worker
-
-
-@dataclass(frozen=True, slots=True)
-class _Guarded(Observer):
-    """Passes everything on, and shows each loss to the guard."""
-
-    observer: Observer
-    guard: FiniteGuard
-    microbatches: int
-    last: int
-    """The last stage."""
-
-    def loss(self, microbatch: int, value: float) -> None:
-        self.observer.loss(microbatch, value)
-        self.guard.loss(microbatch // self.microbatches, microbatch, self.last, value)
-
-    def backward(self, microbatch: int, end_ns: int) -> None:
-        self.observer.backward(microbatch, end_ns)
-
-    def updated(self, stage: int, step: int) -> None:
-        self.observer.updated(stage, step)
 
 
 def _own_store(transport: Transport) -> Store | None:

@@ -25,7 +25,9 @@ class Trained:
     losses: list[float]
     weights: dict[str, Tensor]
     norms: list[float]
-    """Of the gradient of each step, where the task clips."""
+    """Of the gradient of each step that is not skipped, before clipping."""
+    rates: list[tuple[float, ...]]
+    """Learning rates of each step that is not skipped, each once, the largest first."""
     skipped: list[int]
     """Steps whose gradients were not finite."""
     evaluated: list[float]
@@ -75,7 +77,8 @@ def train(
         previous = newest
     weights = alone.named()
     evaluated = alone.evaluate(evaluate)
-    return Trained(alone.losses, weights, alone.norms, alone.skipped, evaluated)
+    told = alone.norms, alone.rates
+    return Trained(alone.losses, weights, *told, alone.skipped, evaluated)
 
 
 class _Alone:
@@ -100,6 +103,7 @@ class _Alone:
         self.good = 0
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.rates: list[tuple[float, ...]] = []
         self.skipped: list[int] = []
 
     def _stepped(self, owner: nn.Parameter) -> nn.Parameter:
@@ -188,12 +192,14 @@ class _Alone:
             finite = True
         self._rescale(finite)
         if finite:
+            self.norms.append(nn.utils.get_total_norm(sums).item())
+            rates = {float(group["lr"]) for group in self.optimizer.param_groups if "lr" in group}
+            self.rates.append(tuple(sorted(rates, reverse=True)))
             if self.task.clip_norm is not None:
                 holders = [nn.Parameter(torch.zeros_like(total)) for total in sums]
                 for holder, total in zip(holders, sums, strict=True):
                     holder.grad = total
-                norm = nn.utils.clip_grad_norm_(holders, self.task.clip_norm)
-                self.norms.append(norm.item())
+                nn.utils.clip_grad_norm_(holders, self.task.clip_norm)
             for stepped, total in zip(self.stepped, sums, strict=True):
                 stepped.grad = total.to(stepped.dtype)
             self.optimizer.step()

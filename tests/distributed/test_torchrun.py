@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeplan.launch.__main__ import main
 from pipeplan.layer_options import add_options
 from pipeplan.plan import Semantics
+from pipeplan.report.page.run_files import read_files
 from tests import case_scripts, launch_task, preloaded
 from tests.launch_task import ROOT
 
@@ -95,6 +96,8 @@ def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
     assert [json.loads(line)["loss"] for line in lines] == [
         sum(losses[step * m : (step + 1) * m]) / m for step in range(6)
     ]
+    norms = [step.norm for step in read_files(str(out)).steps]
+    assert norms == launch_task.trained("2bw", 6).norms
     torch.manual_seed(0)
     launch_task.task(0).model.load_state_dict(torch.load(out / "model.pt"))
 

@@ -1,25 +1,22 @@
 """What an update needs to know of all stages: how long the gradient is, whether it is finite.
 
-The norm is the one of `torch.nn.utils.clip_grad_norm_` over the parameters in chain order: the
-norm of each parameter's gradient, then the norm of these norms. Each rank sends its own
-parameters' norms to every other rank, and all compute the same from the same numbers, so the
-result does not depend on the plan. A shared parameter counts once.
+Each rank sends the norms of its own parameters (`gradient_norms`) to every other rank, and all
+compute the same from the same numbers, so the result does not depend on the plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from pipeplan.errors import InputError
-from pipeplan.gradients import sum_dtype
-from pipeplan.plan import Stage as PlannedStage
+from pipeplan.runtime.parameters.gradient_norms import NormLayout, norms_of
 from pipeplan.runtime.transport.base import Pending, Transport, wait_all
-from pipeplan.task import LossScale, SplitModel
+from pipeplan.task import LossScale
 
 _EPSILON = 1e-6
 """What torch adds to the norm before it divides by it."""
@@ -32,8 +29,8 @@ class StepDecision:
     skip: bool
     factor: Tensor | None
     """Of all gradients; None where nothing is clipped."""
-    norm: Tensor | None
-    """Of the gradient before clipping."""
+    norm: Tensor
+    """Of the gradient before clipping, on the host."""
 
 
 class LossScaler:
@@ -86,40 +83,6 @@ class LossScaler:
 
 Nonfinite = Callable[[int, str], None]
 """Hears of a step and what in it is not finite."""
-
-
-class NormLayout:
-    """Where each parameter's norm has its place, and which rank knows it."""
-
-    def __init__(
-        self,
-        stages: Sequence[PlannedStage],
-        split: SplitModel,
-        accumulate: torch.dtype | None = None,
-    ) -> None:
-        """Takes the stages, their layers, and the type in which narrow gradients add up."""
-        self.ranks: list[list[int]] = [[] for _ in range(1 + max(s.gpu for s in stages))]
-        """Places of each rank's parameters, ascending."""
-        self.dtypes: list[torch.dtype] = []
-        self.place: dict[str, int] = {}
-        self.stages: list[int] = []
-        """The stage of each place."""
-        self.hosts = sorted({stage.gpu for stage in stages})
-        """Ranks that host anything."""
-        for stage in stages:
-            for layer in range(stage.first, stage.last + 1):
-                for local, parameter in split.layers[layer].named_parameters():
-                    name = split.fqns[layer][local]
-                    if parameter.requires_grad and name not in self.place:
-                        self.place[name] = len(self.dtypes)
-                        self.ranks[stage.gpu].append(len(self.dtypes))
-                        self.dtypes.append(sum_dtype(parameter, accumulate))
-                        self.stages.append(stage.id)
-
-    def told(self, place: int) -> str:
-        """A parameter's gradient, for people."""
-        name = next(name for name, number in self.place.items() if number == place)
-        return f"the gradient of {name!r} (stage {self.stages[place]})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,38 +189,28 @@ class StepDecisions:
         finite = all(bool(row[0]) for row in rows.values())
         if self.scaler:
             self.scaler.record(step, finite=finite)
+        norm = self._layout.total({rank: row[1:] for rank, row in rows.items()})
         if self._clip is None or not finite:
-            return StepDecision(not finite, None, None)
-        places = self._layout.ranks
-        values = {
-            place: value
-            for rank, row in rows.items()
-            for place, value in zip(places[rank], row[1:], strict=True)
-        }
-        norm = _total([values[i].to(dtype) for i, dtype in enumerate(self._layout.dtypes)])
+            return StepDecision(not finite, None, norm)
         if self._nonfinite and not norm.isfinite():
-            wrong = [place for place, value in sorted(values.items()) if not value.isfinite()]
-            what = f"the norm of {self._layout.told(wrong[0])}" if wrong else "the gradient's norm"
-            self._nonfinite(step, what)
+            self._nonfinite(step, self._wrong(rows))
         factor = torch.clamp(self._clip / (norm + _EPSILON), max=1.0)
         return StepDecision(False, factor, norm)
+
+    def _wrong(self, rows: Mapping[int, Tensor]) -> str:
+        """Which norm is not finite, for people."""
+        places = self._layout.ranks
+        pairs = (zip(places[rank], row[1:].tolist(), strict=True) for rank, row in rows.items())
+        wrong = sorted(place for row in pairs for place, norm in row if not math.isfinite(norm))
+        return f"the norm of {self._layout.told(wrong[0])}" if wrong else "the gradient's norm"
 
 
 def _found(places: list[int], gradients: list[Tensor], *, look: bool) -> _Found:
     """The norm of each gradient, and whether all numbers are finite, without reading either.
 
-    Norms are found as torch's `clip_grad_norm_` finds them, and float64 holds those of any type.
     No tensor is made that is as large as a gradient.
     """
-    norms = torch.stack(torch._foreach_norm(gradients)).double()  # noqa: SLF001
+    norms = norms_of(gradients)
     ends = [end for each in gradients if look and each.numel() for end in each.aminmax()]
     finite = torch.stack(ends).isfinite().all() if ends else norms.new_ones(())
     return _Found(places, norms, finite.double().reshape(1))
-
-
-def _total(norms: Sequence[Tensor]) -> Tensor:
-    """The norm of norms, those of one dtype side by side, dtypes in torch's order."""
-    kinds = _group_tensors_by_device_and_dtype([list(norms)]).values()
-    grouped = [norm for (of_kind,), _ in kinds for norm in of_kind if norm is not None]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(grouped))
-    return norm

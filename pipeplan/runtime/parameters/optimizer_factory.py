@@ -92,6 +92,13 @@ class LayerOptimizers:
             for schedule in self.schedules:
                 schedule.step()
 
+    def learning_rates(self) -> dict[nn.Parameter, float]:
+        """Of the next step; without those of optimizers that have none."""
+        groups = [group for optimizer in self.each for group in optimizer.param_groups]
+        return {
+            p: float(group["lr"]) for group in groups if "lr" in group for p in group["params"]
+        }
+
     def parameters(self) -> Iterator[tuple[nn.Parameter, Optimizer]]:
         """Every parameter with the optimizer that has its state."""
         for optimizer in self.each:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from pipeplan.errors import InternalError, RankError
 from pipeplan.runtime.interfaces import Observer, StepPolicy
 from pipeplan.runtime.parameters.buffer_snapshots import BufferSnapshots
-from pipeplan.runtime.parameters.gradient_clipping import StepDecisions
+from pipeplan.runtime.parameters.gradient_clipping import StepDecision, StepDecisions
 from pipeplan.runtime.parameters.replicas import Replicas
+from pipeplan.runtime.parameters.step_reports import StepReports
 from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.weights import Weights
 from pipeplan.runtime.supervision.stop_consensus import NeverStop, StopConsensus
@@ -73,6 +74,7 @@ class OptimizerSteps(StepPolicy):
         rank: int,
         replicas: Replicas | None = None,
         consensus: StopConsensus | None = None,
+        reports: StepReports | None = None,
     ) -> None:
         """Takes the hosted stages.
 
@@ -84,6 +86,7 @@ class OptimizerSteps(StepPolicy):
             rank: this rank, for messages.
             replicas: None where there is one.
             consensus: asked before each update; None: nobody stops.
+            reports: tell of whole steps; None: nobody wants to hear of them.
         """
         self._consensus = consensus or NeverStop()
         self._past = {index: BufferSnapshots(stage.spec.layers) for index, stage in stages.items()}
@@ -92,6 +95,7 @@ class OptimizerSteps(StepPolicy):
         self._tied = tied
         self._decisions = decisions
         self._observer = observer
+        self._reports = reports
         self._rank = rank
         self._ended: dict[int, int] = {}
         self._open: list[tuple[int, int]] = []
@@ -118,6 +122,8 @@ class OptimizerSteps(StepPolicy):
             if not self._make_version(stage, step):
                 return
             self._tied.post(stage)
+            if self._reports:
+                self._reports.reach(stage, step)
         if self._consensus.may_drop(step):
             self._past[stage].remember(step, since=self._stages[stage].weights.version)
 
@@ -143,14 +149,21 @@ class OptimizerSteps(StepPolicy):
             if drained or not (self._replicas and self._drains):
                 self._conclude(step)
         if drained:
-            self.finish()
+            self._settle_all()
 
     def _drained(self, step: int) -> bool:
         """Whether no stage of this rank has begun the next step: then waiting costs nothing."""
         return self._drains and all(ended > step for ended in self._ended.values())
 
     def finish(self) -> None:
-        """Make all updates that are still to come; the pipeline is empty."""
+        """Make all updates that are still to come, and tell of them; the pipeline is empty."""
+        self._settle_all()
+        if self._reports:
+            with self._naming_peers(min(self._stages, default=0)):
+                self._reports.finish()
+
+    def _settle_all(self) -> None:
+        """Make all updates that are still to come; nothing is in flight on this rank."""
         for stage in sorted(self._stages, reverse=True):
             with self._naming_peers(stage):
                 for weights in self._stages[stage].units:
@@ -236,8 +249,7 @@ class OptimizerSteps(StepPolicy):
         weights = self._stages[stage].weights
         if self._decisions is None:
             if self._consensus.begin_update(step):
-                weights.apply(step)
-                self._observer.updated(stage, step)
+                self._update(stage, weights, None)
             return
         names = self._stages[stage].names
         pairs = zip(weights.parameters, weights.gradients(step), strict=True)
@@ -248,17 +260,22 @@ class OptimizerSteps(StepPolicy):
         step = weights.version
         if not self._consensus.begin_update(step):
             return False
-        own = weights is self._stages[stage].weights
-        if not own:
+        if weights is not self._stages[stage].weights:
             self._tied.await_totals(stage, step)
-        if self._decisions is None:
+        self._update(stage, weights, self._decisions.wait(step) if self._decisions else None)
+        return True
+
+    def _update(self, stage: int, weights: Weights, decision: StepDecision | None) -> None:
+        """Make the next version as decided; None where nothing depends on other stages."""
+        step, own = weights.version, weights is self._stages[stage].weights
+        if own and self._reports:
+            self._reports.add(self._stages[stage].names, weights, decision)
+        if decision is None:
             weights.apply(step)
         else:
-            decision = self._decisions.wait(step)
             weights.apply(step, decision.factor, skip=decision.skip)
         if own:
             self._observer.updated(stage, step)
-        return True
 
     @contextmanager
     def _naming_peers(self, stage: int) -> Iterator[None]:

@@ -173,6 +173,11 @@ class Weights(ParameterSlots):
         if self.host is not None:
             self.host.take(self.newest())
 
+    def learning_rates(self) -> list[float]:
+        """Of the next update, one per parameter; not a number where its optimizer has none."""
+        found = self.optimizers.learning_rates()
+        return [found.get(self.stepped[each], float("nan")) for each in self.parameters]
+
     def update(self, step: int) -> None:
         """`finish` and `apply`, where nothing else decides."""
         self.finish(step)

@@ -85,9 +85,14 @@ def first_free_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
     return 2 * sum(map(len, boundaries))
 
 
-def first_tie_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
-    """The first tag of gradients of tied weights: behind the one of `first_free_tag`."""
+def report_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
+    """The tag of reports of steps: behind the one of `first_free_tag`."""
     return first_free_tag(boundaries) + 1
+
+
+def first_tie_tag(boundaries: Sequence[Sequence[TensorSpec]]) -> int:
+    """The first tag of gradients of tied weights: behind `report_tag`."""
+    return report_tag(boundaries) + 1
 
 
 @dataclass(frozen=True, slots=True)

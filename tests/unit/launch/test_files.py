@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.launch import ending, progress
+from pipeplan.launch import ending, logs
 from pipeplan.launch.checks import prepare
 from pipeplan.launch.options import parse
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
@@ -32,7 +32,7 @@ def test_a_resumed_run_keeps_the_lines_of_its_past(tmp_path: Path) -> None:
     """Lines after the checkpoint go, and one that was cut short; the others stay as they are."""
     lines = [json.dumps({"step": step, "loss": 0.5}) + "\n" for step in range(1, 5)]
     file = metrics(tmp_path, "".join(lines) + '{"step": 5, "lo')
-    progress.drop_after(file, 3)
+    logs.drop_after(file, 3)
     assert file.read_text() == "".join(lines[:3])
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
@@ -49,7 +49,7 @@ def test_metrics_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(OSError, match="No space"):
-        progress.drop_after(file, 1)
+        logs.drop_after(file, 1)
     assert file.read_text() == "".join(lines)
 
 
@@ -58,7 +58,7 @@ def test_foreign_metrics_are_named(tmp_path: Path, line: str) -> None:
     """A line that no run wrote is refused with what to do, and stays."""
     file = metrics(tmp_path, '{"step": 1}\n' + line + "\n")
     with pytest.raises(InputError, match=re.escape(f"metrics.jsonl: got {line!r}, need")):
-        progress.drop_after(file, 1)
+        logs.drop_after(file, 1)
     assert file.read_text().endswith(line + "\n")
 
 

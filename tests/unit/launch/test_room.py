@@ -13,6 +13,7 @@ import torch
 from pipeplan import Pipeline
 from pipeplan.errors import InputError
 from pipeplan.launch.elsewhere import chain_facts, remark
+from pipeplan.launch.logs import MetricsFile
 from pipeplan.launch.progress import Progress
 from pipeplan.pipeline import pipeline
 from pipeplan.plan import Plan
@@ -86,19 +87,17 @@ def test_steps_tell_what_is_taken(tmp_path: Path) -> None:
         file = tmp_path / name
         progress = Progress(
             plan,
-            total_steps=1,
-            unit="sample",
             units_per_microbatch=1,
-            metrics=file,
-            as_json=True,
-            silent=True,
+            followers=[MetricsFile(file)],
             taken=lambda taken=taken: taken,  # type: ignore[misc]
         )
         for number in range(plan.microbatches):
             progress.loss(number, 1.0)
             progress.backward(number, number)
         progress.updated(len(plan.stages) - 1, 0)
+        progress.stepped(0, float("inf"), (0.1,))
         line = json.loads(file.read_text())
+        assert (line["gradient_norm"], line["learning_rates"]) == (None, [0.1])
         lines.append((line["allocated_bytes"], line["reserved_bytes"]))
     assert lines == [(None, None), (7, 9)]
 

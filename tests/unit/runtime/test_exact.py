@@ -46,7 +46,10 @@ def train_alone(semantics: Semantics, optimizer: str, steps: int, m: int) -> ref
 def test_equals_one_process(
     shape: tuple[Sequence[int], Sequence[int]], semantics: Semantics, optimizer: str
 ) -> None:
-    """Losses and final weights equal the one-process reference, dropout and skips included."""
+    """Losses and final weights equal the one-process reference, dropout and skips included.
+
+    So do the gradient norms and learning rates that the rank with the losses is told.
+    """
     cuts, gpus = shape
     split, task = pipelines.toy(optimizer)
     plan = pipelines.plan_of(cuts, gpus, semantics, microbatches=M)
@@ -54,6 +57,7 @@ def test_equals_one_process(
     expected = train_alone(semantics, optimizer, STEPS, M)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
+    assert (outcome.norms, outcome.rates) == (expected.norms, expected.rates)
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -65,6 +69,7 @@ def test_random_lowered_plans_equal_one_process(seed: int) -> None:
     expected = train_alone(plan.semantics, "sgd", 3, plan.microbatches)
     assert outcome.losses == expected.losses
     assert equal(outcome.weights, expected.weights)
+    assert outcome.norms == expected.norms
 
 
 RUNS = [

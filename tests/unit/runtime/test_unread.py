@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeplan.plan import Plan
 from pipeplan.runtime import executor
 from pipeplan.runtime.losses import Losses
-from pipeplan.runtime.parameters.gradient_clipping import LossScaler, NormLayout, StepDecisions
+from pipeplan.runtime.parameters.gradient_clipping import LossScaler, StepDecisions
+from pipeplan.runtime.parameters.gradient_norms import NormLayout
 from pipeplan.runtime.transport.gloo import LocalTransport
 from pipeplan.runtime.transport.host_staging import moved
 from pipeplan.task import LossScale

@@ -28,8 +28,11 @@ STEPS, M = 4, 4
 
 
 def same(outcome: pipelines.Outcome, expected: reference.Trained) -> None:
-    """Losses and weights are equal bit for bit."""
+    """Losses, norms, learning rates and weights are equal bit for bit."""
     assert outcome.losses == expected.losses
+    taken = [step for step in range(outcome.steps) if step not in expected.skipped]
+    assert [outcome.norms[step] for step in taken] == expected.norms
+    assert [outcome.rates[step] for step in taken] == expected.rates
     assert outcome.weights.keys() == expected.weights.keys()
     for name, value in outcome.weights.items():
         assert torch.equal(value, expected.weights[name]), name
