@@ -27,6 +27,13 @@ _BY = "<!-- Written by `python docs/make.py`: change the {}, not this page. -->\
 PUBLIC = {
     "pipeplan": None,
     "pipeplan.task": None,
+    "pipeplan.callbacks": (
+        "RunStart",
+        "StepMetrics",
+        "ValidationResult",
+        "SavedCheckpoint",
+        "RunEnd",
+    ),
     "pipeplan.capture": None,
     "pipeplan.operators": None,
     "pipeplan.rehearsal": None,

@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeplan.batching import batches
+    from pipeplan.callbacks import Callback
     from pipeplan.pipeline import Pipeline
     from pipeplan.rematerialized import rematerialize
     from pipeplan.task import Task, task_function
+    from pipeplan.validation import Validation
 
 __version__ = "0.1.0"
-__all__ = ["Pipeline", "Task", "batches", "rematerialize", "task_function"]
+__all__ = [
+    "Callback",
+    "Pipeline",
+    "Task",
+    "Validation",
+    "batches",
+    "rematerialize",
+    "task_function",
+]
 
 _HOMES = {
+    "Callback": "pipeplan.callbacks",
     "Pipeline": "pipeplan.pipeline",
     "Task": "pipeplan.task",
     "batches": "pipeplan.batching",
     "rematerialize": "pipeplan.rematerialized",
     "task_function": "pipeplan.task",
+    "Validation": "pipeplan.validation",
 }
 
 

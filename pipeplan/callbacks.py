@@ -118,3 +118,7 @@ class Callback:
 
     def end(self, end: RunEnd) -> None:
         """The run ends; never called for one that fails."""
+
+
+CALLED = ("start", "step", "validation", "checkpoint", "end")
+"""The methods of a callback."""

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pipeplan import taskref
+from pipeplan.callbacks import Callback
 from pipeplan.document import digest
 from pipeplan.errors import InputError
 from pipeplan.taskref import task_function
+from pipeplan.validation import Validation
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from pipeplan.nested import Structure
 
-__all__ = ["LossScale", "SplitModel", "Task", "TensorSpec", "Tied"]
+__all__ = ["Callback", "LossScale", "SplitModel", "Task", "TensorSpec", "Tied", "Validation"]
 __all__ += ["load", "load_named", "maker", "maker_named", "task_function"]
 
 Tied = Literal["colocate", "synchronize"]
@@ -101,6 +103,10 @@ class Task:
     """Where a run takes its first weights from, by the names they have in the model: a folder of
     safetensors or of torch.distributed.checkpoint, a file of either or of `torch.save`, or name ->
     tensor. Each rank reads what it hosts. None: as the model initialises itself."""
+    validation: Validation | None = None
+    """What `launch --validate-every` evaluates the newest weights on."""
+    callbacks: Sequence[Callback] = ()
+    """Hear of a run of `launch`, on one rank: the one with the losses, of the first replica."""
 
     def microbatch(self, number: int) -> tuple[Any, Any]:
         """(input, target) of micro-batch `number`, whose tensors are fresh contiguous copies.

@@ -10,11 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from pipeplan.callbacks import (
+    Callback,
+    RunEnd,
+    RunStart,
+    SavedCheckpoint,
+    StepMetrics,
+    ValidationResult,
+)
 from pipeplan.capture import profile
 from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
@@ -23,10 +32,13 @@ from pipeplan.repeat import seed_all
 from pipeplan.task import LossScale, Task, task_function
 from pipeplan.testing import plans, plans_split, reference
 from pipeplan.testing.plans import UNSPLIT
+from pipeplan.validation import Validation
 from tests import pipelines
 
 REFERENCE = "tests.launch_task:task"
 MICROBATCHES = 6
+VALIDATED = 3
+"""Micro-batches of validation."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -48,6 +60,55 @@ def task(seed: int) -> Task:
 def clipped(seed: int) -> Task:
     """The task, its gradients clipped."""
     return replace(task(seed), clip_norm=0.5)
+
+
+@task_function
+def validated(seed: int, fails: str = "") -> Task:
+    """The task with validation data, a metric, and a callback that writes what it hears.
+
+    In `fails` is `metric`, `data` or the name of an event of which the callback fails.
+    """
+
+    def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if fails == "metric":
+            raise KeyError("no such class")
+        return (output.argmax(1) == target).float().mean()
+
+    def data(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, classes = pipelines.data(number)
+        return (rows[:3] if fails == "data" else rows), classes
+
+    validation = Validation(data=data, microbatches=VALIDATED, metrics={"accuracy": accuracy})
+    return replace(task(seed), validation=validation, callbacks=(Told(fails),))
+
+
+class Told(Callback):
+    """Keeps the names and steps of events; fails at one."""
+
+    events: ClassVar[list[tuple[str, int]]] = []
+
+    def __init__(self, fails: str) -> None:
+        self._fails = fails
+
+    def start(self, run: RunStart) -> None:
+        self._hear("start", run.first_step)
+
+    def step(self, step: StepMetrics) -> None:
+        self._hear("step", step.step)
+
+    def validation(self, result: ValidationResult) -> None:
+        self._hear("validation", result.step)
+
+    def checkpoint(self, saved: SavedCheckpoint) -> None:
+        self._hear("checkpoint", saved.step)
+
+    def end(self, end: RunEnd) -> None:
+        self._hear("end", end.step)
+
+    def _hear(self, event: str, step: int) -> None:
+        if event == self._fails:
+            raise ValueError("full")
+        self.events.append((event, step))
 
 
 @task_function
@@ -249,15 +310,21 @@ def trained(
     seed: int = 0,
     replicas: Sequence[int] = (),
     make: Callable[[int], Task] = task,
+    evaluate: int = 0,
 ) -> reference.Trained:
     """What one process makes of the task; `replicas` that average, for each step."""
     from pipeplan.capture import split
 
     seed_all(seed)
     made = make(seed)
-    return reference.train(
-        semantics, split(made), made, steps, MICROBATCHES, seed, replicas=replicas
-    )
+    words: dict[str, Any] = {"evaluate": evaluate, "replicas": replicas}
+    return reference.train(semantics, split(made), made, steps, MICROBATCHES, seed, **words)
+
+
+def validation_losses(semantics: Semantics, *steps: int) -> list[float]:
+    """What `validated` tells after so many steps in one process."""
+    runs = (trained(semantics, each, evaluate=VALIDATED).evaluated for each in steps)
+    return [sum(losses) / VALIDATED for losses in runs]
 
 
 def environment() -> dict[str, str]:

@@ -65,6 +65,7 @@ def prepare(options: LaunchOptions, place: TorchrunEnv) -> Setup:
     meta = begun.meta
     _check_resume(plan, options, meta)
     seed = options.seed or 0 if meta is None else meta.seed
+    from pipeplan.launch.followable import check_followed
     from pipeplan.launch.loading import loaded
     from pipeplan.runtime.startup.gpu_memory import GpuMemory
     from pipeplan.runtime.transport.backend import Machine, device_of, take_gpu
@@ -78,6 +79,7 @@ def prepare(options: LaunchOptions, place: TorchrunEnv) -> Setup:
         room.check(plan, place.rank % len(plan.cluster.gpus))
     _check_same_task(options, meta, found.split.digest())
     _check_counted(options, found.split)
+    check_followed(options, found.task)
     return Setup(
         options=options,
         plan=plan,

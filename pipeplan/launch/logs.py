@@ -21,6 +21,7 @@ from pipeplan.callbacks import (
 )
 from pipeplan.errors import InputError
 from pipeplan.units import format_bytes, format_ns
+from pipeplan.validation import LOSS
 
 
 class TextLog(Callback):
@@ -43,6 +44,13 @@ class TextLog(Callback):
             file=sys.stderr,
             flush=True,
         )
+
+    def validation(self, result: ValidationResult) -> None:
+        """One line per validation."""
+        values = {LOSS: result.loss, **result.metrics}
+        told = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        best = "  (best so far)" if result.best else ""
+        print(f"validated step {result.step}  {told}{best}", file=sys.stderr, flush=True)
 
 
 class JsonLog(Callback):
@@ -90,6 +98,18 @@ class MetricsFile(Callback):
     def step(self, step: StepMetrics) -> None:
         """See `Callback`."""
         _append(self._file, asdict(step))
+
+
+class ValidationFile(Callback):
+    """validation.jsonl, a line per validation."""
+
+    def __init__(self, file: Path) -> None:
+        """Adds to `file`."""
+        self._file = file
+
+    def validation(self, result: ValidationResult) -> None:
+        """See `Callback`."""
+        _append(self._file, asdict(result))
 
 
 def _append(file: Path, content: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn, TypeVar
 
 from pipeplan.errors import InputError
 from pipeplan.units import parse_factor, parse_wait_ns
+from pipeplan.validation import BestRule
 
 _Value = TypeVar("_Value")
 
@@ -40,6 +41,10 @@ class LaunchOptions:
     save_in_background: bool
     keep: int | None
     """Complete checkpoints that stay; None: all."""
+    validate_every: int | None
+    """Steps; None: never."""
+    keep_best: BestRule | None
+    tensorboard: bool
     timeout_ns: int
     dry_run: bool
     json: bool
@@ -73,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     """All flags of the launcher."""
     made = _Parser(
         prog="torchrun --nproc-per-node P -m pipeplan.launch",
+        usage="%(prog)s --plan FILE [options]",
         description="Train a task as a plan says, one rank per GPU of the plan.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -105,14 +111,28 @@ def parser() -> argparse.ArgumentParser:
         help="remove all but the newest N complete checkpoints (default: keep all)",
     )
     add("--save-in-background", action="store_true", help="train on while a checkpoint is written")
+    add(
+        "--validate-every",
+        type=_count(1),
+        metavar="STEPS",
+        help="evaluate the task's validation data after every STEPS steps, and at the end",
+    )
+    add(
+        "--keep-best",
+        type=_best,
+        metavar="METRIC",
+        help="also save after each validation with the lowest METRIC so far (METRIC:max: highest;"
+        " loss or one of the task's); --keep does not remove it, best.pt has its weights",
+    )
+    add("--tensorboard", action="store_true", help="scalars for TensorBoard, in DIR/tensorboard")
     add("--timeout", type=_time, default="600s", help="longest wait for a peer (default 600s)")
     add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
     add("--json", action="store_true", help="one JSON object per step on stdout")
     add(
         "--log-format",
         choices=("text", "json"),
-        help="text: a line per step on stderr; json: one JSON object a line on stdout for the"
-        " start, each step and checkpoint, and the end (default text)",
+        help="text: lines on stderr; json: one JSON object a line on stdout for the start, each"
+        " step, validation and checkpoint, and the end (default text)",
     )
     add(
         "--allow-nonfinite",
@@ -158,6 +178,9 @@ def parse(argv: Sequence[str] | None) -> LaunchOptions:
         save_every=given.save_every,
         save_in_background=given.save_in_background,
         keep=given.keep,
+        validate_every=given.validate_every,
+        keep_best=given.keep_best,
+        tensorboard=given.tensorboard,
         timeout_ns=given.timeout,
         dry_run=given.dry_run,
         json=given.json,
@@ -189,6 +212,9 @@ def _check_clock(given: argparse.Namespace) -> None:
         "instrument",
         "allow_nonfinite",
         "log_format",
+        "validate_every",
+        "keep_best",
+        "tensorboard",
     ):
         if getattr(given, name) not in (None, False):
             raise InputError(
@@ -199,7 +225,8 @@ def _check_clock(given: argparse.Namespace) -> None:
 
 def _check_kept(given: argparse.Namespace) -> None:
     """What says how to save, or what to count, needs a place to keep it in."""
-    for name in ("save_every", "save_in_background", "keep", "instrument"):
+    kept = ("save_every", "save_in_background", "keep", "keep_best", "tensorboard", "instrument")
+    for name in kept:
         if getattr(given, name) and given.out is None and given.resume is None:
             raise InputError(
                 f"launch: got --{name.replace('_', '-')} without --out, need a directory to keep"
@@ -209,6 +236,11 @@ def _check_kept(given: argparse.Namespace) -> None:
         raise InputError(
             "launch: got --save-in-background without --save-every, need it too: the checkpoint"
             " at the end is waited for"
+        )
+    if given.keep_best and given.validate_every is None:
+        raise InputError(
+            "launch: got --keep-best without --validate-every, need it too: validations say which"
+            " checkpoint is the best"
         )
     _check_log(given)
 
@@ -248,6 +280,13 @@ def _count(least: int) -> Callable[[str], int]:
 def _factor(text: str) -> Fraction:
     try:
         return parse_factor(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _best(text: str) -> BestRule:
+    try:
+        return BestRule.parse(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeplan.callbacks import Callback, StepMetrics
@@ -33,7 +33,7 @@ class Progress(Observer):
         plan: Plan,
         *,
         units_per_microbatch: int,
-        followers: Sequence[Callback] = (),
+        follower: Callback | None = None,
         taken: Callable[[], GpuMemoryUse] = lambda: GpuMemoryUse(None, None),
     ) -> None:
         """Measures nothing yet.
@@ -41,11 +41,11 @@ class Progress(Observer):
         Args:
             plan: of the run.
             units_per_microbatch: what throughput counts, of all replicas.
-            followers: hear of every step; none where another replica speaks.
+            follower: hears of every step; None where another rank tells.
             taken: tells of this rank's GPU.
         """
         self._taken = taken
-        self._followers = followers
+        self._follower = follower
         self._plan = plan
         self._units = units_per_microbatch * plan.microbatches
         self._losses: dict[int, float] = {}
@@ -76,7 +76,7 @@ class Progress(Observer):
         """See `Observer`."""
         if stage == len(self._plan.stages) - 1:
             measured = self._measure(step)
-            if self._followers:
+            if self._follower:
                 self._untold[step] = measured
 
     def stepped(self, step: int, norm: float, rates: tuple[float, ...]) -> None:
@@ -95,8 +95,8 @@ class Progress(Observer):
             allocated_bytes=taken.allocated,
             reserved_bytes=taken.reserved,
         )
-        for follower in self._followers:
-            follower.step(metrics)
+        if self._follower:
+            self._follower.step(metrics)
 
     def measured(self) -> RunFigures:
         """The figures of the whole run."""

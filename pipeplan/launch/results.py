@@ -12,6 +12,7 @@ from typing import Any
 from pipeplan import __version__
 from pipeplan.action_times import FILE as TIMES
 from pipeplan.action_times import ActionTimes
+from pipeplan.launch.best import BestSoFar
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.logs import json_number, replace
 from pipeplan.launch.progress import RunFigures
@@ -39,7 +40,11 @@ class RankResult:
 
 
 def run_document(
-    setup: Setup, ranks: list[RankResult], steps_done: int, ranks_here: int
+    setup: Setup,
+    ranks: list[RankResult],
+    steps_done: int,
+    ranks_here: int,
+    best: BestSoFar | None = None,
 ) -> dict[str, Any]:
     """The content of run.json; `ranks_here` run on the first rank's machine."""
     plan = setup.plan
@@ -56,6 +61,7 @@ def run_document(
         "steps": steps_done,
         "complete": steps_done == setup.options.steps,
         "instrumented": setup.options.instrument,
+        "best": best.told() if best else None,
         "predicted": {
             "period_ns": plan.period_ns,
             "step_ns": plan.step_ns,

@@ -17,6 +17,8 @@ def of(setup: Setup) -> JoinTerms:
         "--save-every": options.save_every,
         "--save-in-background": options.save_in_background,
         "--keep": options.keep,
+        "--keep-best": options.keep_best,
+        "--validate-every": options.validate_every,
         "--allow-nonfinite": options.allow_nonfinite,
         "results kept (--out)": options.out is not None,
     }

@@ -8,14 +8,15 @@ from functools import partial
 from torch.distributed.checkpoint.api import CheckpointException
 
 from pipeplan.action_times import ActionTimes
-from pipeplan.callbacks import Callback, EndReason, RunEnd, RunStart, SavedCheckpoint
+from pipeplan.callbacks import EndReason, RunEnd, RunStart, SavedCheckpoint, ValidationResult
 from pipeplan.errors import DisagreementError
 from pipeplan.launch import action_times, ending, export, results, terms
 from pipeplan.launch.checks import Setup
 from pipeplan.launch.elsewhere import chain_facts, remark
-from pipeplan.launch.logs import JsonLog, MetricsFile, TextLog, drop_after
+from pipeplan.launch.following import Followers, followers_of
 from pipeplan.launch.progress import Progress, resident_bytes
 from pipeplan.launch.stop_signal import StopSignal
+from pipeplan.launch.validating import Validator
 from pipeplan.runtime.checkpoint import storage
 from pipeplan.runtime.instrument.sampling import SETTLED
 from pipeplan.runtime.job import SessionOptions, TrainingJob
@@ -75,12 +76,13 @@ class LaunchedRun:
         if isinstance(self.transport, GlooTransport):
             self.transport.if_stuck(lambda why: ending.give_up(self.transport.rank, why))
         self.model = export.UserModel(setup.task.model, setup.split) if self._speaks else None
-        self.followers = self._make_followers()
+        teller = self.leads and self.transport.rank == setup.plan.stages[-1].gpu
+        self.follower = followers_of(setup) if teller else Followers()
         self.progress = Progress(
             setup.plan,
             units_per_microbatch=options.replicas
             * (setup.task.units_per_microbatch or setup.split.microbatch_size),
-            followers=self.followers,
+            follower=self.follower if teller else None,
             taken=partial(GpuMemoryUse.since_start, setup.device),
         )
         job = TrainingJob(
@@ -110,6 +112,7 @@ class LaunchedRun:
         )
         if setup.checkpoint:
             self.session.load(setup.checkpoint, storage.read_meta(setup.checkpoint))
+        self.validator = Validator(setup, self.session, self.follower)
         GpuMemoryUse.start(setup.device)
 
     @property
@@ -147,31 +150,44 @@ class LaunchedRun:
     def train(self) -> int:
         """All remaining steps, saved at the end and every --save-every; returns the steps done."""
         options, session, stopped = self.setup.options, self.session, False
-        for follower in self.followers:
-            follower.start(self._started())
+        self.validator.try_out()
+        self.follower.start(self._started())
         with self.stop.listening():
             while session.steps < options.steps and not stopped:
-                wanted = min(options.save_every or options.steps, options.steps - session.steps)
-                end = session.steps + wanted
+                end = self._next_pause()
                 self.progress.resume_clock()
-                session.train(wanted)
+                session.train(end - session.steps)
                 session.agree(weights=True)
                 stopped = session.steps < end
                 if session.wrong:
                     break
-                self._save()
+                validated = None if stopped else self.validator.validated()
+                due = stopped or session.steps == options.steps or self._is_due(options.save_every)
+                if due or (validated and validated.best):
+                    self._save(validated)
         return session.steps
 
-    def _save(self) -> None:
-        if self.out and not storage.is_complete(storage.step_folder(self.out, self.session.steps)):
-            self.session.save(self.out)
-            path = str(storage.step_folder(self.out, self.session.steps))
-            for follower in self.followers:
-                follower.checkpoint(SavedCheckpoint(step=self.session.steps, path=path, best=None))
+    def _is_due(self, every: int | None) -> bool:
+        return every is not None and self.session.steps % every == 0
+
+    def _next_pause(self) -> int:
+        """The next step after which something else than training may be due."""
+        options, done = self.setup.options, self.session.steps
+        rhythms = filter(None, (options.save_every, options.validate_every))
+        return min([options.steps, *(done - done % every + every for every in rhythms)])
+
+    def _save(self, validated: ValidationResult | None) -> None:
+        if self.out is None:
+            return
+        step, best = self.session.steps, self.validator.best
+        path = storage.step_folder(self.out, step)
+        if not storage.is_complete(path):
+            self.session.save(self.out, spared=best.path if best else None)
+            told = validated.best if validated else None
+            self.follower.checkpoint(SavedCheckpoint(step=step, path=str(path), best=told))
 
     def _ended(self, reason: EndReason) -> None:
-        for follower in self.followers:
-            follower.end(RunEnd(step=self.session.steps, reason=reason))
+        self.follower.end(RunEnd(step=self.session.steps, reason=reason))
 
     def give_up(self) -> None:
         """Leave together without saving, after what is wrong has been said."""
@@ -202,8 +218,12 @@ class LaunchedRun:
         self._ended("complete" if step == self.setup.options.steps else "stopped")
         if self.model and self.out:
             self.model.write(storage.step_folder(self.out, step), self.out / "model.pt")
+            best = self.validator.best
+            if best and best.path:
+                self.model.write(best.path, self.out / "best.pt")
             results.write(
-                self.out / "run.json", results.run_document(self.setup, ranks, step, self._here)
+                self.out / "run.json",
+                results.run_document(self.setup, ranks, step, self._here, best),
             )
             results.write_memory(self.out, self.setup, ranks)
             results.write_times(self.out, self.setup.plan, times)
@@ -229,21 +249,6 @@ class LaunchedRun:
     def _leave(self) -> None:
         self.session.close_threads()
         self.transport.close()
-
-    def _make_followers(self) -> list[Callback]:
-        """Who hears of the run: on the rank with the losses, of the first replica."""
-        setup = self.setup
-        options = setup.options
-        if not self.leads or self.transport.rank != setup.plan.stages[-1].gpu:
-            return []
-        made: list[Callback] = []
-        if self.out:
-            metrics = self.out / "metrics.jsonl"
-            drop_after(metrics, setup.first_step)
-            made.append(MetricsFile(metrics))
-        if options.json or options.log_format == "json":
-            return [*made, JsonLog(steps_alone=options.json)]
-        return [*made, TextLog(options.steps, setup.task.unit)]
 
     def _started(self) -> RunStart:
         setup = self.setup

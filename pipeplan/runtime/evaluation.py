@@ -13,6 +13,7 @@ from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import LossRecord, StepPolicy
+from pipeplan.runtime.stages.segment import Heard
 from pipeplan.runtime.stages.stage import StageRunner
 from pipeplan.runtime.supervision.run_ahead import RunAhead
 from pipeplan.runtime.supervision.stop_consensus import NeverStop
@@ -30,6 +31,7 @@ def evaluate(
     transport: Transport,
     microbatches: int,
     ahead: RunAhead | None = None,
+    heard: Heard | None = None,
 ) -> dict[int, float]:
     """The loss of each micro-batch; known on the rank with the last stage, empty elsewhere.
 
@@ -44,11 +46,12 @@ def evaluate(
         transport: to the other ranks.
         microbatches: how many, at least 1.
         ahead: that of the training.
+        heard: hears what the loss is given, micro-batch by micro-batch in order.
     """
     ranks = tuple(tuple(a for a in rank if a.kind in _FORWARD) for rank in pattern.ranks)
     half = replace(pattern, ranks=ranks, microbatches=microbatches, semantics="2bw")
     observer = LossRecord()
-    hosted = {index: _Evaluated(stage) for index, stage in stages.items()}
+    hosted = {index: _Evaluated(stage, heard) for index, stage in stages.items()}
     with _eval_mode(stages):
         ends = half, hosted, endpoints, feed, transport, observer, NeverStop()
         Executor(*ends, updates=StepPolicy(), ahead=ahead).run(0, 1)
@@ -72,6 +75,7 @@ class _Evaluated:
     """A stage whose forwards leave no graph."""
 
     stage: StageRunner
+    heard: Heard | None
     in_flight = 0
 
     @property
@@ -83,7 +87,7 @@ class _Evaluated:
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
     ) -> list[Tensor]:
         """See `StageRunner`."""
-        return self.stage.evaluate(microbatch, inputs, target)
+        return self.stage.evaluate(microbatch, inputs, target, self.heard)
 
     def backward(self, microbatch: int, gradients: list[Tensor]) -> list[Tensor]:
         """Never comes."""

@@ -30,6 +30,7 @@ from pipeplan.runtime.instrument.storage_log import StorageLog
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.stages.segment import Heard
 from pipeplan.runtime.supervision.board import LocalBoard, StoreBoard
 from pipeplan.runtime.supervision.failure_attribution import (
     FailureAttribution,
@@ -41,6 +42,7 @@ from pipeplan.runtime.supervision.stop_request import NoRequest, StopRequest
 from pipeplan.runtime.transport.backend import device_of
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
+from pipeplan.task import Task
 
 
 class Session:
@@ -136,19 +138,24 @@ class Session:
         self.wrong = first_of(found for _, found in told)
         self.steps = min(int(steps) for steps, _ in told)
 
-    def evaluate(self, feed: Feed, count: int) -> dict[int, float]:
-        """The losses of micro-batches 0..count-1 of `feed`; empty where they are not known."""
+    def evaluate(self, feed: Feed, count: int, heard: Heard | None = None) -> dict[int, float]:
+        """The losses of micro-batches 0..count-1 of `feed`; empty where they are not known.
+
+        On the rank of the last stage `heard` hears what each loss is given, in order.
+        """
         worker = self.worker
         ends = worker.stages, worker.endpoints, self.source, self.transport
         with self.source.replaced(feed):
-            return evaluate(self.job.pattern, *ends, count, worker.executor.ahead)
+            return evaluate(self.job.pattern, *ends, count, worker.executor.ahead, heard)
 
-    def evaluate_numbers(self, numbers: Sequence[int]) -> dict[int, float]:
-        """As `evaluate`, on micro-batches of the task's data."""
+    def evaluate_numbers(
+        self, numbers: Sequence[int], task: Task | None = None, heard: Heard | None = None
+    ) -> dict[int, float]:
+        """As `evaluate`, on micro-batches of the data of `task`; None: of the one that trains."""
         job = self.job
         uses = Uses.of(job.plan, job.split, self.transport.rank, trains=False)
-        feed = TaskFeed(job.task, job.split, uses, numbers.__getitem__, self.device, ahead=False)
-        return self.evaluate(feed, len(numbers))
+        given = task or job.task, job.split, uses, numbers.__getitem__, self.device
+        return self.evaluate(TaskFeed(*given, ahead=False), len(numbers), heard)
 
     def go_on(self, step: int, drawn: int) -> None:
         """Say that the stages are `step` steps on, which used `drawn` micro-batches."""
@@ -158,9 +165,9 @@ class Session:
             self._consensus.go_on(step)
         self.steps = step
 
-    def save(self, out: Path) -> None:
+    def save(self, out: Path, spared: Path | None = None) -> None:
         """Write a checkpoint into `out`; see `Checkpoints.save`."""
-        self.checkpoints.save(out, self.steps, self.shard.drawn_by(self.steps))
+        self.checkpoints.save(out, self.steps, self.shard.drawn_by(self.steps), spared)
 
     def load(self, path: Path, meta: CheckpointMeta) -> None:
         """Go on from the checkpoint at `path`, made with `meta`, bit for bit.

@@ -27,8 +27,9 @@ def test_two_replicas_then_three_then_one(tmp_path: Path, semantics: Semantics) 
     """2 steps on 2 x 2 ranks, 1 on 1 x 3, 1 on 2 x 1, each resumed: bit-equal, data in order."""
     out = tmp_path / "run"
     again = ("--resume", str(out))
+    validates = ("--task", "tests.launch_task:validated", "--validate-every", "2")
     told = launched(
-        side_by_side(tmp_path, 2, 2, semantics, "--steps", "2"),
+        side_by_side(tmp_path, 2, 2, semantics, "--steps", "2", *validates),
         side_by_side(tmp_path, 1, 3, semantics, "--steps", "3", *again),
         side_by_side(tmp_path, 2, 1, semantics, "--steps", "4", *again),
     )
@@ -41,6 +42,11 @@ def test_two_replicas_then_three_then_one(tmp_path: Path, semantics: Semantics) 
     m = launch_task.MICROBATCHES
     means = [sum(expected.losses[i : i + m]) / m for i in range(0, 4 * m, m)]
     assert [line["loss"] for line in lines] == means
+    assert [line["gradient_norm"] for line in lines] == expected.norms
+    (told_of,) = (out / "validation.jsonl").read_text().splitlines()
+    count = launch_task.VALIDATED
+    first = launch_task.trained(semantics, 2, replicas=(2, 2), evaluate=count).evaluated
+    assert json.loads(told_of)["loss"] == sum(first) / count
 
 
 def test_replicas_of_a_step_plan_with_split_backwards(tmp_path: Path) -> None:

@@ -77,9 +77,14 @@ def test_gloo_equals_one_process(ranks: int) -> None:
 
 
 def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
-    """2bw on two ranks, stopped after 3 of 6 steps, resumed on one: equal to one process."""
+    """2bw on two ranks, stopped after 3 of 6 steps, resumed on one: equal to one process.
+
+    It validates on its way.
+    """
     out = tmp_path / "run"
     words = ["--plan", planned(tmp_path, 2, "2bw"), "--steps", "3", "--json", "--instrument"]
+    validates = ["--task", "tests.launch_task:validated", "--validate-every", "2"]
+    words += validates
     code, printed, err = forked(2, "-m", "pipeplan.launch", *words, "--out", str(out))
     assert code == 0, err[-3000:]
     assert [json.loads(line)["step"] for line in printed.splitlines()] == [1, 2, 3]
@@ -88,7 +93,7 @@ def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
     run = json.loads((out / "run.json").read_text())
     assert run["measured"]["peak_bytes"] == run["predicted"]["peak_bytes"]
     words = ["--plan", planned(tmp_path, 1, "2bw"), "--steps", "6", "--resume", str(out)]
-    assert main(words) == 0
+    assert main([*words, *validates]) == 0
     assert equal(out / "model.pt", launch_task.trained("2bw", 6).weights)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     losses = launch_task.trained("2bw", 6).losses
@@ -96,6 +101,9 @@ def test_launch_resumes_on_fewer_ranks(tmp_path: Path) -> None:
     assert [json.loads(line)["loss"] for line in lines] == [
         sum(losses[step * m : (step + 1) * m]) / m for step in range(6)
     ]
+    told = map(json.loads, (out / "validation.jsonl").read_text().splitlines())
+    values = launch_task.validation_losses("2bw", 2, 3, 4, 6)
+    assert [each["loss"] for each in told] == values
     norms = [step.norm for step in read_files(str(out)).steps]
     assert norms == launch_task.trained("2bw", 6).norms
     torch.manual_seed(0)

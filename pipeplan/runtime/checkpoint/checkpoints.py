@@ -43,13 +43,14 @@ class Checkpoints:
         """Directories that all ranks are known to share."""
         self._writer: CheckpointWriter | None = None
 
-    def save(self, out: Path, step: int, drawn: int) -> None:
+    def save(self, out: Path, step: int, drawn: int, spared: Path | None = None) -> None:
         """Write one into `out`; all ranks call it, with an empty pipeline.
 
         Args:
             out: the directory of all checkpoints of the training.
             step: steps done.
             drawn: micro-batches of the data that they used.
+            spared: a checkpoint that stays, however old it is.
 
         Raises:
             InputError: if the transport is not pipeplan's own.
@@ -69,7 +70,7 @@ class Checkpoints:
             good_steps=good_steps,
             drawn=drawn,
         )
-        self._writer_of(out).save(storage.step_folder(out, step), meta, stages)
+        self._writer_of(out).save(storage.step_folder(out, step), meta, stages, spared)
 
     def finish(self) -> None:
         """Wait until the last one is complete.

@@ -117,13 +117,14 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def prune(out: Path, keep: int) -> None:
-    """Remove all complete checkpoints in `out` but the newest `keep`; others are not touched.
+def prune(out: Path, keep: int, spared: Path | None = None) -> None:
+    """Remove all complete checkpoints in `out` but the newest `keep`, and the one at `spared`.
 
-    What makes a checkpoint complete goes first: half of one is never taken for a whole one.
+    Others are not touched. What makes a checkpoint complete goes first: half of one is never taken
+    for a whole one.
     """
     complete = [path for path in folders(out) if is_complete(path)]
-    for path in complete[:-keep]:
+    for path in (path for path in complete[:-keep] if path != spared):
         (path / _LAST).unlink()
         shutil.rmtree(path)
 

@@ -56,11 +56,21 @@ class CheckpointWriter:
         self._failure: RankError | None = None
 
     def save(
-        self, path: Path, meta: storage.CheckpointMeta, stages: Iterable[StageRunner]
+        self,
+        path: Path,
+        meta: storage.CheckpointMeta,
+        stages: Iterable[StageRunner],
+        spared: Path | None = None,
     ) -> None:
-        """Write a checkpoint of `stages` at `path`; all ranks call it, with an empty pipeline.
+        """Write a checkpoint at `path`; all ranks call it, with an empty pipeline.
 
         Replicas hold the same: the first one writes.
+
+        Args:
+            path: its folder.
+            meta: the same on every rank.
+            stages: what it is made of.
+            spared: a checkpoint that stays, however old it is.
 
         Raises:
             RankError: if this or an earlier checkpoint could not be written.
@@ -70,11 +80,11 @@ class CheckpointWriter:
             return
         state = named_state.state_of(stages)
         if not self._background:
-            self._write(path, meta, lambda: state)
+            self._write(path, meta, lambda: state, spared)
             self.finish()
             return
         copied = self._copies.begin(state)
-        self._thread = threading.Thread(target=self._write, args=(path, meta, copied))
+        self._thread = threading.Thread(target=self._write, args=(path, meta, copied, spared))
         self._thread.start()
 
     def finish(self) -> None:
@@ -91,7 +101,11 @@ class CheckpointWriter:
             raise failure
 
     def _write(
-        self, path: Path, meta: storage.CheckpointMeta, state: Callable[[], dict[str, Any]]
+        self,
+        path: Path,
+        meta: storage.CheckpointMeta,
+        state: Callable[[], dict[str, Any]],
+        spared: Path | None,
     ) -> None:
         try:
             storage.write(
@@ -106,11 +120,11 @@ class CheckpointWriter:
             self._failure.__cause__ = error
             return
         if self._keep and self._rank == 0:
-            self._prune(path.parent.parent, self._keep)
+            self._prune(path.parent.parent, self._keep, spared)
 
-    def _prune(self, out: Path, keep: int) -> None:
+    def _prune(self, out: Path, keep: int, spared: Path | None) -> None:
         try:
-            storage.prune(out, keep)
+            storage.prune(out, keep, spared)
         except OSError as error:
             self._failure = RankError(
                 f"rank {self._rank}: --keep {keep}: {error.filename} could not be removed:"

@@ -32,6 +32,8 @@ from pipeplan.weight_gradients import WeightGradients
 Loss = Callable[[Any, Any], Tensor]
 Target = Callable[[int], Any]
 """Micro-batch -> what the loss compares with."""
+Heard = Callable[[Any, Any], None]
+"""Hears what the loss is given: output, and what it compares with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +153,18 @@ class StoredSegment:
         """What autograd saved in the runs that may be offloaded."""
         return self._graphs[microbatch].saved
 
-    def evaluate(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
-        """Outputs without a graph; arguments as in `forward`."""
+    def evaluate(
+        self,
+        microbatch: int,
+        inputs: list[Tensor],
+        target: Target,
+        heard: Heard | None = None,
+    ) -> list[Tensor]:
+        """Outputs without a graph; arguments as in `forward`; tells `heard` before the loss."""
         boundary = tuple(inputs)
         inputs.clear()
         with torch.no_grad():
-            return list(self._run_layers(microbatch, boundary, target))
+            return list(self._run_layers(microbatch, boundary, target, heard=heard))
 
     def _enter(self, slot: Slot, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         result = enter_some(slot, inputs, self.spec.entered)
@@ -170,6 +178,7 @@ class StoredSegment:
         target: Target,
         saved: SavedTensors = _NOTHING_SAVED,
         waiting: WeightGradients | None = None,
+        heard: Heard | None = None,
     ) -> tuple[Tensor, ...]:
         """`value` is the only name for what flows, so each tensor dies when it is replaced."""
         value: Any = boundary
@@ -189,6 +198,8 @@ class StoredSegment:
                     value = module(*value)
                 if self._is_loss(index):
                     with casting(self.spec.autocast, self.spec.device):
+                        if heard is not None:
+                            heard(value, wanted)
                         value = self._loss(microbatch, value, wanted)
             value = value if isinstance(value, tuple) else (value,)
             saved.made(index, value)

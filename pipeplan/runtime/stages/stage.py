@@ -25,6 +25,7 @@ from pipeplan.runtime.stages.activation_offload import ActivationOffload
 from pipeplan.runtime.stages.segment import (
     CheckpointedSegment,
     Fed,
+    Heard,
     Loss,
     SegmentSpec,
     StoredSegment,
@@ -227,13 +228,20 @@ class StageRunner:
         return [*leaves, *(t for x in layers for t in (*x.parameters(), *x.buffers()))]
 
     def evaluate(
-        self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]
+        self,
+        microbatch: int,
+        inputs: list[Tensor],
+        target: Callable[[int], Any],
+        heard: Heard | None = None,
     ) -> list[Tensor]:
-        """Outputs of the newest weights, without a graph; arguments as in `forward`."""
+        """Outputs of the newest weights, without a graph; arguments as in `forward`.
+
+        The last stage calls `heard` with what the loss is given.
+        """
         for slots in self.slots:
             slots.bind_newest()
         for segment in self._segments:
-            inputs = segment.evaluate(microbatch, inputs, target)
+            inputs = segment.evaluate(microbatch, inputs, target, heard)
         return inputs
 
 

@@ -87,6 +87,10 @@ def weights(split: SplitModel) -> dict[str, str]:
 
 
 def _settings(task: Task) -> str:
-    """Fields of `task` that are plain values; what functions do shows in data and weights."""
-    values = {each.name: getattr(task, each.name) for each in fields(task) if each.name != "model"}
+    """Fields of `task` that are plain values; what functions do shows in data and weights.
+
+    Callbacks are of no matter: one rank alone calls its own.
+    """
+    names = [each.name for each in fields(task) if each.name not in ("model", "callbacks")]
+    values = {name: getattr(task, name) for name in names}
     return ", ".join(f"{name}={value}" for name, value in values.items() if not callable(value))

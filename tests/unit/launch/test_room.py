@@ -88,7 +88,7 @@ def test_steps_tell_what_is_taken(tmp_path: Path) -> None:
         progress = Progress(
             plan,
             units_per_microbatch=1,
-            followers=[MetricsFile(file)],
+            follower=MetricsFile(file),
             taken=lambda taken=taken: taken,  # type: ignore[misc]
         )
         for number in range(plan.microbatches):

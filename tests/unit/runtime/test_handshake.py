@@ -153,6 +153,9 @@ def test_plain_settings_of_the_task_are_facts() -> None:
     assert [name for name in one.alike if one.alike[name] != two.alike[name]] == [
         "settings of the task"
     ]
+    same = (launch_task.validated(0), launch_task.validated(0))
+    one, two = (facts.trained(plan, split(each), each, **words) for each in same)  # type: ignore[arg-type]
+    assert one == two, "each rank makes metrics and callbacks of its own"
 
 
 def shared(*outs: Path) -> list[str]:
