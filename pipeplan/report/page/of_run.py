@@ -21,7 +21,7 @@ from pipeplan.report.page.of_plan import (
     stages,
 )
 from pipeplan.report.page.run_files import RunFiles
-from pipeplan.report.page.run_sections import Delays, Durations, TrainingSteps
+from pipeplan.report.page.run_sections import Delays, Durations, TrainingSteps, Validations
 from pipeplan.report.page.schedule import MOST_BARS, Activity, Excerpt, PlannedActivities
 from pipeplan.report.page.sections import (
     Figure,
@@ -51,6 +51,8 @@ def run_page(files: RunFiles) -> Page:
         sections.append(memory_over_time(files.memory, period))
     if files.steps:
         sections.append(TrainingSteps(files.steps))
+    if files.validations:
+        sections.append(Validations(files.validations))
     if plan is not None:
         sections.append(stages(plan))
         if plan.solver.history:

@@ -9,7 +9,6 @@ from pipeplan.memory_terms import Purpose
 from pipeplan.report.page.axes import Axis, Mark, Point, area, path, steps
 from pipeplan.report.page.cells import shown
 from pipeplan.report.page.data import Unit
-from pipeplan.report.page.run_sections import TrainingSteps
 from pipeplan.report.page.sections import (
     Bar,
     IdleTime,
@@ -244,23 +243,6 @@ def search_chart(search: SearchProgress) -> Chart:
         for name, points in lines.items()
     }
     return line_chart("Period and bound", known, end=end, units=("seconds", "ns"), stepped=True)
-
-
-def training_charts(training: TrainingSteps) -> Iterator[Chart]:
-    """Loss, gradient norm, time and throughput over the steps, each where a run tells it."""
-    steps_ = training.steps
-    lines: dict[str, tuple[Unit, list[tuple[int, float | None]]]] = {
-        "Loss": ("number", [(each.step, each.loss) for each in steps_]),
-        "Gradient norm": ("number", [(each.step, each.norm) for each in steps_]),
-        "Time of a step": ("ns", [(each.step, each.step_ns) for each in steps_]),
-        "Throughput": ("rate", [(each.step, each.per_s) for each in steps_]),
-    }
-    begin, end = steps_[0].step, steps_[-1].step
-    for name, (unit, points) in lines.items():
-        known: list[Point] = [(at, value) for at, value in points if value is not None]
-        if known:
-            units: tuple[Unit, Unit] = ("number", unit)
-            yield line_chart(name, {name: known}, begin=begin, end=end, units=units)
 
 
 def line_chart(

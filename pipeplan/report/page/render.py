@@ -15,9 +15,9 @@ from pipeplan.report.page.pictures import (
     memory_legend,
     search_chart,
     shares,
-    training_charts,
 )
-from pipeplan.report.page.run_sections import TrainingSteps
+from pipeplan.report.page.run_pictures import training_charts, validation_charts
+from pipeplan.report.page.run_sections import TrainingSteps, Validations
 from pipeplan.report.page.schedule_pictures import memory_chart, periods
 from pipeplan.report.page.schedule_sections import PeriodOverMemory, Schedules
 from pipeplan.report.page.sections import (
@@ -67,6 +67,8 @@ def _part(section: Section) -> Part:
         return Part(section, charts=charts, legend=memory_legend(charts))
     if isinstance(section, TrainingSteps):
         return Part(section, charts=tuple(training_charts(section)))
+    if isinstance(section, Validations):
+        return Part(section, charts=tuple(validation_charts(section)))
     if isinstance(section, Schedules):
         return Part(section, periods(section), kind="shares")
     if isinstance(section, PeriodOverMemory):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeplan.action_times import FILE as TIMES
 from pipeplan.action_times import ActionTimes
@@ -15,10 +15,12 @@ from pipeplan.errors import InputError
 from pipeplan.memory_terms import MemoryReport
 from pipeplan.plan import Plan
 from pipeplan.report.memory import has_memory_alone, read_memory
-from pipeplan.report.page.run_sections import TrainedStep
+from pipeplan.report.page.run_sections import TrainedStep, ValidatedStep
 from pipeplan.report.run import PLAN, TrainingRun, read
 
+_Line = TypeVar("_Line")
 METRICS = "metrics.jsonl"
+VALIDATIONS = "validation.jsonl"
 MOST_STEPS = 1000
 """Of a longer run every n-th step is shown."""
 
@@ -33,6 +35,7 @@ class RunFiles:
     times: ActionTimes | None
     memory: MemoryReport | None
     steps: tuple[TrainedStep, ...]
+    validations: tuple[ValidatedStep, ...]
 
 
 def read_files(folder: str) -> RunFiles:
@@ -52,33 +55,40 @@ def read_files(folder: str) -> RunFiles:
                 f"{place / name}: got the file of another plan than {place / PLAN}, need those of"
                 " one run."
             )
-    return RunFiles(folder, run, plan, times, memory, _thinned(place / METRICS))
+    steps = tuple(_told(place / METRICS, _trained))
+    validations = tuple(_told(place / VALIDATIONS, _validated))
+    return RunFiles(folder, run, plan, times, memory, steps, validations)
 
 
-def _thinned(file: Path) -> tuple[TrainedStep, ...]:
+def _told(file: Path, read_line: Callable[[dict[str, Any]], _Line]) -> Iterator[_Line]:
+    """Lines of a run, or every n-th of a long one."""
     if not file.is_file():
-        return ()
+        return
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
-    every = -(-len(lines) // MOST_STEPS)
-    return tuple(_steps(file, lines[every - 1 :: every])) if lines else ()
-
-
-def _steps(file: Path, lines: list[str]) -> Iterator[TrainedStep]:
-    for line in lines:
+    every = max(1, -(-len(lines) // MOST_STEPS))
+    for line in lines[every - 1 :: every]:
         try:
-            told: dict[str, Any] = json.loads(line)
-            yield TrainedStep(
-                int(told["step"]),
-                _finite(told["loss"]),
-                int(told["step_ns"]),
-                float(told["units_per_s"]),
-                _finite(told.get("gradient_norm")),
-            )
+            yield read_line(json.loads(line))
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InputError(
                 f"{file}: got {line.strip()[:40]!r}, need the lines that a run wrote. Move the"
                 " file away."
             ) from None
+
+
+def _trained(told: dict[str, Any]) -> TrainedStep:
+    return TrainedStep(
+        int(told["step"]),
+        _finite(told["loss"]),
+        int(told["step_ns"]),
+        float(told["units_per_s"]),
+        _finite(told.get("gradient_norm")),
+    )
+
+
+def _validated(told: dict[str, Any]) -> ValidatedStep:
+    values = {"loss": told["loss"], **told["metrics"]}
+    return ValidatedStep(int(told["step"]), {name: _finite(each) for name, each in values.items()})
 
 
 def _finite(value: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.report.page.data import Cell, Column, DataTable
@@ -165,3 +165,33 @@ class TrainingSteps:
             (each.step, each.loss, each.norm, each.step_ns, each.per_s) for each in self.steps
         )
         return (DataTable("training", self.title, columns, rows).filled(),)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedStep:
+    """A line of validation.jsonl; None for what was not finite."""
+
+    step: int
+    values: Mapping[str, float | None]
+    """Of the loss and each metric, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validations:
+    """Loss and metrics on the validation data."""
+
+    steps: tuple[ValidatedStep, ...]
+    title: str = "Validation"
+    note: str = "Of the newest weights after each step."
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that any validation tells."""
+        return list(dict.fromkeys(name for each in self.steps for name in each.values))
+
+    def tables(self) -> Sequence[DataTable]:
+        """One row per validation."""
+        names = self.names
+        columns = (Column("step", "count"), *(Column(name, "number") for name in names))
+        rows = tuple((each.step, *map(each.values.get, names)) for each in self.steps)
+        return (DataTable("validation", self.title, columns, rows),)

@@ -137,6 +137,10 @@ def write_files(folder: Path, plan: Plan, times: ActionTimes) -> Path:
         for n in range(5)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    validated = [{"step": 2, "loss": 4.0, "metrics": {"hits": 0.5}}]
+    validated += [{"step": 4, "loss": None, "metrics": {"hits": 0.75}}]
+    validations = "".join(json.dumps(line) + "\n" for line in validated)
+    (folder / "validation.jsonl").write_text(validations)
     return folder
 
 
@@ -162,6 +166,10 @@ def test_the_page_has_the_runs_numbers(folder: Path) -> None:
     assert figures["last loss"]["measured"] == 4.0
     assert [row["loss"] for row in told["training"]] == [5.0, 4.9, 4.8, 4.7, 4.6]
     assert [row["time"] for row in told["training"]] == [80 * MS + n for n in range(5)]
+    assert told["validation"] == [
+        {"step": 2, "loss": 4.0, "hits": 0.5},
+        {"step": 4, "loss": None, "hits": 0.75},
+    ]
     rows = {row["operation"]: row for row in told["operations"]}
     assert rows["0F"]["measured, mean"] == pytest.approx(2 * MS + 7 * MS / 8)
     assert rows["0F"]["longest"] == 9 * MS
@@ -181,6 +189,7 @@ def test_files_of_older_runs_make_smaller_pages(folder: Path) -> None:
     assert "too short" in page.facts[0]
     (folder / "plan.json").unlink()
     (folder / "metrics.jsonl").unlink()
+    (folder / "validation.jsonl").unlink()
     assert tables(run_page(read_files(str(folder)))).keys() == {"figures"}
 
 
