@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pipeplan.remat.graph import Answer, Option
 
 METHODS = (
-    "auto", "keep-all", "rotor", "rockmate", "least-memory", "intervals", "checkmate",
+    "auto", "keep-all", "rotor", "rockmate", "hiremate", "least-memory", "intervals", "checkmate",
     "rk-checkmate", "brute-force",
 )  # fmt: skip
 """What `--method` takes for a graph; written out so that help needs no numpy."""

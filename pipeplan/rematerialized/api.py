@@ -62,8 +62,9 @@ def rematerialize(
         offload: whether tensors may wait on the host; plans of layers alone do that.
         host_bandwidth: of the way there, such as `12GB/s`; measured where it is not given.
         reserve: bytes beyond those above that are taken all the time, such as optimizer states.
-        method: `auto`; `operators` or `layers`, the best of all plans of these; or a name in
-            `pipeplan.remat.METHODS`, which plans layers. Plans of layers leave a
+        method: `auto`; `operators` or `layers`, the best of all plans of these; `hiremate`, which
+            plans operators; or a name in `pipeplan.remat.METHODS`, which plans layers. Plans of
+            layers leave a
             `Rematerialization` in `rematerialization`, of operators an `OperatorPlan`.
         slots: memory units of the dynamic programs for layers.
         max_layers: merges layers until there are no more than these.
@@ -81,9 +82,9 @@ def rematerialize(
         arguments.check_counts(max_layers=max_layers)
     arguments.check_way(method, offload, host_bandwidth)
     arguments.check_seconds(time_limit_s)
-    if method == arguments.OPERATORS and max_layers is not None:
+    if method in arguments.OF_OPERATORS and max_layers is not None:
         raise InputError(
-            "rematerialize: max_layers: got it with method operators, which has no layers. Leave"
+            f"rematerialize: max_layers: got it with method {method}, which has no layers. Leave"
             " it out."
         )
     limit = arguments.size(budget, "budget")
@@ -106,7 +107,7 @@ def rematerialize(
         say=progress or _silent,
     )
     arguments.check_trainable(request.touched, taken)
-    if method == arguments.OPERATORS:
+    if method in arguments.OF_OPERATORS:
         return rematerialize_operators(request)
     if method == arguments.AUTO:
         return rematerialize_fastest(request)

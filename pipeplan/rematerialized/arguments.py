@@ -17,6 +17,9 @@ AUTO = "auto"
 """The method that plans operators and layers and takes the faster plan."""
 OPERATORS = "operators"
 """The method that plans single operators, not layers."""
+HIREMATE = "hiremate"
+"""The one that plans them by HiRemate alone."""
+OF_OPERATORS = (OPERATORS, HIREMATE)
 LAYERS = "layers"
 """The best of the methods that plan layers."""
 
@@ -115,15 +118,15 @@ def check_seconds(value: float) -> None:
 
 def check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
     """Refuse unknown methods, and what only means something with a way to the host."""
-    if method not in (AUTO, OPERATORS, LAYERS) and method not in METHODS:
+    if method not in (AUTO, *OF_OPERATORS, LAYERS) and method not in METHODS:
         known = ", ".join(METHODS)
         raise InputError(
-            f"rematerialize: method: got {method!r}, need auto, operators, layers or one of"
-            f" {known}"
+            f"rematerialize: method: got {method!r}, need auto, operators, hiremate, layers or one"
+            f" of {known}"
         )
-    if method == OPERATORS and (offload or host_bandwidth is not None):
+    if method in OF_OPERATORS and (offload or host_bandwidth is not None):
         raise InputError(
-            "rematerialize: offload: got it with method operators, which recomputes alone. Give"
+            f"rematerialize: offload: got it with method {method}, which recomputes alone. Give"
             " method 'auto' or offload=False."
         )
     if host_bandwidth is not None and not isinstance(host_bandwidth, str):

@@ -16,6 +16,7 @@ from pipeplan.operators import UncapturableError, by_operators, capture
 from pipeplan.rehearsal import check_agreement, measured
 from pipeplan.remat.graph import Answer, Budget, GraphProblem, Option, solve
 from pipeplan.remat.programs import judge, keep_all
+from pipeplan.rematerialized.arguments import HIREMATE
 from pipeplan.rematerialized.measured import Loss, Sample
 from pipeplan.rematerialized.request import RematerializationRequest
 from pipeplan.rematerialized.untouched import as_it_was, gradients
@@ -84,7 +85,8 @@ def _planned(request: RematerializationRequest[Module], brief: bool) -> Module:
     say(f"operators: measuring {len(captured.graph.operations)}")
     check_agreement(module, captured)
     captured = measured(module, captured, request.repeats)
-    asked = _Asked(captured.graph, request.limit, request.reserve + _beside(taken), 0)
+    method = HIREMATE if request.method == HIREMATE else "auto"
+    asked = _Asked(captured.graph, request.limit, request.reserve + _beside(taken), 0, method)
     asked = replace(asked, around=_around_the_loss(request))
     say(f"operators: planning, at most {request.time_limit_s:g} s")
     answer = _plan(asked, request.time_limit_s)
@@ -105,12 +107,14 @@ class _Asked:
         limit: of the device.
         beside: beside the judge's bytes.
         around: the most that the loss and its backward hold beside output and target.
+        method: of `pipeplan.remat.graph.METHODS`.
     """
 
     graph: OperatorGraph
     limit: int
     beside: int
     around: int
+    method: str
 
     def budget(self, limit: int) -> Budget:
         """What may be saved: beside it, the outputs and what the loss makes have room."""
@@ -144,7 +148,7 @@ def _plan(asked: _Asked, seconds: float) -> Answer:
     graph, budget = asked.graph, asked.budget(asked.limit)
     if asked.keep_all.within(budget):
         return Answer(budget, asked.keep_all, graph.compute_ns, proven=True)
-    (answer,) = solve(GraphProblem(graph), [budget], seconds).answers
+    (answer,) = solve(GraphProblem(graph), [budget], seconds, asked.method).answers
     return answer
 
 
@@ -155,7 +159,8 @@ def _refusal(asked: _Asked, proven: bool, seconds: float) -> InfeasibleError:
     if seconds:
         low = max(static, limit)
         tried = [low + (least - low) * each // _TRIES for each in range(1, _TRIES + 1)]
-        found = solve(GraphProblem(graph), [asked.budget(each) for each in tried], seconds)
+        budgets = [asked.budget(each) for each in tried]
+        found = solve(GraphProblem(graph), budgets, seconds, asked.method)
         pairs = zip(tried, found.answers, strict=True)
         least = min((at for at, each in pairs if each.option is not None), default=least)
     why = "there is no program that runs forwards at most twice" if proven else "found no program"

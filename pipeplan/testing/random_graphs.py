@@ -45,3 +45,65 @@ def random_graph(
         outputs=(operations[forwards - 1].writes[0],),
         input_gradients=(operations[-1].writes[0],),
     )
+
+
+def paired_graph(seed: int, count: int) -> OperatorGraph:
+    """`count` forwards that read each other by chance, and a backward of each, in reverse."""
+    pairs = _Pairs(Random(seed), count)
+    for index in range(count):
+        pairs.forward(index)
+    for index in reversed(range(count)):
+        pairs.backward(index)
+    return OperatorGraph(
+        name=f"paired {seed}",
+        storages=tuple(pairs.storages),
+        operations=tuple(pairs.operations),
+        outputs=(pairs.made[-1],),
+        input_gradients=(pairs.gradient,),
+    )
+
+
+class _Pairs:
+    """Weights say which forward a backward belongs to."""
+
+    def __init__(self, draw: Random, count: int) -> None:
+        self.draw = draw
+        self.storages = [Storage(name="x", bytes=3, kind=StorageKind.INPUT)]
+        self.made = [0]
+        self.gradient = self.new(StorageKind.TANGENT)
+        self.weights = [self.new(StorageKind.PARAMETER) for _ in range(count)]
+        self.operations: list[Operation] = []
+        self.reads: list[tuple[int, ...]] = []
+        self.masks: list[tuple[int, ...]] = []
+
+    def new(self, kind: StorageKind) -> int:
+        name, size = str(len(self.storages)), self.draw.randint(1, 9)
+        self.storages.append(Storage(name=name, bytes=size, kind=kind))
+        return len(self.storages) - 1
+
+    def forward(self, index: int) -> None:
+        """Reads the latest value and perhaps another one; half of them make a mask, too."""
+        self.reads.append(tuple({self.made[-1], self.draw.choice(self.made)}))
+        masked = self.draw.random() < 0.5
+        self.masks.append((self.new(StorageKind.ACTIVATION),) if masked else ())
+        self.made.append(self.new(StorageKind.ACTIVATION))
+        reads = (*self.reads[index], self.weights[index])
+        self.run(Phase.FORWARD, reads, (*self.masks[index], self.made[-1]))
+
+    def backward(self, index: int) -> None:
+        """Reads what its forward read, and its mask."""
+        reads = (self.gradient, *self.reads[index], *self.masks[index], self.weights[index])
+        self.gradient = self.new(StorageKind.GRADIENT)
+        self.run(Phase.INPUT_GRADIENT, reads, (self.gradient,))
+
+    def run(self, phase: Phase, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        self.operations.append(
+            Operation(
+                name="operation",
+                phase=phase,
+                reads=reads,
+                writes=writes,
+                time_ns=self.draw.randint(1, 9),
+                workspace_bytes=self.draw.randint(0, 3),
+            )
+        )

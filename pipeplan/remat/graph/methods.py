@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pipeplan.errors import InputError
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.brute_force import best_order
+from pipeplan.remat.graph.hierarchy.hierarchy import Hierarchy
 from pipeplan.remat.graph.intervals.search import IntervalAnswer, SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
 from pipeplan.remat.graph.ledger import Ledger, Order
@@ -64,6 +65,11 @@ class Search:
         """The graph as blocks."""
         return BlockChain(self.ledger, runs=self.problem.runs)
 
+    @cached_property
+    def hierarchy(self) -> Hierarchy:
+        """The graph as clusters of clusters."""
+        return Hierarchy(self.ledger, runs=self.problem.runs)
+
     def best(self, budget: Budget) -> tuple[str, Order] | None:
         """The fastest known order within a budget; of equally fast ones that of least peak."""
         fitting = [each for each in self.known if self.fits(each[1], budget)]
@@ -97,6 +103,18 @@ def rockmate(search: Search) -> None:
     options_end = time.monotonic() + _OPTIONS_SHARE * search.left()
     search.chain.solve_options(search.limits, options_end)
     _by_blocks(search, "rockmate", keep_all=False)
+
+
+def hiremate(search: Search) -> None:
+    """Clusters of clusters, each with options, level by level (X. Zhao's thesis, chapter 3)."""
+    options_end = time.monotonic() + _OPTIONS_SHARE * search.left()
+    search.hierarchy.solve_ways(search.limits, options_end)
+    waiting = sorted(search.budgets, key=_largest_first)
+    for index, budget in enumerate(waiting):
+        end = time.monotonic() + search.left() / (len(waiting) - index)
+        order = search.hierarchy.order(budget.peak_bytes, budget.saved_bytes, search.limits, end)
+        if order is not None:
+            search.known.append(("hiremate", order))
 
 
 def least_memory(search: Search) -> None:
@@ -220,6 +238,7 @@ METHODS: dict[str, Callable[[Search], None]] = {
     "keep-all": keep_all,
     "rotor": rotor,
     "rockmate": rockmate,
+    "hiremate": hiremate,
     "least-memory": least_memory,
     "intervals": intervals,
     "checkmate": checkmate,

@@ -40,14 +40,16 @@ def trained(module: nn.Module) -> list[Tensor]:
     return [*found, torch.get_rng_state()]
 
 
-def test_a_budget_is_kept_bit_for_bit() -> None:
+@pytest.mark.parametrize("method", ["operators", pytest.param("hiremate", marks=pytest.mark.long)])
+def test_a_budget_is_kept_bit_for_bit(method: str) -> None:
     """With the loss and the target counted; operators run again; what is told is what is held."""
     module = gpt()
     expected = [each.clone() for each in trained(module)]
     plain = peak_bytes(module, loss, IDS, IDS)
     budget = plain * 9 // 10
-    lean: Any = rematerialize(module, (IDS, IDS), budget, loss=loss, method="operators", repeats=1)
+    lean: Any = rematerialize(module, (IDS, IDS), budget, loss=loss, method=method, repeats=1)
     plan = lean.rematerialization
+    assert (plan.option.method == "hiremate") == (method == "hiremate")
     assert plan.peak_bytes <= budget
     assert plan.option.outcome.compute_ns > plan.graph.compute_ns
     found = trained(lean)

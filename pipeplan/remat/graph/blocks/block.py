@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,12 +21,14 @@ class GraphBlock:
             blocks have equal graphs; what comes in is an input, or received where the whole graph
             receives it.
         operations: index in the whole graph of each of its operations.
+        storages: index in the whole graph of each of its storages.
         value_bytes: of what goes on to the next block.
         gradient_bytes: of what comes back from it.
     """
 
     graph: OperatorGraph
     operations: tuple[int, ...]
+    storages: tuple[int, ...]
     value_bytes: int
     gradient_bytes: int
 
@@ -62,25 +64,51 @@ def blocks(ledger: Ledger, chosen: Sequence[BlockCut]) -> list[GraphBlock]:
 def _block(
     ledger: Ledger, operations: tuple[int, ...], before: BlockCut | None, behind: BlockCut | None
 ) -> GraphBlock:
-    size = ledger.size
-    names = _Names(ledger, before, behind)
+    return extract(
+        ledger,
+        operations,
+        inputs=before.values if before else (),
+        gradients=behind.gradients if behind else ledger.tangents,
+        outputs=behind.values if behind else ledger.outputs,
+        returned=(*(before.gradients if before else ()), *ledger.handed_back),
+    )
+
+
+def extract(
+    ledger: Ledger,
+    operations: Sequence[int],
+    inputs: Collection[int],
+    gradients: Collection[int],
+    outputs: Collection[int],
+    returned: Iterable[int],
+) -> GraphBlock:
+    """Operations of the whole graph, in the order given, as a graph of their own.
+
+    Args:
+        ledger: the whole graph.
+        operations: forwards first.
+        inputs: storages that are there when its forward begins.
+        gradients: storages that come before its backward.
+        outputs: storages that are there at the end of its forward.
+        returned: gradients that it hands on, with others that it does not make.
+    """
+    names = _Names(ledger, frozenset(inputs), frozenset(gradients))
+    whole = ledger.graph.operations
     inside = [
         Operation(
-            name=re.sub(r"\d+", "", ledger.graph.operations[at].name),
-            phase=ledger.graph.operations[at].phase,
+            name=re.sub(r"\d+", "", whole[at].name),
+            phase=whole[at].phase,
             reads=tuple(names.of(s) for s in ledger.reads[at]),
             writes=tuple(names.of(s) for s in ledger.writes[at]),
             time_ns=ledger.time[at],
-            workspace_bytes=ledger.graph.operations[at].workspace_bytes,
-            random=ledger.graph.operations[at].random,
-            once=ledger.graph.operations[at].once,
+            workspace_bytes=whole[at].workspace_bytes,
+            random=whole[at].random,
+            once=whole[at].once,
         )
         for at in operations
     ]
     made = {s for at in operations for s in ledger.writes[at]}
-    outputs = behind.values if behind else ledger.outputs
-    returned = (*(before.gradients if before else ()), *ledger.handed_back)
-    for storage in (*(behind.gradients if behind else ()), *outputs):
+    for storage in (*gradients, *outputs):
         names.of(storage)
     graph = OperatorGraph(
         name="block",
@@ -91,19 +119,18 @@ def _block(
     )
     return GraphBlock(
         graph,
-        operations,
-        sum(size[s] for s in outputs),
-        sum(size[s] for s in (behind.gradients if behind else ledger.tangents)),
+        tuple(operations),
+        tuple(names.index),
+        sum(ledger.size[s] for s in outputs),
+        sum(ledger.size[s] for s in gradients),
     )
 
 
 class _Names:
     """Storages of a block, numbered as they are met."""
 
-    def __init__(self, ledger: Ledger, before: BlockCut | None, behind: BlockCut | None) -> None:
-        self.ledger = ledger
-        self.inputs = set(before.values if before else ())
-        self.gradients = set(behind.gradients if behind else ledger.tangents)
+    def __init__(self, ledger: Ledger, inputs: frozenset[int], gradients: frozenset[int]) -> None:
+        self.ledger, self.inputs, self.gradients = ledger, inputs, gradients
         self.index: dict[int, int] = {}
         self.storages: list[Storage] = []
 

@@ -10,6 +10,7 @@ could have gone before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,16 +75,19 @@ class IntervalModel:
             for storage in self.ledger.made(at):
                 self.maker.setdefault(storage, at)
                 self.copies[storage] = [self._copy(storage, run) for run in self.runs.of[at]]
-        for at in self.slots.heads:
-            for run in self.runs.of[at]:
-                for storage in self.ledger.needed(at):
-                    self._read(run, storage)
+        self._reads()
         for storage in self.ledger.handed_back:
             self._hand_back(self.copies[storage])
         self._memory()
         self._saved()
         self._heads()
         self._objective(known, least)
+
+    def _reads(self) -> None:
+        for at in self.slots.heads:
+            for run in self.runs.of[at]:
+                for storage in self.ledger.needed(at):
+                    self._read(run, storage)
 
     def _copy(self, storage: int, run: OperationRun) -> Copy:
         """A copy that lives until `end`."""
@@ -100,10 +104,11 @@ class IntervalModel:
             later = [each.run.present.negated() for each in copies[index + 1 : index + 2]]
             self.cp.add(copy.end == self.slots.horizon).only_enforce_if(*present, *later)
 
-    def _read(self, reader: OperationRun, storage: int) -> None:
+    def _read(self, reader: OperationRun, storage: int, given: tuple[Any, ...] = ()) -> None:
         """A reader takes the latest copy before it, which is kept to behind it.
 
-        Where an older one is kept as well, it could go: nothing is lost.
+        Where an older one is kept as well, it could go: nothing is lost. With literals `given` it
+        reads where they are true.
         """
         copies = self.copies[storage]
         made = [
@@ -118,6 +123,7 @@ class IntervalModel:
             if 0 in map(_number, is_made):
                 continue
             when = (
+                *given,
                 *(() if reader.fixed else (reader.present,)),
                 *is_made,
                 *(each.negated() for each in later if _number(each) != 0),
@@ -140,7 +146,22 @@ class IntervalModel:
                     length = self.cp.new_int_var(0, self.slots.horizon, "")
                     intervals.append(self._interval(begin, length, copy.end, copy.run.present))
                     demands.append(self.units[storage])
+        for interval, demand in self._beside():
+            intervals.append(interval)
+            demands.append(demand)
         self.cp.add_cumulative(intervals, demands, self.cap)
+
+    def _beside(self) -> Iterable[tuple[Any, int]]:
+        """Further intervals and their units; a model with choices has some."""
+        return ()
+
+    def _beside_at(self, slot: int) -> tuple[int, Any]:
+        """Of these the most units at a first run, and the units there as an expression."""
+        return 0, 0
+
+    def _beside_saved(self) -> Any:
+        """Of these the units that are there at the end of the forward."""
+        return 0
 
     def _comes(self, at: int) -> int:
         """Units of an entry beyond what is held."""
@@ -161,7 +182,7 @@ class IntervalModel:
                 if storage not in self.ledger.unsaved:
                     held.append(self.units[storage] * self._crossing[storage])
         if self.saved is not None:
-            self.cp.add(sum(held) <= self.saved)
+            self.cp.add(sum(held) + self._beside_saved() <= self.saved)
 
     def _crosses(self, copies: list[Copy], storage: int) -> Any:
         """Whether a storage is there behind the end of the forward, and was before it."""
@@ -207,11 +228,12 @@ class IntervalModel:
                 for storage, slots in readers.items()
                 if self.copies[storage][0].run.slot < here <= slots[-1] and self.units[storage]
             ]
-            if sum(self.units[s] for s, _ in held) + self._comes(at) > self.cap:
-                self._head(here, held, self.cap - self._comes(at))
+            most, beside = self._beside_at(here)
+            if sum(self.units[s] for s, _ in held) + most + self._comes(at) > self.cap:
+                self._head(here, held, self.cap - self._comes(at), beside)
 
-    def _head(self, here: int, held: list[tuple[int, int]], room: int) -> None:
-        terms = []
+    def _head(self, here: int, held: list[tuple[int, int]], room: int, beside: Any) -> None:
+        terms = [beside]
         for storage, reader in held:
             away = 0
             if here == self.slots.end and reader > here:
@@ -223,7 +245,7 @@ class IntervalModel:
         self.cp.add(sum(terms) <= room)
 
     def _objective(self, known: int | None, least: int) -> None:
-        further = sum(
+        further = self._slower() + sum(
             self.ledger.time[at] * run.present
             for at, runs in self.runs.of.items()
             for run in runs[1:]
@@ -235,6 +257,10 @@ class IntervalModel:
         if least:
             self.cp.add(further >= least)
         self.cp.minimize(further)
+
+    def _slower(self) -> Any:
+        """Time of what was chosen beyond the fastest, in a model with choices."""
+        return 0
 
 
 def _number(literal: Any) -> int | None:

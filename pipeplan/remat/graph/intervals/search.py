@@ -85,7 +85,7 @@ def search(
     model.build(known, least_ns)
     if hint is not None:
         model.runs.hint(hint)
-    status, solver = _solve(model, limits or SearchLimits())
+    status, solver = run_model(model, limits or SearchLimits())
     if status == cp_model.INFEASIBLE:
         return (
             IntervalAnswer(None, None, True)
@@ -99,15 +99,21 @@ def search(
     return IntervalAnswer(order, bound, status == cp_model.OPTIMAL)
 
 
-def _solve(model: IntervalModel, limits: SearchLimits) -> tuple[Any, Any]:
+def run_model(
+    model: IntervalModel, limits: SearchLimits, linearization: int = 0
+) -> tuple[Any, Any]:
+    """CP-SAT's status, and the solver behind it; `linearization` is its level.
+
+    The propagation of `IntervalModel._heads` proves more in a second than linear relaxations do,
+    but for models with choices.
+    """
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limits.seconds
     solver.parameters.num_workers = limits.workers
     solver.parameters.random_seed = 0
-    # The propagation of `IntervalModel._heads` proves more in a second than linear relaxations.
-    solver.parameters.linearization_level = 0
+    solver.parameters.linearization_level = linearization
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = limits.deterministic
     return solver.solve(model.cp), solver

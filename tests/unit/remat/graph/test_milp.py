@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -14,13 +12,13 @@ from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.milp import checkmate, rk_checkmate
 from pipeplan.remat.graph.milp.checkmate import Checkmate
 from pipeplan.remat.graph.milp.fb_graph import FbGraph, Phantom, of_operators
-from pipeplan.remat.graph.milp.linear import Constraint, add
 from pipeplan.remat.graph.milp.rk_checkmate import RkCheckmate
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.orders import further, peak_bytes, saved_bytes, tidy
 from pipeplan.remat.programs import judge
 from pipeplan.testing.random_graphs import random_graph
 from tests import grids
+from tests.integer_programs import excludes
 
 
 def _any_run(ledger: Ledger) -> Slots:
@@ -118,26 +116,6 @@ SUM = FbGraph(
 """Two forwards contribute to one allocation, which the backward reads."""
 
 
-_Program = Checkmate | RkCheckmate
-
-
-def _excludes(make: Callable[[str], _Program], family: str) -> bool:
-    """Whether a family rules out a 0-1 assignment that all other families allow."""
-    assert make(family).solve("scip").objective is not None
-    for index, row in enumerate(getattr(make(family), family)()):
-        sides = [] if row.high == inf else [(row.high + 0.01, inf)]
-        sides += [] if row.low == -inf else [(-inf, row.low - 0.01)]
-        for low, high in sides:
-            loose = make(family)
-            expression = list(getattr(loose, family)())[index].expression
-            if isinstance(expression, int):
-                continue
-            add(loose.model, Constraint(expression, low, high))
-            if loose.solve("scip").objective is not None:
-                return True
-    return False
-
-
 def _chain(family: str) -> RkCheckmate:
     return RkCheckmate(CHAIN, 10, 4, family)
 
@@ -158,14 +136,14 @@ variables are 0 or 1: they differ in relaxations alone."""
 @pytest.mark.parametrize("family", rk_checkmate.FAMILIES)
 def test_every_family_of_rk_checkmate_counts(family: str) -> None:
     """Each rules out what all others allow, but those that follow from others."""
-    rules = any(_excludes(make, family) for make in (_chain, _phantoms, _sum))
+    rules = any(excludes(make, family) for make in (_chain, _phantoms, _sum))
     assert rules is (family not in _IMPLIED)
 
 
 @pytest.mark.parametrize("family", checkmate.FAMILIES)
 def test_every_family_of_checkmate_counts(family: str) -> None:
     """Each rules out what all others allow."""
-    assert _excludes(lambda name: Checkmate(CHAIN, 10, name), family)
+    assert excludes(lambda name: Checkmate(CHAIN, 10, name), family)
 
 
 def test_phantoms_are_kept_or_made_again() -> None:
