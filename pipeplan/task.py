@@ -109,7 +109,7 @@ class Task:
     """Hear of a run of `launch`, on one rank: the one with the losses, of the first replica."""
 
     def microbatch(self, number: int) -> tuple[Any, Any]:
-        """(input, target) of micro-batch `number`, whose tensors are fresh contiguous copies.
+        """(input, target) of micro-batch `number`, whose tensors are fresh copies without holes.
 
         Copies, because `data` may hand out views of a larger tensor or parts of a data set in
         memory: then the bytes that a stage keeps would not be those of its input. Without a loss
@@ -176,7 +176,7 @@ def _fresh(tensor: Tensor, where: str) -> Tensor:
             f"{where}: got a tensor of layout {tensor.layout}, need a dense one: .to_dense(), or"
             " its indices and values as two tensors"
         )
-    return tensor.detach().contiguous().clone()
+    return tensor.detach().clone()
 
 
 def _is_tensor(value: object) -> bool:

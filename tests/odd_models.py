@@ -417,6 +417,7 @@ EXACT: dict[str, Callable[[], nn.Module | list[nn.Module]]] = {
     "checkpoint": lambda: Odd(Checkpointed(reentrant=False)),
     "reentrant checkpoint": lambda: Odd(Checkpointed(reentrant=True)),
     "checkpointing call": lambda: Odd(Own()),
+    "scripted module": lambda: Odd(torch.jit.script(nn.Linear(WIDTH, WIDTH))),
     "compiled module": lambda: compiled("middle"),
     "compiled model": lambda: compiled("all"),
     "counter in forward": lambda: Odd(Counter()),

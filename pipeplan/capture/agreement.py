@@ -18,6 +18,7 @@ from pipeplan.autograd_cut import Slot, enter_some
 from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
 from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
+from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.split import module_of
 from pipeplan.capture.tensor_distance import (
     densified,
@@ -102,14 +103,15 @@ def check_output(
 
 
 def _batches_of(task: Task, most: int) -> Iterator[MicroBatch]:
-    """The first micro-batches: a data set may have fewer than `most`, but must have one."""
+    """The first micro-batches, all alike: a data set may have fewer than `most`, not none."""
+    alike = MicroBatches(task)
     for number in range(most):
         try:
-            yield MicroBatch.of(task, number)
+            batch = MicroBatch.of(task, number)
         except InputError:
-            if number == 0:
-                raise
             return
+        alike.check(number, batch)
+        yield batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from pipeplan.capture.user_model.module_attributes import restored
-from pipeplan.empty import has_empty
+from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
 from pipeplan.livebytes import key
 from pipeplan.nested import LayerLoss, MicroBatch
@@ -83,7 +85,22 @@ def lacks_values(layers: Iterable[nn.Module]) -> bool:
 def fake_mode(layers: Iterable[nn.Module]) -> FakeTensorMode:
     """The mode that the parameters of `layers` belong to where they are fake, else a new one."""
     found = _first_fake(layers)
-    return found.fake_mode if found is not None else FakeTensorMode(allow_non_fake_inputs=True)
+    return found.fake_mode if found is not None else _FakeMode(allow_non_fake_inputs=True)
+
+
+class _FakeMode(FakeTensorMode):
+    """Also computes nothing with a parameter without memory and a number alone.
+
+    torch computes `1 + weight` for real where nothing in it is fake, and would read what is not
+    there.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = tree_map_only(Tensor, self._faked, (args, kwargs or {}))
+        return super().__torch_dispatch__(func, types, *given)
+
+    def _faked(self, tensor: Tensor) -> Tensor:
+        return self.from_tensor(tensor) if is_empty(tensor) else tensor
 
 
 def _first_fake(layers: Iterable[nn.Module]) -> FakeTensor | None:

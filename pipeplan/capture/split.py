@@ -6,6 +6,7 @@ runtime's layers. The layers hold the user's own Parameter objects: nothing is c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -107,7 +108,8 @@ def _by_graph(
     traced = trace_boundaries(layers, loss, batch, fed, entering)
     eager = tuple(index for index, piece in enumerate(made) if piece.is_eager)
     found = _made(task, batch, layers, traced, kept, fed)
-    found = replace(found, returned=flow.exported.returned)
+    notes = (*found.notes, flow.exported.note) if flow.exported.note else found.notes
+    found = replace(found, returned=flow.exported.returned, notes=notes)
     if len(entering) < len(batch.inputs):
         specs = tuple(map(spec_of, batch.inputs))
         found = replace(found, inputs=specs, entering=entering)
@@ -150,19 +152,20 @@ def _told(
 
 
 def _shared(layers: Mapping[str, nn.Module]) -> Iterator[str]:
-    """What the order of sums is where layers share a trainable parameter."""
+    """What the order of sums is where layers share trainable parameters."""
     users: dict[nn.Parameter, list[str]] = {}
     for name, layer in layers.items():
         for parameter in layer.parameters():
             if parameter.requires_grad:
                 users.setdefault(parameter, []).append(name)
-    for names in users.values():
-        if len(names) > 1:
-            yield (
-                f"layers {', '.join(names)} share a parameter: its gradient is added up layer by"
-                " layer, so its last bits may differ from those of a loop that adds up all uses of"
-                " a micro-batch first"
-            )
+    groups = Counter(tuple(names) for names in users.values() if len(names) > 1)
+    for names, count in groups.items():
+        several = f" ({count} in all)" if count > 1 else ""
+        yield (
+            f"layers {', '.join(names)} share a parameter{several}: its gradient is added up layer"
+            " by layer, so its last bits may differ from those of a loop that adds up all uses of"
+            " a micro-batch first"
+        )
 
 
 def _counting(
@@ -223,7 +226,11 @@ def _check_input(batch: MicroBatch) -> None:
     """Refuse a model that is called without tensors."""
     if not batch.inputs:
         got = text_of(batch.arguments.structure, is_call=True)
-        raise InputError(f"task: data(0): got the input {got}, need a tensor in it")
+        raise InputError(
+            f"task: data(0): got the input {got}, need a tensor in it: what is no tensor belongs"
+            " to the model and is the same in every micro-batch. Make tensors of it in data: of a"
+            " text its token ids, and let the model take those."
+        )
 
 
 def _check_made(model: nn.Module) -> None:

@@ -131,6 +131,8 @@ def _standing(module: nn.Module) -> str | None:
     """What can be seen of a module before it runs."""
     if is_compiled(module):
         return "is compiled"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is scripted"
     hooks = [hook for kind in HOOKS for hook in getattr(module, kind).values()]
     if hooks:
         return f"has a hook, {getattr(hooks[0], '__qualname__', type(hooks[0]).__name__)}"

@@ -24,10 +24,14 @@ from pipeplan.capture.eager_modules.eager_operation import EagerCalls, UnfitErro
 from pipeplan.capture.graph.constant_propagation import ConstantPropagation
 from pipeplan.capture.graph.operations import returns_argument
 from pipeplan.capture.user_model.model_call import call_options, quiet
-from pipeplan.capture.user_model.user_code import is_machinery, place_of_line
+from pipeplan.capture.user_model.user_code import is_machinery, place_of
 from pipeplan.errors import InputError
 from pipeplan.nested import ModelArguments, Structure, returned
 
+_BY_VALUE = (
+    r"data-dependent|data dependent|unbacked|bool\(\) is not supported|data is not allocated yet"
+)
+"""What torch says where a value is read while a model is exported."""
 _LIST = "Or give the model's layers as a Python list, which may do anything inside."
 
 
@@ -47,6 +51,8 @@ class ExportedModel:
     """How they lie in what the loss is given; None: there is one."""
     calls: EagerCalls
     """Of the modules that stay eager."""
+    note: str = ""
+    """What the user should know of how it was exported."""
 
 
 def export_graph(
@@ -73,7 +79,7 @@ def export_graph(
     calls = calls or EagerCalls({})
     try:
         with quiet(), calls.exported(), _no_stacks():
-            program = _program(model, arguments)
+            program, note = _program(model, arguments)
     except UnfitError:
         raise
     except Exception as error:
@@ -95,11 +101,13 @@ def export_graph(
         states[node] = names.get(id(tensor), spec.target), tensor
     _name_buffers(states)
     ends = _outputs(model, program, own_loss)
-    return ExportedModel(program.graph_module, states, tuple(fed), *ends, calls)
+    return ExportedModel(program.graph_module, states, tuple(fed), *ends, calls, note)
 
 
-def _program(model: nn.Module, arguments: ModelArguments) -> torch.export.ExportedProgram:
-    """The program that the model runs when nobody exports it.
+def _program(
+    model: nn.Module, arguments: ModelArguments
+) -> tuple[torch.export.ExportedProgram, str]:
+    """The program that the model runs when nobody exports it; where it is not that one, a note.
 
     Libraries ask torch whether an export is under way, and of a tensor whether it has values, and
     then compute in another way, with other last bits (Hugging Face builds masks that it leaves
@@ -111,13 +119,17 @@ def _program(model: nn.Module, arguments: ModelArguments) -> torch.export.Export
     asked: list[str] = []
     try:
         with quiet(), _as_if_eager(model, asked):
-            return torch.export.export(model, positional, named, strict=False)
+            return torch.export.export(model, positional, named, strict=False), ""
     except UnfitError:
         raise
-    except Exception:
+    except Exception as error:
         if not asked:
             raise
-    return torch.export.export(model, positional, named, strict=False)
+        note = (
+            f"the model runs as for an export: in training it reads values{place_of(error)},"
+            " which may differ by micro-batch; its last bits may differ from those of training"
+        )
+    return torch.export.export(model, positional, named, strict=False), note
 
 
 @contextmanager
@@ -266,11 +278,12 @@ def _reason(model: nn.Module, error: Exception) -> str:
     """What to tell the user about a failed export: the kind of failure, the place, what to do."""
     where = f"task: model {type(model).__name__}"
     text = str(error)
-    place = _place(error)
-    if re.search(r"data-dependent|data dependent|unbacked|bool\(\) is not supported", text, re.I):
+    place = place_of(error)
+    if re.search(_BY_VALUE, text, re.I):
         return (
             f"{where}: its operations depend on the values of tensors{place}, need the same ones"
-            " for every micro-batch. Replace the branch by torch.where, fixed sizes or a mask."
+            " for every micro-batch. Do it in an nn.Module of its own inside the model, which then"
+            " runs as it is, or use torch.where, fixed sizes or a mask."
             f" {_LIST}"
         )
     if "Mutating module attribute" in text or "assigned during export" in text:
@@ -283,18 +296,3 @@ def _reason(model: nn.Module, error: Exception) -> str:
         f"{where}: torch.export failed{place}: {type(error).__name__}: {first}."
         f" Check that model(data(0)[0]) works. {_LIST}"
     )
-
-
-def _place(error: BaseException) -> str:
-    """` at file.py:12 (code)` of the innermost frame outside of torch; empty if there is none."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
-        trace = trace.tb_next
-    users = [frame for frame in frames if not is_machinery(frame[0])]
-    if not users:
-        return ""
-    file, line, name = users[-1]
-    return f" at {place_of_line(file, line)} ({name})"

@@ -18,6 +18,7 @@ from pipeplan.capture.graph.data_flow import DataFlow
 from pipeplan.capture.graph.export import ExportedModel, export_graph
 from pipeplan.capture.user_model.model_call import quiet, result_of
 from pipeplan.capture.user_model.module_attributes import restored
+from pipeplan.capture.user_model.user_code import place_of
 from pipeplan.errors import InputError
 from pipeplan.nested import ModelArguments
 from pipeplan.repeat import kept_generators
@@ -97,8 +98,16 @@ def _record(model: nn.Module, arguments: ModelArguments, calls: EagerCalls) -> N
                 f"task: model {type(model).__name__}: looks at values ({type(error).__name__}),"
                 " which it has none of here. Profile it with --mode measured."
             ) from error
-    with calls.recorded():
-        result_of(model, arguments)
+    try:
+        with calls.recorded():
+            result_of(model, arguments)
+    except UnfitError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"task: model {type(model).__name__}: its forward fails on data(0){place_of(error)}:"
+            f" {type(error).__name__}: {error}. Check that the model runs on what data(0) gives."
+        ) from error
 
 
 def _failing(model: nn.Module, error: InputError) -> dict[str, OpaqueModule]:

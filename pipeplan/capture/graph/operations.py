@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeplan.livebytes import key
+from pipeplan.livebytes import dense, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def node_tensors(node: fx.Node) -> list[Tensor]:
 
 def node_storages(node: fx.Node) -> set[int]:
     """The storages behind what `node` returns; a view has its base's."""
-    return set(map(key, node_tensors(node)))
+    return {key(part) for tensor in node_tensors(node) for part in dense(tensor)}
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -42,8 +42,9 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether it is contiguous but for the order of its dimensions."""
-    return tensor.permute(memory_order(tensor)).is_contiguous()
+    """Whether it is contiguous but for the order of its dimensions; no sparse tensor is."""
+    strided = tensor.layout is torch.strided
+    return strided and tensor.permute(memory_order(tensor)).is_contiguous()
 
 
 def node_region(node: fx.Node) -> fx.GraphModule | None:

@@ -12,7 +12,7 @@ from pipeplan.capture.layer_costs.layer_run import FusedLayers
 from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
 from pipeplan.chain import Layer
 from pipeplan.gradients import sum_of
-from pipeplan.livebytes import storage_bytes
+from pipeplan.livebytes import dense, storage_bytes
 from pipeplan.task import SplitModel, Task
 
 
@@ -156,7 +156,7 @@ def _layer(
         forward_workspace_bytes=size.forward_workspace,
         backward_workspace_bytes=size.backward_workspace,
         optimizer_workspace_bytes=cost.step.workspace_bytes,
-        buffer_bytes=sum(buffer.nbytes for buffer in layer.buffers()),
+        buffer_bytes=sum(part.nbytes for buffer in layer.buffers() for part in dense(buffer)),
         frozen_bytes=frozen,
         backward_weight_ns=cost.split.weight_ns,
         backward_input_ns=cost.split.input_ns,

@@ -54,7 +54,8 @@ def failed(error: Exception) -> str:
     cause = error.__cause__ or error
     if isinstance(cause, InnerBackwardError):
         return "a forward computes gradients itself"
-    return f"in two halves it fails ({type(cause).__name__}: {cause})"
+    *_, line = str(cause).strip().splitlines() or [""]
+    return f"in two halves it fails ({type(cause).__name__}: {line.strip()})"
 
 
 def told(names: Sequence[str], reasons: Sequence[str | None]) -> list[str]:

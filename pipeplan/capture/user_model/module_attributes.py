@@ -58,6 +58,7 @@ def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     parts = list(modules)
     buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
     tables = [each._buffers for part in parts for each in part.modules()]  # noqa: SLF001
+    tables = [table for table in tables if isinstance(table, dict)]  # no scripted module's
     named = [dict(table) for table in tables]
     attributes = AttributeSnapshot(parts)
     try:

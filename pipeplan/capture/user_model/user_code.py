@@ -15,6 +15,21 @@ def place_of_line(file: str, line: int) -> str:
     return f"{file.rpartition('/')[2]}:{line}"
 
 
+def place_of(error: BaseException) -> str:
+    """` at file.py:12 (code)` of the innermost frame outside of torch; empty if there is none."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
+        trace = trace.tb_next
+    users = [frame for frame in frames if not is_machinery(frame[0])]
+    if not users:
+        return ""
+    file, line, name = users[-1]
+    return f" at {place_of_line(file, line)} ({name})"
+
+
 def is_machinery(file: str) -> bool:
     """Whether `file` is torch's or ours, so that no user looks there."""
     return bool(re.search(r"/torch/|/contextlib\.py$|/pipeplan/capture/|^<", file))

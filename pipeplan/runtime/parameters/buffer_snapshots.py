@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pipeplan.livebytes import storage_bytes
 from pipeplan.pinned import PinnedPool
 
 _BYTES_PER_S = 5e9
@@ -52,7 +53,7 @@ class BufferSnapshots:
     @property
     def copy_s(self) -> float:
         """How long `remember` takes, roughly."""
-        return sum(tensor.nbytes for tensor in self.buffers().values()) / _BYTES_PER_S
+        return storage_bytes(self.buffers().values()) / _BYTES_PER_S
 
     def remember(self, step: int, since: int) -> None:
         """Copy the buffers before the first forward of `step`; forget steps before `since`."""

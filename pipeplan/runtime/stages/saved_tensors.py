@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan.livebytes import key
+from pipeplan.livebytes import dense, key
 from pipeplan.plan import LayerRanges
 
 
@@ -130,7 +130,7 @@ class SavedTensors:
         Args:
             fixed: tensors that count elsewhere: weights and buffers.
         """
-        stay = {key(tensor) for tensor in fixed}
+        stay = {key(part) for tensor in fixed for part in dense(tensor)}
         found: dict[int, list[SavedTensor]] = {}
         for saved in _living(self._saved):
             name = key(saved.tensor())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipeplan.capture.boundary_trace import fake_mode
 from pipeplan.capture.fake_tensors.ghosts import Ghosts
 from pipeplan.empty import has_empty, hollow, is_empty
 from tests.initialised import MODELS, WIDTH
@@ -134,6 +135,16 @@ def test_what_reads_a_lost_value_says_so() -> None:
     ):
         nn.Linear(2, 2).bias.tolist()
     assert ghosts.wanted == {1}
+
+
+def test_a_parameter_without_memory_and_a_number() -> None:
+    """Fake tensors compute such a pair for real, which would end the process."""
+    ghosts = Ghosts(draws=False)
+    with ghosts.building():
+        layer = nn.Linear(2, 3)
+    assert is_empty(layer.weight)
+    with fake_mode([layer]):
+        assert (1 + layer.weight).shape == (3, 2)
 
 
 def test_hollow_parameters_are_not_a_number() -> None:

@@ -117,6 +117,24 @@ class Plain(Base):
         return torch.softmax(value @ value.t(), -1) @ value
 
 
+class Wrong(nn.Module):
+    """Fails whatever it is given."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        raise ValueError(f"no rows of {value.shape[1]}")
+
+
+class HoldsWrong(Base):
+    """Fails in a module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong = Wrong()
+
+    def middle(self, value: Tensor) -> Tensor:
+        return self.wrong(value)
+
+
 def two_devices() -> nn.Module:
     """One layer on the processor, one on another device."""
     model = Base()
@@ -132,6 +150,10 @@ REFUSED = {
     "no tensor": (Text(), "returned no tensor, need what the loss"),
     "two devices": (two_devices(), "first.weight on cpu and last.weight on meta, need one device"),
     "a wrong shape": (nn.Bilinear(4, 4, 4), "torch.export failed.*Check that model"),
+    "a forward that fails": (
+        HoldsWrong(),
+        r"fails on data\(0\) at test_.*\.py:\d+ \(forward\): ValueError: no rows of 4\. Check",
+    ),
     "random numbers of another kind": (
         Chance(),
         "forward draws from Python's or numpy's generator",
@@ -202,6 +224,23 @@ def test_a_batch_that_does_not_divide() -> None:
 
     task = Task(model=Base(), loss=nn.functional.mse_loss, optimizer=sgd, data=data)
     with pytest.raises(InputError, match="choose a size of micro-batches that divides them"):
+        profile_task(task, repeats=1)
+
+
+def test_a_plain_number_that_changes() -> None:
+    """It is part of the graph; the message says to make a tensor of it."""
+
+    class Steps(Base):
+        def forward(self, value: Tensor, step: int) -> Tensor:
+            return super().forward(value) * step
+
+    def data(number: int) -> tuple[tuple[Tensor, int], Tensor]:
+        return (rows(0)[0], number), rows(0)[1]
+
+    task = Task(model=Steps(), loss=nn.functional.mse_loss, optimizer=sgd, data=data)
+    with pytest.raises(
+        InputError, match=r"data\(1\).*\(tensor, 1\), need \(tensor, 0\).*as a tensor"
+    ):
         profile_task(task, repeats=1)
 
 
