@@ -28,6 +28,7 @@ from benchmarks import (
     resnet_bytes,
     runtime_pages,
     side_by_side,
+    zoo,
 )
 from benchmarks import joint as joint_rows
 from benchmarks import operators as operator_rows
@@ -238,6 +239,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "side_by_side": side_by_side.page,
     "vgg16_proof": proofs,
     "voices": voices,
+    "zoo": zoo.page,
 }
 """By the name of the file of results, which is the page's, too."""
 

@@ -1,0 +1,1 @@
+"""Architectures as people have them, trained on two GPUs beside a plain loop."""
