@@ -33,8 +33,8 @@ _Any = TypeVar("_Any")
 def opaque_modules(model: nn.Module, arguments: ModelArguments) -> dict[str, OpaqueModule]:
     """The modules of `model` that a graph cannot hold, by name; the model itself has the name ''.
 
-    The model runs twice, on fake tensors where it can, and is left as it was. What fails to run
-    is not watched: the export that follows says why.
+    The model runs on fake tensors where it can, twice where the first run changes it, and is left
+    as it was. What fails to run is not watched: the export that follows says why.
 
     Args:
         model: in the mode to watch it in.
@@ -140,10 +140,14 @@ def _standing(module: nn.Module) -> str | None:
 
 
 def _run(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
-    """Twice: what only the first run of a model changes is a cache."""
+    """What only the first run of a model changes is a cache: then it runs once more."""
     try:
         with quiet(), fake_mode([model]) as fake, watch.watching():
-            _call_twice(model, arguments.mapped(fake.from_tensor), watch)
+            first = AttributeSnapshot([model])
+            result_of(model, arguments.mapped(fake.from_tensor))
+            # Values steer nothing here, so a model that has not changed does the same again.
+            if not first.untouched():
+                _watch_changes(model, arguments.mapped(fake.from_tensor), watch)
             return
     except Exception as error:  # values are looked at: then real ones are needed
         if has_fakes([model]):
@@ -155,13 +159,14 @@ def _run(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
             ) from error
     with watch.watching():
         try:
-            _call_twice(model, arguments, watch)
+            result_of(model, arguments)
+            _watch_changes(model, arguments, watch)
         except Exception:  # the export says why
             return
 
 
-def _call_twice(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
-    result_of(model, arguments)
+def _watch_changes(model: nn.Module, arguments: ModelArguments, watch: RunWatch) -> None:
+    """Note the attributes that one more run changes."""
     before = AttributeSnapshot([model])
     result_of(model, arguments)
     for name, attribute in before.changed():

@@ -91,7 +91,7 @@ def node_flops(node: fx.Node) -> int:
     if inner is not None:
         return sum(map(node_flops, _calls(inner)))
     target = node.target
-    if not isinstance(target, OpOverload) or _CHEAP & set(target.tags):
+    if not isinstance(target, OpOverload) or target.is_view or _CHEAP & set(target.tags):
         return 0
     values = node_tensors(node)
     if not values or not hasattr(values[0], "fake_mode"):

@@ -7,8 +7,9 @@ only which object it is.
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +33,7 @@ class AttributeSnapshot:
             for name, part in module.named_modules()
         ]
         self._objects = [dict(_of(part)) for _, part, _ in self._kept]
+        self._tables = [_tables(part) for _, part, _ in self._kept]
 
     def changed(self) -> list[tuple[str, str]]:
         """(module, attribute) of each plain attribute that is another one by now."""
@@ -41,6 +43,16 @@ class AttributeSnapshot:
             for key, value in _of(part).items()
             if not isinstance(value, Tensor) and not _same(value, kept.get(key, _MISSING))
         ]
+
+    def untouched(self) -> bool:
+        """Whether all that a module's code finds in it is the same object with the same content.
+
+        Not seen is what happens inside of tensors and of objects that are no containers.
+        """
+        return all(
+            _same(_of(part), kept, operator.is_) and _same(_tables(part), tables, operator.is_)
+            for (_, part, kept), tables in zip(self._kept, self._tables, strict=True)
+        )
 
     def put_back(self) -> None:
         """Give the modules the attributes they had; containers are the same objects again."""
@@ -93,17 +105,33 @@ def _plain_copy(value: Any) -> Any:
     return made
 
 
-def _same(value: Any, kept: Any) -> bool:
-    """Whether `value` still is what the copy `kept` was made of."""
-    if type(value) is not type(kept):
-        return False
-    if isinstance(value, dict) and type(value) in _CONTAINERS:
-        return list(value) == list(kept) and all(_same(value[key], kept[key]) for key in kept)
-    if type(value) in (list, tuple, deque):
-        return len(value) == len(kept) and all(map(_same, value, kept))
+def _tables(module: nn.Module) -> dict[str, Any]:
+    """Parameters, buffers, modules and hooks by the names that a module has for them."""
+    return {name: dict(module.__dict__.get(name) or ()) for name in _APART}
+
+
+def _alike(value: Any, kept: Any) -> bool:
+    """Whether something that is no container counts as what it was: any tensor does."""
     if isinstance(value, _PLAIN):
         return bool(value == kept or value != value)
     return value is kept or isinstance(value, Tensor)
+
+
+def _same(value: Any, kept: Any, alike: Callable[[Any, Any], bool] = _alike) -> bool:
+    """Whether `value` still is what the copy `kept` was made of, by what no container holds."""
+    if type(value) is not type(kept):
+        return False
+    if isinstance(value, dict) and type(value) in _CONTAINERS:
+        return list(value) == list(kept) and all(
+            _same(value[key], kept[key], alike) for key in kept
+        )
+    if type(value) in (list, tuple, deque):
+        return len(value) == len(kept) and all(
+            _same(*pair, alike) for pair in zip(value, kept, strict=True)
+        )
+    if isinstance(value, set):
+        return bool(value == kept)
+    return alike(value, kept)
 
 
 def _refill(value: Any, kept: Any) -> None:
@@ -118,5 +146,5 @@ def _refill(value: Any, kept: Any) -> None:
         value.update(content)
 
 
-_PLAIN = (bool, int, float, complex, str, bytes, set, torch.Size, torch.dtype, torch.device)
+_PLAIN = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _CONTAINERS: tuple[type, ...] = (dict, OrderedDict, Counter, defaultdict, list, set, deque)

@@ -131,6 +131,54 @@ def test_containers_of_a_module_are_put_back() -> None:
     assert not hasattr(module, "new")
 
 
+def test_any_other_content_of_a_module_is_seen() -> None:
+    """A tensor or a buffer for another one, too, which is no change of a plain attribute."""
+    module = nn.BatchNorm1d(3)
+    module.table, module.rows = torch.ones(2), [torch.ones(1)]
+
+    def other_table() -> None:
+        module.table = torch.ones(2)
+
+    def other_row() -> None:
+        module.rows[0] = torch.ones(1)
+
+    def other_buffer() -> None:
+        module.running_mean = torch.zeros(3)
+
+    def one_more_part() -> None:
+        module.add_module("part", nn.Identity())
+
+    for change in (other_table, other_row, other_buffer, one_more_part):
+        attributes = AttributeSnapshot([module])
+        assert attributes.untouched()
+        change()
+        assert not attributes.untouched(), change
+        assert attributes.changed() == []
+
+
+class CountsLater(nn.Module):
+    """Makes a table in its first call, and counts the calls that find it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found, self.table = 0, None
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The same."""
+        if self.table is None:
+            self.table = torch.ones(())
+        else:
+            self.found += 1
+        return value * self.table
+
+
+def test_what_counts_from_its_second_call_on_is_seen() -> None:
+    """The first call changes no number, but it changes what the second one does."""
+    model = [nn.Linear(6, 6), CountsLater(), nn.Tanh()]
+    task = replace(mlp(), model=model, data=lambda _: (torch.ones(4, 6), torch.ones(4, 6)))
+    assert split(task).counting == (1,)
+
+
 def test_a_layer_that_counts_is_not_computed_again() -> None:
     """The message names the layer and the way out."""
     model = replace(split(mlp()), counting=(1,))
