@@ -15,6 +15,7 @@ from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.graph import METHODS
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
+from pipeplan.testing.random_graphs import random_graph
 
 
 @pytest.fixture(name="graph")
@@ -27,6 +28,14 @@ def _file(graph: OperatorGraph, tmp_path: Path) -> Path:
     file = tmp_path / "graph.json"
     file.write_text(graph.to_json())
     return file
+
+
+@pytest.fixture(name="few")
+def _few(tmp_path: Path) -> tuple[OperatorGraph, Path]:
+    """A graph whose programs are all known at once, as a file."""
+    graph, file = random_graph(2, 4, 3), tmp_path / "few.json"
+    file.write_text(graph.to_json())
+    return graph, file
 
 
 def words(file: Path, budget: int, *more: str) -> list[str]:
@@ -45,7 +54,11 @@ def test_methods_are_those_of_the_solver() -> None:
 
 
 def test_a_program_within_the_budget(
-    graph: OperatorGraph, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    graph: OperatorGraph,
+    file: Path,
+    few: tuple[OperatorGraph, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The judge says of the written program what the verb prints."""
     budget, program, picture = kept(graph) * 3 // 4, tmp_path / "p.txt", tmp_path / "p.svg"
@@ -61,14 +74,18 @@ def test_a_program_within_the_budget(
     assert len(found["steps"]) == len(outcome.steps)
     assert "<svg" in picture.read_text()
     assert f"budget={budget}, method='operators'" in printed.err
-    assert main(words(file, budget)) == 0
+    assert main(words(few[1], kept(few[0]))) == 0
     assert "over running every operation once" in capsys.readouterr().out
 
 
 def test_a_curve_has_all_methods_side_by_side(
-    graph: OperatorGraph, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    few: tuple[OperatorGraph, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No method is faster than ours; a larger budget is never slower; the largest keeps all."""
+    """No method is faster than ours; a larger budget is never slower; the largest keeps all.
+
+    Of a GPT: `unit/remat/graph/test_solve.py`.
+    """
+    graph, file = few
     picture = tmp_path / "curve.png"
     more = ["--curve", "4", "--curve-picture", str(picture), "--json"]
     assert main(words(file, kept(graph), *more)) == 0
@@ -115,9 +132,10 @@ def test_what_means_nothing_for_a_graph_is_refused(
 
 
 def test_a_budget_that_is_too_small_names_one_that_does(
-    graph: OperatorGraph, file: Path, capsys: pytest.CaptureFixture[str]
+    few: tuple[OperatorGraph, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which then has a program."""
+    graph, file = few
     assert main(words(file, graph.static_bytes + 1)) in (3, 5)
     said = capsys.readouterr().err
     least = int(said.split("Give --budget ")[1].split(",")[0])
