@@ -50,6 +50,7 @@ PUBLIC = {
     "pipeplan.simulator": None,
     "pipeplan.remat": None,
     "pipeplan.remat.graph": None,
+    "pipeplan.remat.states": None,
     "pipeplan.ilp": None,
 }
 """Modules, and the names of each that are public; None: its `__all__`."""
