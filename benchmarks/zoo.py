@@ -24,7 +24,8 @@ def page(found: dict[str, Row]) -> Iterator[str]:
         " configurations; nothing is downloaded. Dropout is off, so that the plain loop has the"
         " same numbers to add; rows marked *drawn* keep their random numbers, and the loop beside"
         " them runs the layers one by one with the seeds of the run. `weights` is the largest"
-        " difference of any weight or buffer over the largest change of any weight."
+        " difference of any weight or buffer over the largest change of any weight. What"
+        " `tests/zoo` has beyond these rows has not been tried yet."
     )
     yield "## Summary"
     yield bullets(summary(found))
@@ -102,7 +103,7 @@ _UNEXPLAINED = "not found out; the layers in one process have the model's bits"
 
 def _cause(note: str) -> str:
     """The reason for other last bits that a note of the profile tells, if any."""
-    if "share a parameter" in note:
+    if "added up layer by layer" in note:
         return "shared parameters: gradients are added up layer by layer"
     if note.startswith("the model runs as for an export"):
         place = note.partition("reads values at ")[2].partition(",")[0]

@@ -117,8 +117,12 @@ def image_class(number: int) -> Batch:
 
 
 def segments(number: int) -> Batch:
-    """One class per pixel."""
-    return image_class(number) | {"labels": classes(number, 2, SIDE, SIDE)}
+    """One class per pixel of larger images."""
+    side = 2 * SIDE
+    return {
+        "pixel_values": floats(number, 3, side, side),
+        "labels": classes(number, 2, side, side),
+    }
 
 
 def pairs(number: int) -> Batch:

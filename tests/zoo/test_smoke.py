@@ -12,7 +12,6 @@ from tests.zoo.catalog import ARCHITECTURES
 ROWS: dict[str, dict] = json.loads(FILE.read_text(encoding="utf-8"))
 """What became of each architecture when it was tried last."""
 SMOKE = (
-    "googlenet with auxiliary heads",
     "graph convolution, sparse adjacency as buffer",
     "mixture of experts with a balance loss",
     "texts that the model tokenizes",
