@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.offload.one_at_a_time import OneAtATime
+from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 
 NAME: Final = "one at a time"
 
@@ -21,7 +21,7 @@ def run(state: Incumbent, seconds: float) -> None:
     """What the per-device planner finds at once, then with local search while there is time."""
     state.set_phase(NAME)
     end = state.elapsed + seconds
-    found = OneAtATime(state.costs)
+    found = _planner(state)
     any(map(state.offer, found.schedules()))
     if not state.done:
         found.improve(lambda: state.elapsed < end)
@@ -30,4 +30,10 @@ def run(state: Incumbent, seconds: float) -> None:
 
 def offer(state: Incumbent) -> bool:
     """Whether a schedule that is found at once fits."""
-    return any(map(state.offer, OneAtATime(state.costs).schedules()))
+    return any(map(state.offer, _planner(state).schedules()))
+
+
+def _planner(state: Incumbent) -> OneAtATime:
+    """Of the whole chain."""
+    costs = state.costs
+    return OneAtATime(costs, DeviceShare((0, costs.layers - 1), 0, costs.budgets[0]))

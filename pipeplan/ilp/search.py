@@ -15,6 +15,7 @@ from pipeplan.ilp.bounds.infeasibility import (
     reason_for_any_remat,
 )
 from pipeplan.ilp.bounds.load import closed_form_bound, contiguous_bound, load_bound
+from pipeplan.ilp.contiguous import small_stages
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, ContiguousPartition
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
@@ -167,6 +168,8 @@ def contiguous(state: Incumbent) -> bool:
             for messages in (False, True)
         )
         offer_shortest(state, away, surely, lowest, _until(state, away))
+        if small_stages.applies(state) and not state.closed:
+            small_stages.shorten(state, lowest)
     over = _until(state, optimistic)
     bound = None if offload else contiguous_bound(costs, state.bounds["any"], over)
     if bound is not None:

@@ -65,7 +65,7 @@ def _sums(values: Array) -> Array:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])
 
 
-def _running_max(values: Array, start: int) -> Array:
+def running_max(values: Array, start: int) -> Array:
     """[i, j] -> max of values[l] over i + start <= l <= j, very negative if there is none."""
     count = len(values)
     column, row = np.arange(count)[None, :], np.arange(count)[:, None]
@@ -95,9 +95,9 @@ def _exact(costs: CostModel) -> SegmentTables:
         + _field(costs, "forward_workspace_bytes")
         + y
     )
-    forward = np.maximum(first[:, None], head + _running_max(later, 1))
+    forward = np.maximum(first[:, None], head + running_max(later, 1))
     whole = rests[1:] + inners + so + _field(costs, "backward_workspace_bytes") + gy + gx
-    backward = head + _running_max(whole, 0) - saved
+    backward = head + running_max(whole, 0) - saved
     versions = 2 if costs.semantics == "2bw" else 1
     per_layer = (
         versions * _field(costs, "weight_bytes")
@@ -113,7 +113,7 @@ def _exact(costs: CostModel) -> SegmentTables:
     behind, front = y - so + gy, x + gx
     waiting = (versions - 1) * _between(_field(costs, "waiting_gradient_bytes"))
     at_once = (waiting == 0) | (waiting != _between(_field(costs, "gradient_bytes")))
-    updating = _running_max(workspace, 0)
+    updating = running_max(workspace, 0)
     entering = np.where(np.arange(count) > 0, x, 0)[:, None]
     late = np.where(waiting > 0, entering + updating, 0)
     return SegmentTables(
@@ -136,8 +136,8 @@ def _paper(costs: CostModel) -> SegmentTables:
         np.zeros(count, dtype=np.int64),
     )
     sums = _sums(stored)
-    forward = _running_max(sums[:-1] + np.maximum(stored, x) + y, 0) - sums[:-1, None]
-    backward = _running_max(y + x + sums[1:], 0) - sums[None, 1:]
+    forward = running_max(sums[:-1] + np.maximum(stored, x) + y, 0) - sums[:-1, None]
+    backward = running_max(y + x + sums[1:], 0) - sums[None, 1:]
     weights = PAPER_WEIGHT_COPIES * _field(costs, "weight_bytes")
     return SegmentTables(
         _between(stored),

@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 from pipeplan.cluster import Host
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
-from pipeplan.ilp.offload.min_span import INFINITE, OffloadBytes, StageTiming, min_span
+from pipeplan.ilp.offload.min_span import (
+    INFINITE,
+    OffloadBytes,
+    StageTiming,
+    min_span,
+    transfer_ns,
+)
 from pipeplan.ilp.segment_tables import (
     Array,
     SegmentTables,
@@ -34,6 +40,7 @@ from pipeplan.ilp.segment_tables import (
     forwards,
     loads,
     pinned_elsewhere,
+    running_max,
     segment_tables,
 )
 from pipeplan.ilp.symmetry import gpu_classes
@@ -113,6 +120,8 @@ class ContiguousDP:
         any_k: Whether to relax to what every contiguous plan of any k needs: nothing waits, so V
             is a plain sum, and at V / T micro-batches on average some instant has ceil(V / T).
         offload: Whether stages may offload what they keep, and wait for it (`offload.min_span`).
+        small: Whether their layers may be stages of their own then: an estimate, with messages
+            a careful one.
         in_order: Whether GPUs keep the cluster's order, which is quick where many kinds differ.
     """
 
@@ -121,6 +130,7 @@ class ContiguousDP:
     messages: bool = False
     any_k: bool = False
     offload: bool = False
+    small: bool = False
     in_order: bool = False
     tables: SegmentTables = field(init=False)
     classes: list[list[int]] = field(init=False)
@@ -142,6 +152,8 @@ class ContiguousDP:
         if self.costs.semantics == "2bw":
             working = np.maximum(working, tables.optimizer)
         self._fixed = tables.states + working
+        self._alone = tables.states + running_max(np.diag(working), 0)
+        self._whole = running_max(np.diag(tables.saved), 0)
         self._update = tables.states + tables.optimizer
         if self.messages or not self.costs.exact:
             self._fixed = self._fixed + tables.messages
@@ -161,7 +173,8 @@ class ContiguousDP:
         pairs = [self._cut_ns(here, there) for here in self._ids() for there in self._ids()]
         slowest = sum(max(int(f[j] + b[j]) for f, b in pairs) for j in boundaries)
         overhead = 2 * self.costs.cluster.action_overhead_ns * self.costs.layers
-        return int(max(table[0, -1] for table in self._loads) + slowest + overhead + 1)
+        moved = 2 * int(transfer_ns(self._host, self._levels).max()) if self.small else 0
+        return int(max(table[0, -1] for table in self._loads) + slowest + overhead + moved + 1)
 
     def _ids(self) -> range:
         return range(len(self.classes))
@@ -276,7 +289,8 @@ class ContiguousDP:
         others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
         if self.offload:
             spans = np.where(good, spans, INFINITE)
-            size = OffloadBytes(self._free(kind), room, self.tables.saved, self._levels)
+            small = self._small(kind)
+            size = OffloadBytes(self._free(kind), room, self.tables.saved, self._levels, *small)
             stay = StageTiming(asked.period, spans, self._forwards[kind], load)
             spans = min_span(self._host, stay, size, good)
         else:
@@ -292,6 +306,13 @@ class ContiguousDP:
         beside = self.tables.messages if self.messages else 0
         free: Array = budget - self.tables.states - beside
         return free
+
+    def _small(self, kind: int) -> tuple[Array | None, Array | None]:
+        """What `OffloadBytes` tells of small stages on a class of GPUs: `apart`, `whole`."""
+        if not self.small:
+            return None, None
+        apart = self.costs.budgets[self.classes[kind][0]] - self._alone
+        return apart, self._whole if self.messages else None
 
     @property
     def _host(self) -> Host:

@@ -7,6 +7,8 @@ wait and forwards do; both keep the same counts and differ in where tensors lie 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition, extend_one_span
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import OpId, Schedule, chain_ops, duration
@@ -14,11 +16,22 @@ from pipeplan.plan import OpKind
 
 
 def schedule_partition(
-    costs: CostModel, partition: ContiguousPartition, *, gradients_wait: bool = True
+    costs: CostModel,
+    partition: ContiguousPartition,
+    *,
+    gradients_wait: bool = True,
+    lengths: Mapping[OpId, int] | None = None,
 ) -> Schedule:
-    """A schedule of the partition at its period; it keeps (R2)-(R5), memory is to be counted."""
+    """A schedule of the partition at its period; it keeps (R2)-(R5), memory is to be counted.
+
+    Args:
+        costs: durations.
+        partition: cuts and V of each stage, in ns.
+        gradients_wait: which half does.
+        lengths: ns of F and B that take longer than those of one stage would.
+    """
     stages, period = partition.stages, partition.period
-    length = {op: duration(costs, stages, op) for op in chain_ops(stages)}
+    length = {op: duration(costs, stages, op) for op in chain_ops(stages)} | dict(lengths or {})
     begin: dict[OpId, int] = {}
     forward_end = backward_start = 0
     for stage in stages:
@@ -35,7 +48,7 @@ def schedule_partition(
         if stage.id + 1 == len(stages):
             break
         e, g = (OpKind.SEND_F, stage.id), (OpKind.SEND_B, stage.id + 1)
-        trip = _trip(costs, partition, stage.id, length[e] + length[g])
+        trip = trip_span(costs, partition.spans[stage.id + 1], length[e] + length[g], period)
         if gradients_wait:
             begin[e] = forward_end
             begin[g] = begin[e] + trip - length[g]
@@ -47,9 +60,15 @@ def schedule_partition(
     return Schedule(stages, period, 1, {op: (time - origin,) for op, time in begin.items()})
 
 
-def _trip(costs: CostModel, partition: ContiguousPartition, stage: int, transfers: int) -> int:
-    """V of the cut behind `stage`: from the start of SEND_F to the end of SEND_B."""
-    behind = partition.spans[stage + 1]
+def trip_span(costs: CostModel, behind: int, transfers: int, period: int) -> int:
+    """V of a cut: from the start of SEND_F to the end of SEND_B.
+
+    Args:
+        costs: the machines.
+        behind: V of the stage behind it.
+        transfers: ns of both.
+        period: ns.
+    """
     if costs.cluster.links.duplex == "full":
         return behind + transfers
-    return extend_one_span(behind, transfers, partition.period)
+    return extend_one_span(behind, transfers, period)

@@ -43,12 +43,25 @@ class OffloadBytes:
         room: What is left of `free` beside one micro-batch while it runs.
         kept: By each micro-batch between its ops.
         levels: [m, ...] -> what of `kept` can leave, fewest first (`byte_options`).
+        apart: Of `free`, beside the layer that needs most while it runs; None where a stage
+            stays one.
+        whole: What a layer keeps that leaves only as a whole: added to what must leave.
     """
 
     free: Array
     room: Array
     kept: Array
     levels: Array
+    apart: Array | None = None
+    whole: Array | None = None
+
+    def at(self, here: NDArray[np.bool_]) -> OffloadBytes:
+        """Of some of the segments."""
+        apart, whole = (None if x is None else x[here] for x in (self.apart, self.whole))
+        levels = self.levels[:, here]
+        return OffloadBytes(
+            self.free[here], self.room[here], self.kept[here], levels, apart, whole
+        )
 
 
 @dataclass(frozen=True)
@@ -71,12 +84,14 @@ def min_span(host: Host, stay: StageTiming, size: OffloadBytes, open_: NDArray[n
         open_: Where the answer matters; elsewhere it is `INFINITE`.
     """
     reach = np.full(stay.spans.shape, INFINITE)
-    here = open_ & (stay.spans < INFINITE) & (size.room >= 0)
+    room = size.room if size.apart is None else np.maximum(size.room, size.apart)
+    here = open_ & (stay.spans < INFINITE) & (room >= 0)
     if here.any():
         stay = StageTiming(stay.period, stay.spans[here], stay.forward[here], stay.load[here])
-        levels = size.levels[:, here]
-        size = OffloadBytes(size.free[here], size.room[here], size.kept[here], levels)
+        size = size.at(here)
         reach[here] = _least(host, stay, size)
+        if size.apart is not None:
+            reach[here] = np.minimum(reach[here], _in_small_stages(host, stay, size))
     return reach
 
 
@@ -90,6 +105,39 @@ def _least(host: Host, stay: StageTiming, size: OffloadBytes) -> Array:
         until = stay.spans + np.maximum(0, gap - slack)
         reach = np.where(fine, np.minimum(reach, until), reach)
     return reach
+
+
+def _in_small_stages(host: Host, stay: StageTiming, size: OffloadBytes) -> Array:
+    """V of a stage whose layers are stages of their own: an estimate, nearly always too short.
+
+    At the turn from F to B what is away has left during this F or before, and comes back during
+    this B or behind it. F and B take longer where that takes longer. With one micro-batch the
+    same bytes leave and come back; with more, those of two.
+    """
+    copies = -(-stay.spans // stay.period)
+    short = np.maximum(0, (copies - 1) * size.kept - size.room)
+    if size.whole is not None:
+        short += np.where(short > 0, np.minimum(copies, 2) * size.whole, 0)
+    ways = 1 + (host.duplex == "half")
+    most = np.minimum(size.levels[-1], _bytes_in(host, stay.period // ways))
+    turning = np.where(copies == 1, short, np.maximum(0, short - (copies - 2) * most))
+    moved = transfer_ns(host, turning)
+    backward = stay.load - stay.forward
+    alone = np.maximum(0, moved - stay.forward) + np.maximum(0, moved - backward)
+    waits = np.where(copies == 1, alone, np.maximum(0, moved - stay.load))
+    slack = stay.spans - (copies - 1) * stay.period - stay.load
+    fits = turning <= np.where(copies == 1, size.levels[-1], 2 * most)
+    assert size.apart is not None
+    fits &= (size.apart >= 0) & (stay.load + waits <= stay.period)
+    longer = np.where(copies == 1, waits, np.maximum(0, waits - slack))
+    fits &= (copies > 1) | (slack + waits + stay.load <= stay.period)
+    return np.where(fits, stay.spans + longer, INFINITE)
+
+
+def _bytes_in(host: Host, ns: Array | int) -> Array:
+    """That cross the way to the host in some time."""
+    found: Array = (np.asarray(ns) * (host.bandwidth_bytes_per_s / SECOND)).astype(np.int64)
+    return found
 
 
 def _ways(

@@ -1,16 +1,17 @@
-"""One GPU, one micro-batch at a time: the per-device planner decides what leaves, and when.
+"""A GPU with one micro-batch at a time: the per-device planner decides what leaves, and when.
 
 What a stage offloads leaves behind its forward, so in one stage a micro-batch saves nothing. Cut
 into small stages it does: the first ones are away while the last ones run. Which ones leave, in
 which order, and what waits for them is decided by `pipeplan.remat`, whose units are stages here
-((O1)-(O6) of docs/reference/remat-rules.md).
+((O1)-(O6) of docs/reference/remat-rules.md). Between its forwards and its backwards the GPU may
+have to wait for those behind it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -36,19 +37,37 @@ F, B = DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD
 OUT, BACK = DeviceOpKind.OFFLOAD, DeviceOpKind.PREFETCH
 
 
+@dataclass(frozen=True)
+class DeviceShare:
+    """What one GPU does for each micro-batch, and the bytes it has for that.
+
+    Attributes:
+        layers: first and last.
+        gpu: which GPU.
+        room: bytes, those of states among them.
+        gap_ns: from the last forward to the first backward, at least.
+    """
+
+    layers: Segment
+    gpu: int
+    room: int
+    gap_ns: int = 0
+
+
 class OneAtATime:
     """What leaves one GPU and when: found at once, and improved while there is time."""
 
-    def __init__(self, costs: CostModel) -> None:
+    def __init__(self, costs: CostModel, share: DeviceShare) -> None:
         """The best of all grains, without local search.
 
         Args:
-            costs: of one GPU, with a host, under the exact memory model.
+            costs: with a host, under the exact memory model.
+            share: that of the GPU.
         """
         host = costs.cluster.host
         assert host is not None
         link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
-        every = (_Stages(costs, _cut(costs.layers, grain), link) for grain in GRAINS)
+        every = (_Stages(costs, share, cut(share.layers, grain), link) for grain in GRAINS)
         tried = [(stages, stages.searched()) for stages in every]
         self._stages, self._found = min(tried, key=lambda each: _length(each[1]))
 
@@ -57,20 +76,22 @@ class OneAtATime:
         self._found = self._stages.searched(1, go_on) or self._found
 
     def schedules(self) -> Iterator[Schedule]:
-        """Schedules that offload, fewest stages first; none where nothing fits."""
+        """Schedules of these stages alone, fewest stages first; none where nothing fits."""
         stages, found = self._stages, self._found
         if found is None:
             return
-        joined = _Stages(stages.costs, _joined(stages.segments, found.schedule), stages.link)
+        joined = replace(stages, segments=_joined(stages.segments, found.schedule))
         ways = _renumbered(stages, joined, found)
-        again = no_wait_in_order(joined.order, *ways, joined.room, joined.link)
+        again = no_wait_in_order(joined.order, *ways, joined.share.room, joined.link)
         if again is not None and again.makespan_ns <= found.makespan_ns:
             yield joined.timed(again.schedule)
         yield stages.timed(found.schedule)
 
 
-def _cut(layers: int, grain: int) -> list[Segment]:
-    return [(first, min(first + grain, layers) - 1) for first in range(0, layers, grain)]
+def cut(layers: Segment, grain: int) -> list[Segment]:
+    """First and last layers of parts of at most `grain` layers."""
+    begin, last = layers
+    return [(first, min(first + grain - 1, last)) for first in range(begin, last + 1, grain)]
 
 
 def _length(found: NoWaitSchedule | None) -> float:
@@ -82,27 +103,29 @@ class _Stages:
     """The stages of one GPU as the per-device planner sees them."""
 
     costs: CostModel
+    share: DeviceShare
     segments: Sequence[Segment]
     link: HostLink
 
     def time(self, op: DeviceOp) -> int:
-        """Of a forward or backward, ns."""
+        """Of a forward or backward, or of what lies between them, ns."""
+        if self._is_gap(op):
+            return self.share.gap_ns
         length = self.costs.forward_ns if op.kind is F else self.costs.backward_ns
-        return length(*self.segments[op.index], 0)
+        return length(*self.segments[op.index], self.share.gpu)
+
+    def _is_gap(self, op: DeviceOp) -> bool:
+        """Whether it stands for what the GPUs behind do: it holds what all stages keep."""
+        return op.index == len(self.segments)
 
     def leaving(self, stage: int) -> tuple[int, tuple[Segment, ...]]:
         """All bytes that a stage can send, and the runs of layers that keep them."""
         options = byte_options(self.costs, *self.segments[stage])
         return options[-1] if options else (0, ())
 
-    @property
-    def room(self) -> int:
-        """Bytes of the GPU."""
-        return self.costs.budgets[0]
-
     def searched(self, more: int = 0, go_on: GoOn = always) -> NoWaitSchedule | None:
         """What the per-device planner decides; None where it finds nothing that fits."""
-        return local_search(self.order, self.room, self.link, SLOTS, more, go_on)
+        return local_search(self.order, self.share.room, self.link, SLOTS, more, go_on)
 
     @property
     def order(self) -> ComputeOrder:
@@ -119,17 +142,19 @@ class _Stages:
             # What comes back as the next backward begins is there before the update (O5).
             for op in range(max(0, n - 1), n + 1):
                 backward[op] = max(backward[op], behind[n] + self._update(n, size))
-        ops = [*(DeviceOp(F, n) for n in range(count)), *_backwards(count)]
+        gap = [behind[-1]] * bool(self.share.gap_ns)
+        forwards = [DeviceOp(F, n) for n in range(count + len(gap))]
+        ops = [*forwards, *_backwards(count)]
         units = (
-            OffloadUnit(n, self.leaving(n)[0], n + 1, n + 1, 2 * count - 1 - n)
+            OffloadUnit(n, self.leaving(n)[0], n + 1, n + 1, len(ops) - 1 - n)
             for n in range(count)
         )
         return ComputeOrder(
             layers=count,
             static=static,
             ops=tuple(ops),
-            need=np.array([*forward, *reversed(backward)]),
-            held=np.array([*behind[1:], *reversed(behind[:-1])]),
+            need=np.array([*forward, *gap, *reversed(backward)]),
+            held=np.array([*behind[1:], *gap, *reversed(behind[:-1])]),
             time=np.array([self.time(op) for op in ops]),
             units=tuple(unit for unit in units if unit.size),
         )
@@ -149,15 +174,17 @@ class _Stages:
         moves: dict[tuple[DeviceOpKind, int], int] = {}
         for op in schedule.ops:
             if op.computes:
-                kind = OpKind.F if op.kind is F else OpKind.B
-                times[kind, op.index] = (lanes.run(self.time(op))[0],)
+                start = lanes.run(self.time(op))[0]
+                if not self._is_gap(op):
+                    times[OpKind.F if op.kind is F else OpKind.B, op.index] = (start,)
             elif op.kind is DeviceOpKind.WAIT:
                 lanes.wait(op.index)
             else:
                 transfer = Transfer(op.index, op.kind is OUT)
                 moves[op.kind, op.index] = lanes.transfer(transfer, self.leaving(op.index)[0])[0]
         offloads = (self._offload(n, moves) for kind, n in sorted(moves) if kind is OUT)
-        stages = (Stage(id=n, layers=each, gpu=0) for n, each in enumerate(self.segments))
+        gpu = self.share.gpu
+        stages = (Stage(id=n, layers=each, gpu=gpu) for n, each in enumerate(self.segments))
         return Schedule(tuple(stages), max(1, lanes.end), 1, times, tuple(offloads))
 
     def _offload(self, stage: int, moves: dict[tuple[DeviceOpKind, int], int]) -> StageOffload:

@@ -26,7 +26,7 @@ def repair_by_offloading(costs: CostModel, schedule: Schedule) -> Schedule | Non
 
     Args:
         costs: of the exact memory model, with a host.
-        schedule: with nothing offloaded.
+        schedule: with nothing offloaded on the GPUs that lack room.
     """
     host = costs.cluster.host
     assert host is not None
@@ -37,7 +37,9 @@ def repair_by_offloading(costs: CostModel, schedule: Schedule) -> Schedule | Non
     }
     sweep = ExactMemoryEvents(costs, schedule)
     changes = list(sweep.events())
-    offloads: list[StageOffload] = []
+    offloads = list(schedule.offloads)
+    if any(schedule.stages[each.stage].gpu in over for each in offloads):
+        return None
     for gpu, missing in over.items():
         own = [change for change in changes if change.gpu == gpu]
         mended = _Repair(costs, schedule, sweep, gpu, own).repaired(missing)

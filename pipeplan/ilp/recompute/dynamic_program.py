@@ -106,14 +106,17 @@ class RecomputeDP(ContiguousDP):
         spans = begin + load if self.any_k else extend_span(begin, load, asked.period)
         copies = asked.copies(spans)
         room = self.costs.budgets[self.classes[kind][0]] - self._need[number][here]
-        good = (load <= asked.limit) & (room >= 0)
+        good = load <= asked.limit
+        if not self.offload:
+            good &= room >= 0
         if self.most is not None:
             good &= copies <= self.most
         saved = self._saved[number][here]
         if self.offload:
             stay = StageTiming(asked.period, spans, self._forwards[kind][here], load)
             levels = self._levels[number][:, here[0], here[1]]
-            size = OffloadBytes(self._free(kind)[here], room, saved, levels)
+            small = (None if each is None else each[here] for each in self._small(kind))
+            size = OffloadBytes(self._free(kind)[here], room, saved, levels, *small)
             return min_span(self._host, stay, size, good)
         others = np.minimum(copies - 1, room // np.maximum(saved, 1) + 1)
         return np.where(good & (others * saved <= room), spans, INFINITE)

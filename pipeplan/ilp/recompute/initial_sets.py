@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Final
 
 from pipeplan.ilp import portfolio
+from pipeplan.ilp.contiguous import small_stages
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract, contracted_plan
@@ -100,10 +102,16 @@ class InitialSets:
     def _away(self, state: Incumbent, high: int | None) -> Iterator[InitialSet]:
         """The best 1F1B partition that offloads; it was judged as a whole."""
         assert self.offered is not None
-        state.set_phase("offload options")
-        found = shortest_with_offload(state, self.offered, high, needed=self.joint.period is None)
-        if found is not None:
-            yield InitialSet(found[0], schedule=found[1], required=True)
+        for small in (False, True):
+            if small and not small_stages.applies(state):
+                return
+            state.set_phase(small_stages.NAME if small else "offload options")
+            found = shortest_with_offload(
+                state, self.offered, high, needed=self.joint.period is None, small=small
+            )
+            if found is not None:
+                high = ceil(found[1].per_microbatch)
+                yield InitialSet(found[0], schedule=found[1], required=True)
 
 
 def _listed(state: Incumbent, nested: bool) -> StageOptions:

@@ -6,11 +6,13 @@ period is judged by an exact count: the partition is scheduled, and offloads wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
+from pipeplan.ilp.contiguous.small_stages import in_small_stages
+from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
@@ -25,7 +27,7 @@ Found = tuple[ContractedChain, Schedule]
 
 
 def shortest_with_offload(
-    state: Incumbent, offered: StageOptions, high: int | None, *, needed: bool
+    state: Incumbent, offered: StageOptions, high: int | None, *, needed: bool, small: bool
 ) -> Found | None:
     """The shortest 1F1B schedule found that fits, with the chain of its runs; None if none does.
 
@@ -34,10 +36,16 @@ def shortest_with_offload(
         offered: what stages may choose, with what can leave of each.
         high: a period that is possible; only shorter ones count. None: any.
         needed: whether no plan is known, so that one is sought beyond the end of the time.
+        small: whether GPUs that lack memory have small stages.
     """
     solvers = [
         RecomputeDP(
-            state.costs, state.most_in_flight, messages=messages, offload=True, options=offered
+            state.costs,
+            state.most_in_flight,
+            messages=messages,
+            offload=True,
+            small=small,
+            options=offered,
         )
         for messages in (False, True)
     ]
@@ -79,9 +87,18 @@ def _judged(state: Incumbent, solver: RecomputeDP, partition: ContiguousPartitio
     mine = ContiguousPartition(partition.period, stages, partition.spans)
     costs = chain.of(state.costs)
     inner = Incumbent(costs, state.options)
-    for gradients_wait in (True, False):
-        schedule = schedule_partition(costs, mine, gradients_wait=gradients_wait)
-        if inner.offer(schedule):
-            assert inner.best is not None
-            return chain, inner.best
+    if any(map(inner.offer, _schedules(costs, mine, small=solver.small))):
+        assert inner.best is not None
+        return chain, inner.best
     return None
+
+
+def _schedules(
+    costs: CostModel, partition: ContiguousPartition, *, small: bool
+) -> Iterator[Schedule]:
+    """Of a partition, with whole stages or small ones."""
+    if small:
+        yield from in_small_stages(costs, partition)
+        return
+    for gradients_wait in (True, False):
+        yield schedule_partition(costs, partition, gradients_wait=gradients_wait)

@@ -28,7 +28,7 @@ from pipeplan.ilp.offload.min_span import (
     min_span,
     transfer_ns,
 )
-from pipeplan.ilp.offload.one_at_a_time import OneAtATime
+from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract, contracted_plan
@@ -376,7 +376,7 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
             if budget < whole.states + whole.optimizer:
                 continue
             costs = replace(ample, cluster=uniform(1, budget, host=host))
-            for schedule in OneAtATime(costs).schedules():
+            for schedule in OneAtATime(costs, DeviceShare((0, 8), 0, budget)).schedules():
                 sweep = ExactMemoryEvents(costs, schedule)
                 assert fits(memory_rows(costs, schedule))
                 for each in schedule.offloads:
