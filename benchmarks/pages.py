@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import ablation as ablation_rows
 from benchmarks import (
     compare_pages,
+    hierarchies,
     layer_options,
     measured_curves,
     one_device,
@@ -227,6 +228,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "peers": peers.page,
     "operators": operator_rows.page,
     "operator_graphs": operator_graph_pages.page,
+    "hierarchies": hierarchies.page,
     "operator_grids": operator_grids.page,
     "measured_curves": measured_curves.page,
     "compare": compare,

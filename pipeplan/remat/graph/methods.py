@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pipeplan.errors import InputError
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.brute_force import best_order
+from pipeplan.remat.graph.hierarchy.h_partition import Sizes
 from pipeplan.remat.graph.hierarchy.hierarchy import Hierarchy
 from pipeplan.remat.graph.intervals.search import IntervalAnswer, SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
@@ -24,6 +25,9 @@ MOST_WHOLE = 130
 """Operations of a graph that `auto` also solves as a whole: beyond, bounds stay near 0."""
 MOST_PROGRAM = 60
 """Computations of a graph for the integer programs, which grow with their square and more."""
+TOPS = (30, 60)
+"""Clusters of HiRemate's highest level: an encoder-decoder has better plans with fewer, a U-Net
+with more."""
 _OPTIONS_SHARE = 0.5
 """Of the time, what options of blocks may take."""
 
@@ -66,9 +70,10 @@ class Search:
         return BlockChain(self.ledger, runs=self.problem.runs)
 
     @cached_property
-    def hierarchy(self) -> Hierarchy:
-        """The graph as clusters of clusters."""
-        return Hierarchy(self.ledger, runs=self.problem.runs)
+    def hierarchies(self) -> list[Hierarchy]:
+        """The graph as clusters of clusters; one where all have the same highest level."""
+        found = [Hierarchy(self.ledger, Sizes(top=top), runs=self.problem.runs) for top in TOPS]
+        return found if self.problem.graph.forwards > TOPS[0] else found[:1]
 
     def best(self, budget: Budget) -> tuple[str, Order] | None:
         """The fastest known order within a budget; of equally fast ones that of least peak."""
@@ -106,13 +111,23 @@ def rockmate(search: Search) -> None:
 
 
 def hiremate(search: Search) -> None:
-    """Clusters of clusters, each with options, level by level (X. Zhao's thesis, chapter 3)."""
-    options_end = time.monotonic() + _OPTIONS_SHARE * search.left()
-    search.hierarchy.solve_ways(search.limits, options_end)
+    """Clusters of clusters, each with options, level by level (X. Zhao's thesis, chapter 3).
+
+    With few clusters at the top, then with more, each in an equal share of the time.
+    """
+    for index, hierarchy in enumerate(search.hierarchies):
+        share = search.left() / (len(search.hierarchies) - index)
+        _by_clusters(search, hierarchy, time.monotonic() + share)
+
+
+def _by_clusters(search: Search, hierarchy: Hierarchy, end: float) -> None:
+    now = time.monotonic()
+    hierarchy.solve_ways(search.limits, now + _OPTIONS_SHARE * (end - now))
     waiting = sorted(search.budgets, key=_largest_first)
     for index, budget in enumerate(waiting):
-        end = time.monotonic() + search.left() / (len(waiting) - index)
-        order = search.hierarchy.order(budget.peak_bytes, budget.saved_bytes, search.limits, end)
+        now = time.monotonic()
+        until = now + (end - now) / (len(waiting) - index)
+        order = hierarchy.order(budget.peak_bytes, budget.saved_bytes, search.limits, until)
         if order is not None:
             search.known.append(("hiremate", order))
 
