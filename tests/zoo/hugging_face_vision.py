@@ -105,7 +105,7 @@ VISION_MODELS = rows_of(
         image_size=SIDE,
         width_coefficient=0.25,
         depth_coefficient=0.3,
-        hidden_dim=64,
+        hidden_dim=320,
     ),
     poolformer=hugging(
         "PoolFormerForImageClassification",

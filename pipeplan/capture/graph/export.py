@@ -33,6 +33,10 @@ _BY_VALUE = (
 )
 """What torch says where a value is read while a model is exported."""
 _LIST = "Or give the model's layers as a Python list, which may do anything inside."
+_SAME = (
+    "need the same ones for every micro-batch. Do it in an nn.Module of its own inside the model,"
+    f" which then runs as it is, or use torch.where, fixed sizes or a mask. {_LIST}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ def export_graph(
         raise
     except Exception as error:
         raise InputError(_reason(model, error)) from error
+    _check_sizes(model, program)
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = {
         id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]
@@ -255,6 +260,20 @@ def _outputs(
     return tuple(found), structure
 
 
+def _check_sizes(model: nn.Module, program: torch.export.ExportedProgram) -> None:
+    """Refuse tensors as large as values say (`logits[mask]`): their bytes are not known."""
+    for node in program.graph.nodes:
+        for value in tree_leaves(node.meta.get("val")):
+            if isinstance(value, Tensor) and any(not isinstance(n, int) for n in value.shape):
+                *_, (_, kind) = (
+                    node.meta.get("nn_module_stack") or {"": ("", type(model))}
+                ).values()
+                raise InputError(
+                    f"task: model {type(model).__name__}: the size of what {node.target} makes in"
+                    f" {kind} depends on the values of tensors, {_SAME}"
+                )
+
+
 def _check_devices(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Refuse a model that is spread over devices."""
     named = [*model.named_parameters(), *model.named_buffers()]
@@ -280,12 +299,7 @@ def _reason(model: nn.Module, error: Exception) -> str:
     text = str(error)
     place = place_of(error)
     if re.search(_BY_VALUE, text, re.I):
-        return (
-            f"{where}: its operations depend on the values of tensors{place}, need the same ones"
-            " for every micro-batch. Do it in an nn.Module of its own inside the model, which then"
-            " runs as it is, or use torch.where, fixed sizes or a mask."
-            f" {_LIST}"
-        )
+        return f"{where}: its operations depend on the values of tensors{place}, {_SAME}"
     if "Mutating module attribute" in text or "assigned during export" in text:
         return (
             f"{where}: it stores tensors in its attributes while it runs{place}, need a forward"

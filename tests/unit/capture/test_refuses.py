@@ -53,6 +53,13 @@ class Base(nn.Module):
         return value
 
 
+class Rows(Base):
+    """How many rows there are is not known before it runs."""
+
+    def middle(self, value: Tensor) -> Tensor:
+        return value[value.sum(1) > 0]
+
+
 class Branch(Base):
     def middle(self, value: Tensor) -> Tensor:
         return value if value.sum() > 0 else -value
@@ -145,6 +152,10 @@ def two_devices() -> nn.Module:
 REFUSED = {
     "a branch on values": (Branch(), r"depend on the values of tensors at test_.*\.py:\d+ \(mid"),
     "a size from values": (Item(), "depend on the values of tensors"),
+    "a choice of rows": (
+        Rows(),
+        r"size of what aten.index.Tensor makes in \S*Rows depends on the values.*torch.where",
+    ),
     "the input changed": (WritesInput(), r"aten.add_.Tensor writes into the model's input"),
     "several tensors": (Structure(), "loss failed.*returned 2 tensors.*let"),
     "no tensor": (Text(), "returned no tensor, need what the loss"),
