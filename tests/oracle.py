@@ -1,10 +1,10 @@
 """The true optimum of tiny instances by brute force, sharing no code with the solver.
 
 Every allocation (neighbouring layers of a GPU fused into a stage or not), with `again` of every
-set of runs that are computed again, every integer start of every op of a period is tried, shortest
-period first; what remains is judged by the verifier. Ops are placed along the chain, each less
-than a period after it could start: given where ops lie in the period, waiting whole periods longer
-only keeps tensors longer.
+set of runs that are computed again and of programs that layers run, every integer start of every
+op of a period is tried, shortest period first; what remains is judged by the verifier. Ops are
+placed along the chain, each less than a period after it could start: given where ops lie in the
+period, waiting whole periods longer only keeps tensors longer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def optimum(
         memory_model: As in a plan.
         contiguous: Whether only one stage per GPU is allowed.
         pins: GPU of some layers.
-        again: Whether stages may compute runs of their layers again.
+        again: Whether stages may compute runs of their layers again, and run programs.
     """
     fields = {"semantics": semantics, "memory_model": memory_model, "microbatches": 64}
     cases = [
@@ -68,20 +68,34 @@ def optimum(
 
 
 def every_chain(chain: Chain) -> list[Chain]:
-    """The chain with every set of runs that are computed again, each run one layer.
+    """The chain with every set of runs that are computed again, each run one layer, and programs.
 
-    The verifier's own reading of (V1) to (V4); no run spans two stages, as no layer does.
+    The verifier's own reading of (V1) to (V5); no run spans two stages, as no layer does.
     """
     last = len(chain.layers) - 1
     bare = handmade.plan(chain, [(0, last, 0)], 1, {"0F0": 0}, memory=())
     return [
-        without_runs(bare.model_copy(update={"stages": (_computing(bare.stages[0], runs),)})).chain
-        for runs in every_run_set(0, last)
+        without_runs(bare.model_copy(update={"stages": (_with(bare.stages[0], remat),)})).chain
+        for remat in every_remat(chain)
     ]
 
 
-def _computing(stage: Stage, runs: Runs) -> Stage:
-    return stage.model_copy(update={"remat": Remat(recompute=runs) if runs else None})
+def every_remat(chain: Chain) -> Iterator[Remat | None]:
+    """All sets of runs with all programs of the layers outside of them; None for neither."""
+    for runs in every_run_set(0, len(chain.layers) - 1):
+        inside = {layer for first, last in runs for layer in range(first, last + 1)}
+        ways = [
+            [None, *range(len(layer.options) * (number not in inside))]
+            for number, layer in enumerate(chain.layers)
+        ]
+        for chosen in product(*ways):
+            programs = [(layer, way) for layer, way in enumerate(chosen) if way is not None]
+            given = runs or programs
+            yield Remat(recompute=runs, programs=tuple(programs)) if given else None
+
+
+def _with(stage: Stage, remat: Remat | None) -> Stage:
+    return stage.model_copy(update={"remat": remat})
 
 
 def every_run_set(first: int, last: int) -> Iterator[Runs]:

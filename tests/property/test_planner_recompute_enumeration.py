@@ -20,6 +20,7 @@ from pipeplan.ilp.recompute import enumeration
 from pipeplan.ilp.recompute.enumeration import count_sets, recompute_sets
 from pipeplan.ilp.runs import Run, listed
 from pipeplan.plan import Plan
+from pipeplan.testing.plans_programs import with_options
 from tests import handmade, oracle, wheels
 from tests.property.test_planner_oracle import STRETCH, stretched
 from tests.searches import limits
@@ -65,9 +66,12 @@ def solved(chain: Chain, cluster: Cluster, *, again: bool = True, workers: int =
         return None
 
 
-def held_against(seed: int, layers: int, gpus: int) -> tuple[Plan | None, int | None]:
+def held_against(
+    seed: int, layers: int, gpus: int, *, options: int = 0
+) -> tuple[Plan | None, int | None]:
     """The planner's plan has the period of brute force, and nothing above it is claimed."""
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
+    chain = with_options(Random(seed), chain, options)
     best = wheels.optimum(chain, cluster)
     plan = solved(chain, cluster, workers=1 + seed % 2)
     assert (None if plan is None else plan.period_ns) == best
@@ -135,6 +139,14 @@ def test_two_brute_forces_agree(layers: int, gpus: int, seed: int) -> None:
 def test_equal_to_brute_force(layers: int, gpus: int, seed: int) -> None:
     """No partition, order or set of runs of a few layers has a shorter period."""
     held_against(seed, layers, gpus)
+
+
+@pytest.mark.parametrize("seed", [15, 41, 47, 127, 394, 719, 759, 1062])
+def test_equal_to_brute_force_with_programs(seed: int) -> None:
+    """Nor has any choice of programs beside all of these, where it shortens the period."""
+    _, best = held_against(seed, 3, 2, options=2)
+    assert best is not None
+    assert best != wheels.optimum(tiny(seed, 3), machines(seed, 3, 2))
 
 
 def test_it_is_more_than_contiguous_plans_and_more_than_keeping() -> None:
