@@ -9,18 +9,17 @@ are of what comes and goes with every operation once. Searches count work, not s
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
-from benchmarks.store import chosen_names
-from pipeplan.operator_graph import OperatorGraph, StorageKind
+from benchmarks.operator_networks import moving_bytes, static_bytes
+from benchmarks.store import measure_rows
+from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.graph import Answer, Budget, GraphProblem, SearchLimits, solve
-from pipeplan.remat.programs import judge, keep_all
 
 RESULT = Path(__file__).parent / "results" / "hierarchies.json"
 SHARES = (0.7, 0.5, 0.4)
@@ -35,16 +34,6 @@ ROWS = {
 }
 
 
-def main(names: Sequence[str]) -> None:
-    """The rows that are named, or all that are missing."""
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in names or [each for each in ROWS if each not in found]:
-        print(name, file=sys.stderr, flush=True)
-        found[name] = _row(ROWS[name])
-        print(json.dumps(found[name]), file=sys.stderr, flush=True)
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
 def _row(reference: str) -> dict[str, Any]:
     from pipeplan.devices import find_device
     from pipeplan.rehearsal import estimate_operators
@@ -57,9 +46,7 @@ def _row(reference: str) -> dict[str, Any]:
         "capture_cpu_s": round(time.process_time() - begin, 1),
         "shares": SHARES,
     }
-    inputs = (each.bytes for each in graph.storages if each.kind is StorageKind.INPUT)
-    static = graph.static_bytes + sum(inputs)
-    moving = judge(graph, keep_all(graph)).peak_bytes - static
+    static, moving = static_bytes(graph), moving_bytes(graph)
     budgets = [Budget(static + int(share * moving)) for share in SHARES]
     row["moving_bytes"] = moving
     for method in METHODS:
@@ -117,4 +104,4 @@ def page(found: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(chosen_names(__doc__, list(ROWS)))
+    measure_rows(__doc__, RESULT, {name: partial(_row, task) for name, task in ROWS.items()})

@@ -13,8 +13,6 @@ process, one thread.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,15 +21,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.operator_networks import large, toy
-from benchmarks.store import chosen_names
+from benchmarks.operator_networks import large, moving_bytes, static_bytes, toy
+from benchmarks.store import measure_rows
 from pipeplan.devices import find_device
 from pipeplan.livebytes import LiveBytes
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.graph import Budget, GraphProblem, Pareto, SearchLimits, solve
 from pipeplan.remat.graph.blocks.full import recompute_all
 from pipeplan.remat.graph.blocks.options import OptionSet, solve_grid
-from pipeplan.remat.programs import judge, keep_all
+from pipeplan.remat.programs import judge
 from pipeplan.testing.torch_budget import BUDGETS, partitioned
 
 RESULT = Path(__file__).parent / "results" / "operator_graphs.json"
@@ -43,17 +41,6 @@ traced (overheads of 12.7, 17.3 and 17.4 %): half of what an eager step of that 
 attention keeps more tensors than the one here."""
 WHOLE = 130
 """Operations up to which `auto` has more to try than Rockmate."""
-
-
-def main(names: Sequence[str]) -> None:
-    """The rows that are named, or all that are missing."""
-    torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in names or [each for each in ROWS if each not in found]:
-        print(name, file=sys.stderr, flush=True)
-        found[name] = ROWS[name]()
-        print(json.dumps(found[name]), file=sys.stderr, flush=True)
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 @cache
@@ -90,15 +77,10 @@ def _asked(
     graph: OperatorGraph, moving: int, shares: Sequence[float], method: str, seconds: float
 ) -> tuple[Pareto, float]:
     """Answers at shares of `moving` bytes, and CPU seconds."""
-    budgets = [Budget(_static(graph) + int(share * moving)) for share in shares]
+    budgets = [Budget(static_bytes(graph) + int(share * moving)) for share in shares]
     begin = time.process_time()
     found = solve(GraphProblem(graph), budgets, seconds, method, SearchLimits(seconds / 4))
     return found, time.process_time() - begin
-
-
-def _static(graph: OperatorGraph) -> int:
-    inputs = (each.bytes for each in graph.storages if each.kind == "input")
-    return graph.static_bytes + sum(inputs)
 
 
 def _shown(graph: OperatorGraph, moving: int, found: Pareto) -> list[dict[str, Any] | None]:
@@ -115,7 +97,7 @@ def _shown(graph: OperatorGraph, moving: int, found: Pareto) -> list[dict[str, A
                 "overhead": round(outcome.compute_ns / once - 1, 5),
                 "bound": round((answer.bound_ns or once) / once - 1, 5),
                 "proven": answer.proven,
-                "peak": round((outcome.peak_bytes - _static(graph)) / moving, 4),
+                "peak": round((outcome.peak_bytes - static_bytes(graph)) / moving, 4),
             }
         )
     return rows
@@ -126,7 +108,7 @@ def _full(graph: OperatorGraph, moving: int) -> dict[str, float]:
     outcome = judge(graph, recompute_all(graph))
     return {
         "overhead": round(outcome.compute_ns / graph.compute_ns - 1, 5),
-        "peak": round((outcome.peak_bytes - _static(graph)) / moving, 4),
+        "peak": round((outcome.peak_bytes - static_bytes(graph)) / moving, 4),
     }
 
 
@@ -158,7 +140,7 @@ def _torch(layers: int, graph: OperatorGraph, moving: int) -> list[dict[str, Any
             {
                 "budget": budget,
                 "overhead": round(outcome.compute_ns / graph.compute_ns - 1, 5),
-                "peak": round((outcome.peak_bytes - _static(graph)) / moving, 4),
+                "peak": round((outcome.peak_bytes - static_bytes(graph)) / moving, 4),
                 "saved_bytes": outcome.saved_bytes,
             }
         )
@@ -176,15 +158,11 @@ def _toy(layers: int, times: str) -> dict[str, Any]:
     return {"capture_cpu_s": round(spent, 1), **row, "torch": _torch(layers, graph, moving)}
 
 
-def _kept(graph: OperatorGraph) -> int:
-    return judge(graph, keep_all(graph)).peak_bytes - _static(graph)
-
-
 def _large(layers: int, fused: bool, shares: Sequence[float]) -> dict[str, Any]:
     begin = time.process_time()
     graph = large(layers, find_device("a100"), fused)
     spent = time.process_time() - begin
-    return {"capture_cpu_s": round(spent, 1), **_methods(graph, _kept(graph), shares, 60)}
+    return {"capture_cpu_s": round(spent, 1), **_methods(graph, moving_bytes(graph), shares, 60)}
 
 
 def _options(layers: int, fused: bool) -> dict[str, Any]:
@@ -206,7 +184,7 @@ def _identical() -> dict[str, Any]:
     rows = {}
     for layers in (6, 12, 24, 36):
         graph = large(layers, find_device("a100"))
-        _, spent = _asked(graph, _kept(graph), (0.5,), "rockmate", 60)
+        _, spent = _asked(graph, moving_bytes(graph), (0.5,), "rockmate", 60)
         rows[layers] = round(spent, 1)
     return {"cpu_s": rows}
 
@@ -214,7 +192,7 @@ def _identical() -> dict[str, Any]:
 def _sweep(layers: int) -> dict[str, Any]:
     """20 budgets: more is never slower, and no peak is above what was asked."""
     graph, _ = _toy_graph(layers, "cpu")
-    moving = _kept(graph)
+    moving = moving_bytes(graph)
     shares = [share / 20 for share in range(1, 21)]
     found, spent = _asked(graph, moving, shares, "rockmate", 60)
     outcomes = [each.option and each.option.outcome for each in found.answers]
@@ -248,4 +226,5 @@ ROWS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    main(chosen_names(__doc__, list(ROWS)))
+    torch.set_num_threads(1)
+    measure_rows(__doc__, RESULT, ROWS)

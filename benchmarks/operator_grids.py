@@ -11,10 +11,8 @@ process, one thread.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,15 @@ from typing import Any
 import torch
 
 from benchmarks.markdown import table
-from benchmarks.operator_networks import large, toy
-from benchmarks.store import chosen_names
+from benchmarks.operator_networks import large, moving_bytes, static_bytes, toy
+from benchmarks.store import measure_rows
 from pipeplan.devices import find_device
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.graph import Budget, GraphProblem, SearchLimits, solve
 from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.graph.order_program import program
-from pipeplan.remat.programs import judge, keep_all
+from pipeplan.remat.programs import judge
 from pipeplan.report.budget import Curves, draw_curves
 
 RESULT = Path(__file__).parent / "results" / "operator_grids.json"
@@ -44,18 +42,6 @@ SECONDS = 60.0
 LIMITS = SearchLimits(SECONDS)
 
 
-def main(names: Sequence[str]) -> None:
-    """The rows that are named, or all that are missing."""
-    torch.set_num_threads(1)
-    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in names or [each for each in ROWS if each not in found]:
-        print(name, file=sys.stderr, flush=True)
-        found[name] = ROWS[name]()
-        print(json.dumps(found[name]), file=sys.stderr, flush=True)
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    draw(found)
-
-
 def _small() -> OperatorGraph:
     """A toy GPT of 4 layers by the roofline of a processor."""
     from pipeplan.operators import capture
@@ -65,19 +51,10 @@ def _small() -> OperatorGraph:
     return estimated(model, capture(model, *args), find_device("cpu")).graph
 
 
-def _static(graph: OperatorGraph) -> int:
-    return graph.static_bytes + sum(each.bytes for each in graph.storages if each.kind == "input")
-
-
-def _moving(graph: OperatorGraph) -> int:
-    """What comes and goes with every operation once, bytes."""
-    return judge(graph, keep_all(graph)).peak_bytes - _static(graph)
-
-
 def grids(make: Callable[[], OperatorGraph]) -> dict[str, Any]:
     """Per grid the overhead at each share of the peak, and CPU seconds of all searches."""
     graph = make()
-    static, moving = _static(graph), _moving(graph)
+    static, moving = static_bytes(graph), moving_bytes(graph)
     peaks = [static + int(share * moving) for share in SHARES]
     rows = []
     for count in COUNTS:
@@ -106,7 +83,7 @@ def depths() -> dict[str, Any]:
     rows = []
     for layers in DEPTHS:
         graph = large(layers, find_device("a100"))
-        budget = Budget(_static(graph) + _moving(graph) // 2)
+        budget = Budget(static_bytes(graph) + moving_bytes(graph) // 2)
         row: dict[str, Any] = {"layers": layers, "operations": len(graph.operations)}
         for method in ("rotor", "rockmate", "intervals"):
             begin = time.process_time()
@@ -213,4 +190,5 @@ def _share(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    main(chosen_names(__doc__, list(ROWS)))
+    torch.set_num_threads(1)
+    draw(measure_rows(__doc__, RESULT, ROWS))

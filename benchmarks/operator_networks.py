@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.devices import Device
-from pipeplan.operator_graph import OperatorGraph
+from pipeplan.operator_graph import OperatorGraph, StorageKind
+from pipeplan.remat.programs import judge, keep_all
 
 
 class OneKernelDropout(nn.Module):
@@ -137,3 +138,14 @@ def large(layers: int, device: Device, fused: bool = False) -> OperatorGraph:
             torch.set_default_dtype(torch.float32)
         value = torch.zeros(8, 1024, 1280, dtype=torch.bfloat16, requires_grad=True)
         return estimated(model, capture(model, value), device).graph
+
+
+def static_bytes(graph: OperatorGraph) -> int:
+    """What is there all the time: parameters, buffers, states, gradients of parameters, inputs."""
+    inputs = (each.bytes for each in graph.storages if each.kind is StorageKind.INPUT)
+    return graph.static_bytes + sum(inputs)
+
+
+def moving_bytes(graph: OperatorGraph) -> int:
+    """What comes and goes at most with every operation once."""
+    return judge(graph, keep_all(graph)).peak_bytes - static_bytes(graph)

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -85,6 +85,29 @@ def measure_missing(
         shown.add_row(*cells(case, row))
     common.screen().print(shown)
     return 0
+
+
+def measure_rows(
+    text: str | None, result: Path, rows: Mapping[str, Callable[[], Part]]
+) -> dict[str, Part]:
+    """The command of a benchmark whose rows are chosen by name; none: what its file lacks.
+
+    Args:
+        text: of `--help`.
+        result: the file, which is whole after each row.
+        rows: what measures each.
+
+    Returns:
+        All rows of the file.
+    """
+    names = chosen_names(text, list(rows))
+    found: dict[str, Part] = json.loads(result.read_text()) if result.exists() else {}
+    for name in names or [each for each in rows if each not in found]:
+        print(name, file=sys.stderr, flush=True)
+        found[name] = rows[name]()
+        print(json.dumps(found[name]), file=sys.stderr, flush=True)
+        result.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def chosen_names(text: str | None, known: Sequence[str]) -> list[str]:
