@@ -68,6 +68,7 @@ style: $(DEV)
 types: $(DEV)
 	@echo "== types"
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/*.py
 	@echo "== import contracts"
 	@$(BIN)/lint-imports
 

@@ -31,7 +31,8 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.self_timed import staircase
-from pipeplan.task import SplitModel, Task, TensorSpec
+from pipeplan.split_model import SplitModel, TensorSpec
+from pipeplan.task import Task
 
 LATENCY_NS = 300_000
 """What the 2bw plan and the step plan assume of a message: one that assumes none has no slack."""

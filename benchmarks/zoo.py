@@ -24,8 +24,7 @@ def page(found: dict[str, Row]) -> Iterator[str]:
         " configurations; nothing is downloaded. Dropout is off, so that the plain loop has the"
         " same numbers to add; rows marked *drawn* keep their random numbers, and the loop beside"
         " them runs the layers one by one with the seeds of the run. `weights` is the largest"
-        " difference of any weight or buffer over the largest change of any weight. What"
-        " `tests/zoo` has beyond these rows has not been tried yet."
+        " difference of any weight or buffer over the largest change of any weight."
     )
     yield "## Summary"
     yield bullets(summary(found))
@@ -50,6 +49,23 @@ def summary(found: dict[str, Row]) -> Iterator[str]:
         f"{equal} of those that work have the bits of the plain loop ({equal / works:.1%}),"
         f" {works - equal} differ by rounding."
     )
+    for cause, models in Counter(map(_shared_or_not, found.values())).most_common():
+        if cause:
+            yield f"{models} of these {works - equal} {cause}."
+
+
+def _shared_or_not(row: Row) -> str:
+    """What a model that differs by rounding does."""
+    last = _last(row)
+    if last["verdict"] != "rounding":
+        return ""
+    if any(_SHARED in note for note in last.get("notes", [])):
+        return (
+            "share parameters between layers: a run adds up the gradients of each layer over the"
+            " micro-batches and then those of the layers, so that every plan gives the same bits;"
+            " a plain loop adds up all layers of a micro-batch first"
+        )
+    return "differ for another reason, which their row gives"
 
 
 def cells(name: str, row: Row) -> tuple[str, ...]:
@@ -98,12 +114,13 @@ def _why(row: Row) -> str:
     return "; ".join(said)
 
 
+_SHARED = "added up layer by layer"
 _UNEXPLAINED = "not found out; the layers in one process have the model's bits"
 
 
 def _cause(note: str) -> str:
     """The reason for other last bits that a note of the profile tells, if any."""
-    if "added up layer by layer" in note:
+    if _SHARED in note:
         return "shared parameters: gradients are added up layer by layer"
     if note.startswith("the model runs as for an export"):
         place = note.partition("reads values at ")[2].partition(",")[0]

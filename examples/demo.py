@@ -26,7 +26,7 @@ from pipeplan.baselines.listed import listed_plan
 from pipeplan.baselines.splits import to_stages
 from pipeplan.baselines.timed import Setting
 from pipeplan.plan import Plan
-from pipeplan.report.run import Run, comparisons, read
+from pipeplan.report.run import TrainingRun, comparisons, read
 from pipeplan.report.tables import comparison_table
 from pipeplan.units import format_bytes, format_ns
 
@@ -180,7 +180,7 @@ def judge(timed: bool) -> tuple[list[str], list[str]]:
     rows = [*comparisons([runs["flush"]]), *rival, *comparisons([runs["2bw"], *counted])]
     Console(highlight=False).print(comparison_table(rows, "predicted and measured"))
     explain(runs["flush"], runs["2bw"])
-    late, wrong = [], []
+    late, wrong = list[str](), list[str]()
     if losses("flush") != losses(RIVAL):
         wrong.append("flush: losses are not those of 1F1B, to the last bit")
     for mode, run in runs.items():
@@ -204,7 +204,7 @@ def losses(mode: str) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def explain(flush: Run, delayed: Run) -> None:
+def explain(flush: TrainingRun, delayed: TrainingRun) -> None:
     """Two sentences on the two modes, with this run's figures."""
     slow, fast = flush.measured.step_ns, delayed.measured.step_ns
     if slow is None or fast is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pipeplan.errors import InputError
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 INDUCTOR = "inductor"
 """The backend that `compile=True` means."""

@@ -10,7 +10,8 @@ from pipeplan.capture.boundary_trace import lacks_values
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
 def split_for(plan: Plan, task: Task) -> SplitModel:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pipeplan.capture import split
 from pipeplan.capture.fake_tensors.ghosts import Ghosts
+from pipeplan.capture.partition.rebound import rebound
 from pipeplan.capture.split import module_of
 from pipeplan.empty import hollow, is_empty
 from pipeplan.errors import InputError
@@ -25,12 +26,14 @@ from pipeplan.nested import MicroBatch
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint
 from pipeplan.runtime.transport.backend import device_of
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from pipeplan.units import format_bytes
 
 Make = Callable[[], Task]
 """Makes the task anew, from the same random state at each call."""
 Say = Callable[[str], None]
+_Names = tuple[str, ...]
 
 _WHOLE = "builds the whole model and not only its own layers"
 _SAMPLE_BYTES = 2**20
@@ -56,9 +59,11 @@ class _Build:
     """A task, its layers as the plan wants them, and which parameters have memory."""
 
     task: Task
+    cut: SplitModel
+    """As the model was cut."""
     split: SplitModel
     ghosts: Ghosts
-    on_meta: tuple[str, ...]
+    on_meta: _Names
     """Names of parameters and buffers that the user made without values."""
 
 
@@ -151,10 +156,11 @@ class Draft:
 
     def _again(self, wanted: frozenset[int], numbers: dict[str, int]) -> None:
         """Build with values for what is `wanted`."""
-        digest = self.split.digest()
+        digest, draft = self.split.digest(), self._build
+        exact = not draft.ghosts.drifted and not draft.ghosts.keep and not draft.on_meta
         del self._build
         try:
-            self._build = self._built(wanted, draws=True)
+            self._build = self._built(wanted, draws=True, draft=draft if exact else None)
             if self._numbers() != numbers or self.split.digest() != digest:
                 raise _NeedsAllError("its code makes other parameters at each call")
         except _NeedsAllError as reason:
@@ -179,10 +185,8 @@ class Draft:
         for parameter in build.ghosts.parameters:
             if is_empty(parameter):
                 hollow(parameter)
-        if not self._anew:
-            return Hosted(build.task, build.split, tuple(blank), witness)
-        layers = _forgotten(build, self._plan, gpu, rest=rest)
-        return Hosted(build.task, layers, tuple(blank), witness)
+        kept = _forgotten(build, self._plan, gpu, rest=rest) if self._anew else build.split
+        return Hosted(build.task, kept, tuple(blank), witness)
 
     def _numbers(self) -> dict[str, int]:
         """Names of the model's parameters -> in which order they were made."""
@@ -190,7 +194,7 @@ class Draft:
         named = module_of(self.task).named_parameters(remove_duplicate=False)
         return {name: known[id(each)] for name, each in named if id(each) in known}
 
-    def _built(self, keep: frozenset[int], *, draws: bool) -> _Build:
+    def _built(self, keep: frozenset[int], *, draws: bool, draft: _Build | None = None) -> _Build:
         """The task with memory for the parameters to `keep`, and for what its code looks at."""
         for attempt in range(_BUILDS):
             ghosts = Ghosts(keep, draws=draws or attempt > 0)
@@ -208,27 +212,33 @@ class Draft:
                 raise _NeedsAllError(reason)
             else:
                 _check_new(task, ghosts)
-                return self._cut(task, ghosts, on_meta)
+                return self._cut(task, ghosts, on_meta, draft)
         raise _NeedsAllError(f"its code looks at values of parameters after {_BUILDS} attempts")
 
-    def _cut(self, task: Task, ghosts: Ghosts, on_meta: tuple[str, ...]) -> _Build:
-        try:
-            with ghosts.looking():
-                layers = split(task, limit_of(self._plan))
-        except Exception as error:
-            raise _NeedsAllError(str(error)) from error
-        if ghosts.wanted:
-            raise _NeedsAllError("its forward looks at values of parameters past torch")
-        layers = fitted(self._plan, task, layers, ghosts.guarding())
-        return _Build(task, layers, ghosts, on_meta)
+    def _cut(self, task: Task, ghosts: Ghosts, meta: _Names, draft: _Build | None) -> _Build:
+        """The task's layers: those of the draft, with other tensors, where they are graphs."""
+        if draft and rebound(draft.cut.layers, module_of(draft.task), module_of(task)):
+            cut = draft.cut
+        else:
+            try:
+                with ghosts.looking():
+                    cut = split(task, limit_of(self._plan))
+            except Exception as error:
+                raise _NeedsAllError(str(error)) from error
+            if ghosts.wanted:
+                raise _NeedsAllError("its forward looks at values of parameters past torch")
+        return self._fitted(task, cut, ghosts, meta)
+
+    def _fitted(self, task: Task, cut: SplitModel, ghosts: Ghosts, meta: _Names) -> _Build:
+        ready = fitted(self._plan, task, cut, ghosts.guarding())
+        return _Build(task, cut, ready, ghosts, meta)
 
     def _whole(self, reason: str = "") -> _Build:
         """The task with memory for everything that has values."""
         ghosts, task = Ghosts(draws=True), self._make()
         on_meta = _adopted(task, ghosts)
         _check_new(task, ghosts)
-        layers = split(task, limit_of(self._plan))
-        build = _Build(task, fitted(self._plan, task, layers, ghosts.guarding()), ghosts, on_meta)
+        build = self._fitted(task, split(task, limit_of(self._plan)), ghosts, on_meta)
         if reason:
             self._say(f"{_WHOLE}: {reason}")
         return build
@@ -271,7 +281,7 @@ def states_of(layers: SplitModel, plan: Plan, gpu: int) -> Iterator[tuple[str, T
                     yield fqns[local], tensor
 
 
-def _adopted(task: Task, ghosts: Ghosts) -> tuple[str, ...]:
+def _adopted(task: Task, ghosts: Ghosts) -> _Names:
     """Let what the user made on `meta` be empty where the data are; its names."""
     model = module_of(task)
     states = (*model.named_parameters(), *model.named_buffers())

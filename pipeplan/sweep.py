@@ -14,7 +14,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.plan import Bounds, Plan, Rational
-from pipeplan.planner import Config, Progress, default_microbatches, solve
+from pipeplan.planner import Config, Progress, default_microbatches, in_turn, solve
 from pipeplan.planner.pins import resolve
 
 
@@ -65,42 +65,21 @@ def sweep(
         most = max(len(cluster.gpus) for cluster in ordered)
         config = replace(config, microbatches=default_microbatches("flush", most))
     points: list[Point] = []
-    for number, cluster in enumerate(ordered):
-        heard = _Listener(progress, f"{number + 1} of {len(ordered)}, {len(cluster.gpus)} GPUs")
-        try:
-            points.append(_point(chain, cluster, config, points, heard))
-        except KeyboardInterrupt:
-            if not points:
-                raise
-            break
-        if heard.interrupted:
-            break
+    named = (
+        (f"{number} of {len(ordered)}, {len(cluster.gpus)} GPUs", cluster)
+        for number, cluster in enumerate(ordered, start=1)
+    )
+
+    def planned(cluster: Cluster, heard: Progress) -> Point:
+        return _point(chain, cluster, config, points, heard)
+
+    for point in in_turn(named, planned, progress):
+        points.append(point)  # where the next one sees it
     return tuple(_with_bounds(point, points, config) for point in points)
 
 
 def _size(cluster: Cluster) -> tuple[int, list[int]]:
     return len(cluster.gpus), [gpu.budget_bytes for gpu in cluster.gpus]
-
-
-@dataclass
-class _Listener:
-    """Passes progress on with the point's name in front."""
-
-    progress: Progress | None
-    name: str
-    interrupted: bool = False
-
-    def __call__(
-        self,
-        elapsed: float,
-        best: Fraction | None,
-        bound: Fraction,
-        gap: float | None,
-        phase: str,
-    ) -> None:
-        self.interrupted |= phase == "interrupted"
-        if self.progress is not None:
-            self.progress(elapsed, best, bound, gap, f"{self.name}: {phase}")
 
 
 def _point(

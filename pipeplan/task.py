@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pipeplan import taskref
 from pipeplan.callbacks import Callback
-from pipeplan.document import digest
 from pipeplan.errors import InputError
 from pipeplan.taskref import task_function
 from pipeplan.validation import Validation
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from pipeplan.nested import Structure
 
-__all__ = ["Callback", "LossScale", "SplitModel", "Task", "TensorSpec", "Tied", "Validation"]
+__all__ = ["Callback", "LossScale", "Task", "Tied", "Validation"]
 __all__ += ["load", "load_named", "maker", "maker_named", "task_function"]
 
 Tied = Literal["colocate", "synchronize"]
-_Each = TypeVar("_Each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,127 +248,3 @@ def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) 
     if not isinstance(task, Task):
         raise InputError(f"task {parts.text!r}: got a {type(task).__name__}, need a pipeplan Task")
     return task
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape and dtype of one boundary tensor; `differentiable` ones get a gradient back."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    """As torch prints it: `torch.float32`."""
-    differentiable: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitModel:
-    """A model cut into the layers of its chain; made by `capture`, run by `runtime`.
-
-    Layer l is called as `layers[l](*boundary)` with the tensors of boundary l and returns a
-    tensor or a tuple, which is boundary l+1. Boundary 0 are those tensors of the model's input
-    that the first layer takes. The loss applies to the last layer's output and counts as part of
-    the last layer. A layer that needs tensors of the model's input later is fed them from the
-    data: it gets `fed[l]` behind its boundary.
-    """
-
-    layers: tuple[nn.Module, ...]
-    names: tuple[str, ...]
-    fqns: tuple[dict[str, str], ...]
-    """Per layer: parameter or buffer name inside the layer -> its name in the user's model."""
-    boundaries: tuple[tuple[TensorSpec, ...], ...]
-    """Boundary l is the input of layer l; one entry per layer."""
-    microbatch_size: int
-    fed: tuple[tuple[int, ...], ...] = ()
-    """Per layer: which of the model's inputs it gets behind its own; empty: none for any layer."""
-    inputs: tuple[TensorSpec, ...] = ()
-    """All tensors of the model's input; empty: those of boundary 0."""
-    entering: tuple[int, ...] = ()
-    """Which of them boundary 0 is; empty: all."""
-    arguments: Structure | None = None
-    """How they lie in the arguments of the model; None: not known."""
-    target: Structure | None = None
-    """How what the loss compares with is nested; None: not known."""
-    returned: Structure | None = None
-    """How the last layer's tensors lie in what the loss is given; None: there is one."""
-    autocast: torch.dtype | None = None
-    """What layers and loss run under: `Task.autocast`."""
-    accumulate: torch.dtype | None = None
-    """`Task.accumulate`, of which bytes depend."""
-    master_weights: bool = False
-    """`Task.master_weights`, likewise."""
-    compile: str | None = None
-    """The backend of torch.compile that layers are compiled by: `Task.compile`."""
-    eager: tuple[int, ...] = ()
-    """Layers that run as they are though others are compiled; known where `compile` is given."""
-    notes: tuple[str, ...] = ()
-    """What the user should know of how the model was cut, a line each."""
-    drawing: tuple[str, ...] = ()
-    """Modules of the model that draw from Python's or numpy's generator, by name."""
-    counting: tuple[int, ...] = ()
-    """Layers that change Python attributes in their forward: computed again, they count twice."""
-
-    device: str = "cpu"
-    """Where the layers are, if they have no tensor that says it."""
-
-    def fed_to(self, layer: int) -> tuple[int, ...]:
-        """Which of the model's inputs `layer` (0-based) gets behind its boundary."""
-        return self.fed[layer] if self.fed else ()
-
-    def entry(self, inputs: Sequence[_Each]) -> tuple[_Each, ...]:
-        """Those of the model's `inputs` that boundary 0 is."""
-        return tuple(inputs[place] for place in self.entering) if self.entering else tuple(inputs)
-
-    @property
-    def input_specs(self) -> tuple[TensorSpec, ...]:
-        """Of all tensors of the model's input."""
-        return self.inputs or self.boundaries[0]
-
-    def check_again(self, layers: Iterable[int], where: str) -> None:
-        """Refuse to compute layers again that would count twice.
-
-        Args:
-            layers: 0-based.
-            where: what wants to, for the message.
-
-        Raises:
-            InputError: if one of `layers` changes Python attributes in its forward.
-        """
-        for layer in layers:
-            if layer in self.counting:
-                raise InputError(
-                    f"{where}: computes layer {self.names[layer]!r} again, which changes Python"
-                    " attributes in its forward, need one whose second forward changes nothing."
-                    " Keep what it counts in a buffer, or keep the layer: --recompute off."
-                )
-
-    def digest(self) -> str:
-        """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
-        fed: dict[str, object] = {}
-        if any(self.fed):
-            fed["fed"] = [list(indices) for indices in self.fed]
-        if self.entering:
-            fed["inputs"] = [[list(spec.shape), spec.dtype] for spec in self.inputs]
-            fed["entering"] = list(self.entering)
-        names = ("autocast", "accumulate", "master_weights", "compile")
-        given = {name: str(value) for name in names if (value := getattr(self, name))}
-        return digest(
-            fed
-            | given
-            | {
-                "microbatch_size": self.microbatch_size,
-                "boundaries": [
-                    [[list(spec.shape), spec.dtype] for spec in boundary]
-                    for boundary in self.boundaries
-                ],
-                "layers": [
-                    {
-                        "name": name,
-                        "parameters": [
-                            [fqns[local], list(value.shape), str(value.dtype)]
-                            for local, value in layer.named_parameters()
-                        ],
-                    }
-                    for name, layer, fqns in zip(self.names, self.layers, self.fqns, strict=True)
-                ],
-            }
-        )

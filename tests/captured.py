@@ -12,7 +12,8 @@ import torch
 from pipeplan.capture import split
 from pipeplan.capture.measurement.task_profile import measure_layers
 from pipeplan.chain import Chain
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 Make = Callable[..., Task]
 

@@ -15,6 +15,8 @@ FIRST = (
     "distributed/test_large.py",
     "distributed/test_joining.py",
     "distributed/test_communicators.py",
+    "zoo/test_smoke.py",
+    "unit/runtime/test_layer_programs.py",
     "unit/rematerialized/test_rematerialize.py",
 )
 """Files that take longest: workers that begin with them end together."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import pipelines
 
 WIDTH, WORDS, LENGTH, ROWS = 8, 12, 6, 2

@@ -64,7 +64,9 @@ def random_step(seed: int) -> StateProblem:
         kept = random.randint(1, 9)
         forward, backward = random.randint(1000, 5000), random.randint(1000, 9000)
         options = [
-            StateBlockOption("keep", forward, backward, kept, 0, random.randint(0, 3), 1),
+            StateBlockOption(
+                "keep", forward, backward, kept, 0, random.randint(0, 3), 1, random.random() < 0.3
+            ),
             StateBlockOption("recompute", forward, forward + backward, 0, 0, 1, kept + 1),
         ]
         if b < count - 1:
@@ -74,7 +76,9 @@ def random_step(seed: int) -> StateProblem:
     groups = []
     for b in range(count):
         tensors = tuple(
-            StateTensor(f"w{b}.{n}", random.randint(1, 9), random.random() < 0.8)
+            StateTensor(
+                f"w{b}.{n}", random.randint(1, 9), random.random() < 0.8, random.choice((0, 0, 14))
+            )
             for n in range(random.randint(1, 4))
         )
         users = {b, random.randrange(count)} if random.random() < 0.3 else {b}

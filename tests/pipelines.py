@@ -20,7 +20,8 @@ from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.supervision.stop_request import NoRequest
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task, TensorSpec, Tied
+from pipeplan.split_model import SplitModel, TensorSpec
+from pipeplan.task import Task, Tied
 from pipeplan.testing.in_process import run_ranks
 
 torch.set_num_threads(1)

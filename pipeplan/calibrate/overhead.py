@@ -22,7 +22,8 @@ from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task, TensorSpec
+from pipeplan.split_model import SplitModel, TensorSpec
+from pipeplan.task import Task
 
 STEPS = 5
 MICROBATCHES = 40

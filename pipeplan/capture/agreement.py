@@ -34,7 +34,8 @@ from pipeplan.errors import InputError
 from pipeplan.nested import MicroBatch, ModelArguments, layer_loss, returned, tensors_in
 from pipeplan.precision import casting
 from pipeplan.repeat import kept_generators, seed_all
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 PASSES = 3
 """Micro-batches 0, 1, .. that are compared, with seeds 0, 1, .."""

@@ -22,7 +22,7 @@ from pipeplan.errors import InputError
 from pipeplan.livebytes import key
 from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,10 @@ def trace_boundaries(
         except Exception as error:
             reason = str(error).split("\n")[0]
         if has_empty(layers.values()):
-            raise InputError(f"task: boundary shapes need values, and there are none: {reason}")
+            raise InputError(
+                f"task: boundary shapes need values, and there are none: {reason}. Profile it with"
+                " --mode measured."
+            )
         traced = _walk(layers, loss, batch, fed, entering)
     _log.warning("boundary shapes come from a real pass, a fake one failed: %s", reason)
     return traced

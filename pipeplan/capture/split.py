@@ -38,10 +38,11 @@ from pipeplan.gradients import check_updates
 from pipeplan.nested import MicroBatch, ModelArguments, Structure, layer_loss, text_of
 from pipeplan.precision import casting, check_autocast
 from pipeplan.repeat import kept_generators
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
-def split(task: Task, max_layers: int | None = None) -> SplitModel:
+def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) -> SplitModel:
     """The layers of `task.model` and the boundaries between them.
 
     `nn.Sequential` and lists give one layer per module. Any other model is exported into a graph
@@ -55,6 +56,7 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
         task: model, loss and data are used.
         max_layers: merges layers until there are no more than these; the ones that are cheap
             to lose first.
+        evaluates: whether the layers run in eval mode, too, which takes a second export.
 
     Raises:
         InputError: if the model cannot be exported, a layer fails or returns something other
@@ -80,7 +82,7 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
             eager = tuple(_eager_rows(model, layers, kept))
             found = _made(task, batch, seeding_layers(layers, drawing), traced, kept)
         else:
-            found, eager = _by_graph(task, model, batch, max_layers)
+            found, eager = _by_graph(task, model, batch, max_layers, evaluates=evaluates)
     return replace(
         found,
         compile=backend,
@@ -92,12 +94,12 @@ def split(task: Task, max_layers: int | None = None) -> SplitModel:
 
 
 def _by_graph(
-    task: Task, model: nn.Module, batch: MicroBatch, max_layers: int | None
+    task: Task, model: nn.Module, batch: MicroBatch, max_layers: int | None, *, evaluates: bool
 ) -> tuple[SplitModel, tuple[int, ...]]:
     """The model cut, and which of its layers stay eager."""
     own_loss = task.loss is None
     flow, kept = graph_of(model, batch.arguments, own_loss=own_loss)
-    evaluation = _in_eval_mode(model, batch.arguments, kept, own_loss)
+    evaluation = _in_eval_mode(model, batch.arguments, kept, own_loss) if evaluates else None
     cuts = layer_cuts(flow)
     if max_layers is not None:
         cuts = coarsened_cuts(flow, cuts, max_layers)

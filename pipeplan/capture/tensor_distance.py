@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 
 def rounding_unit(tensors: Iterable[Tensor], model: SplitModel) -> float:

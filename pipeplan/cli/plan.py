@@ -6,18 +6,16 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, helptext, output, sweep
+from pipeplan.cli import common, flags, helptext, microbatch_sizes, output, sweep
 from pipeplan.cli.machines import add_machines, clusters
 from pipeplan.cli.show import figures, present
 
 if TYPE_CHECKING:
     from pipeplan.planner import Config
 
-_EXAMPLE = """\
-pipeplan plan chain.json --gpus 4 --memory 16GiB --bandwidth 12GB/s -o plan.json
-pipeplan plan chain.json --gpus 2,4,8 --memory 8GiB..32GiB --bandwidth 12GB/s -o sweep"""
+_EXAMPLE = "pipeplan plan chain.json --gpus 4 --memory 16GiB --bandwidth 12GB/s -o plan.json"
 
-_USAGE = "pipeplan plan CHAIN --gpus N --memory SIZE --bandwidth RATE -o PLAN [flags]"
+_USAGE = "pipeplan plan CHAIN.. --gpus N --memory SIZE --bandwidth RATE -o PLAN [flags]"
 
 _PIN = re.compile(r"\s*(?P<layer>.+?)\s*=\s*(?P<gpu>\d{1,6})\s*(?:,|$)")
 
@@ -26,7 +24,15 @@ def add(verbs: common.Verbs) -> None:
     """The verb and its flags."""
     text = "find the plan of shortest period that memory allows, and a bound on any other plan"
     verb = common.add_verb(verbs, "plan", run, text, _EXAMPLE, _USAGE)
-    verb.add_argument("chain", metavar="CHAIN", help="chain.json; - is stdin")
+    chains = verb.add_argument(
+        "chains", metavar="CHAIN", nargs="+", help="chain.json, or one for each size; - is stdin"
+    )
+    helptext.detail(
+        chains,
+        "Several chains are one model profiled with micro-batches of several sizes: the plan with"
+        " the most samples per second is written."
+        " See [Choose the micro-batch size](../how-to/what-if.md#choose-the-micro-batch-size).",
+    )
     common.add_output(verb, "PLAN", "file to write, a folder for several machines; - is stdout")
     refine = verb.add_argument(
         "--refine",
@@ -59,6 +65,12 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         type=common.count(),
         metavar="M",
         help="per optimizer step (what the plan needs)",
+    )
+    group.add_argument(
+        "--batch",
+        type=common.count(),
+        metavar="N",
+        help="samples per optimizer step, in place of M",
     )
     model = group.add_argument(
         "--memory-model",
@@ -193,31 +205,36 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.chain import Chain
     from pipeplan.cli import progress
     from pipeplan.lowering import lower
-    from pipeplan.planner import solve
+    from pipeplan.microbatch_sizes import plan_sizes
     from pipeplan.report import tables
     from pipeplan.simulator import check
     from pipeplan.stage_profile import StageProfile, refine
 
     points = list(clusters(args))
+    microbatch_sizes.check(args, len(points))
     folder = output.output_folder(args.output, args.force) if len(points) > 1 else None
     if folder is None:
         output.check_output(args.output, args.force)
-    chain = common.read(Chain, args.chain)
+    chains = [common.read(Chain, name) for name in args.chains]
     if args.refine:
-        chain = refine(chain, common.read(StageProfile, args.refine))
+        chains = [refine(chains[0], common.read(StageProfile, args.refine))]
     config = _config(args)
     if folder is not None:
-        return sweep.run(chain, points, config, folder, as_json=args.json)
+        return sweep.run(chains[0], points, config, folder, as_json=args.json)
     common.say(f"machines: {tables.machines_line(points[0])}")
     with progress.search() as listener:
-        plan = solve(chain, points[0], config, progress=listener)
+        sized = plan_sizes(chains, points[0], config, args.batch, listener)
+    plan = microbatch_sizes.best(sized)
     output.write(args.output, plan.to_json(), args.force)
     check(plan, lower(plan))
     if args.output == "-":
         return 0
+    sizes = {"sizes": microbatch_sizes.figures(sized)} if len(chains) > 1 else {}
     if args.json:
-        common.emit({"plan": args.output, **figures(plan)})
+        common.emit({"plan": args.output, **figures(plan), **sizes})
     else:
+        if sizes:
+            microbatch_sizes.present(sized)
         present(plan, common.screen())
         print("verified: every rule kept; replayed: period, step and peaks as planned")
     common.then(f"pipeplan simulate {args.output}")

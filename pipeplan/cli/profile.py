@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, output
+from pipeplan.cli import common, flags, output
 
 if TYPE_CHECKING:
     from pipeplan.chain import Chain
@@ -167,13 +167,10 @@ def _check(args: argparse.Namespace) -> None:
     from pipeplan.errors import InputError
 
     fake = args.mode == "fake"
-    given = [name for name in _MEASURING if getattr(args, name) is not None]
-    if fake and given:
-        raise InputError(f"--{given[0]}: is for measuring, got --mode fake. Leave it out.")
-    for name in ("device", "device_table"):
-        if not fake and getattr(args, name) is not None:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag}: is for estimating, need --mode fake.")
+    if fake:
+        flags.refuse(args, _MEASURING, "is for measuring, got --mode fake. Leave it out.")
+    else:
+        flags.refuse(args, ("device", "device_table"), "is for estimating, need --mode fake.")
     if args.stages and args.max_layers is not None:
         raise InputError("--max-layers: the plan has its layers, got --stages. Leave it out.")
     _check_options(args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, flags, output, remat_graph
+from pipeplan.cli import common, flags, output, remat_graph, remat_states
 
 if TYPE_CHECKING:
     from pipeplan.chain import Chain
@@ -17,7 +17,8 @@ pipeplan remat chain.json --budget 8GiB
 pipeplan remat chain.json --budget 8GiB --method rotor --slots 1000 -o schedule.txt
 pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --picture memory.png
 pipeplan remat chain.json --budget 8GiB --host-bandwidth 12GB/s --curve 9 --json
-pipeplan remat graph.json --budget 8GiB --curve 9 --curve-picture curve.png"""
+pipeplan remat graph.json --budget 8GiB --curve 9 --curve-picture curve.png
+pipeplan remat my:task --offload states --budget 8GB --host-memory 64GB --host-bandwidth 9GB/s"""
 
 METHODS = (
     "auto", "rotor", "revolve", "periodic", "keep-all", "pofo", "swap", "dynprog", "greedy",
@@ -39,7 +40,7 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "chain",
         metavar="FILE",
-        help="chain.json, or graph.json of profile --operators; - is stdin",
+        help="chain.json, or graph.json of profile --operators; - is stdin; with --offload a task",
     )
     verb.add_argument(
         "--budget",
@@ -100,6 +101,7 @@ def add(verbs: common.Verbs) -> None:
         "-o", "--output", type=common.file, metavar="FILE", help="write the schedule; - is stdout"
     )
     verb.add_argument("--force", action="store_true", help="replace the file if it exists")
+    remat_states.add(verb)
 
 
 @flags.errors_as_flags(flags.of_remat)
@@ -108,6 +110,9 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.chain import Chain
 
     _check_outputs(args)
+    if args.offload:
+        return remat_states.run(args)
+    remat_states.check_absent(args)
     read = _read(args.chain)
     return _run_chain(args, read) if isinstance(read, Chain) else remat_graph.run(args, read)
 

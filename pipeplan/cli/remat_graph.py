@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeplan.cli import common, output
+from pipeplan.cli import common, flags, output
 
 if TYPE_CHECKING:
     from pipeplan.operator_graph import OperatorGraph
@@ -56,12 +56,10 @@ def _check(args: argparse.Namespace) -> None:
     """
     from pipeplan.errors import InputError
 
-    for name in _FOR_CHAINS:
-        if getattr(args, name) is not None:
-            raise InputError(
-                f"--{name.replace('_', '-')}: got it with a graph of operators, whose programs"
-                " only recompute; need a chain of layers. Leave it out."
-            )
+    why = (
+        "got it with a graph of operators, whose programs only recompute; need a chain of layers."
+    )
+    flags.refuse(args, _FOR_CHAINS, f"{why} Leave it out.")
     if args.method not in METHODS:
         raise InputError(
             f"--method: got {args.method} with a graph of operators, need one of"

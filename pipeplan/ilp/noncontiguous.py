@@ -13,6 +13,7 @@ from pipeplan.ilp.bounds.counting import raise_bound
 from pipeplan.ilp.bounds.infeasibility import assignment_reason
 from pipeplan.ilp.cpsat.extract import fuse
 from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_bound
+from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.exact.allocations import allocations
@@ -116,17 +117,18 @@ class NoncontiguousSearch:
         out. Where the joint model decided all, what follows is short.
         """
         state = self.state
-        each = state.uses("enumeration") and not state.options.offload
-        homes = allocations(state.costs) if each else None
+        homes = allocations(state.costs) if state.uses("enumeration") else None
         decided = True
-        for k in state.model_ks if len(state.options.ks) > 1 else _parts(state.options.ks[0]):
+        ks = state.model_ks if len(state.options.ks) > 1 else _parts(state.options.ks[0])
+        each_s = portfolio.JOINT_ALONE * state.options.time_limit_s / len(ks)
+        for k in ks:
             if state.done:
                 break
             asked = state.options.ks == (k,)
             seconds = state.remaining * (1.0 if asked else portfolio.JOINT)
             all_seen = True
             if homes is None:
-                all_seen = joint(state, k, seconds)
+                all_seen = joint(state, k, min(each_s, state.remaining))
             elif not joint(state, k, portfolio.FIRST_JOINT * seconds):
                 self._give("annealing", portfolio.AHEAD * seconds)
                 high = upper_bound(state, Instance(state.costs, (), k=k))
@@ -162,9 +164,9 @@ def joint(state: Incumbent, k: int, seconds: float) -> bool:
     """Allocation and schedule together, layer by layer: solutions and proofs from one model.
 
     Returns:
-        Whether nothing shorter is left for this k, as far as the model sees.
+        Whether nothing shorter is left for this k.
     """
     state.set_phase(f"joint: k={k}")
     items = tuple((layer, layer) for layer in range(state.costs.layers))
     instance = Instance(state.costs, items, k=k, most=state.most_in_flight)
-    return minimize_period(state, instance, seconds, proof=True)
+    return minimize_period(state, instance, seconds, proof=True) is Status.INFEASIBLE

@@ -44,8 +44,11 @@ COUNTING: Final = 0.25
 """The bound on counts."""
 
 # With few layers, allocation and schedule are one model:
+JOINT_ALONE: Final = 0.3
+"""Share of the limit that all k of the joint model have where there are too many allocations to
+look at each: local search, which finds more there, has the rest."""
 JOINT: Final = 0.4
-"""Each k of the joint model."""
+"""Each k where each allocation can be looked at by itself."""
 FIRST_JOINT: Final = 0.05
 """Share of it that the model has where each allocation can be looked at by itself."""
 AHEAD: Final = 0.05

@@ -22,6 +22,10 @@ from pipeplan.ilp.solution import Solution, solution
 from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
 
+PERIODIC: Final = (
+    "--offload auto: under flush a periodic schedule is cut off after the step; plan without it,"
+    " too: whole steps, which do not offload, may be shorter where they fit"
+)
 TIME_OVER: Final = 0.95
 """Share of the limit from which on the limit ended the search: its last part stops early."""
 
@@ -111,6 +115,8 @@ def _search(
             state.notes.append("groups of layers are not used where a whole step is planned")
         search.run(state)
         return SearchResult(state)
+    if problem.offload and replace(problem, offload=False).whole_step:
+        state.notes.append(PERIODIC)
     groups = _groups(state.costs, limits)
     if groups is not None and (problem.recompute or problem.offload or problem.states != "off"):
         state.notes.append(_no_groups(problem))

@@ -16,7 +16,8 @@ from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.startup.host_memory import check_host_room
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from pipeplan.units import format_bytes, format_ns
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from pipeplan.runtime.checkpoint import named_state
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 
 class UserModel:

@@ -16,7 +16,8 @@ from pipeplan.launch.options import LaunchOptions
 from pipeplan.plan import Plan
 from pipeplan.repeat import check_data, seed_all
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
-from pipeplan.task import SplitModel, Task, maker, maker_named
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, maker, maker_named
 
 
 @dataclass(frozen=True, slots=True)

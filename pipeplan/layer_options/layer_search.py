@@ -16,7 +16,7 @@ from pipeplan.layer_options.programs import graph_options
 from pipeplan.layer_options.worthwhile import worthwhile
 from pipeplan.operators import Captured, UncapturableError, capture_layer
 from pipeplan.remat.programs import ProgramOutcome
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 NOTE = "without_options"
 """What a chain's facts of its device call the layers that no graph can hold, and why."""

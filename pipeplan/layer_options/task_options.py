@@ -25,7 +25,8 @@ from pipeplan.nested import MicroBatch
 from pipeplan.operators import Captured
 from pipeplan.rehearsal import check_agreement, estimated, measured
 from pipeplan.repeat import seed_all
-from pipeplan.task import SplitModel, Task, load
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, load
 
 Progress = Callable[[str], None]
 SECONDS = 120.0

@@ -24,7 +24,8 @@ from pipeplan.rematerialized.script import Script, script_of
 from pipeplan.rematerialized.steps import Prepared, Watch
 from pipeplan.rematerialized.timing import rehearsed, with_times
 from pipeplan.rematerialized.untouched import as_it_was, check_replaced, gradients
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from pipeplan.units import parse_bandwidth
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -111,7 +112,7 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
     source = taken.source.detach()
     loss, target = taken.loss or (_any_loss, torch.zeros((), device=source.device))
     task = Task(model=module, loss=loss, optimizer=_no_optimizer, data=lambda _: (source, target))
-    cut = split(task, max_layers)
+    cut = split(task, max_layers, evaluates=False)  # the module itself is evaluated
     if cut.returned is not None:
         raise InputError(
             f"rematerialize: model {type(module).__name__}: returned {len(cut.returned.leaves)}"

@@ -22,7 +22,7 @@ from pipeplan.remat import Costs
 from pipeplan.rematerialized.facts import LayerFacts, fresh, layer_facts, shared
 from pipeplan.rematerialized.parts import buffers_of
 from pipeplan.rematerialized.units import taped
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LOSS = "the loss"

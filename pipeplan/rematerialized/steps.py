@@ -24,7 +24,7 @@ from pipeplan.rematerialized.script import Order, Script, used
 from pipeplan.rematerialized.states import ForwardStates
 from pipeplan.rematerialized.units import Units
 from pipeplan.runtime.stages.segment import Fed, SegmentSpec, StoredSegment
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 Flags = tuple[bool, ...]
 Watch = Callable[[DeviceOp], AbstractContextManager[Any]]

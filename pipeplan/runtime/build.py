@@ -42,7 +42,8 @@ from pipeplan.runtime.transport.endpoints import (
     first_tie_tag,
     report_tag,
 )
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
 @dataclass(frozen=True, slots=True)

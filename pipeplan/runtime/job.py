@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

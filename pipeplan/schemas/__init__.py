@@ -18,6 +18,7 @@ from pipeplan.document import Document
 from pipeplan.memory_terms import MemoryReport
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.plan import Plan
+from pipeplan.remat.states.plan_file import StatePlanFile
 from pipeplan.stage_profile import StageProfile
 
 FORMATS: dict[str, type[Document]] = {
@@ -29,6 +30,7 @@ FORMATS: dict[str, type[Document]] = {
     "graph": OperatorGraph,
     "memory": MemoryReport,
     "actions": ActionTimes,
+    "states": StatePlanFile,
 }
 """Each shipped schema's name and the document it describes."""
 

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from pipeplan.plan import Semantics
 from pipeplan.runtime.stages.random_state import layer_seed
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
 @dataclass(frozen=True)

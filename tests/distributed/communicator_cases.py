@@ -28,7 +28,8 @@ from pipeplan.runtime.startup.communicators import communicators
 from pipeplan.runtime.transport.nccl import NcclTransport
 from pipeplan.runtime.transport.pair_communicator import PairCommunicator
 from pipeplan.runtime.transport.rank_grid import RankGrid
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from pipeplan.testing import reference
 from pipeplan.testing.gloo_communicator import gloo
 from tests import pipelines

@@ -24,7 +24,8 @@ from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.startup.process_group import join
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
-from pipeplan.task import LossScale, SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import LossScale, Task
 from pipeplan.testing import reference
 from pipeplan.testing.plans import random_plan
 from tests import models, pipelines

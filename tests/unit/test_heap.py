@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from pipeplan import heap
+from pipeplan.cli import entry
 
 GLIBC = platform.libc_ver()[0] == "glibc"
 _PROBE = """
@@ -87,3 +88,15 @@ def test_nothing_happens_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: pytest.fail("looked for the C library"))
     assert not heap.give_back_large_blocks({})
+
+
+def test_a_profile_has_its_blocks_as_a_run_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's own process, and no other verb; who calls `main` with words keeps its heap."""
+    asked: list[object] = []
+    monkeypatch.setattr(entry, "give_back_large_blocks", asked.append)
+    words = ["profile", "no.such.module:task", "-o", "chain.json"]
+    assert entry.main(words) == 2
+    for own, calls in ((["show", "none.json"], 0), (words, 1)):
+        monkeypatch.setattr(sys, "argv", ["pipeplan", *own])
+        assert entry.main() == 2
+        assert len(asked) == calls

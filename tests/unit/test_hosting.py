@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 from pipeplan import hosting
-from pipeplan.capture import profile_task
+from pipeplan.capture import profile_task, split
 from pipeplan.capture.split import module_of
 from pipeplan.empty import is_empty
 from pipeplan.errors import InputError
@@ -21,9 +21,11 @@ from pipeplan.hosting import Draft, Hosted, states_of
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint, seed_all
 from pipeplan.runtime.transport.backend import device_of
+from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
 from tests import pipelines
 from tests.initialised import MODELS, WIDTH
+from tests.odd_models import Square
 
 GPUS = 2
 
@@ -140,6 +142,67 @@ def test_hosted_layers_are_those_of_the_whole_model(name: str) -> None:
             assert torch.equal(tensor, expected[each]), each
         assert not found.blank
         assert not said or name in ("looked_at", "kept", "spectral"), said
+
+
+class Squaring(nn.Module):
+    """Stays a module in the layers: no graph holds the backward of its function."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return Square.apply(rows)
+
+
+class Branching(nn.Module):
+    """Exported; another way in eval mode, with all of its tensors in both."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.middle, self.norm = middle, nn.BatchNorm1d(WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        rows = self.middle(torch.tanh(self.first(rows)))
+        return self.last(self.norm(rows if self.training else rows * 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "times"),
+    [
+        (lambda: task_of(Branching(nn.Tanh())), 1),
+        (MAKERS["tied copies"], 1),
+        (MAKERS["exported"], 2),
+        (lambda: task_of(Branching(Squaring())), 2),
+    ],
+    ids=["graph", "graph, tied", "draws a buffer", "eager module"],
+)
+def test_a_graph_is_cut_once(
+    make: Callable[[], Task], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft's layers are those of the second build, where they hold nothing but its tensors.
+
+    In both modes they compute what the whole model's compute.
+    """
+    plan = plan_for(seeded(make))
+    model = split_for(plan, seeded(make)())
+    cuts: list[Task] = []
+
+    def counted(task: Task, most: int | None = None) -> SplitModel:
+        cuts.append(task)
+        return split(task, most)
+
+    monkeypatch.setattr(hosting, "split", counted)
+    for gpu in range(GPUS):
+        cuts.clear()
+        found = hosted_by(make, gpu, plan=plan)
+        assert len(cuts) == times
+        state = dict(module_of(found.task).named_parameters())
+        for name, tensor in states_of(found.split, plan, gpu):
+            assert tensor is state.get(name, tensor) or found.task.tied == "synchronize"
+        stage = next(stage for stage in plan.stages if stage.gpu == gpu)
+        for index in range(stage.first, stage.last + 1):
+            mine, expected = found.split.layers[index], model.layers[index]
+            for mode in (True, False):
+                given = torch.rand(found.split.boundaries[index][0].shape)
+                assert torch.equal(mine.train(mode)(given), expected.train(mode)(given))
 
 
 def test_what_else_has_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

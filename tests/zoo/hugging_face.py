@@ -24,13 +24,20 @@ Batch = dict[str, Tensor]
 
 
 def hugging(
-    kind: str, batch: Callable[[int], Any], *, chance: bool = False, **config: Any
+    kind: str,
+    batch: Callable[[int], Any],
+    *,
+    loss: Callable[..., Tensor] | None = None,
+    chance: bool = False,
+    **config: Any,
 ) -> Make:
     """The task of a class of models, without caches and random numbers (dropout).
 
     Args:
         kind: name of the class.
         batch: number -> what the model is called with, labels included.
+        loss: of what the model returns and labels, which the model is not called with; None:
+            the model's own.
         chance: leave random numbers as they are; `dtype` and `attn_implementation` are not the
             configuration's.
         config: what differs from its defaults.
@@ -48,9 +55,15 @@ def hugging(
         if not chance:
             without_chance(asked)
         model = made._from_config(asked, **options)
-        return Task(model=model.train(), loss=None, optimizer=sgd, data=batch)
+        data = batch if loss is None else lambda number: parted(batch(number))
+        return Task(model=model.train(), loss=loss, optimizer=sgd, data=data)
 
     return make
+
+
+def parted(batch: Batch) -> tuple[Batch, Tensor]:
+    """What the model is called with, and labels."""
+    return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
 
 
 def without_chance(config: Any) -> None:
@@ -186,8 +199,10 @@ VISION = dict(
 
 
 def rows_of(**made: Make | tuple[Make, str, Make]) -> tuple[Architecture, ...]:
-    """One architecture for each name; underscores are blanks."""
+    """One architecture for each name (underscores are blanks), with its setting if it has one."""
     return tuple(
-        Architecture(name.replace("__", "-").replace("_", " "), make)
-        for name, make in made.items()
+        Architecture(
+            name.replace("__", "-").replace("_", " "), *(each if type(each) is tuple else (each,))
+        )
+        for name, each in made.items()
     )

@@ -18,6 +18,20 @@ from tests.zoo.hugging_face import (
     translation,
 )
 
+REFORMER = dict(
+    vocab_size=WORDS,
+    hidden_size=32,
+    attn_layers=["local", "local"],
+    num_attention_heads=4,
+    attention_head_size=8,
+    feed_forward_size=48,
+    axial_pos_shape=[4, 3],
+    axial_pos_embds_dim=[16, 16],
+    local_attn_chunk_length=4,
+    max_position_embeddings=32,
+    is_decoder=False,
+)
+
 ENCODERS = rows_of(
     bert=hugging("BertForMaskedLM", causal, **ENCODER),
     bert_of_two_sentences=hugging(
@@ -81,21 +95,10 @@ ENCODERS = rows_of(
     squeezebert=hugging(
         "SqueezeBertForSequenceClassification", text_class, embedding_size=32, **ENCODER
     ),
-    reformer=hugging(
-        "ReformerForSequenceClassification",
-        text_class,
-        vocab_size=WORDS,
-        hidden_size=32,
-        attn_layers=["local", "local"],
-        num_attention_heads=4,
-        attention_head_size=8,
-        feed_forward_size=48,
-        axial_pos_shape=[4, 3],
-        axial_pos_embds_dim=[16, 16],
-        local_attn_chunk_length=4,
-        max_position_embeddings=32,
-        is_decoder=False,
-        chance=True,
+    reformer=(
+        hugging("ReformerForSequenceClassification", text_class, chance=True, **REFORMER),
+        "no dropout: it is seeded from the clock",
+        hugging("ReformerForSequenceClassification", text_class, **REFORMER),
     ),
 )
 

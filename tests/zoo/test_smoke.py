@@ -31,7 +31,8 @@ def test_trains_as_the_table_says(name: str) -> None:
 
 
 def test_none_differs_in_silence() -> None:
-    """All rows are of architectures that there are; those of the smoke test are among them."""
-    assert set(SMOKE) <= set(ROWS) <= set(ARCHITECTURES)
+    """Every architecture has been tried; those of the smoke test are among them."""
+    assert set(SMOKE) <= set(ROWS)
+    assert set(ROWS) == set(ARCHITECTURES)
     verdicts = {name: row["as it is"]["verdict"] for name, row in ROWS.items()}
-    assert "differs" not in verdicts.values(), verdicts
+    assert not {"differs", "failed"} & set(verdicts.values()), verdicts

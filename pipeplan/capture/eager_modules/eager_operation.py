@@ -161,6 +161,8 @@ class EagerCalls:
             number, seen[key] = seen[key], seen[key] + 1
             arguments, tensors = Structure.of((given, named))
             found = self._found.get((key, number))
+            if any(isinstance(leaf, _SYMBOLS) for leaf in arguments.leaves):
+                raise UnfitError(path, "is told a number or a choice that depends on values")
             if found is None or found.arguments != arguments:
                 raise UnfitError(path, "is called in another way each time")
             _SHAPES[key, number] = found.blanks
@@ -225,6 +227,8 @@ def _version(tensor: Tensor) -> int:
     return tensor._version  # noqa: SLF001
 
 
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Plain values that torch does not know while it exports."""
 _SHAPES: dict[tuple[int, int], tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]] = {}
 """What the operation returns, by module and call; filled while a model is exported."""
 _LIBRARY = torch.library.Library("pipeplan", "FRAGMENT")

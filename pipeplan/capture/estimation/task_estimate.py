@@ -33,7 +33,8 @@ from pipeplan.devices import Device
 from pipeplan.errors import InputError
 from pipeplan.nested import MicroBatch
 from pipeplan.repeat import check_data
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 Progress = Callable[[str], None]
 Found = tuple[LayerBytes, tuple[int, int, int], int]

@@ -35,9 +35,10 @@ _FROM_NUMBERS: Final = frozenset(
     {
         torch.arange, torch.linspace, torch.tensor, torch.scalar_tensor, torch.zeros, torch.ones,
         torch.full, torch.eye, torch.tril_indices, torch.triu_indices,
+        torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.floor_divide,
     }
 )  # fmt: skip
-"""What makes a tensor from numbers."""
+"""What makes a tensor from numbers (Longformer divides its sizes by `torch.div`)."""
 
 
 class ConstantPropagation(TorchFunctionMode):

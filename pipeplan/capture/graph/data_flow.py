@@ -20,6 +20,7 @@ from torch import fx, nn
 from pipeplan.capture.eager_modules.eager_operation import is_eager
 from pipeplan.capture.graph.export import ExportedModel
 from pipeplan.capture.graph.operations import (
+    has_size,
     is_pointwise,
     node_effects,
     node_flops,
@@ -161,7 +162,7 @@ class DataFlow:
         """Floating-point operations of a step, and one per element that it makes."""
         eager = self.exported.calls.of(step)
         flops = eager.work if eager else self._flops[step]
-        return flops + sum(tensor.numel() for tensor in node_tensors(step))
+        return flops + sum(t.numel() for t in node_tensors(step) if has_size(t))
 
     def _matters(self, node: Node) -> bool:
         effect = self._effects[node]

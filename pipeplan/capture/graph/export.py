@@ -8,7 +8,6 @@ are in it as they are in the model; nothing is made functional and nothing is de
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,20 +22,11 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from pipeplan.capture.eager_modules.eager_operation import EagerCalls, UnfitError
 from pipeplan.capture.graph.constant_propagation import ConstantPropagation
 from pipeplan.capture.graph.operations import returns_argument
+from pipeplan.capture.graph.refusals import LIST, check_devices, checked_sizes, refusal
 from pipeplan.capture.user_model.model_call import call_options, quiet
 from pipeplan.capture.user_model.user_code import is_machinery, place_of
 from pipeplan.errors import InputError
 from pipeplan.nested import ModelArguments, Structure, returned
-
-_BY_VALUE = (
-    r"data-dependent|data dependent|unbacked|bool\(\) is not supported|data is not allocated yet"
-)
-"""What torch says where a value is read while a model is exported."""
-_LIST = "Or give the model's layers as a Python list, which may do anything inside."
-_SAME = (
-    "need the same ones for every micro-batch. Do it in an nn.Module of its own inside the model,"
-    f" which then runs as it is, or use torch.where, fixed sizes or a mask. {_LIST}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +69,15 @@ def export_graph(
         InputError: if its operations depend on values, its tensors are on several devices, it
             returns no tensor, or torch cannot export it.
     """
-    _check_devices(model, arguments.tensors)
+    check_devices(model, arguments.tensors)
     calls = calls or EagerCalls({})
     try:
-        with quiet(), calls.exported(), _no_stacks():
-            program, note = _program(model, arguments)
+        with quiet(), _no_stacks():
+            program, note = _program(model, arguments, calls)
     except UnfitError:
         raise
     except Exception as error:
-        raise InputError(_reason(model, error)) from error
-    _check_sizes(model, program)
+        raise InputError(refusal(model, error, own_loss)) from error
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = {
         id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]
@@ -106,11 +95,12 @@ def export_graph(
         states[node] = names.get(id(tensor), spec.target), tensor
     _name_buffers(states)
     ends = _outputs(model, program, own_loss)
+    note = "; ".join(filter(None, (note, checked_sizes(model, program, ends[0]))))
     return ExportedModel(program.graph_module, states, tuple(fed), *ends, calls, note)
 
 
 def _program(
-    model: nn.Module, arguments: ModelArguments
+    model: nn.Module, arguments: ModelArguments, calls: EagerCalls
 ) -> tuple[torch.export.ExportedProgram, str]:
     """The program that the model runs when nobody exports it; where it is not that one, a note.
 
@@ -123,7 +113,7 @@ def _program(
     named = {**call_options(model), **named}
     asked: list[str] = []
     try:
-        with quiet(), _as_if_eager(model, asked):
+        with quiet(), calls.exported(), _as_if_eager(model, asked):
             return torch.export.export(model, positional, named, strict=False), ""
     except UnfitError:
         raise
@@ -134,7 +124,8 @@ def _program(
             f"the model runs as for an export: in training it reads values{place_of(error)},"
             " which may differ by micro-batch; its last bits may differ from those of training"
         )
-    return torch.export.export(model, positional, named, strict=False), note
+    with calls.exported():
+        return torch.export.export(model, positional, named, strict=False), note
 
 
 @contextmanager
@@ -235,7 +226,7 @@ def _state(
     if not isinstance(constant, Tensor):
         raise InputError(
             f"task: model {type(model).__name__}: {target}: got a {type(constant).__name__},"
-            f" need tensors only. {_LIST}"
+            f" need tensors only. {LIST}"
         )
     return constant
 
@@ -258,55 +249,3 @@ def _outputs(
             " with the target"
         )
     return tuple(found), structure
-
-
-def _check_sizes(model: nn.Module, program: torch.export.ExportedProgram) -> None:
-    """Refuse tensors as large as values say (`logits[mask]`): their bytes are not known."""
-    for node in program.graph.nodes:
-        for value in tree_leaves(node.meta.get("val")):
-            if isinstance(value, Tensor) and any(not isinstance(n, int) for n in value.shape):
-                *_, (_, kind) = (
-                    node.meta.get("nn_module_stack") or {"": ("", type(model))}
-                ).values()
-                raise InputError(
-                    f"task: model {type(model).__name__}: the size of what {node.target} makes in"
-                    f" {kind} depends on the values of tensors, {_SAME}"
-                )
-
-
-def _check_devices(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Refuse a model that is spread over devices."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in named:
-        first, there = named[0]
-        if tensor.device != there.device:
-            raise InputError(
-                f"task: model {type(model).__name__}: got {first} on {there.device} and {name} on"
-                f" {tensor.device}, need one device. The plan decides which layer goes where:"
-                " build the model on one device."
-            )
-        for value in inputs:
-            if value.device != there.device:
-                raise InputError(
-                    f"task: got input on {value.device} and {first} on {there.device}, need one"
-                    " device. Build model and data on the same device."
-                )
-
-
-def _reason(model: nn.Module, error: Exception) -> str:
-    """What to tell the user about a failed export: the kind of failure, the place, what to do."""
-    where = f"task: model {type(model).__name__}"
-    text = str(error)
-    place = place_of(error)
-    if re.search(_BY_VALUE, text, re.I):
-        return f"{where}: its operations depend on the values of tensors{place}, {_SAME}"
-    if "Mutating module attribute" in text or "assigned during export" in text:
-        return (
-            f"{where}: it stores tensors in its attributes while it runs{place}, need a forward"
-            f" that keeps state in buffers only. {_LIST}"
-        )
-    first = " ".join(text.split("\n")[0].split())[:300]
-    return (
-        f"{where}: torch.export failed{place}: {type(error).__name__}: {first}."
-        f" Check that model(data(0)[0]) works. {_LIST}"
-    )

@@ -50,15 +50,23 @@ def graph_of(
         try:
             return DataFlow(_exported(model, arguments, found, own_loss)), found
         except UnfitError as error:
-            outer, why = error.path.rpartition(".")[0], f"holds {error.path}, which {error.why}"
+            outer, why = _around(model, error.path), f"holds {error.path}, which {error.why}"
             if outer in found and not found[outer].applies:
                 raise InputError(f"task: model {type(model).__name__}: {why}") from error
             found = outermost_modules({**found, outer: OpaqueModule(why)})
         except InputError as error:
-            more = _failing(model, error)
-            if not more or found.keys() & more.keys():
+            more = outermost_modules({**found, **_failing(model, error)})
+            if more.keys() == found.keys():  # or it would fail like this for ever
                 raise
-            found = outermost_modules({**found, **more})
+            found = more
+
+
+def _around(model: nn.Module, path: str) -> str:
+    """The innermost module around `path` that can be called; a list of modules cannot."""
+    outer = path.rpartition(".")[0]
+    while outer and type(model.get_submodule(outer)).forward is nn.Module.forward:
+        outer = outer.rpartition(".")[0]
+    return outer
 
 
 def _exported(

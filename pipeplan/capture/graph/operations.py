@@ -30,6 +30,11 @@ def node_tensors(node: fx.Node) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
 
 
+def has_size(tensor: Tensor) -> bool:
+    """Whether its shape is the same in every run: that of `logits[mask]` depends on values."""
+    return all(isinstance(length, int) for length in tensor.shape)
+
+
 def node_storages(node: fx.Node) -> set[int]:
     """The storages behind what `node` returns; a view has its base's."""
     return {key(part) for tensor in node_tensors(node) for part in dense(tensor)}
@@ -42,8 +47,11 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether it is contiguous but for the order of its dimensions; no sparse tensor is."""
-    strided = tensor.layout is torch.strided
+    """Whether it is contiguous but for the order of its dimensions.
+
+    No sparse tensor is, nor one whose size depends on values.
+    """
+    strided = tensor.layout is torch.strided and has_size(tensor)
     return strided and tensor.permute(memory_order(tensor)).is_contiguous()
 
 
@@ -86,7 +94,10 @@ def node_effects(node: fx.Node, buffers: set[fx.Node]) -> Effects:
 
 
 def node_flops(node: fx.Node) -> int:
-    """Floating-point operations of `node`'s forward, as torch counts them; nothing is computed."""
+    """Floating-point operations of `node`'s forward, as torch counts them; nothing is computed.
+
+    0 where they depend on values.
+    """
     inner = node_region(node)
     if inner is not None:
         return sum(map(node_flops, _calls(inner)))
@@ -95,6 +106,10 @@ def node_flops(node: fx.Node) -> int:
         return 0
     values = node_tensors(node)
     if not values or not hasattr(values[0], "fake_mode"):
+        return 0
+    if not all(
+        has_size(one) for part in (node, *node.all_input_nodes) for one in node_tensors(part)
+    ):
         return 0
     arguments, named = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
     counter = FlopCounterMode(display=False)

@@ -13,7 +13,8 @@ from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
 from pipeplan.chain import Layer
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import dense, storage_bytes
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

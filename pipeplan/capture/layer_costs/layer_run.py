@@ -20,7 +20,7 @@ from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
 from pipeplan.livebytes import key
 from pipeplan.nested import LayerLoss, MicroBatch, layer_loss, mapped
 from pipeplan.precision import casting
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 from pipeplan.weight_gradients import WeightGradients
 
 Loss = Callable[[Any, Any], Tensor]

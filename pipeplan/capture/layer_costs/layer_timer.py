@@ -23,7 +23,7 @@ from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.gradients import give_sum, sum_dtype, take_sum
 from pipeplan.nested import MicroBatch, layer_loss
 from pipeplan.precision import casting
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 from pipeplan.weight_gradients import WeightGradients
 
 

@@ -21,6 +21,7 @@ from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.split import split
 from pipeplan.compiling import compiled
 from pipeplan.errors import InputError
+from pipeplan.heap import give_back_large_blocks
 from pipeplan.repeat import seed_all
 from pipeplan.task import load
 
@@ -57,12 +58,13 @@ def main() -> None:
     """Sweeps the task of the command line until standard input ends."""
     reference, seed, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     threading.Thread(target=_end_with_input, daemon=True).start()
+    give_back_large_blocks(os.environ)  # as the ranks of a run do
     torch.set_num_threads(threads)
     seed_all(seed)
     task = load(reference, seed)
     place = device_of(task.model)
     task = place.bring(task)
-    model = compiled(split(task))
+    model = compiled(split(task, evaluates=False))
     sweep = LayerTimer(model, MicroBatches(task), task.loss, place)
     microbatch = 0
     with gradient_buffers(model.layers, task.accumulate):

@@ -12,8 +12,9 @@ from pipeplan.capture.split import split
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.repeat import check_data
+from pipeplan.split_model import SplitModel
 from pipeplan.stage_profile import StageMeasure, StageProfile
-from pipeplan.task import SplitModel, Task
+from pipeplan.task import Task
 from pipeplan.verifier import stage_bytes
 
 Progress = Callable[[str], None]

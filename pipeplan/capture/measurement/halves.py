@@ -24,7 +24,8 @@ from pipeplan.errors import InputError
 from pipeplan.gradients import sum_of
 from pipeplan.nested import MicroBatch
 from pipeplan.repeat import kept_generators, seed_all
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 
 def compared(

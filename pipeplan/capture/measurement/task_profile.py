@@ -32,7 +32,8 @@ from pipeplan.compiling import compiled
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import LiveBytes
 from pipeplan.repeat import check_data
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 Progress = Callable[[str], None]
 

@@ -19,7 +19,7 @@ from pipeplan.capture.partition.cut_selection import select_cuts
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.errors import InputError
 from pipeplan.nested import LayerLoss, MicroBatch, ModelArguments
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 
 def is_sequential(model: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipeplan.nested import ModelArguments
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 
 def call_options(model: nn.Module) -> dict[str, object]:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from pipeplan.capture.user_model.interception import HOOKS
 
-_APART = {"_parameters", "_buffers", "_modules", *HOOKS}
-"""Kept by other means."""
+_TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
+"""Attributes by which a module finds what is registered in it: kept by the objects in them."""
 
 
 class AttributeSnapshot:
@@ -55,13 +55,20 @@ class AttributeSnapshot:
         )
 
     def put_back(self) -> None:
-        """Give the modules the attributes they had; containers are the same objects again."""
-        for (_, part, kept), objects in zip(self._kept, self._objects, strict=True):
+        """Give the modules the attributes they had; containers are the same objects again.
+
+        What was registered meanwhile goes as well: a module that registers hooks once, and marks
+        that it did, would register them twice if only its mark were taken away.
+        """
+        everything = zip(self._kept, self._objects, self._tables, strict=True)
+        for (_, part, kept), objects, tables in everything:
             for key in _of(part).keys() - kept.keys():
                 del part.__dict__[key]
             for key, value in objects.items():
                 _refill(value, kept[key])
                 part.__dict__[key] = value
+            for name, table in tables.items():
+                _refill_table(part.__dict__.get(name), table)
 
 
 @contextmanager
@@ -69,16 +76,11 @@ def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Gives buffers (running statistics) and Python attributes of `modules` their values back."""
     parts = list(modules)
     buffers = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
-    tables = [each._buffers for part in parts for each in part.modules()]  # noqa: SLF001
-    tables = [table for table in tables if isinstance(table, dict)]  # no scripted module's
-    named = [dict(table) for table in tables]
     attributes = AttributeSnapshot(parts)
     try:
         yield
     finally:
         attributes.put_back()
-        for table, names in zip(tables, named, strict=True):
-            table.update(names)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -88,7 +90,7 @@ _MISSING = object()
 
 
 def _of(module: nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in module.__dict__.items() if key not in _APART}
+    return {key: value for key, value in module.__dict__.items() if key not in _TABLES}
 
 
 def _plain_copy(value: Any) -> Any:
@@ -107,7 +109,14 @@ def _plain_copy(value: Any) -> Any:
 
 def _tables(module: nn.Module) -> dict[str, Any]:
     """Parameters, buffers, modules and hooks by the names that a module has for them."""
-    return {name: dict(module.__dict__.get(name) or ()) for name in _APART}
+    return {name: dict(module.__dict__.get(name) or ()) for name in _TABLES}
+
+
+def _refill_table(table: object, kept: dict[str, Any]) -> None:
+    """Make `table` the one that `kept` is a copy of; a scripted module's is no dict."""
+    if isinstance(table, dict) and not _same(dict(table), kept, operator.is_):
+        table.clear()
+        table.update(kept)
 
 
 def _alike(value: Any, kept: Any) -> bool:

@@ -30,9 +30,19 @@ def place_of(error: BaseException) -> str:
     return f" at {place_of_line(file, line)} ({name})"
 
 
+def is_under(error: BaseException, folder: str) -> bool:
+    """Whether `error` came through code of `folder`."""
+    trace = error.__traceback__
+    while trace is not None:
+        if folder in trace.tb_frame.f_code.co_filename:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def is_machinery(file: str) -> bool:
     """Whether `file` is torch's or ours, so that no user looks there."""
-    return bool(re.search(r"/torch/|/contextlib\.py$|/pipeplan/capture/|^<", file))
+    return bool(re.search(r"/torch/|/sympy/|/contextlib\.py$|/pipeplan/capture/|^<", file))
 
 
 def names_by_identity(model: nn.Module) -> dict[int, str]:
@@ -41,8 +51,13 @@ def names_by_identity(model: nn.Module) -> dict[int, str]:
 
 
 def module_of_frame(frame: Any, names: Mapping[int, str]) -> str | None:
-    """The name of the module whose method runs in `frame`; None for any other code."""
-    owner = frame.f_locals.get("self")
+    """The name of the module that is called, or whose user's code runs, in `frame`; else None.
+
+    torch's other methods are not the module's doing: in `self.part.to(dtype)` the caller acts.
+    """
+    code, owner = frame.f_code, frame.f_locals.get("self")
+    if is_machinery(code.co_filename) and code.co_name not in ("forward", "_call_impl"):
+        return None
     return names.get(id(owner.__dict__)) if isinstance(owner, nn.Module) else None
 
 

@@ -11,10 +11,9 @@ ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from itertools import accumulate, product
 from math import ceil
 from typing import Final
@@ -36,6 +35,8 @@ from pipeplan.ilp.schedule import OpId, Schedule, StageOffload, duration
 from pipeplan.plan import OpKind, Stage
 
 NAME: Final = "small stages"
+LAYER_S: Final = 5e-3
+"""What the per-device planner counts for, for each layer, where work is counted."""
 PARTS: Final = 4096
 """The period is found to this part of it."""
 WAYS: Final = (*((grain, False) for grain in (2**30, 8, 4, 2, 1)), (2, True), (1, True))
@@ -81,42 +82,67 @@ def shorten(state: Incumbent, lowest: int) -> None:
     low, high = lowest - 1, solvers[0].serial_ns
     if state.best is not None:
         high = ceil(state.best.per_microbatch)
+    clock = state.options.clock
+
+    def over() -> bool:
+        return state.best is not None and clock.spent >= state.options.time_limit_s
+
+    small = SmallStages(state.costs, clock.charge, over)
     while high - low > max(1, low // PARTS) and (state.remaining > 0 or state.best is None):
         middle = (low + high) // 2
-        if any(_offered(state, solver.solve(middle)) for solver in solvers):
+        found = (solver.solve(middle) for solver in solvers)
+        tried = (small.schedules(each) for each in found if each is not None)
+        if any(any(map(state.offer, each)) for each in tried):
             high = middle
         else:
             low = middle
 
 
-def _offered(state: Incumbent, partition: ContiguousPartition | None) -> bool:
-    if partition is None:
-        return False
-    return any(map(state.offer, in_small_stages(state.costs, partition)))
+class SmallStages:
+    """Partitions of one chain, in small stages where a GPU lacks memory."""
 
+    def __init__(
+        self, costs: CostModel, charge: Callable[[float], None], over: Callable[[], bool]
+    ) -> None:
+        """No GPU is asked for yet.
 
-def in_small_stages(costs: CostModel, partition: ContiguousPartition) -> Iterator[Schedule]:
-    """Schedules in which GPUs that lack memory have small stages and offload.
+        Args:
+            costs: with a host, under the exact memory model.
+            charge: hears of the work, in units of the limit.
+            over: whether to try nothing more.
+        """
+        self._costs, self._charge, self._over = costs, charge, over
+        self._asked: dict[DeviceShare, OneAtATime] = {}
 
-    Args:
-        costs: with a host, under the exact memory model.
-        partition: at its period; V of its stages grows where that is needed.
+    def schedules(self, partition: ContiguousPartition) -> Iterator[Schedule]:
+        """Those in which every GPU's offloading was found; whether they fit is to be counted.
 
-    Yields:
-        Those in which every GPU's offloading was found; whether they fit is to be counted.
-    """
-    rows = memory_rows(costs, schedule_partition(costs, partition))
-    over = frozenset(row.gpu for row in rows if row.peak_bytes > row.budget_bytes)
-    for (grain, waits), messages in product(WAYS, (False, True)):
-        cuts = _Cuts(costs, partition, over, grain, waits=waits, messages=messages)
-        placed = cuts.placed()
-        if placed is None or (messages and not cuts.planned):
-            continue
-        for gradients_wait in (True, False):
-            schedule = placed.schedule(costs, gradients_wait=gradients_wait)
-            found = repair_by_offloading(costs, schedule)
-            if found is not None:
-                yield found
+        Args:
+            partition: at its period; V of its stages grows where that is needed.
+        """
+        costs = self._costs
+        rows = memory_rows(costs, schedule_partition(costs, partition))
+        lacking = frozenset(row.gpu for row in rows if row.peak_bytes > row.budget_bytes)
+        for (grain, waits), messages in product(WAYS, (False, True)):
+            if self._over():
+                return
+            cuts = _Cuts(costs, partition, lacking, grain, waits, messages, self._planner)
+            placed = cuts.placed()
+            if placed is None or (messages and not cuts.planned):
+                continue
+            for gradients_wait in (True, False):
+                schedule = placed.schedule(costs, gradients_wait=gradients_wait)
+                found = repair_by_offloading(costs, schedule, self._charge)
+                if found is not None:
+                    yield found
+
+    def _planner(self, share: DeviceShare) -> OneAtATime:
+        # The same GPU is asked for at one period after the other.
+        if share not in self._asked:
+            first, last = share.layers
+            self._charge(LAYER_S * (1 + last - first))
+            self._asked[share] = OneAtATime(self._costs, share)
+        return self._asked[share]
 
 
 @dataclass(frozen=True)
@@ -138,51 +164,43 @@ class _Placed:
         times: dict[OpId, tuple[int, ...]] = {}
         offloads: list[StageOffload] = []
         for stage, part in enumerate(self.parts):
-            base, inside = len(stages), part.alone
-            begin = whole.times[OpKind.F, stage][0]
+            base, inside, begin = len(stages), part.alone, whole.times[OpKind.F, stage][0]
             late = whole.times[OpKind.B, stage][0] - (inside.period - part.backward)
             for (kind, n), (time,) in inside.times.items():
                 times[kind, base + n] = (time + (begin if kind is OpKind.F else late),)
             stages += [each.model_copy(update={"id": base + each.id}) for each in inside.stages]
-            offloads += [_moved(each, base, begin) for each in inside.offloads]
+            for each in inside.offloads:
+                moved = {copy: (a + begin, b + begin) for copy, (a, b) in each.times.items()}
+                offloads.append(replace(each, stage=each.stage + base, times=moved))
             for kind, end in ((OpKind.SEND_F, len(stages) - 1), (OpKind.SEND_B, base)):
                 if (kind, stage) in whole.times:
                     times[kind, end] = whole.times[kind, stage]
         return Schedule(tuple(stages), whole.period, 1, times, tuple(offloads))
 
 
-def _moved(offload: StageOffload, stages: int, ns: int) -> StageOffload:
-    """Behind so many stages, so much later."""
-    times = {copy: (out + ns, back + ns) for copy, (out, back) in offload.times.items()}
-    return replace(offload, stage=offload.stage + stages, times=times)
-
-
+@dataclass
 class _Cuts:
-    """What the stages of a partition are cut into."""
+    """What the stages of a partition are cut into.
 
-    def __init__(
-        self,
-        costs: CostModel,
-        partition: ContiguousPartition,
-        over: frozenset[int],
-        grain: int,
-        *,
-        waits: bool,
-        messages: bool,
-    ) -> None:
-        """Cut nothing yet.
+    Attributes:
+        costs: with a host.
+        partition: the stages.
+        over: GPUs that lack memory.
+        grain: most layers of a small stage where several micro-batches are in flight.
+        waits: whether these wait for what leaves and comes back, as far as there is time.
+        messages: whether the per-device planner leaves room for every message.
+        planner: what it says of one GPU.
+        planned: whether it was asked.
+    """
 
-        Args:
-            costs: with a host.
-            partition: the stages.
-            over: GPUs that lack memory.
-            grain: most layers of a small stage where several micro-batches are in flight.
-            waits: whether these wait for what leaves and comes back, as far as there is time.
-            messages: whether the per-device planner leaves room for every message.
-        """
-        self.costs, self.partition, self.over = costs, partition, over
-        self.grain, self.waits = grain, waits
-        self.messages, self.planned = messages, False
+    costs: CostModel
+    partition: ContiguousPartition
+    over: frozenset[int]
+    grain: int
+    waits: bool
+    messages: bool
+    planner: Callable[[DeviceShare], OneAtATime]
+    planned: bool = False
 
     def placed(self) -> _Placed | None:
         """From the last stage on; None where one does not fit, or not into the period."""
@@ -217,8 +235,8 @@ class _Cuts:
             return _in_turn(self.costs, stage, self.grain, most)
         self.planned = True
         room = self.costs.budgets[stage.gpu] - self.messages * self._messages(stage)
-        found = _planner(self.costs, DeviceShare(stage.layers, stage.gpu, room, trip)).schedules()
-        alone = next(found, None)
+        found = self.planner(DeviceShare(stage.layers, stage.gpu, room, trip))
+        alone = next(found.schedules(), None)
         if alone is None or alone.period > self.partition.period:
             return None
         last = len(alone.stages) - 1
@@ -237,12 +255,6 @@ class _Cuts:
             total += costs.unsaved_bytes(stage.last, backward=False)
             total += costs.tensor_bytes(stage.last, backward=True)
         return total
-
-
-@lru_cache(maxsize=256)
-def _planner(costs: CostModel, share: DeviceShare) -> OneAtATime:
-    """The same GPU is asked for at one period after the other."""
-    return OneAtATime(costs, share)
 
 
 def _in_turn(costs: CostModel, stage: Stage, grain: int, most_ns: int) -> _Part:

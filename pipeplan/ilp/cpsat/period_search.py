@@ -70,7 +70,7 @@ def whole_way_ns(costs: CostModel) -> int:
 
 def minimize_period(
     state: Incumbent, instance: Instance, seconds: float, *, proof: bool, lowest: int = 1
-) -> bool:
+) -> Status:
     """Look for better schedules: at the bound itself, then by bisection, until the time limit.
 
     Below a schedule that was found, the first impossible period makes the next step ask for
@@ -86,13 +86,15 @@ def minimize_period(
         lowest: No shorter period (ticks) is possible.
 
     Returns:
-        Whether every period that matters was decided within the time.
+        INFEASIBLE where nothing shorter is left; MEMORY_OVERFLOW where each period that matters
+        was decided, but at some of them the exact bytes of what was found do not fit, as those
+        of another schedule may; else UNKNOWN.
     """
     instance = exact_scaling(instance)
     tick, k = instance.tick, instance.k
     end = state.elapsed + seconds
     low, high = max(lowest, _lowest(state, instance)), upper_bound(state, instance)
-    period, decided, found, hard = low, True, False, False
+    period, seen, found, hard = low, Status.INFEASIBLE, False, False
     while low <= high and not state.done and state.elapsed < end:
         limit = min(max(0.5, (end - state.elapsed) / 3), state.remaining)
         answer = solve_and_repair(state, instance, period, limit).status
@@ -102,13 +104,14 @@ def minimize_period(
         elif answer is Status.UNKNOWN and low < period == high:
             hard = True
         else:
-            decided &= answer is not Status.UNKNOWN
+            if seen is not Status.UNKNOWN and answer is not Status.INFEASIBLE:
+                seen = answer
             if answer is Status.INFEASIBLE and proof and k == 1:
                 state.raise_bound("k1", Fraction(period * tick + 1))
             low = period + 1
         last = found and not hard and answer is Status.INFEASIBLE
         period = high if last else (low + high) // 2
-    return decided and low > high
+    return seen if low > high else Status.UNKNOWN
 
 
 def _lowest(state: Incumbent, instance: Instance) -> int:

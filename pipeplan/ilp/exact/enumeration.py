@@ -209,12 +209,12 @@ class BestFirstEnumeration:
         self._high = min([self._high, *(period - 1 for period in taken)])
         self._high = min(self._high, upper_bound(state, instance, tick=1))
         lowest = ceil_div(int(-(-node.lower_bound * self.k // 1)), instance.tick)
-        decided = minimize_period(state, instance, SHORTEN_S, proof=False, lowest=lowest)
+        seen = minimize_period(state, instance, SHORTEN_S, proof=False, lowest=lowest)
         self._high = min(self._high, upper_bound(state, instance, tick=1))
         self._reached |= state.done
         if self._high < high:
             return Status.FEASIBLE
-        return self._unresolved(node) if decided else Status.UNKNOWN
+        return Status.UNKNOWN if seen is Status.UNKNOWN else self._unresolved(node)
 
     def _unresolved(self, node: Node) -> Status:
         """It may be shorter than what is known: nothing above its lower bound is proven."""

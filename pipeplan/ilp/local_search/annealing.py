@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
 from math import exp
 from random import Random
 from typing import ClassVar, Final
@@ -20,10 +19,10 @@ from typing import ClassVar, Final
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search.allocation import Allocation, Waits
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.runs import Runs
 from pipeplan.ilp.schedule import Schedule
 
 ROUND: Final = 1500
@@ -36,46 +35,10 @@ INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
 LOOK: Final = 8
 """Steps between two looks at the clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Where layers sit, where stages are split, when copies turn around, what is recomputed.
-
-    homes: GPU of each layer.
-    splits: first layers of stages that follow a stage on the same GPU.
-    turns: instants at which the copies' forwards end and backwards begin, in periods; rising from
-        0 to less than 1.
-    recompute: runs of layers that are recomputed, which stages may cut; only where a search with
-        recomputation asks for them.
-    """
-
-    homes: tuple[int, ...]
-    splits: frozenset[int]
-    turns: tuple[float, ...] = (0.0,)
-    recompute: Runs = ()
-
-    @classmethod
-    def of(cls, schedule: Schedule, k: int) -> Allocation:
-        """The stages of a schedule, k copies evenly spread."""
-        homes = [
-            stage.gpu for stage in schedule.stages for _ in range(stage.first, stage.last + 1)
-        ]
-        splits = {two.first for one, two in pairwise(schedule.stages) if one.gpu == two.gpu}
-        return cls(tuple(homes), frozenset(splits), tuple(copy / k for copy in range(k)))
-
-    def runs(self) -> list[PlacedStage]:
-        """Runs of layers on one GPU, cut at splits."""
-        runs, first, home = [], 0, self.homes[0]
-        for layer, gpu in enumerate(self.homes):
-            if gpu != home or (layer in self.splits and layer > first):
-                runs.append((first, layer - 1, home))
-                first, home = layer, gpu
-        return [*runs, (first, len(self.homes) - 1, home)]
-
-    def segments(self) -> list[tuple[int, int]]:
-        """First and last layer of each stage."""
-        return [(first, last) for first, last, _ in self.runs()]
+WAITING: Final = 0.3
+"""Share of the changes that let a stage wait, or no longer."""
+LONGEST_WAIT: Final = 0.5
+"""In periods."""
 
 
 @dataclass
@@ -185,7 +148,8 @@ class SimulatedAnnealing:
         if over > 0:
             return 2 + over
         centres = [int(turn * period) for turn in layout.turns]
-        placing = ModuloListScheduler(costs, runs, period, centres)
+        waits = layout.waits_by_stage(period) if layout.waits else {}
+        placing = ModuloListScheduler(costs, runs, period, centres, waits)
         if not placing.place():
             return 2 - placing.placed / (len(runs) + 1)
         excess = self._beside(costs, placing)
@@ -243,8 +207,10 @@ class SimulatedAnnealing:
         return replace(layout, homes=tuple(given))
 
     def _change(self, layout: Allocation) -> Allocation:
-        """Move a border, a run of layers or a whole stage; swap two stages; split, join; shift."""
+        """Move a border, a run of layers or a whole stage; swap two; split, join; shift; wait."""
         draw, runs = self.random.random(), layout.runs()
+        if self.random.random() < WAITING:
+            return replace(layout, waits=self._waiting(layout, runs))
         if len(layout.turns) > 1 and draw < 0.1:
             return replace(layout, turns=self._shifted(layout.turns))
         homes = list(layout.homes)
@@ -284,6 +250,17 @@ class SimulatedAnnealing:
         if len(homes) == 1:
             return frozenset()
         return frozenset(real | {self.random.randrange(1, len(homes))})
+
+    def _waiting(self, layout: Allocation, runs: list[PlacedStage]) -> Waits:
+        """No wait for one of the stages that wait, or one for any stage, at its F or its B."""
+        firsts = [first for first, _, _ in runs]
+        kept = {first: layout.waits[first] for first in firsts if first in layout.waits}
+        if kept and self.random.random() < 0.5:
+            del kept[self.random.choice(list(kept))]
+            return kept
+        share = self.random.uniform(0, LONGEST_WAIT)
+        wait = (share, 0.0) if self.random.random() < 0.5 else (0.0, share)
+        return kept | {self.random.choice(firsts): wait}
 
     def _shifted(self, turns: tuple[float, ...]) -> tuple[float, ...]:
         copy = self.random.randrange(1, len(turns))

@@ -18,7 +18,8 @@ from typing import Final
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Allocation, SimulatedAnnealing, memory_overflow
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing, memory_overflow
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows

@@ -21,7 +21,8 @@ from typing import Final
 from pipeplan.ilp.contiguous.unconstrained import is_memory_bound
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Allocation, SimulatedAnnealing
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 
 FAR: Final = Fraction(103, 100)
 """Starts are tried where the best plan is so many times longer than the bound."""

@@ -4,12 +4,14 @@ A stage's activation memory grows with the time between its forward and its back
 stages run within that time. So stages are scheduled from the last to the first: every B as early
 and every F as late as the later stages and the modulo reservation table allow. With one stage per
 GPU the result is the contiguous optimum (`extend_span`); with several it is a heuristic of
-microseconds. Compare iterative modulo scheduling, Rau (1994), which also backtracks.
+microseconds: a stage that waits may leave a later one of its GPU a better place, which is for
+local search to find out (`waits`). Compare iterative modulo scheduling, Rau (1994), which also
+backtracks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.ilp.costs import CostModel
@@ -23,6 +25,9 @@ F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
 PlacedStage = tuple[int, int, int]
 """(first layer, last layer, GPU)."""
 
+Wait = tuple[int, int]
+"""Between the end of a stage's F and what needs it, and between what its B needs and its B."""
+
 
 @dataclass
 class ModuloListScheduler:
@@ -35,6 +40,9 @@ class ModuloListScheduler:
     runs: Sequence[PlacedStage]
     period: int
     centres: Sequence[int] = (0,)
+    waits: Mapping[int, Wait] = field(default_factory=dict)
+    """Of stages that are to be placed apart from the later ones though there may be room beside
+    them; ns."""
     placed: int = 0
     """Stages that found room."""
     times: dict[OpId, tuple[int, ...]] = field(default_factory=dict)
@@ -73,6 +81,9 @@ class ModuloListScheduler:
 
     def _compute(self, stage: int, opening: list[int], closing: list[int]) -> bool:
         first, last, gpu = self.runs[stage]
+        before, behind = self.waits.get(stage, (0, 0))
+        opening[:] = [end - before for end in opening]
+        closing[:] = [begin + behind for begin in closing]
         table = self._table((gpu,))
         lengths = self._lengths(first, last, gpu)
         ops = (F, stage), (B, stage)

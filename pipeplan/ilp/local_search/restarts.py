@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import ceil, exp, log
 from typing import Final
 
-from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import (
     STEP_S,

@@ -1,16 +1,18 @@
 """Repair of a schedule that exceeds a memory, by offloading as little as possible.
 
 GPUs do not share a host link, so each is repaired alone. On a GPU that needs too much, the stage
-whose micro-batches rest longest offloads the fewest bytes that suffice, all copies first; then
-copies stay again as long as the GPU fits. Bytes are counted exactly; the rest of the schedule
+whose micro-batches rest longest offloads the fewest bytes that suffice, all copies first; where no
+number of bytes suffices and the GPU has several stages, all that it can, and the next one follows.
+Then copies stay again as long as the GPU fits. Bytes are counted exactly; the rest of the schedule
 stays as it is. Source: ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import host_bytes, memory_rows, peak_terms
@@ -20,13 +22,27 @@ from pipeplan.ilp.offload.copy_placement import Choice, CopyPlacement
 from pipeplan.ilp.schedule import Schedule, StageOffload
 from pipeplan.plan import OpKind
 
+Option = tuple[int, tuple[tuple[int, int], ...]]
+"""(bytes, runs)."""
+EVENT_S: Final = 3e-6
+"""What an event in a count of peaks counts for where work is counted."""
+SET_UP: Final = 5
+"""Times that all events are listed or counted before something leaves."""
 
-def repair_by_offloading(costs: CostModel, schedule: Schedule) -> Schedule | None:
+
+def _nobody(work: float) -> None:
+    """Hears of work, and forgets it."""
+
+
+def repair_by_offloading(
+    costs: CostModel, schedule: Schedule, charge: Callable[[float], None] = _nobody
+) -> Schedule | None:
     """The schedule with what must be offloaded, if then every GPU and the host fit; else None.
 
     Args:
         costs: of the exact memory model, with a host.
         schedule: with nothing offloaded on the GPUs that lack room.
+        charge: hears of the work, in units of the limit.
     """
     host = costs.cluster.host
     assert host is not None
@@ -37,12 +53,13 @@ def repair_by_offloading(costs: CostModel, schedule: Schedule) -> Schedule | Non
     }
     sweep = ExactMemoryEvents(costs, schedule)
     changes = list(sweep.events())
+    charge(SET_UP * EVENT_S * len(changes))
     offloads = list(schedule.offloads)
     if any(schedule.stages[each.stage].gpu in over for each in offloads):
         return None
     for gpu, missing in over.items():
         own = [change for change in changes if change.gpu == gpu]
-        mended = _Repair(costs, schedule, sweep, gpu, own).repaired(missing)
+        mended = _Repair(costs, schedule, sweep, gpu, own, charge).repaired(missing)
         if mended is None:
             return None
         offloads += mended
@@ -60,6 +77,7 @@ class _Repair:
     sweep: ExactMemoryEvents
     gpu: int
     events: Sequence[MemoryEvent]
+    charge: Callable[[float], None]
 
     def repaired(self, missing: int) -> tuple[StageOffload, ...] | None:
         """What must be offloaded for the GPU to fit; None if nothing is enough."""
@@ -69,7 +87,7 @@ class _Repair:
         least: int | None = None
         for stage in self._by_rest():
             best: Choice | None = None
-            for size, runs in self._offered(stage, missing if not chosen else 0):
+            for size, runs in self._worth_trying(stage, missing, chosen):
                 tried = (stage, size, runs)
                 offloads = self._placed([*chosen, tried])
                 peak = self._peak(offloads)
@@ -107,9 +125,7 @@ class _Repair:
 
         return sorted(self._hosted(), key=lambda stage: (-rest(stage), stage))
 
-    def _offered(
-        self, stage: int, missing: int
-    ) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+    def _offered(self, stage: int, missing: int) -> Iterator[Option]:
         """What the stage can send, fewest bytes first; where it is alone, what could be enough."""
         this = self.schedule.stages[stage]
         times = self.schedule.times
@@ -121,6 +137,14 @@ class _Repair:
             if not alone or size * others >= missing:
                 yield size, runs
 
+    def _worth_trying(self, stage: int, missing: int, chosen: Sequence[Choice]) -> list[Option]:
+        """What the stage can send: on a GPU of several all of it, or less if all is enough."""
+        offered = list(self._offered(stage, missing if not chosen else 0))
+        if len(self._hosted()) == 1 or not offered:
+            return offered
+        enough = self._peak(self._placed([*chosen, (stage, *offered[-1])])) <= self._budget
+        return offered if enough else offered[-1:]
+
     def _placed(self, chosen: Sequence[Choice]) -> tuple[StageOffload, ...]:
         """The better of two ways to place the transfers."""
         ways = CopyPlacement(self.costs, self.schedule, self.sweep)
@@ -131,6 +155,7 @@ class _Repair:
         return min(placed, key=self._peak)
 
     def _peak(self, offloads: Sequence[StageOffload]) -> int:
+        self.charge(EVENT_S * len(self.events))
         leaving = [change for each in offloads for change in self.sweep.offload_events(each)]
         return self._states() + sum(peak_terms(self.schedule, [*self.events, *leaving]))
 

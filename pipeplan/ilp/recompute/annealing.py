@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import (
     TARGET_REDUCTIONS,
-    Allocation,
     SimulatedAnnealing,
     memory_overflow,
 )

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pipeplan.ilp.local_search.annealing import Allocation, memory_overflow
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.annealing import memory_overflow
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import (
     BalanceAndSchedule,

@@ -6,12 +6,12 @@ period is judged by an exact count: the partition is scheduled, and offloads wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
-from pipeplan.ilp.contiguous.small_stages import in_small_stages
+from pipeplan.ilp.contiguous.small_stages import SmallStages
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
@@ -51,9 +51,14 @@ def shortest_with_offload(
     ]
     low, high = max(1, int(state.bounds["any"])) - 1, high or solvers[0].serial_ns
     best: Found | None = None
+    clock, limit = state.options.clock, state.options.time_limit_s
+
+    def over() -> bool:
+        return not needed and clock.spent >= limit
+
     while high - low > max(1, low // PARTS) and (state.remaining > 0 or (needed and best is None)):
         middle = (low + high) // 2
-        found = _found(state, solvers, middle)
+        found = _found(state, solvers, middle, over)
         if found is None:
             low = middle
         else:
@@ -62,20 +67,27 @@ def shortest_with_offload(
     return best
 
 
-def _found(state: Incumbent, solvers: Sequence[RecomputeDP], period: int) -> Found | None:
+def _found(
+    state: Incumbent, solvers: Sequence[RecomputeDP], period: int, over: Callable[[], bool]
+) -> Found | None:
     """A schedule of this period that fits."""
     for solver in solvers:
         partition = solver.solve(period)
         if partition is None:
             # The others ask for more.
             return None
-        found = _judged(state, solver, partition)
+        found = _judged(state, solver, partition, over)
         if found is not None:
             return found
     return None
 
 
-def _judged(state: Incumbent, solver: RecomputeDP, partition: ContiguousPartition) -> Found | None:
+def _judged(
+    state: Incumbent,
+    solver: RecomputeDP,
+    partition: ContiguousPartition,
+    over: Callable[[], bool],
+) -> Found | None:
     """The partition as a schedule of the contracted chain, if it fits."""
     chain = contract(state.costs.chain, solver.runs(partition))
     first = {piece[0]: number for number, piece in enumerate(chain.pieces)}
@@ -87,18 +99,17 @@ def _judged(state: Incumbent, solver: RecomputeDP, partition: ContiguousPartitio
     mine = ContiguousPartition(partition.period, stages, partition.spans)
     costs = chain.of(state.costs)
     inner = Incumbent(costs, state.options)
-    if any(map(inner.offer, _schedules(costs, mine, small=solver.small))):
+    schedules = (
+        SmallStages(costs, state.options.clock.charge, over).schedules(mine)
+        if solver.small
+        else _in_whole_stages(costs, mine)
+    )
+    if any(map(inner.offer, schedules)):
         assert inner.best is not None
         return chain, inner.best
     return None
 
 
-def _schedules(
-    costs: CostModel, partition: ContiguousPartition, *, small: bool
-) -> Iterator[Schedule]:
-    """Of a partition, with whole stages or small ones."""
-    if small:
-        yield from in_small_stages(costs, partition)
-        return
+def _in_whole_stages(costs: CostModel, partition: ContiguousPartition) -> Iterator[Schedule]:
     for gradients_wait in (True, False):
         yield schedule_partition(costs, partition, gradients_wait=gradients_wait)

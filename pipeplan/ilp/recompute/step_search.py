@@ -18,10 +18,11 @@ from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import mutate, options_of, ways
 from pipeplan.ilp.runs import Run, Runs, Segment
 from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.step.candidates import Candidate, Contender
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule
 from pipeplan.ilp.step.placements import placements
-from pipeplan.ilp.step.search import Candidate, Contender, StepSearch
+from pipeplan.ilp.step.search import StepSearch
 from pipeplan.plan import Stage
 
 SETS: Final = 0.3

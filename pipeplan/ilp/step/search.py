@@ -9,7 +9,7 @@ for any number. Source: ours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from math import inf, log
 from typing import Final
@@ -19,6 +19,7 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.runs import Runs
 from pipeplan.ilp.schedule import Schedule
+from pipeplan.ilp.step.candidates import EARLY, Candidate, Contender
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule, ListScheduler, StepTimes, as_schedule
@@ -35,6 +36,8 @@ OPENING: Final = 0.35
 """Share of the time for scheduling all placements with random rules."""
 FIRST_RULES: Final = 2
 """Rules of each contender that the first round tries."""
+MORE_RULES: Final = 8
+"""As many where local search found nothing in the best of these contenders."""
 SLACK: Final = 1.15
 """A contender's step that is that much longer than another one's is given up."""
 CUTS_S: Final = 0.03
@@ -43,38 +46,18 @@ EVENT_S: Final = 4e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
 SET_UP: Final = 25
 """Events that every try counts for besides its own, so that tries without any end, too."""
+STANDS: Final = 0.001
+"""Local search that shortens a step by less has found nothing."""
+ENOUGH: Final = 400
+"""Tries of local search that say something."""
+NEAR: Final = 1.05
+"""Candidates whose step is longer than the best one by more are no hope."""
 TEMPERATURE: Final = 0.01
 """At the start of a slice, as a share of the step."""
-EARLY: Final = 0.1
-"""What the average end of a GPU counts beside the latest one."""
 NEVER: Final = 10**18
 """End of a step that does not fit: every other one is better."""
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
-
-
-@dataclass(slots=True)
-class Candidate:
-    """Stages and a rule, and the step they give."""
-
-    of: StepInstance
-    rule: DispatchingRule
-    times: StepTimes
-    reserve: tuple[int, ...]
-    """By GPU: bytes that exact counts of its schedules were beyond the scheduler's own."""
-
-    @property
-    def cost(self) -> float:
-        """The end of the step; among equals, GPUs that end early are better."""
-        return self.times.end + EARLY * sum(self.times.ends) / len(self.times.ends)
-
-
-@dataclass(slots=True)
-class Contender:
-    """Stages before local search, and the best rule so far."""
-
-    of: StepInstance
-    best: Candidate | None = None
 
 
 class StepSearch:
@@ -89,6 +72,11 @@ class StepSearch:
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)
         self._candidates: list[Candidate] | None = None
+        self._all: list[Contender] = []
+        self._tries = 0
+        """Of local search."""
+        self._expected: float = inf
+        """Least step of an offer, expected of fewer micro-batches and the load: all take long."""
         self._shortest = inf
         """Of the opening."""
 
@@ -99,37 +87,55 @@ class StepSearch:
         if self._candidates is None:
             state.set_phase(f"{self.name}: placements")
             self._candidates = self._opening(state.elapsed + OPENING * (end - state.elapsed))
-        state.set_phase(self.name)
+        hopeful = False
         while self._candidates and not self._over(end):
+            state.set_phase(self.name)
+            before = [(each, each.cost) for each in self._candidates]
             slice_s = (end - state.elapsed) / (2 * len(self._candidates))
             for candidate in self._candidates:
                 self._improve(candidate, min(end, state.elapsed + slice_s))
             self._candidates.sort(key=lambda each: each.cost)
-            if len(self._candidates) > 1:
+            near = NEAR * self._candidates[0].cost
+            hopeful |= any(each.cost < min(near, (1 - STANDS) * cost) for each, cost in before)
+            hopeful |= self._tries < ENOUGH
+            if hopeful:
                 self._candidates = self._candidates[: (len(self._candidates) + 1) // 2]
+            elif not self._over(end):
+                state.set_phase(f"{self.name}: placements")
+                self._candidates = self._reopened((state.elapsed + end) / 2)
 
     def _over(self, end: float) -> bool:
         return self.state.options.clock.spent >= end or self.state.closed
 
     def _opening(self, end: float) -> list[Candidate]:
-        """The best rules of the best contenders: all play, and after each round the worse half go.
+        """The best candidates of all contenders."""
+        for contender in self._contenders():
+            self._all.append(contender)
+            self._play(contender, FIRST_RULES, end)
+            if self._over(end):
+                break
+        return self._leaders(FIRST_RULES, end)
+
+    def _leaders(self, rules: int, end: float) -> list[Candidate]:
+        """Contenders play, and after each round the worse half go; the best of the last ones.
 
         Every round tries as many rules of each contender that is left as all before together.
         """
-        contenders, rules = [], FIRST_RULES
-        for contender in self._contenders():
-            contenders.append(contender)
-            self._play(contender, rules, end)
-            if self._over(end):
-                break
+        contenders = self._all
         while contenders and not self._over(end):
-            contenders.sort(key=lambda each: each.best.cost if each.best else inf)
+            contenders = sorted(contenders, key=lambda each: each.best.cost if each.best else inf)
             contenders = contenders[: max(KEPT, (len(contenders) + 1) // 2)]
             rules *= 2
             for contender in contenders:
                 self._play(contender, rules, end)
         found = [contender.best for contender in contenders if contender.best is not None]
         return sorted(found, key=lambda each: each.cost)[:KEPT]
+
+    def _reopened(self, end: float) -> list[Candidate]:
+        """As the opening, with more rules at first: who went early may have had bad luck."""
+        for contender in self._all:
+            self._play(contender, MORE_RULES, end)
+        return self._leaders(MORE_RULES, end)
 
     def _contenders(self) -> Iterator[Contender]:
         """Every placement with its cuts, first the best plan's stages where they are others."""
@@ -215,6 +221,7 @@ class StepSearch:
 
     def _changed(self, old: Candidate, most: float) -> Candidate | None:
         """A neighbour, scheduled; None if it would cost more than `most`."""
+        self._tries += 1
         found = self._neighbour(old)
         if found is None:
             self._charge(0)
@@ -259,9 +266,10 @@ class StepSearch:
         known = self.microbatches == self.searched
         for _ in range(TIGHTER):
             best, times = self._best(), candidate.times
-            if known and best is not None and times.end >= best.period:
-                return
             of = candidate.of
+            expected = times.end + (self.microbatches - self.searched) * of.load_ns
+            if best is not None and expected >= (best.period if known else self._expected):
+                return
             if not known:
                 of = replace(of, microbatches=self.microbatches)
                 whole = self._scheduled(of, self._for_all(candidate.rule), inf)
@@ -270,6 +278,7 @@ class StepSearch:
                 times = whole
             schedule = as_schedule(of, times)
             if self._accept(of, schedule):
+                self._expected = min(self._expected, expected)
                 return
             rows = memory_rows(of.costs, schedule)
             over = [max(0, row.peak_bytes - row.budget_bytes) for row in rows]

@@ -42,8 +42,35 @@ def device_bytes(problem: StateProblem, step: int) -> tuple[int, dict[tuple[int,
             if b == running:
                 workspaces = option.forward_workspace_bytes, option.backward_workspace_bytes
                 size += workspaces[0 if forward else 1]
+                if option.keeps_output and not forward and b < count - 1:
+                    size += blocks[b].output_bytes
             by_option[b, o] = size
+    if not forward:
+        least = min(size for (b, _), size in by_option.items() if b == running)
+        always += _more_for_updates(problem, step, least)
     return always, by_option
+
+
+def _more_for_updates(problem: StateProblem, step: int, given_up: int) -> int:
+    """What updates behind a backward may take beyond all that is given up before them.
+
+    Args:
+        problem: where the updates are.
+        step: the backward.
+        given_up: the least bytes of its block, with what it takes while it runs.
+    """
+    running = problem.block_of(step)
+    before = problem.blocks[running - 1] if running else None
+    given_up += problem.blocks[running].gradient_bytes
+    if before is not None and not any(option.keeps_output for option in before.options):
+        given_up += before.output_bytes
+    workspaces = [
+        tensor.update_workspace_bytes
+        for group in problem.groups
+        if problem.last_gradient(group) == step and not group.on_host
+        for tensor in group.tensors
+    ]
+    return max(0, max(workspaces, default=0) - given_up)
 
 
 def _gradients(problem: StateProblem, step: int) -> list[int]:

@@ -26,6 +26,7 @@ class StateBlockOption:
         forward_workspace_bytes: what the forward takes beyond what it keeps and its output.
         backward_workspace_bytes: what the backward takes beyond what was kept, the gradients of
             input and output, and those of parameters.
+        keeps_output: whether its own backward reads the output, too, which then stays so long.
     """
 
     name: str
@@ -35,6 +36,7 @@ class StateBlockOption:
     offloaded_bytes: int = 0
     forward_workspace_bytes: int = 0
     backward_workspace_bytes: int = 0
+    keeps_output: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class StateBlock:
     Attributes:
         name: for people.
         options: ways to run it.
-        output_bytes: what it hands to the next block, kept until that one's backward.
+        output_bytes: what it hands to the next block, kept until that one's backward, or its own.
         gradient_bytes: of the gradient of that output.
     """
 
@@ -56,11 +58,19 @@ class StateBlock:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A parameter tensor; `trained`: whether it has a gradient and optimizer states."""
+    """A parameter tensor.
+
+    Attributes:
+        name: for people.
+        bytes: of its values.
+        trained: whether it has a gradient and optimizer states.
+        update_workspace_bytes: what its update takes on the device while it runs.
+    """
 
     name: str
     bytes: int
     trained: bool = True
+    update_workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -67,15 +67,25 @@ class StatePlan:
     @cached_property
     def pinned(self) -> tuple[PinnedGroup, ...]:
         """Groups of the host's buffers that only hold copies; they live as long as training."""
-        updated = self._updated_on_host
-        sizes = [self.step.graph.storages[each].bytes for each in self._on_host - updated]
-        return pinned_groups([size for size in sizes if size])
+        return pinned_groups([self.step.graph.storages[each].bytes for each in self.copied])
+
+    @property
+    def option_names(self) -> tuple[str, ...]:
+        """By which option each block runs."""
+        chosen = zip(self.problem.blocks, self.relaxation.options, strict=True)
+        return tuple(block.options[option].name for block, option in chosen)
+
+    @cached_property
+    def copied(self) -> tuple[int, ...]:
+        """Storages that the host only has copies of: the buffers of `pinned`, by index there."""
+        found = self._on_host - self.updated_on_host
+        return tuple(sorted(each for each in found if self.step.graph.storages[each].bytes))
 
     @property
     def host_bytes(self) -> int:
         """All that the host allocates: groups of buffers, and what it updates."""
         storages = self.step.graph.storages
-        updated = sum(storages[each].bytes for each in self._updated_on_host)
+        updated = sum(storages[each].bytes for each in self.updated_on_host)
         return updated + sum(group.bytes for group in self.pinned)
 
     @property
@@ -85,8 +95,9 @@ class StatePlan:
         copied = {each.index for each in self.program.instructions if each.kind in kinds}
         return copied | self.placement.host
 
-    @property
-    def _updated_on_host(self) -> set[int]:
+    @cached_property
+    def updated_on_host(self) -> set[int]:
+        """Storages that updates on the host read: values, gradients, optimizer states."""
         operations = self.step.graph.operations
         return {
             storage

@@ -126,10 +126,11 @@ class _Builder:
     def _backward(self, step: StepGraph, b: int, read: int, option: StateBlockOption) -> None:
         so_far, made = self._parameter_gradients(step, b)
         values = self._values(step.tensors, b)
+        own = [step.outputs[b]] if option.keeps_output else []
         self._run(
             Phase.INPUT_GRADIENT,
             f"{self.problem.blocks[b].name} backward",
-            [read, step.gradients[b], *step.internal(b), *values, *so_far],
+            [read, step.gradients[b], *step.internal(b), *own, *values, *so_far],
             [*step.gradients[b - 1 : b], *made],
             option.backward_ns,
             option.backward_workspace_bytes,
@@ -206,8 +207,8 @@ class _Builder:
                 states = [each.states] if each.states >= 0 else []
                 reads, writes = [each.value, each.gradient, *states], [each.value, *states]
                 time = ceil_div(tensor.bytes * 10**9, machine.device_update)
-                name = f"update {tensor.name}"
-                each.on_device = self._run(Phase.UPDATE, name, reads, writes, time, 0)
+                name, extra = f"update {tensor.name}", tensor.update_workspace_bytes
+                each.on_device = self._run(Phase.UPDATE, name, reads, writes, time, extra)
                 if machine.host_update is not None:
                     time = ceil_div(tensor.bytes * 10**9, machine.host_update)
                     name = f"update {tensor.name} on the host"

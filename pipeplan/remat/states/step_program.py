@@ -231,7 +231,8 @@ class _StepWriter:
         self.writer.run(self.t)
         if self.t == len(self.problem.blocks) - 1:
             self.writer.lines.append(Instruction(InstructionKind.END_F))
-            self.writer.free([self.step.outputs[self.t]])
+            if not self._is_read_by_own_backward(self.t):
+                self.writer.free([self.step.outputs[self.t]])
         if self.t >= len(self.problem.blocks):
             self._finish_backward(self.problem.block_of(self.t))
 
@@ -260,7 +261,9 @@ class _StepWriter:
 
     def _finish_backward(self, block: int) -> None:
         step, writer = self.step, self.writer
-        read = [step.outputs[block - 1]] if block else []
+        behind = block > 0 and not self._is_read_by_own_backward(block - 1)
+        read = [step.outputs[block - 1]] if behind else []
+        read += [step.outputs[block]] if self._is_read_by_own_backward(block) else []
         done = [*read, *step.internal(block), *self._added_up(block)]
         writer.free([step.gradients[block], *done])
         if not block:
@@ -269,6 +272,10 @@ class _StepWriter:
             writer.run(operation)
         writer.free(self.lists.frees_behind)
         writer.emit(InstructionKind.COPY, self.lists.copies_behind)
+
+    def _is_read_by_own_backward(self, block: int) -> bool:
+        backward = self.step.graph.operations[self.problem.steps - 1 - block]
+        return self.step.outputs[block] in backward.reads
 
     def _added_up(self, block: int) -> list[int]:
         """Gradients of earlier uses, which are in that of this use now."""

@@ -13,7 +13,7 @@ from pipeplan.errors import InputError
 from pipeplan.nested import ModelArguments, Structure, text_of
 from pipeplan.runtime.arguments import rows_in
 from pipeplan.runtime.data.feed import Feed
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 Inputs = Any
 """Nested tensors, as `Task.data` gives them."""

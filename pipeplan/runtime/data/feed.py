@@ -22,7 +22,8 @@ from pipeplan.errors import InputError, InternalError
 from pipeplan.nested import MicroBatch, ModelArguments, mapped, text_of
 from pipeplan.plan import Plan
 from pipeplan.runtime.transport.host_staging import moved
-from pipeplan.task import LoadsAhead, SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import LoadsAhead, Task
 
 _CPU = torch.device("cpu")
 

@@ -30,7 +30,7 @@ from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.supervision.stop_consensus import NeverStop
 from pipeplan.runtime.transport.base import Pending, Transport
 from pipeplan.runtime.transport.endpoints import StageEndpoints, endpoints
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 Kind = Literal["sleep", "virtual"]
 

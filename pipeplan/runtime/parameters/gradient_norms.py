@@ -15,7 +15,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from pipeplan.gradients import sum_dtype
 from pipeplan.plan import Stage as PlannedStage
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 
 class NormLayout:

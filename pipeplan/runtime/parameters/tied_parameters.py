@@ -18,7 +18,8 @@ from torch import nn
 from pipeplan.errors import InputError
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.runtime.parameters.hooks import hooks_of
-from pipeplan.task import SplitModel, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Tied
 
 
 @dataclass(frozen=True, slots=True)

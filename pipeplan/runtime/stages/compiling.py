@@ -20,7 +20,7 @@ from pipeplan.runtime.parameters.slots import attributes_of
 from pipeplan.runtime.stages.module_buffers import restored
 from pipeplan.runtime.stages.segment import some
 from pipeplan.runtime.stages.stage import StageSpec
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 _log = logging.getLogger(__name__)
 

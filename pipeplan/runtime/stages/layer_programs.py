@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from pipeplan.chain import Chain, OperatorProgram
 from pipeplan.device_program import DeviceProgram
 from pipeplan.errors import InputError
-from pipeplan.operators import Captured, UncapturableError, by_operators, capture_layer
 from pipeplan.plan import Stage
 from pipeplan.runtime.stages.stage import StageSpec
 from pipeplan.runtime.transport.endpoints import empty
+
+if TYPE_CHECKING:
+    from pipeplan.operators import Captured
 
 _NEXT = "Profile with --options where it is to run, and plan again."
 
@@ -62,6 +65,8 @@ def with_programs(
 
 
 def _running(spec: StageSpec, index: int, program: OperatorProgram, where: str) -> nn.Module:
+    from pipeplan.operators import by_operators  # with torch's tracers, which few runs need
+
     captured = _captured(spec, index, where)
     found = captured.graph.structure_digest()
     if found != program.graph_digest:
@@ -79,6 +84,8 @@ def _running(spec: StageSpec, index: int, program: OperatorProgram, where: str) 
 
 
 def _captured(spec: StageSpec, index: int, where: str) -> Captured:
+    from pipeplan.operators import UncapturableError, capture_layer
+
     enters = spec.index > 0 or index > 0
     values: list[Tensor] = [
         empty(each, spec.device).requires_grad_(each.differentiable and enters)

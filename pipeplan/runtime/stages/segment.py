@@ -26,7 +26,7 @@ from pipeplan.runtime.stages.module_buffers import ModuleBuffers, Values, put_ba
 from pipeplan.runtime.stages.random_state import seed_layer
 from pipeplan.runtime.stages.saved_tensors import SavedTensors
 from pipeplan.runtime.transport.endpoints import CPU, empty
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 from pipeplan.weight_gradients import WeightGradients
 
 Loss = Callable[[Any, Any], Tensor]

@@ -31,7 +31,7 @@ from pipeplan.runtime.stages.segment import (
     StoredSegment,
 )
 from pipeplan.runtime.transport.endpoints import CPU
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

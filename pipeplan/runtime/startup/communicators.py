@@ -16,7 +16,7 @@ from pipeplan.plan import Stage as PlannedStage
 from pipeplan.runtime.parameters.tied_parameters import Tie, tags_of
 from pipeplan.runtime.transport.endpoints import endpoints, first_tie_tag
 from pipeplan.runtime.transport.pair_communicator import CommunicatorSpec
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 ACROSS = 0
 """The tag of messages between replicas of one rank."""

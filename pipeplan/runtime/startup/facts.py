@@ -12,7 +12,8 @@ from pipeplan import __version__
 from pipeplan.plan import Plan
 from pipeplan.repeat import fingerprint
 from pipeplan.runtime.startup.handshake import Fact, Facts
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 
 _SHOWN = 12
 """Characters of a digest that people are shown, which is what ranks compare."""

@@ -40,7 +40,7 @@ from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
 from pipeplan.runtime.transport.nccl import NcclTransport
 from pipeplan.runtime.transport.rank_grid import RankGrid, check_mesh
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv, check_rendezvous_address
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 from pipeplan.units import format_ns
 
 

@@ -19,7 +19,7 @@ from torch.distributed import is_nccl_available
 from pipeplan.errors import InputError
 from pipeplan.runtime.transport.local_rendezvous import machine
 from pipeplan.runtime.transport.torchrun_env import TorchrunEnv
-from pipeplan.task import SplitModel
+from pipeplan.split_model import SplitModel
 
 Backend = Literal["nccl", "gloo"]
 Wanted = Literal["nccl", "gloo", "auto"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.plan import Stage as PlannedStage
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 
 CPU = torch.device("cpu")
 _META = torch.device("meta")

@@ -13,7 +13,8 @@ from pipeplan.capture import agreement, profile_task, split
 from pipeplan.capture.user_model.module_attributes import AttributeSnapshot, restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import capture_tasks
 
 
@@ -129,6 +130,42 @@ def test_containers_of_a_module_are_put_back() -> None:
     assert rows == [1, (2, 3)]
     assert table == {"a": [1], "b": {"c": 2}}
     assert not hasattr(module, "new")
+
+
+class HookedOnce(nn.Module):
+    """Its first call registers a hook that collects what its parts give (Hugging Face does so)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+        self.hooked, self.collected = False, None
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The sum of what each head makes of what its part gave."""
+        if not self.hooked:
+            self.hooked = True
+            for part in self.parts:
+                part.register_forward_hook(lambda _, __, made: self.collected.append(made))
+        self.collected = []
+        self.parts(value)
+        pairs = zip(self.heads, self.collected, strict=False)
+        result = sum(head(made) for head, made in pairs)
+        self.collected = None
+        return result
+
+
+def test_what_a_call_registers_is_taken_away() -> None:
+    """With the mark that it is registered: else the next call would collect everything twice."""
+    model = HookedOnce()
+    task = replace(mlp(), model=model, data=lambda n: (torch.full((4, 4), n + 1.0), None))
+    task = replace(task, loss=lambda result, _: result.square().mean())
+    value = torch.ones(4, 4)
+    expected = HookedOnce()
+    expected.load_state_dict(model.state_dict())
+    assert agreement(split(task), task).is_exact
+    assert torch.equal(model(value), expected(value))
+    assert [len(part._forward_hooks) for part in model.parts] == [1, 1]
 
 
 def test_any_other_content_of_a_module_is_seen() -> None:

@@ -17,7 +17,8 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
-from pipeplan.task import SplitModel, Task, TensorSpec
+from pipeplan.split_model import SplitModel, TensorSpec
+from pipeplan.task import Task
 from tests.capture_tasks import conv, gpt2, mlp, skips, transformer
 
 

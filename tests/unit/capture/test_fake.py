@@ -149,10 +149,10 @@ def test_task_is_not_touched() -> None:
 
 def test_weightless_models_are_split_like_real_ones() -> None:
     """A model made without memory has the digest that `launch` will compare with."""
-    for make in (conv, gpt2, llama):
+    for make in (conv, llama):
         with weightless():
-            task = make()
-        assert split(weightless_twin(task)[0]).digest() == split(make()).digest()
+            twin, _ = weightless_twin(make())
+        assert split(twin, evaluates=False).digest() == split(make()).digest()
 
 
 def test_weightless_parameters_survive_what_tasks_do_to_models() -> None:
@@ -291,7 +291,7 @@ print((used.ru_maxrss - imported) * 1024, used.ru_utime + used.ru_stime)
 """
 
 
-@pytest.mark.parametrize("blocks", [4, pytest.param(32, marks=pytest.mark.long)])
+@pytest.mark.parametrize("blocks", [2, pytest.param(32, marks=pytest.mark.long)])
 def test_blocks_of_llama_7b_take_neither_memory_nor_time(tmp_path: Path, blocks: int) -> None:
     """Up to 27 GB of weights before their cast: profiled exactly, in 650 MB beside imports.
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from pipeplan import tasks
 from pipeplan.capture import split
 from pipeplan.capture.user_model.model_call import run_layers
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import capture_tasks
 
 TASKS: dict[str, Callable[[], Task]] = {

@@ -14,7 +14,8 @@ from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.errors import InputError
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.stages.random_state import layer_seed
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import grids, odd_models, pipelines
 
 STEPS, M, SEED = 3, 4, 3

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pipeplan.capture import split
 from pipeplan.errors import InputError
-from pipeplan.task import Task, TensorSpec
+from pipeplan.split_model import TensorSpec
+from pipeplan.task import Task
 from tests.capture_tasks import conv, gpt2, llama, mlp, sgd, skips
 
 

@@ -19,7 +19,8 @@ from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.chain import Chain, Layer
 from pipeplan.devices import find_device
 from pipeplan.livebytes import LiveBytes
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests.capture_tasks import conv, gpt2, mlp, sgd, skips, transformer
 from tests.unit.capture.test_bytes import make_stage, predicted, profiled, spans, zeros
 

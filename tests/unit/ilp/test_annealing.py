@@ -14,7 +14,8 @@ from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Allocation, SimulatedAnnealing
+from pipeplan.ilp.local_search.allocation import Allocation
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
@@ -99,6 +100,24 @@ def test_placements_keep_rules() -> None:
             early = asap_times(costs, placed.schedule(), period)
             assert early.times.keys() == placed.times.keys()
     assert done > 200
+
+
+def test_a_stage_waits_as_long_as_it_is_told() -> None:
+    """F ends, and B begins, so far apart from what the next stage does; all else as without."""
+    costs = CostModel(handmade.chain([(2, 2), (3, 3)]), uniform(2, 100), "2bw", "exact")
+    placed = ModuloListScheduler(costs, [(0, 0, 0), (1, 1, 1)], 20, waits={0: (4, 5)})
+    assert placed.place()
+    times = placed.schedule().times
+    first, second = times[OpKind.F, 1][0], times[OpKind.B, 1][0]
+    assert second - first == 3
+    assert first - (times[OpKind.F, 0][0] + 2) == 4
+    assert times[OpKind.B, 0][0] - (second + 3) == 5
+
+
+def test_waits_are_of_stages_that_are_there() -> None:
+    """Shares become ns of the stage that begins with the layer; a layer inside has none."""
+    layout = Allocation((0, 0, 1), frozenset(), waits={1: (0.5, 0.0), 2: (0.25, 0.5)})
+    assert layout.waits_by_stage(20) == {1: (5, 10)}
 
 
 def test_one_stage_a_gpu_equals_the_dynamic_program() -> None:

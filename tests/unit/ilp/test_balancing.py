@@ -13,7 +13,7 @@ from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule, measured_estimate
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler

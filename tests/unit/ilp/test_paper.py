@@ -19,6 +19,7 @@ from pipeplan.ilp.memory import in_flight, memory_rows
 from pipeplan.ilp.paper.method import Backend, PaperResult, solve
 from pipeplan.ilp.schedule import to_ops
 from pipeplan.plan import Bounds, Plan, Solver
+from tests import grids
 from tests.brute_period import brute_period
 
 BACKENDS: tuple[Backend, ...] = ("cp-sat", "highs", "scip")
@@ -160,9 +161,8 @@ def test_equals_brute_force(
 # --- what a caller relies on -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["highs", "scip"])
-@pytest.mark.parametrize("seed", range(3))
-def test_backends_agree(backend: Backend, seed: int) -> None:
+@grids.each_value(seed=range(3), backend=["scip", "highs"])
+def test_backends_agree(seed: int, backend: Backend) -> None:
     """HiGHS and SCIP on floats prove what CP-SAT proves on integers."""
     costs = costs_of(random_chain(seed, 4, 4), 2, 24, GB_S)
     exact = solve(costs, time_limit=60)

@@ -24,6 +24,7 @@ from pipeplan.simulator.recompute import condensed
 from pipeplan.testing.plans import random_plan
 from pipeplan.testing.plans_programs import with_options
 from pipeplan.verifier.recompute import without_runs
+from tests import grids
 from tests.searches import limits
 
 
@@ -117,7 +118,7 @@ def _more_held(chain: Chain, run: Run) -> int:
     return own + sum(_more_held(chain, each) for each in run.inner)
 
 
-@pytest.mark.parametrize("seed", range(14))
+@grids.first(6, seed=range(14))
 def test_cuts_and_options_equal_brute_force(seed: int) -> None:
     """Up to 5 layers on 3 GPUs: no set of runs has a shorter contiguous 1F1B period.
 
@@ -173,7 +174,7 @@ def test_where_nothing_fits_recomputation_does() -> None:
     assert unhindered.contracted is None
 
 
-@pytest.mark.parametrize("seed", range(8))
+@grids.first(4, seed=range(8))
 def test_the_bound_exceeds_no_plan(seed: int) -> None:
     """Up to 6 layers on 3 GPUs: no set of runs has a relaxed period below the bound."""
     chain = some_chain(seed, 3 + seed % 4, options=2 * (seed % 4 < 2))

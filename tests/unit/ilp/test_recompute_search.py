@@ -15,7 +15,7 @@ from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.balancing import Estimate
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows

@@ -12,7 +12,7 @@ from pipeplan.ilp.bounds.load import closed_form_bound, load_bound
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.local_search.annealing import Allocation
+from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.restarts import WITHIN, EqualSplitRestarts
 from pipeplan.ilp.search import contiguous
 from pipeplan.testing.instances import Case, chain_of

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from pipeplan import planner
 from pipeplan.chain import Chain
-from pipeplan.cluster import uniform
+from pipeplan.cluster import Host, uniform
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.ilp import Limits, Problem, solve
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.problem import options_of
+from pipeplan.ilp.solve import PERIODIC
 from pipeplan.ilp.step.bound import step_bound
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
@@ -248,6 +249,26 @@ def test_a_layout_of_ones_own(gpus: tuple[int, ...]) -> None:
     assert homes == asked
     layer = chain.layers[0].forward_ns + chain.layers[0].backward_ns
     assert plan.period_ns <= 1.2 * 8 * layer * max(homes.count(0), homes.count(1))
+
+
+def test_offloading_under_flush_says_that_no_whole_step_is_planned() -> None:
+    """Whole steps do not offload: who asks for both is told what they get."""
+    chain, costs = equal(2, split=True, memory=Fraction(1))
+    host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9)
+    cluster = costs.cluster.model_copy(update={"host": host})
+    notes = {}
+    for offload in (False, True):
+        problem = Problem(
+            chain=chain,
+            cluster=cluster,
+            semantics="flush",
+            microbatches=2,
+            ks=AUTO_K,
+            offload=offload,
+        )
+        notes[offload] = solve(problem, Limits(time_limit_s=0.3, deterministic=True)).notes
+    assert PERIODIC not in notes[False]
+    assert PERIODIC in notes[True]
 
 
 def test_progress_tells_of_steps_alone() -> None:

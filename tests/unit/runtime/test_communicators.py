@@ -22,7 +22,7 @@ from pipeplan.runtime.transport.endpoints import endpoints, first_tie_tag
 from pipeplan.runtime.transport.nccl import NcclTransport
 from pipeplan.runtime.transport.pair_communicator import CommunicatorSpec, LentMessage, lent
 from pipeplan.runtime.transport.rank_grid import RankGrid
-from pipeplan.task import TensorSpec
+from pipeplan.split_model import TensorSpec
 from tests import pipelines
 
 TOY, _ = pipelines.toy()

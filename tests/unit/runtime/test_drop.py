@@ -22,9 +22,10 @@ from pipeplan.runtime.supervision.board import LocalBoard
 from pipeplan.runtime.supervision.stop_consensus import BoardConsensus
 from pipeplan.runtime.supervision.stop_request import NoRequest
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import LossScale, SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import LossScale, Task
 from pipeplan.testing.in_process import run_ranks
-from tests import pipelines
+from tests import grids, pipelines
 
 STEPS, M = 3, 6
 """So few that the last step is dropped with the one before, whose update it would need."""
@@ -138,10 +139,12 @@ TIES = {
     "looped": ([1, 2, 4], [0, 1, 0, 1]),
     "three": ([1, 2, 4], [0, 1, 2, 1]),
 }
-CASES = [
-    *((make, shape) for make in (plain, clipped, scaled) for shape in MAPS.values()),
-    *((make, shape) for make in (tied, tied_and_clipped) for shape in TIES.values()),
-]
+CASES: dict[str, tuple[Callable[[], tuple[SplitModel, Task]], Shape]] = {
+    f"{make.__name__}, {name}": (make, shape)
+    for makes, shapes in (((plain, clipped, scaled), MAPS), ((tied, tied_and_clipped), TIES))
+    for make in makes
+    for name, shape in shapes.items()
+}
 
 
 def same(ended: Ended, expected: Ended) -> None:
@@ -153,13 +156,10 @@ def same(ended: Ended, expected: Ended) -> None:
         assert torch.equal(found, value) if isinstance(value, Tensor) else found == value, key
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
-@pytest.mark.parametrize(("make", "shape"), CASES)
-def test_what_is_left_is_the_last_finished_step(
-    make: Callable[[], tuple[SplitModel, Task]], shape: Shape, semantics: Semantics
-) -> None:
+@grids.each_value(case=list(CASES), semantics=["flush", "2bw"])
+def test_what_is_left_is_the_last_finished_step(case: str, semantics: Semantics) -> None:
     """Whoever asks, wherever it is: weights of all versions, optimizer, buffers, scales."""
-    cuts, gpus = shape
+    make, (cuts, gpus) = CASES[case]
     split, task = make()
     plan = pipelines.plan_of(cuts, gpus, semantics, M, layers=len(split.layers))
     expected = [run(plan, make()[0], task, steps) for steps in range(STEPS + 1)]

@@ -13,7 +13,8 @@ from pipeplan.livebytes import LiveBytes
 from pipeplan.plan import LayerRanges, Plan, Remat
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.instrument import CountedFeed
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import pipelines
 
 M, STEPS = 4, 3

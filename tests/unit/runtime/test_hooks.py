@@ -15,7 +15,8 @@ from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Remat, Semantics
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT

@@ -17,7 +17,8 @@ from pipeplan.runtime.checkpoint import named_state
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, Tied
 from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
 from tests import grids, pipelines

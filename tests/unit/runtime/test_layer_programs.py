@@ -24,7 +24,8 @@ from pipeplan.layer_options import task_options
 from pipeplan.plan import Plan, Remat, Semantics, Stage
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import verify

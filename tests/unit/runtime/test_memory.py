@@ -24,7 +24,8 @@ from pipeplan.runtime.instrument import CountedFeed, CountedTransport, states
 from pipeplan.runtime.instrument.states import host_states
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, Tied
 from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT

@@ -27,7 +27,8 @@ from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.stages.segment import Fed
 from pipeplan.runtime.stages.stage import StageRunner, StageSpec
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import capture_tasks, pipelines
 from tests.captured import captured, chain_of
 from tests.unit.runtime.test_exact import Recomputed

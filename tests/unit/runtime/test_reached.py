@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from pipeplan.plan import Semantics
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from tests import pipelines
 
 M = 2

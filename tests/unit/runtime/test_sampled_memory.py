@@ -24,10 +24,11 @@ from pipeplan.runtime.instrument.storage_log import StorageLog, StorageSample
 from pipeplan.runtime.job import SessionOptions
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
-from pipeplan.task import SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task
 from pipeplan.testing import plans, plans_offload
 from pipeplan.testing.in_process import run_ranks
-from tests import pipelines
+from tests import grids, pipelines
 from tests.unit.runtime import test_memory, test_split_backward
 
 RANKS = 2
@@ -140,9 +141,8 @@ def same(family: str, memory: GpuTerms, told: GpuTerms) -> None:
 WORK = {Purpose.WORK_F, Purpose.WORK_B, Purpose.WORK_I, Purpose.WORK_W}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_measured_terms_are_the_predicted_ones(family: str, case: tuple[Semantics, str]) -> None:
+@grids.each_value(case=CASES, family=FAMILIES)
+def test_measured_terms_are_the_predicted_ones(case: tuple[Semantics, str], family: str) -> None:
     """At the peak of each rank every term of every stage, to the byte; they add up to the peak."""
     semantics, kind = case
     plan = planned(family, semantics, kind)

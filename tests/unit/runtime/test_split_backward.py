@@ -20,7 +20,8 @@ from pipeplan.errors import RankError
 from pipeplan.plan import OpKind, Plan, Remat
 from pipeplan.program import ActionKind
 from pipeplan.runtime.parameters.tied_parameters import untie
-from pipeplan.task import SplitModel, Task, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import Task, Tied
 from pipeplan.testing import plans, plans_offload, plans_split, reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.verifier import Rule, verify

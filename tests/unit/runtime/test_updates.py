@@ -14,7 +14,8 @@ from pipeplan import lowering
 from pipeplan.errors import InputError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.parameters.tied_parameters import find_ties, untie
-from pipeplan.task import LossScale, SplitModel, Task
+from pipeplan.split_model import SplitModel
+from pipeplan.task import LossScale, Task
 from pipeplan.testing import reference
 from pipeplan.testing.plans import random_plan
 from tests import grids, pipelines

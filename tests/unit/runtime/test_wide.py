@@ -26,7 +26,8 @@ from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import LocalTransport
-from pipeplan.task import LossScale, SplitModel, Task, Tied
+from pipeplan.split_model import SplitModel
+from pipeplan.task import LossScale, Task, Tied
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
 from pipeplan.testing.plans import UNSPLIT

@@ -1,0 +1,36 @@
+"""What the search for a step plan compares: stages with a rule, and the step they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pipeplan.ilp.step.instance import StepInstance
+from pipeplan.ilp.step.list_scheduler import DispatchingRule, StepTimes
+
+EARLY: Final = 0.1
+"""What the average end of a GPU counts beside the latest one."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Stages and a rule, and the step they give."""
+
+    of: StepInstance
+    rule: DispatchingRule
+    times: StepTimes
+    reserve: tuple[int, ...]
+    """By GPU: bytes that exact counts of its schedules were beyond the scheduler's own."""
+
+    @property
+    def cost(self) -> float:
+        """The end of the step; among equals, GPUs that end early are better."""
+        return self.times.end + EARLY * sum(self.times.ends) / len(self.times.ends)
+
+
+@dataclass(slots=True)
+class Contender:
+    """Stages before local search, and the best rule so far."""
+
+    of: StepInstance
+    best: Candidate | None = None

@@ -1,0 +1,145 @@
+"""Small tasks that train with states on the host, and plans whose times are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.offmate import MachineLimits, StateTraining, measured_problem
+from pipeplan.remat.states import StatePlan, StateProblem, plan_states
+from pipeplan.task import Task
+
+ROOM = 10**9
+MS = 10**6
+TIMES = {"keep": 2, "recompute": 3, "offload": 2}
+"""Of backwards, over that of a forward."""
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, weight_decay=0.1),
+}
+
+
+class _Tied(nn.Module):
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+def perceptrons(optimizer: str) -> Task:
+    """Equal blocks behind a first one."""
+    torch.manual_seed(0)
+    blocks = (
+        nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.Dropout(0.1), nn.Linear(40, 16))
+        for _ in range(5)
+    )
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        source = torch.randn(8, 16, generator=generator)
+        return source, torch.randint(16, (8,), generator=generator)
+
+    return _task(nn.Sequential(nn.Linear(16, 16), *blocks), optimizer, data)
+
+
+def odd_model(optimizer: str) -> Task:
+    """Tied, frozen and buffered layers, views, outputs that their own backwards read."""
+    torch.manual_seed(0)
+    embedding, frozen = nn.Embedding(24, 16), nn.Linear(16, 16)
+    for parameter in frozen.parameters():
+        parameter.requires_grad_(False)
+    model = nn.Sequential(
+        embedding, nn.Linear(16, 48), nn.ReLU(), nn.Dropout(0.2), nn.Linear(48, 16), frozen,
+        nn.Flatten(0, 1), nn.BatchNorm1d(16), nn.Sigmoid(), nn.Linear(16, 16), _Tied(embedding),
+    )  # fmt: skip
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        source = torch.randint(24, (6, 4), generator=generator)
+        return source, torch.randint(24, (24,), generator=generator)
+
+    return _task(model, optimizer, data)
+
+
+def _task(model: nn.Module, optimizer: str, data: Callable[[int], Any]) -> Task:
+    loss = nn.functional.cross_entropy
+    return Task(model=model, loss=loss, optimizer=OPTIMIZERS[optimizer], data=data)
+
+
+def given_times(problem: StateProblem) -> StateProblem:
+    """The problem with times that no machine decides."""
+    blocks = [
+        replace(
+            block,
+            options=tuple(
+                replace(option, forward_ns=MS, backward_ns=MS * TIMES[option.name])
+                for option in block.options
+            ),
+        )
+        for block in problem.blocks
+    ]
+    return replace(problem, blocks=tuple(blocks))
+
+
+def planned(task: Task, share: float, host_update: int, bandwidth: int) -> StatePlan:
+    """A plan within a share of what one takes that has all the room it wants."""
+    machine = MachineLimits(ROOM, ROOM, bandwidth, 10**8, host_update)
+    problem = given_times(measured_problem(task, machine))
+    most = plan_states(problem, 30).outcome.peak_bytes
+    limited = replace(problem.machine, device_bytes=int(most * share))
+    return plan_states(replace(problem, machine=limited), 30)
+
+
+def train_plainly(task: Task, steps: int) -> tuple[list[float], torch.optim.Optimizer]:
+    """Losses of a loop without plan, and its optimizer."""
+    assert isinstance(task.model, nn.Module)
+    assert task.loss is not None
+    optimizer = task.optimizer(task.model.parameters())
+    losses = []
+    for number in range(steps):
+        source, target = task.microbatch(number)
+        optimizer.zero_grad()
+        loss = task.loss(task.model(source), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, optimizer
+
+
+def check_against_plain(make: Callable[[], Task], plan: StatePlan, steps: int = 4) -> None:
+    """Bits of losses, weights, buffers, optimizer states; bytes of device and host."""
+    task, plain = make(), make()
+    torch.manual_seed(1)
+    with StateTraining(task, plan) as training:
+        figures = [training.step(number) for number in range(steps)]
+    torch.manual_seed(1)
+    losses, optimizer = train_plainly(plain, steps)
+    assert [each.loss for each in figures] == losses
+    assert isinstance(task.model, nn.Module)
+    assert isinstance(plain.model, nn.Module)
+    expected = plain.model.state_dict()
+    for name, value in task.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    states = training.optimizer_states()
+    trained = {name: p for name, p in plain.model.named_parameters() if p.requires_grad}
+    assert states.keys() == trained.keys()
+    for name, parameter in trained.items():
+        for key, value in states[name].items():
+            assert torch.equal(value, optimizer.state[parameter][key]), (name, key)
+    # The first step has no gradient of an earlier one, and optimizers make counters in it.
+    assert {each.device_peak_bytes for each in figures[1:]} == {plan.outcome.peak_bytes}
+    assert {each.host_peak_bytes for each in figures} == {plan.outcome.host_peak_bytes}
+    assert training.room.bytes == plan.host_bytes
+
+
+def momentum() -> Task:
+    """For the command line."""
+    return perceptrons("momentum")

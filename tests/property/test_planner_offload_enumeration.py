@@ -1,0 +1,77 @@
+"""Offloading in tiny pipelines held against brute force: cuts, order, what leaves and when."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from pipeplan import planner
+from pipeplan.chain import Chain
+from pipeplan.cluster import Cluster, Host, uniform
+from tests import handmade, oracle_offload
+
+HOST = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9, duplex="full")
+
+
+def tiny(seed: int) -> Chain:
+    """Two layers of 1 or 2 ns whose outputs are a byte and that keep 2 to 5 more."""
+    draw = Random(seed)
+    fields = [
+        {
+            "output_bytes": 1,
+            "saved_output_bytes": draw.choice([0, 1]),
+            "saved_input_bytes": draw.choice([0, 1]) if layer else 0,
+            "saved_bytes": draw.randint(2, 5),
+        }
+        for layer in range(2)
+    ]
+    return handmade.chain([(draw.randint(1, 2), draw.randint(1, 2)) for _ in fields], fields)
+
+
+def machines(memory: int, host: Host | None) -> Cluster:
+    """Two GPUs; messages take no time."""
+    return uniform(2, memory, bandwidth_bytes_per_s=None, host=host)
+
+
+def period(seed: int, cluster: Cluster, seconds: float = 1) -> int:
+    """Of the plan with one micro-batch per period."""
+    config = planner.Config(
+        k=1,
+        offload="off" if cluster.host is None else "auto",
+        time_limit_s=seconds,
+        workers=1,
+        deterministic=True,
+    )
+    return planner.solve(tiny(seed), cluster, config).period_ns
+
+
+MISSED = pytest.param(
+    33, 7, marks=pytest.mark.xfail(strict=True, reason="the plan takes 7 ns, brute force 5")
+)
+
+
+@pytest.mark.parametrize(
+    ("seed", "memory"),
+    [(5, 10), (9, 10), (12, 10), (24, 8), (27, 10), (36, 6), (40, 6), (48, 8), MISSED],
+)
+def test_what_offloading_gains_equals_brute_force(seed: int, memory: int) -> None:
+    """Where plans are shorter with it, none is shorter still."""
+    found = period(seed, machines(memory, HOST))
+    assert found < period(seed, machines(memory, None))
+    assert oracle_offload.optimum(tiny(seed), machines(memory, HOST), found) == found
+
+
+@pytest.mark.parametrize("seconds", [1, 4])
+@pytest.mark.parametrize(("seed", "memory"), [(3, 7), (4, 9), (6, 11), (10, 11), (20, 9)])
+def test_what_leaves_gains_nothing_where_nothing_need_leave(
+    seed: int, memory: int, seconds: float
+) -> None:
+    """Plans that may offload are as short as brute force; so are those without, at any limit.
+
+    The joint model's schedules of shorter periods exceed a memory by their exact bytes:
+    allocations are asked one by one then.
+    """
+    found = period(seed, machines(memory, HOST), seconds)
+    assert period(seed, machines(memory, None), seconds) == found
+    assert oracle_offload.optimum(tiny(seed), machines(memory, HOST), found) == found
