@@ -18,6 +18,7 @@ from benchmarks import ablation as ablation_rows
 from benchmarks import (
     compare_pages,
     hierarchies,
+    host_states,
     layer_options,
     measured_curves,
     offmate,
@@ -226,6 +227,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "steps": step_rows.page,
     "layer_options": layer_options.page,
     "one_device": one_device.page,
+    "host_states": host_states.page,
     "peers": peers.page,
     "operators": operator_rows.page,
     "operator_graphs": operator_graph_pages.page,

@@ -93,7 +93,7 @@ def _point(
         if max(stage.gpu for stage in given.stages) < len(cluster.gpus)
     ]
     if known:
-        starts.append(min(known, key=_cost))
+        starts.append(min(known, key=lambda plan: _cost(plan, config)))
     try:
         resolve(config.pins, chain, cluster)
     except InputError as error:
@@ -114,10 +114,11 @@ def _within(small: Cluster, large: Cluster) -> bool:
     return len(small.gpus) <= len(large.gpus) and fits
 
 
-def _cost(plan: Plan) -> Fraction:
-    """What the semantics minimize."""
-    flush = plan.semantics == "flush"
-    return Fraction(plan.step_ns) if flush else plan.period_per_microbatch
+def _cost(plan: Plan, config: Config) -> Fraction:
+    """What the solver minimizes: updates count where their states may be on the host."""
+    if plan.semantics == "flush" or config.offload == "states":
+        return Fraction(plan.step_ns, plan.microbatches)
+    return plan.period_per_microbatch
 
 
 def _with_bounds(point: Point, points: list[Point], config: Config) -> Point:

@@ -58,18 +58,26 @@ def sweep_table(points: tuple[Point, ...]) -> Table:
 
     made = Table(title="what if", title_justify="left")
     columns = ("GPUs", "memory", "per micro-batch", "k", "stages", "bound", "gap", "status")
-    for name in (*columns, "step", "contiguous", "largest peak"):
+    hosted = any(_hosted(point.plan) for point in points)
+    ends = ("largest peak", "on host") if hosted else ("largest peak",)
+    for name in (*columns, "step", "contiguous", *ends):
         made.add_column(name, justify="right")
     for point in points:
-        made.add_row(str(point.gpus), format_bytes(point.memory_bytes), *_cells(point.plan))
+        cells = tuple(_cells(point.plan, hosted))
+        made.add_row(str(point.gpus), format_bytes(point.memory_bytes), *cells)
     return made
 
 
-def _cells(plan: Plan | None) -> Iterator[str]:
+def _hosted(plan: Plan | None) -> int:
+    """Bytes in the host's memory at most, of all GPUs."""
+    return 0 if plan is None else sum(row.host_bytes for row in plan.memory)
+
+
+def _cells(plan: Plan | None, hosted: bool) -> Iterator[str]:
     from pipeplan.report import tables
 
     if plan is None:
-        yield from ("none", *["-"] * 8)
+        yield from ("none", *["-"] * (8 + hosted))
         return
     bound, gap = tables.plan_bound(plan), plan.solver.gap
     contiguous = plan.solver.contiguous_period_ns
@@ -82,6 +90,8 @@ def _cells(plan: Plan | None) -> Iterator[str]:
     yield format_ns(plan.step_ns)
     yield "-" if contiguous is None else format_ns(tables.fraction(contiguous))
     yield format_bytes(max(row.peak_bytes for row in plan.memory))
+    if hosted:
+        yield format_bytes(_hosted(plan))
 
 
 def _name(point: Point) -> str:
@@ -112,18 +122,20 @@ def _save(folder: Path, name: str, points: tuple[Point, ...], data: dict[str, ob
 def _draw(folder: Path, name: str, points: list[Point]) -> None:
     from pipeplan.report import cloud, tables
 
-    ours, contiguous, bounds = [], [], []
+    ours, hosted, contiguous, bounds = [], [], [], []
     for point in points:
         if point.plan is None:
             continue
         memory, solver = point.memory_bytes, point.plan.solver
         ours.append((memory, float(point.plan.period_per_microbatch)))
+        if _hosted(point.plan):
+            hosted.append(ours[-1])
         if solver.contiguous_period_ns is not None:
             contiguous.append((memory, float(tables.fraction(solver.contiguous_period_ns))))
         bound = tables.plan_bound(point.plan)
         if bound is not None:
             bounds.append((memory, float(bound)))
     gpus = points[0].gpus
-    picture = cloud.Picture(f"{name}, {gpus} GPUs", (), ours, contiguous, bounds)
+    picture = cloud.Picture(f"{name}, {gpus} GPUs", (), ours, contiguous, bounds, hosted=hosted)
     for ending in ("png", "svg"):
         cloud.draw_cloud(picture, folder / f"sweep-{gpus}gpus.{ending}")

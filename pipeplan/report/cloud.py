@@ -40,6 +40,8 @@ class Picture:
     """Proven for every plan of as much memory or less, so that it is drawn as steps."""
     ilp: Points = ()
     """What the paper's literal ILP has, where it was asked."""
+    hosted: Points = ()
+    """Ours that keep something in the host's memory; they are among `ours`, too."""
 
 
 def draw_cloud(picture: Picture, path: str | Path) -> None:
@@ -76,6 +78,7 @@ def _scatter(axes: Axes, picture: Picture) -> None:
         (picture.contiguous, "pipeplan, contiguous", "tab:orange", "x", 36),
         (picture.ilp, "the paper's ILP", "tab:green", "s", 60),
         (picture.ours, "pipeplan", "tab:red", "o", 30),
+        (picture.hosted, "pipeplan, with the host", "tab:purple", "D", 30),
     )
     for points, label, colour, marker, size in styles:
         if points:

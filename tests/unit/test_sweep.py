@@ -14,6 +14,7 @@ import pytest
 from pipeplan import planner, verifier
 from pipeplan.cli import main
 from pipeplan.cli.common import count, ranges, size
+from pipeplan.cli.sweep import sweep_table
 from pipeplan.cluster import uniform
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
@@ -165,6 +166,38 @@ def test_a_folder_of_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "is not empty" in capsys.readouterr().err
     assert main([*flags, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["chain"] == "handmade"
+
+
+def test_states_on_the_host_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Least memory falls by what may leave; more memory never takes a longer step."""
+    chain, out = tmp_path / "chain.json", tmp_path / "out"
+    sizes = [
+        {"saved_bytes": 1, "output_bytes": 1, "weight_bytes": 4, "gradient_bytes": 4}
+        | {"optimizer_bytes": 8}
+        for _ in SIZES
+    ]
+    chain.write_text(handmade.chain([(n, 2 * n) for n in SIZES], sizes).to_json())
+    flags = ["plan", str(chain), "--gpus", "2", "--memory", "44,48,60,200", "--bandwidth", "inf"]
+    flags += ["--time-limit", "300ms", "--deterministic", "--workers", "1", "--json"]
+    host = ["--host-bandwidth", "1GB/s", "--host-memory", "1kB", "--host-update", "1GB/s"]
+    assert main([*flags, "-o", str(tmp_path / "alone")]) == 0
+    alone = json.loads(capsys.readouterr().out)["points"]
+    assert main([*flags, *host, "--offload", "states", "-o", str(out)]) == 0
+    hosted = json.loads(capsys.readouterr().out)["points"]
+    assert [point["plan"] is not None for point in alone] == [False, False, False, True]
+    away = [sum(row.get("host_bytes", 0) for row in point["memory"]) for point in hosted]
+    assert all(away[:-1])
+    assert not away[-1]
+    steps = [point["step_ns"] for point in hosted]
+    assert steps == sorted(steps, reverse=True)
+    table = sweep_table(tuple(_point(out, point) for point in hosted))
+    assert table.columns[-1].header == "on host"
+    assert (out / "sweep-2gpus.png").stat().st_size > 1000
+
+
+def _point(folder: Path, data: dict[str, Any]) -> Point:
+    plan = Plan.read(folder / data["plan"])
+    return Point(plan.cluster, plan)
 
 
 def test_nothing_fits_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
