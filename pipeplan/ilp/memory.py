@@ -24,18 +24,22 @@ from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import MemoryRow, OpKind
 
 
-def memory_rows(costs: CostModel, schedule: Schedule) -> tuple[MemoryRow, ...]:
+def memory_rows(
+    costs: CostModel, schedule: Schedule, *, claims: bool = False
+) -> tuple[MemoryRow, ...]:
     """One row per GPU, at the first instant of its largest total.
 
     Args:
         costs: Durations and bytes of the chain on the cluster.
         schedule: A schedule that keeps (R2)-(R5).
+        claims: Whether the terms are asked for, not only the peaks: where several instants reach
+            a peak, the first may be one at which no bytes change.
     """
     sweep = (
         ExactMemoryEvents(costs, schedule) if costs.exact else PaperMemoryEvents(costs, schedule)
     )
     changes: list[list[MemoryEvent]] = [[] for _ in range(costs.gpus)]
-    for change in sweep.events():
+    for change in (*sweep.events(), *(sweep.issues() if claims else ())):
         changes[change.gpu].append(change)
     rows = tuple(_row(costs, schedule, gpu, changes[gpu], sweep) for gpu in range(costs.gpus))
     if not schedule.uses_host:

@@ -120,6 +120,10 @@ class MemoryEvents:
         time = self.schedule.times[op][copy] + self.length(op)
         return self.event(op, copy, time, _OPT, sub, term, size)
 
+    def issues(self) -> Iterator[MemoryEvent]:
+        """Instants that change no bytes, but may be the first at which a GPU's peak is seen."""
+        return iter(())
+
     def permanent(self, gpu: int) -> int:
         """Message bytes that a GPU holds all the time."""
         return 0
@@ -146,6 +150,20 @@ class ExactMemoryEvents(MemoryEvents):
                 yield self.start(consumer, copy, MESSAGE, -received)
         for offload in self.schedule.offloads:
             yield from self.offload_events(offload)
+
+    def issues(self) -> Iterator[MemoryEvent]:
+        """SEND and OFFLOAD, (O2) and (H5): what was carried over from the last period is seen."""
+        stages = self.schedule.stages
+        for op, times in self.schedule.times.items():
+            if op[0].is_send:
+                source, _ = link_of(stages, op)
+                for copy, time in enumerate(times):
+                    issue = defer(self._busy[source], self.schedule.period, time)
+                    yield self.event(op, copy, issue, _INSTANT, 0, MESSAGE, 0)
+        for each in self.schedule.offloads:
+            for copy, (leaves, _) in each.times.items():
+                issue, out = self.deferred(each.stage, leaves), (OpKind.OFFLOAD, each.stage)
+                yield self.event(out, copy, issue, _INSTANT, 0, SAVED, 0)
 
     def offload_events(self, offload: StageOffload) -> Iterator[MemoryEvent]:
         """(H6): offloaded bytes do not count from the end of OFFLOAD to the post of PREFETCH."""

@@ -75,7 +75,7 @@ def solution(solved: SearchResult, history: tuple[Improvement, ...]) -> Solution
         microbatches=microbatches,
         step_ns=step_ns(costs, best, microbatches),
         ops=to_ops(costs, best),
-        memory=memory_rows(state.counted, best),
+        memory=memory_rows(state.counted, best, claims=True),
         in_flight=in_flight(costs, best),
         bounds=dict(state.bounds),
         gap=state.gap,
