@@ -85,20 +85,26 @@ class Remat(Record):
         before it does, stands behind it: each time the outer one is computed again, the inner
         one keeps only its input.
     offload: what lies between the ends of these runs waits in the host's memory, (H1) to (H7).
+    offload_input: whether the saved input of the stage's first layer waits there as well, (H1).
     programs: [layer, option] of layers that run a device program, (V5).
     """
 
     recompute: LayerRanges = ()
     offload: Annotated[LayerRanges, Field(exclude_if=lambda runs: not runs)] = ()
+    offload_input: bool = Field(default=False, exclude_if=lambda leaves: not leaves)
     programs: Annotated[LayerRanges, Field(exclude_if=lambda pairs: not pairs)] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.recompute and not self.offload and not self.programs:
-            raise ValueError(
-                "got nothing, need a run in recompute or offload, a pair in programs, or no remat"
-            )
+        if not self.recompute and not self.offloads and not self.programs:
+            need = "need a run in recompute or offload, offload_input, a pair in programs"
+            raise ValueError(f"got nothing, {need}, or no remat")
         return self
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything of the stage waits in the host's memory."""
+        return bool(self.offload) or self.offload_input
 
 
 class Stage(Record):
@@ -122,6 +128,11 @@ class Stage(Record):
     def last(self) -> int:
         """Last layer, 0-based, inclusive."""
         return self.layers[1]
+
+    @property
+    def offloads(self) -> bool:
+        """Whether micro-batches may have OFFLOAD and PREFETCH of the stage."""
+        return self.remat is not None and self.remat.offloads
 
     @property
     def backward(self) -> OpKind:

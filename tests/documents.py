@@ -146,7 +146,11 @@ def plans(draw: st.DrawFn) -> dict[str, Any]:
         "gpu": gpu,
         "states": st.sampled_from(["gpu", "host"]),
         "remat": st.none()
-        | st.builds(lambda runs: {"recompute": runs}, st.lists(runs, min_size=1)),
+        | st.builds(
+            lambda runs, enters: {"recompute": runs, "offload_input": enters},
+            st.lists(runs, min_size=1),
+            st.booleans(),
+        ),
     }
     stages = draw(st.lists(st.fixed_dictionaries(stage), min_size=1, max_size=3))
     shared = {

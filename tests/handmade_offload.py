@@ -125,3 +125,24 @@ def two_gpus(memory_bytes: int = 53) -> Plan:
     one = {"0OFFLOAD0": 2, "0PREFETCH0": 14}
     first = offloading(plain, 0, ((0, 1),), one, 2)
     return offloading(first, 1, ((2, 3),), {"1OFFLOAD0": 4, "1PREFETCH0": 10}, 2)
+
+
+def entering(saved_before: int = 0) -> Plan:
+    """Two stages on one GPU; all that the second keeps leaves: 7 of its input, 3 + 6 + 4: 20.
+
+    T = 8: 0F 0..1, 1F 1..3, OFFLOAD 3..4, PREFETCH 12..13, 1B 13..15, 0B 15..16.
+
+    Args:
+        saved_before: what stage 0 keeps of its output.
+    """
+    layers = (
+        {"output_bytes": 8, "saved_output_bytes": saved_before, "saved_bytes": 2}
+        | {"output_gradient_bytes": 4},
+        {"output_bytes": 4, "saved_input_bytes": 7, "saved_bytes": 3},
+        {"output_bytes": 1, "saved_input_bytes": 4, "saved_bytes": 6},
+    )
+    of = handmade.chain([(1, 1)] * 3, layers)
+    times = {"0F0": 0, "1F0": 1, "1B0": 13, "0B0": 15}
+    plain = with_host(handmade.plan(of, [(0, 0, 0), (1, 2, 0)], 8, times), 20)
+    host = {"1OFFLOAD0": 3, "1PREFETCH0": 12}
+    return offloaded(plain, {1: ((1, 2),)}, {1: 1}, host, cluster=plain.cluster, inputs={1})

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from random import Random
 
-from pipeplan.plan import OpKind, Plan
+from pipeplan.plan import OpKind, Plan, Remat
+
+
+def input_moved(plan: Plan, rng: Random) -> Plan:
+    """The saved input of one stage leaves, or no longer: neutral where nothing is kept of it."""
+    index = rng.randrange(len(plan.stages))
+    stage = plan.stages[index]
+    remat = stage.remat or Remat(offload_input=True)
+    changed = remat.model_copy(
+        update={"offload_input": not stage.remat or not remat.offload_input}
+    )
+    kept = changed.recompute or changed.programs or changed.offloads
+    other = stage.model_copy(update={"remat": changed if kept else None})
+    stages = (*plan.stages[:index], other, *plan.stages[index + 1 :])
+    return plan.model_copy(update={"stages": stages})
 
 
 def _moving(plan: Plan, rng: Random) -> int | None:
@@ -88,6 +102,7 @@ def update_rate_changed(plan: Plan, rng: Random) -> Plan:
 
 
 CHANGES = (
+    input_moved,
     host_op_moved,
     host_op_lost,
     copy_kept,

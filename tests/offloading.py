@@ -6,11 +6,11 @@ is the test's own too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pipeplan.cluster import Host
-from pipeplan.plan import LayerRanges, MemoryRow, Op, OpKind, Plan, Remat
+from pipeplan.plan import LayerRanges, MemoryRow, Op, OpKind, Plan, Remat, Stage
 from pipeplan.simulator import Simulation
 from tests import handmade
 
@@ -25,6 +25,7 @@ def offloaded(
     *,
     duplex: Literal["full", "half"] = "full",
     host_bytes: int = HOST_BYTES,
+    inputs: Collection[int] = (),
     **fields: Any,
 ) -> Plan:
     """`plan` with stages that offload over ways of one byte per ns.
@@ -36,11 +37,12 @@ def offloaded(
         times: absolute start of each op by label, `0OFFLOAD0` and `0PREFETCH0`.
         duplex: of the ways.
         host_bytes: the host's memory.
+        inputs: stages whose saved input leaves.
         fields: other fields of the plan.
     """
     host = Host(memory_bytes=host_bytes, bandwidth_bytes_per_s=10**9, duplex=duplex)
     stages = tuple(
-        stage.model_copy(update={"remat": _remat(stage.remat, runs.get(stage.id, ()))})
+        stage.model_copy(update={"remat": _remat(stage, runs.get(stage.id, ()), inputs)})
         for stage in plan.stages
     )
     ops = tuple(_op(plan, label, time, sizes) for label, time in times.items())
@@ -109,9 +111,11 @@ def spans(simulation: Simulation, microbatch: int) -> dict[str, tuple[int, int]]
     }
 
 
-def _remat(before: Remat | None, runs: LayerRanges) -> Remat | None:
-    again = before.recompute if before else ()
-    return Remat(recompute=again, offload=runs) if again or runs else None
+def _remat(stage: Stage, runs: LayerRanges, inputs: Collection[int]) -> Remat | None:
+    again, enters = stage.remat.recompute if stage.remat else (), stage.id in inputs
+    if not (again or runs or enters):
+        return None
+    return Remat(recompute=again, offload=runs, offload_input=enters)
 
 
 def _op(plan: Plan, label: str, time: int, sizes: Mapping[int, int]) -> Op:

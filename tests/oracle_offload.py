@@ -1,10 +1,11 @@
 """The true optimum of tiny instances that offload, by brute force: `oracle` with the host.
 
-Every allocation, every start of every op, every set of runs that leaves, and every time of the
-two transfers of a stage, judged by the verifier. k is 1 and the ways to the host are full duplex.
-Where one stage of a GPU offloads, its transfers leave as early and come back as late as they can:
-then its bytes are away for longest, and no other one is in the way. As in `oracle` ops wait less
-than a period behind the one before them: longer waits for transfers are not among what is tried.
+Every allocation, every start of every op, every set of runs that leaves, with the stage's saved
+input or without, and every time of the two transfers of a stage, judged by the verifier. k is 1
+and the ways to the host are full duplex. Where one stage of a GPU offloads, its transfers leave
+as early and come back as late as they can: then its bytes are away for longest, and no other one
+is in the way. As in `oracle` ops wait less than a period behind the one before them: longer waits
+for transfers are not among what is tried.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests import oracle
 from tests.offloading import offloaded
 from tests.placing import Placing
 
-Away = tuple[LayerRanges, int]
-"""Runs, and the bytes that they keep."""
+Away = tuple[LayerRanges, int, bool]
+"""Runs, the bytes that leave, whether the saved input is among them."""
 
 
 def optimum(chain: Chain, cluster: Cluster, limit: int) -> int | None:
@@ -50,8 +51,12 @@ class Offloading(Placing):
 
     def _sizes(self) -> list[StageBytes]:
         """With all that can leave away at once: what no schedule needs less than."""
-        self.ways = [list(_ways(self.chain, stage)) for stage in self.stages]
-        most = [max(size for _, size in ways) for ways in self.ways]
+        before: list[tuple[int, int, int] | None] = [None, *self.stages]
+        self.ways = [
+            list(_ways(self.chain, stage, ahead))
+            for ahead, stage in zip(before, self.stages, strict=False)
+        ]
+        most = [max(size for _, size, _ in ways) for ways in self.ways]
         sizes = zip(super()._sizes(), most, strict=True)
         return [replace(size, kept=size.kept - away) for size, away in sizes]
 
@@ -65,12 +70,13 @@ class Offloading(Placing):
             ways if gpu in lacking else ways[:1]
             for ways, (_, _, gpu) in zip(self.ways, self.stages, strict=True)
         ]
-        chosen = sorted(product(*choices), key=lambda each: sum(size for _, size in each))
-        return any(self._fits(built, each) for each in chosen if any(size for _, size in each))
+        chosen = sorted(product(*choices), key=lambda each: sum(size for _, size, _ in each))
+        return any(self._fits(built, each) for each in chosen if any(size for _, size, _ in each))
 
     def _fits(self, built: Plan, chosen: tuple[Away, ...]) -> bool:
-        runs = {stage: runs for stage, (runs, size) in enumerate(chosen) if size}
-        sizes = {stage: size for stage, (_, size) in enumerate(chosen) if size}
+        runs = {stage: runs for stage, (runs, size, _) in enumerate(chosen) if size}
+        sizes = {stage: size for stage, (_, size, _) in enumerate(chosen) if size}
+        inputs = {stage for stage, (_, _, enters) in enumerate(chosen) if enters}
         lengths = {stage: self._length(size) for stage, size in sizes.items()}
         for times in product(*(self._times(stage, lengths) for stage in lengths)):
             flat = {
@@ -78,7 +84,7 @@ class Offloading(Placing):
                 for stage, pair in zip(lengths, times, strict=True)
                 for kind, time in zip((OpKind.OFFLOAD, OpKind.PREFETCH), pair, strict=True)
             }
-            plan = offloaded(built, runs, lengths, flat, cluster=self.cluster)
+            plan = offloaded(built, runs, lengths, flat, cluster=self.cluster, inputs=inputs)
             plan = plan.model_copy(update={"memory": audit(plan).memory})
             fits = all(row.peak_bytes <= row.budget_bytes for row in plan.memory)
             if fits and not self._broken(plan):
@@ -107,9 +113,14 @@ class Offloading(Placing):
         )
 
 
-def _ways(chain: Chain, stage: tuple[int, int, int]) -> Iterator[Away]:
-    """Every set of runs of a stage's layers with what it keeps, the empty one first."""
-    first, last, _ = stage
+def _ways(
+    chain: Chain, stage: tuple[int, int, int], before: tuple[int, int, int] | None
+) -> Iterator[Away]:
+    """Every set of runs of a stage's layers, the empty one first, and each with the input."""
+    first, last, gpu = stage
+    entry = 0
+    if before and not (before[2] == gpu and chain.layers[first - 1].saved_output_bytes):
+        entry = chain.layers[first].saved_input_bytes
     for flags in product((0, 1, 2), repeat=last - first + 1):
         # 0: stays; 1: leaves, a run of its own or its first; 2: leaves with the layer before.
         if flags[0] == 2 or any(two == 2 and not one for one, two in pairwise(flags)):
@@ -122,7 +133,9 @@ def _ways(chain: Chain, stage: tuple[int, int, int]) -> Iterator[Away]:
                 runs[-1] = (runs[-1][0], layer)
         size = sum(_kept(chain, run) for run in runs)
         if size or not runs:
-            yield tuple(runs), size
+            yield tuple(runs), size, False
+        if entry:
+            yield tuple(runs), size + entry, True
 
 
 def _kept(chain: Chain, run: tuple[int, int]) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeplan import cluster
 from pipeplan.chain import Chain, Layer
-from pipeplan.plan import Plan, Remat, Semantics, Stage
+from pipeplan.plan import Plan, Semantics, Stage
 from pipeplan.program import ActionKind, Pattern, PeriodicAction
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
@@ -191,8 +191,9 @@ def without_first_in_place(plan: Plan) -> Plan:
     def kept(stage: Stage) -> Stage:
         if not stage.remat or all(first != 1 for first, _ in stage.remat.recompute):
             return stage
-        remat = Remat(offload=stage.remat.offload) if stage.remat.offload else None
-        return stage.model_copy(update={"remat": remat})
+        remat = stage.remat.model_copy(update={"recompute": ()})
+        left = remat.offloads or remat.programs
+        return stage.model_copy(update={"remat": remat if left else None})
 
     return plan.model_copy(update={"stages": tuple(map(kept, plan.stages))})
 

@@ -42,8 +42,9 @@ def _beyond(stage: Stage) -> list[tuple[str, str, str]]:
     if remat is not None and remat.programs:
         layers = ", ".join(str(layer) for layer, _ in remat.programs)
         found.append(("layers that run device programs: ", layers, "--recompute"))
-    if remat is not None and remat.offload:
-        found.append(("activations that are offloaded: ", _shown(remat.offload), "--offload"))
+    if remat is not None and remat.offloads:
+        sent = [*remat.offload, *[(stage.first, stage.first)] * remat.offload_input]
+        found.append(("activations that are offloaded: ", _shown(tuple(sent)), "--offload"))
     if stage.states == "host":
         found.append(("optimizer states on the host", "", "--offload"))
     return found

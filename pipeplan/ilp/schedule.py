@@ -27,6 +27,7 @@ class StageOffload:
         size: Bytes of a micro-batch that leave, o(s).
         ns: How long they take, each way.
         times: When OFFLOAD and PREFETCH start, of each copy that leaves.
+        input: Whether the saved input of its first layer leaves as well.
     """
 
     stage: int
@@ -34,6 +35,7 @@ class StageOffload:
     size: int
     ns: int
     times: Mapping[int, tuple[int, int]]
+    input: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,14 +75,17 @@ def _offloads(plan: Plan, times: dict[OpId, dict[int, int]]) -> Iterator[StageOf
     """(H1), (H2) of each stage of the plan that sends something to the host."""
     lengths = {op.stage: op.duration_ns for op in plan.ops if op.kind is OpKind.OFFLOAD}
     for stage in plan.stages:
-        if stage.remat is not None and stage.remat.offload:
+        if stage.remat is not None and stage.remat.offloads:
+            runs, enters = stage.remat.offload, stage.remat.offload_input
+            entry = plan.chain.layers[stage.first].saved_input_bytes if enters else 0
             out, back = times[OpKind.OFFLOAD, stage.id], times[OpKind.PREFETCH, stage.id]
             yield StageOffload(
                 stage.id,
-                stage.remat.offload,
-                sum(offloadable_bytes(plan.chain, run) for run in stage.remat.offload),
+                runs,
+                entry + sum(offloadable_bytes(plan.chain, run) for run in runs),
                 lengths[stage.id],
                 {copy: (out[copy], back[copy]) for copy in sorted(out)},
+                enters,
             )
 
 

@@ -204,7 +204,7 @@ def _host_ops(plan: Plan) -> Iterator[tuple[OpKind, int, int]]:
         if op.kind.is_host:
             copies[op.stage].add(op.copy_)
     for stage, home in enumerate(plan.stages):
-        if home.remat and home.remat.offload:
+        if home.offloads:
             for copy in copies[stage] or {0}:
                 yield OpKind.OFFLOAD, stage, copy
                 yield OpKind.PREFETCH, stage, copy

@@ -28,6 +28,8 @@ class Share(Record):
     programs_ns: Count = 0
     """What a micro-batch takes longer for `programs`."""
     offload: LayerRanges = ()
+    offload_input: bool = False
+    """Whether what is saved of the stage's input is offloaded as well."""
     offload_bytes: Count = 0
     """Of a micro-batch (H1)."""
     offloaded: tuple[Count, Positive] = (0, 1)
@@ -75,11 +77,13 @@ class Share(Record):
     @property
     def away(self) -> str:
         """The layers that are offloaded and what they keep; empty if there are none."""
-        if not self.offload:
+        entry = f"input of {self.layers[0]}" if self.offload_input else ""
+        what = ", ".join(filter(None, (spans(self.offload), entry)))
+        if not what:
             return ""
         some, every = self.offloaded
         which = "per micro-batch" if some == every else f"of {some} in {every} micro-batches"
-        return f"{spans(self.offload)}: {format_bytes(self.offload_bytes)} {which}"
+        return f"{what}: {format_bytes(self.offload_bytes)} {which}"
 
 
 def remat_shares(plan: Plan) -> tuple[Share, ...]:
@@ -100,6 +104,7 @@ def _share(plan: Plan, index: int, stage: Stage) -> Share:
         programs=stage.remat.programs,
         programs_ns=_programs_ns(plan, stage),
         offload=stage.remat.offload,
+        offload_input=stage.remat.offload_input,
         offload_bytes=offloaded(plan, stage),
         offloaded=(len(some), plan.k),
         states_bytes=on_host,

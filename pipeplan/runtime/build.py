@@ -190,9 +190,10 @@ class _StageBuilder:
             fed=_fed(split, planned, self.feed),
             runs=again,
             offload=offload,
+            offload_input=planned.remat is not None and planned.remat.offload_input,
             device=self.device,
             autocast=self.task.autocast,
-            host=self.host if offload else None,
+            host=self.host if planned.offloads else None,
             split_backward=planned.split_backward,
         )
         spec = with_programs(spec, self.plan.chain, programs_of(planned, self.plan.chain))

@@ -100,8 +100,14 @@ def host_ns(plan: Plan, stage: int) -> int:
 
 
 def offloaded_bytes(plan: Plan, stage: int) -> int:
-    """What one micro-batch's forward leaves between the ends of the stage's runs (H1)."""
-    remat, total = plan.stages[stage].remat, 0
+    """What one micro-batch's forward leaves between the ends of the stage's runs (H1).
+
+    Where the input goes as well, what the first layer keeps of it: nobody before keeps any.
+    """
+    home, total = plan.stages[stage], 0
+    remat = home.remat
+    if remat and remat.offload_input:
+        total += plan.chain.layers[home.first].saved_input_bytes
     for first, last in remat.offload if remat else ():
         layers = plan.chain.layers[first : last + 1]
         total += sum(layer.saved_bytes for layer in layers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from pipeplan.chain import Chain
-from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Stage
+from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
 from pipeplan.simulator import costs
 from pipeplan.simulator.result import Discrepancy
 from pipeplan.simulator.tape import Ops, number
@@ -90,7 +90,7 @@ def inspect(plan: Plan) -> Iterator[Discrepancy]:
             yield from _op(plan, ops, planned)
     for stage, home in enumerate(plan.stages):
         copies = any(_offloaded(count, stage, copy) for copy in range(plan.k))
-        if home.remat and home.remat.offload and not copies:
+        if home.offloads and not copies:
             yield Discrepancy(
                 "ops", f"stages[{stage}]", "got no micro-batch that offloads, need one"
             )
@@ -129,20 +129,44 @@ def inspect_stages(plan: Plan) -> Iterator[Discrepancy]:
         if stage.split_backward:
             yield from _split(plan, index)
         yield from _states(plan, index)
-        if stage.remat is None:
-            continue
-        again, away = stage.remat.recompute, stage.remat.offload
-        where = f"stages[{index}].remat"
-        sound = _sound(stage, again, nested=True) and _sound(stage, away)
-        if not sound or _layers(again) & _layers(away):
-            yield Discrepancy("stages", where, f"got runs {again} again, {away} away")
-        elif not _told(plan.chain, stage, _layers(again) | _layers(away)):
-            got = f"got programs {stage.remat.programs}, need options, outside of runs, no I and W"
-            yield Discrepancy("stages", where, got)
-        elif away and not costs.offloaded_bytes(plan, index):
-            yield Discrepancy("stages", where, f"got runs {away}, which keep nothing to send away")
-        if plan.memory_model == "paper":
-            yield Discrepancy("stages", where, "got it in the paper's model")
+        if stage.remat is not None:
+            yield from _remat(plan, index, stage.remat)
+
+
+def _remat(plan: Plan, index: int, remat: Remat) -> Iterator[Discrepancy]:
+    """What keeps a stage from computing again or sending away what it says."""
+    stage, again, away = plan.stages[index], remat.recompute, remat.offload
+    where = f"stages[{index}].remat"
+    sound = _sound(stage, again, nested=True) and _sound(stage, away)
+    if not sound or _layers(again) & _layers(away):
+        yield Discrepancy("stages", where, f"got runs {again} again, {away} away")
+    elif not _told(plan.chain, stage, _layers(again) | _layers(away)):
+        got = f"got programs {remat.programs}, need options, outside of runs, no I and W"
+        yield Discrepancy("stages", where, got)
+    elif remat.offload_input and not _input_is_own(plan, index, remat):
+        yield Discrepancy("stages", where, "got an input away that others keep, or nobody")
+    elif stage.offloads and not costs.offloaded_bytes(plan, index):
+        yield Discrepancy("stages", where, f"got runs {away}, which keep nothing to send away")
+    if plan.memory_model == "paper":
+        yield Discrepancy("stages", where, "got it in the paper's model")
+
+
+def _input_is_own(plan: Plan, index: int, remat: Remat) -> bool:
+    """Whether what a stage keeps of its input is in its graph alone (H1)."""
+    stage = plan.stages[index]
+    held = _layers(remat.recompute) | {layer for layer, _ in remat.programs}
+    if index == 0 or stage.first == 0 or stage.first in held:
+        return False
+    before = plan.stages[index - 1]
+    if before.gpu != stage.gpu:
+        return True
+    last, kept = stage.first - 1, before.remat or Remat.model_construct()
+    layer = plan.chain.layers[last]
+    for place, option in kept.programs:
+        if place == last and option < len(layer.options):  # that stage may be broken
+            layer = layer.under(layer.options[option])
+    again = any(first <= last <= end for first, end in kept.recompute)
+    return again or not layer.saved_output_bytes
 
 
 def _split(plan: Plan, index: int) -> Iterator[Discrepancy]:

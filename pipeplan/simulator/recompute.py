@@ -40,8 +40,11 @@ def condensed(plan: Plan) -> Plan:
         ):
             number[position] = len(layers)
             layers.append(layer)
-        away = tuple((number[a], number[b]) for a, b in stage.remat.offload) if stage.remat else ()
-        remat = Remat(offload=away) if away else None
+        away = stage.remat if stage.remat and stage.remat.offloads else None
+        remat = away and Remat(
+            offload=tuple((number[a], number[b]) for a, b in away.offload),
+            offload_input=away.offload_input,
+        )
         ends_at = len(layers) - 1
         stages.append(stage.model_copy(update={"layers": (begin, ends_at), "remat": remat}))
     chain = plan.chain.model_copy(update={"layers": tuple(layers)})

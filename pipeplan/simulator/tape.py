@@ -140,7 +140,7 @@ def offloading(plan: Plan) -> list[int]:
     """The stages that have a host and something to send to it."""
     if plan.cluster.host is None:
         return []
-    return [i for i, stage in enumerate(plan.stages) if stage.remat and stage.remat.offload]
+    return [i for i, stage in enumerate(plan.stages) if stage.offloads]
 
 
 def chain_order(plan: Plan) -> list[tuple[OpKind, int]]:

@@ -12,6 +12,7 @@ from pipeplan.cluster import Host
 from pipeplan.plan import LayerRanges, Op, OpKind, Plan, Remat, Stage
 from pipeplan.verifier import audit
 from pipeplan.verifier.durations import host_ns
+from pipeplan.verifier.remat import runs as wrong_runs
 from pipeplan.verifier.stage_bytes import offloaded
 
 FACTORS = (1, 2, 4)
@@ -33,10 +34,15 @@ def offloading(rng: Random, plan: Plan, bandwidths: Sequence[int] = BANDWIDTHS) 
         duplex=rng.choice(["full", "half"]),
     )
     plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"host": host})})
+    # Draws of their own: plans without inputs that leave stay what they were.
+    inputs = Random(f"{hash(rng.getstate()[1])} inputs")
     wanted = [stage for stage in plan.stages if rng.random() < 0.7]
     stages = list(plan.stages)
     for stage in wanted:
-        stages[stage.id] = _sending(rng, stage)
+        sending = _sending(rng, stage)
+        entered = _with_input(sending)
+        allowed = not list(wrong_runs(plan, entered))
+        stages[stage.id] = entered if allowed and inputs.random() < 0.6 else sending
     sent = plan.model_copy(update={"stages": tuple(stages)})
     homes = [s.id for s in wanted if stages[s.id].remat and offloaded(sent, stages[s.id])]
     copies = {s: {c for c in range(plan.k) if rng.random() < 0.8} or {0} for s in homes}
@@ -102,6 +108,12 @@ def _with_runs(stage: Stage, runs: LayerRanges) -> Stage:
     if again or runs or programs:
         remat = Remat(recompute=again, offload=runs, programs=programs)
     return stage.model_copy(update={"remat": remat})
+
+
+def _with_input(stage: Stage) -> Stage:
+    """The stage with its saved input among what leaves, whether or not that may be."""
+    held = stage.remat or Remat(offload_input=True)
+    return stage.model_copy(update={"remat": held.model_copy(update={"offload_input": True})})
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pipeplan.verifier.split import most_in_inputs, most_in_weights
 def without_runs(plan: Plan) -> Plan:
     """`plan` on the chain in which every run is one layer, and layers with programs as told.
 
-    Offloaded runs stay: no layer of theirs is in such a run, so only their numbers change.
+    What is offloaded stays: no layer of it is in such a run, so only their numbers change.
 
     Args:
         plan: a plan with sound stages; returned as it is where nothing is recomputed.
@@ -32,9 +32,10 @@ def without_runs(plan: Plan) -> Plan:
         pieces = _pieces(plan.chain, stage.layers, runs, before)
         place = {begin: first + number for number, begin in enumerate(pieces)}
         layers += pieces.values()
-        sent = stage.remat.offload if stage.remat else ()
-        moved = tuple((place[a], place[b]) for a, b in sent)
-        remat = Remat(offload=moved) if moved else None
+        remat = None
+        if stage.remat is not None and stage.remat.offloads:
+            moved = tuple((place[a], place[b]) for a, b in stage.remat.offload)
+            remat = Remat(offload=moved, offload_input=stage.remat.offload_input)
         fields = {"layers": (first, len(layers) - 1), "remat": remat}
         stages.append(stage.model_copy(update=fields))
     chain = plan.chain.model_copy(update={"layers": tuple(layers)})

@@ -23,7 +23,9 @@ def runs(plan: Plan, stage: Stage) -> Iterator[Violation]:
     ]
     yield from broken or _apart(remat.recompute, remat.offload, f"{where}.offload")
     yield from _programs(plan, stage, f"{where}.programs")
-    if not broken and remat.offload and not offloaded(plan, stage):
+    if remat.offload_input:
+        yield from _input(plan, stage, f"{where}.offload_input")
+    if not broken and remat.offloads and not offloaded(plan, stage):
         got = "got runs that keep 0 bytes, need more: (H1), saved_bytes and boundaries inside them"
         yield Violation(Rule.STAGES, f"{where}.offload", got)
 
@@ -87,6 +89,38 @@ def _programs(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
                 yield Violation(Rule.STAGES, where, f"got layer {layer}, {need}")
 
 
+def _input(plan: Plan, stage: Stage, where: str) -> Iterator[Violation]:
+    """(H1): the stage's own autograd keeps its input, and no stage before on its GPU does."""
+    assert stage.remat is not None
+    if not stage.first:
+        yield Violation(Rule.STAGES, where, "got true for layer 0, need a layer before the stage")
+        return
+    alone = ((layer, layer) for layer, _ in stage.remat.programs)
+    for first, last in (*stage.remat.recompute, *alone):
+        if first <= stage.first <= last:
+            need = f"need layer {stage.first} outside of run [{first}, {last}] and of programs"
+            yield Violation(Rule.STAGES, where, f"got true, {need}")
+            return
+    before = next((each for each in plan.stages if each.last == stage.first - 1), stage)
+    shared = _saved_output(plan, before)
+    if before.gpu == stage.gpu and shared:
+        need = f"need 0 bytes that stage {before.id} keeps of its output on GPU {stage.gpu}"
+        yield Violation(Rule.STAGES, where, f"got true and {shared} bytes, {need}")
+
+
+def _saved_output(plan: Plan, stage: Stage) -> int:
+    """So of the stage's last layer, (V2), (V5)."""
+    layer, remat = plan.chain.layers[stage.last], stage.remat
+    if remat is None:
+        return layer.saved_output_bytes
+    if any(last == stage.last for _, last in remat.recompute):
+        return 0
+    option = dict(remat.programs).get(stage.last)
+    if option is None or option >= len(layer.options):
+        return layer.saved_output_bytes
+    return layer.options[option].saved_output_bytes
+
+
 def host_ops(plan: Plan, present: Collection[tuple[OpKind, int, int]]) -> Iterator[Violation]:
     """(H2): which of the OFFLOADs and PREFETCHes that a plan has are wrong, or missing.
 
@@ -94,7 +128,7 @@ def host_ops(plan: Plan, present: Collection[tuple[OpKind, int, int]]) -> Iterat
         plan: a plan with sound stages.
         present: (kind, stage, copy) of all its ops.
     """
-    given = {stage.id: stage.remat is not None and stage.remat.offload for stage in plan.stages}
+    given = {stage.id: stage.offloads for stage in plan.stages}
     pair = {OpKind.OFFLOAD: OpKind.PREFETCH, OpKind.PREFETCH: OpKind.OFFLOAD}
     having = set()
     for kind, s, c in present:

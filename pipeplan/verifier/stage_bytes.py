@@ -59,8 +59,13 @@ def exact(plan: Plan, index: int) -> StageBytes:
 
 
 def offloaded(plan: Plan, stage: Stage) -> int:
-    """(H1): what the stage's offloaded runs keep strictly between their ends."""
+    """(H1): what the stage's offloaded runs keep strictly between their ends; its saved input.
+
+    Where that leaves, no stage before keeps any of it on the GPU (rule `stages`).
+    """
     total = 0
+    if stage.remat and stage.remat.offload_input:
+        total += plan.chain.layers[stage.first].saved_input_bytes
     for first, last in stage.remat.offload if stage.remat else ():
         layers = plan.chain.layers[first : last + 1]
         total += sum(layer.saved_bytes for layer in layers)

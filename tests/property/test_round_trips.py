@@ -43,6 +43,7 @@ YOUNGER: dict[str, Any] = {
     "reserve_bytes": 0,
     "duplex": "full",
     "offload": [],
+    "offload_input": False,
     "frozen_bytes": 0,
     "update_bytes_per_s": None,
     "states": "gpu",

@@ -51,22 +51,28 @@ class ContractedChain:
         """The same machines with the contracted chain."""
         return replace(costs, chain=self.chain, recomputed=self.recomputed)
 
-    def original(self, stage: Stage, away: Sequence[Segment] = ()) -> Stage:
+    def original(self, stage: Stage, away: Remat | None = None) -> Stage:
         """A stage of the contracted chain as a stage of the original one.
 
         Args:
             stage: of the contracted chain.
-            away: runs of contracted layers whose inside resides on the host.
+            away: what of it resides on the host, in contracted layers.
         """
         held = self.pieces[stage.first : stage.last + 1]
         inside = range(held[0][0], held[-1][1] + 1)
         here = sorted(run for run in self.runs if run.first in inside)
         runs = listed(run for run in here if run.option is None)
         programs = tuple((run.first, run.option) for run in here if run.option is not None)
-        gone = tuple((self.pieces[first][0], self.pieces[last][1]) for first, last in away)
+        sent = away.offload if away else ()
+        gone = tuple((self.pieces[first][0], self.pieces[last][1]) for first, last in sent)
         remat = None
-        if runs or gone or programs:
-            remat = Remat(recompute=runs, offload=gone, programs=programs)
+        if runs or away or programs:
+            remat = Remat(
+                recompute=runs,
+                offload=gone,
+                offload_input=away is not None and away.offload_input,
+                programs=programs,
+            )
         return Stage(
             id=stage.id,
             layers=(inside[0], inside[-1]),
@@ -104,9 +110,10 @@ def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
 
 def _renumbered(remat: Remat | None, first: dict[int, int], last: dict[int, int]) -> Remat | None:
     """What goes to the host, in runs of contracted layers."""
-    if remat is None or not remat.offload:
+    if remat is None or not remat.offloads:
         return None
-    return Remat(offload=tuple((first[a], last[b]) for a, b in remat.offload))
+    sent = tuple((first[a], last[b]) for a, b in remat.offload)
+    return Remat(offload=sent, offload_input=remat.offload_input)
 
 
 def contract(

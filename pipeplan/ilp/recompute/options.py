@@ -14,7 +14,7 @@ so that the layers from behind come first. As in Rotor, such a run takes longer 
 once.
 
 R is what is left of P if all leaves that can (H1): max(s, si_l) where a kept layer begins a row of
-such, nothing of those behind it, and x_a of a run.
+such, nothing of those behind it, and x_a of a run. For bounds the input of a stage leaves, too.
 
 Only options that are best at some number of micro-batches in flight are kept, at most `MOST` a
 segment. The relaxed options leave out none: each that is dropped lowers, field by field, the
@@ -179,7 +179,10 @@ class _Maker:
         ends: list[tuple[int, int]] = []
         for last in range(first, count):
             begin = used
-            before = rows[:, latest], (kind[latest] == KEEPS) & (last > first), latest.start
+            joined = (kind[latest] == KEEPS) & (last > first)
+            if self.relaxed and last == first > 0:
+                joined |= True  # the input of a kept first layer may leave as well
+            before = rows[:, latest], joined, latest.start
             known = 1 if few else begin
             places = rows[:, :known], place[:known], kind[:known]
             for group in self._groups(last, before, places, few=few):

@@ -28,15 +28,14 @@ class SearchResult:
         """The best plan's stages in layers of `chain`."""
         best = self.state.best
         assert best is not None
-        away = {each.stage: each.runs for each in best.offloads}
+        away = {
+            each.stage: Remat(offload=each.runs, offload_input=each.input)
+            for each in best.offloads
+        }
         if self.contracted:
-            return tuple(
-                self.contracted.original(each, away.get(each.id, ())) for each in best.stages
-            )
+            return tuple(self.contracted.original(each, away.get(each.id)) for each in best.stages)
         return tuple(
-            each.model_copy(update={"remat": Remat(offload=away[each.id])})
-            if each.id in away
-            else each
+            each.model_copy(update={"remat": away[each.id]}) if each.id in away else each
             for each in best.stages
         )
 

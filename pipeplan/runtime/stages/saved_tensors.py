@@ -1,4 +1,4 @@
-"""What autograd saves in the layers of offloaded runs, held such that it can go and come back.
+"""What autograd saves in layers that offload, held such that it can go and come back.
 
 A saved tensor is not handed to autograd but a `SavedTensor`, which may give the tensor up and get
 it back in another storage. So nothing of others is ever emptied: a storage dies where nobody else
@@ -33,7 +33,7 @@ class SavedTensor:
         self._place: tuple[int | torch.SymInt, torch.Size, tuple[int, ...]] | None = None
         """Where in its storage it lies, while it is away."""
         self.end = end
-        """Whether it is an end of its run, which stays."""
+        """Whether it stays: an end of its run, or in no run at all."""
 
     @property
     def movable(self) -> bool:
@@ -87,12 +87,24 @@ class SavedStorage:
 
 
 class SavedTensors:
-    """What autograd saved of one micro-batch in the offloaded runs of one segment."""
+    """What autograd saved of one micro-batch in the offloaded runs of one segment.
 
-    def __init__(self, runs: LayerRanges = (), first_layer: int = 0) -> None:
-        """Takes first and last index of each run in the segment, and its place in the chain."""
+    And of the segment's own input, in its first layer, where that is offloaded, too.
+    """
+
+    def __init__(
+        self, runs: LayerRanges = (), first_layer: int = 0, *, own_input: bool = False
+    ) -> None:
+        """Takes what is offloaded.
+
+        Args:
+            runs: first and last index in the segment of each run.
+            first_layer: the segment's place in the chain.
+            own_input: whether the saved input leaves.
+        """
         self._runs = runs
         self._first_layer = first_layer
+        self._own_input = own_input
         self._saved: list[weakref.ref[SavedTensor]] = []
         self._of_layer: list[weakref.ref[SavedTensor]] = []
         self._inputs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -101,7 +113,8 @@ class SavedTensors:
         """Around layer `index`, which gets the boundary `inputs`."""
         run = next((run for run in self._runs if run[0] <= index <= run[1]), None)
         self._of_layer = []
-        if run is None:
+        enters = self._own_input and index == 0
+        if run is None and not enters:
             return nullcontext()
         self._inputs = {key(tensor): weakref.ref(tensor.untyped_storage()) for tensor in inputs}
 
@@ -110,7 +123,11 @@ class SavedTensors:
             one, layer = tensor.detach(), self._first_layer + index
             if tensor.layout is not torch.strided:  # no storage of its own: it stays
                 return SavedTensor(one, layer, end=True)
-            saved = SavedTensor(one, layer, index == run[0] and self._is_input(tensor))
+            if self._is_input(tensor):
+                stays = not enters and run is not None and index == run[0]
+            else:
+                stays = run is None
+            saved = SavedTensor(one, layer, stays)
             self._of_layer.append(weakref.ref(saved))
             return saved
 
@@ -125,7 +142,7 @@ class SavedTensors:
         self._saved += self._of_layer
 
     def kept(self, fixed: Iterable[Tensor]) -> list[SavedStorage]:
-        """What lies between the ends of the runs: (H1) of docs/reference/model.md.
+        """What lies between the ends of the runs, and the input: (H1) of docs/reference/model.md.
 
         Args:
             fixed: tensors that count elsewhere: weights and buffers.

@@ -72,6 +72,8 @@ class SegmentSpec:
     """Where its tensors are."""
     offload: LayerRanges = ()
     """First and last index in `layers` of each run of which a `SavedTensors` is kept."""
+    offload_input: bool = False
+    """Whether that keeps what autograd saves of the segment's input as well."""
     autocast: torch.dtype | None = None
     """What layers and loss run under; None leaves the setting as it is."""
     split_backward: bool = False
@@ -108,7 +110,9 @@ class StoredSegment:
         Raises:
             InputError: if the loss is no scalar.
         """
-        saved = SavedTensors(self.spec.offload, self.spec.first_layer)
+        saved = SavedTensors(
+            self.spec.offload, self.spec.first_layer, own_input=self.spec.offload_input
+        )
         waiting = WeightGradients() if self.spec.split_backward else None
         graph = _SegmentGraph(None, Slot(), Slot(), saved, waiting)
         outputs = self._run_layers(

@@ -60,6 +60,8 @@ class StageSpec:
     """First and last index in `layers` of what is computed again, each before those inside it."""
     offload: LayerRanges = ()
     """Those of runs that may wait on the host between their two ends; apart from `runs`."""
+    offload_input: bool = False
+    """Whether what the first layer, which is in none of `runs`, saves of its input may, too."""
     device: torch.device = CPU
     """Where its tensors are."""
     autocast: torch.dtype | None = None
@@ -197,8 +199,15 @@ class StageRunner:
             slots.end_graph(microbatch // self._microbatches)
 
     def offload(self, microbatch: int) -> None:
-        """Begin to copy what lies between the ends of the offloaded runs to the host."""
-        held = [segment.saved(microbatch) for segment in self._segments if segment.spec.offload]
+        """Begin to copy what lies between the ends of the offloaded runs to the host.
+
+        And what is saved of the stage's input, where that is offloaded.
+        """
+        held = [
+            segment.saved(microbatch)
+            for segment in self._segments
+            if segment.spec.offload or segment.spec.offload_input
+        ]
         self._host().offload(microbatch, held, self._states())
 
     def free(self, microbatch: int) -> None:
@@ -278,6 +287,7 @@ def _segment_spec(spec: StageSpec, begin: int, end: int) -> SegmentSpec:
         fed=fed,
         device=spec.device,
         offload=offload,
+        offload_input=spec.offload_input and begin == 0,
         autocast=spec.autocast,
         split_backward=spec.split_backward,
     )

@@ -204,6 +204,42 @@ def test_peak_is_as_planned(name: str, semantics: Semantics) -> None:
     assert lower
 
 
+def staying(plan: Plan) -> Plan:
+    """`plan` with its memory as if saved inputs stayed, the times of all ops left as they are."""
+    stages = []
+    for stage in plan.stages:
+        remat = stage.remat and stage.remat.model_copy(update={"offload_input": False})
+        stages.append(stage.model_copy(update={"remat": remat}))
+    return plans.settle(plan.model_copy(update={"stages": tuple(stages)}))
+
+
+def entering(name: str, gpus: int, semantics: Semantics, seed: int) -> Plan:
+    """A random plan of a profiled task some of whose peaks are lower as saved inputs leave."""
+    chain, rng = test_recompute_runs.profiled(name), Random(seed)
+    largest = max(layer.saved_bytes + layer.saved_output_bytes for layer in chain.layers)
+    while True:
+        plain = test_runtime_memory.planned(
+            chain, gpus, semantics, 1, rng.randrange(10**6), microbatches=LONG
+        )
+        found = plans_offload.offloading(rng, plain, (largest * 10**9,))
+        leave = [stage for stage in found.stages if stage.remat and stage.remat.offload_input]
+        if not leave or any(not stage.remat.offload for stage in leave if stage.remat):
+            continue
+        plan = plans.settle(found)
+        pairs = zip(plan.memory, staying(plan).memory, strict=True)
+        if any(row.peak_bytes < before.peak_bytes for row, before in pairs):
+            return plan
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "semantics"),
+    [("gpt2", 1, "2bw"), ("gpt2", 2, "flush"), ("resnet", 2, "2bw"), ("resnet", 1, "flush")],
+)
+def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics) -> None:
+    """Where the peak is lower by that: bits of one process, peaks to the byte."""
+    check_run(entering(name, gpus, semantics, 3), name, exact=True)
+
+
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
 def test_peak_with_recomputed_runs(semantics: Semantics) -> None:
     """Beside runs computed again peaks are at most as planned, within 3 % (V3)."""

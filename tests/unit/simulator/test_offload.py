@@ -44,6 +44,21 @@ class TestPlanClock:
         rows = simulate(plan, lower(plan)).memory
         assert rows == (row(0, saved=30, working=10),)
 
+    def test_a_saved_input_leaves(self) -> None:
+        """Stage 1 keeps 2 of its input and 4: 6 leave, or 2; 3 + 6 are here at 1B, with 2 + 2."""
+        layers = [
+            {"output_bytes": 2, "saved_bytes": 3},
+            {"output_bytes": 2, "saved_bytes": 4, "saved_input_bytes": 2},
+        ]
+        of = handmade.chain([(2, 3), (2, 3)], layers)
+        computes = {"0F0": 0, "1F0": 2, "1B0": 16, "0B0": 19}
+        plan = handmade.plan(of, [(0, 0, 0), (1, 1, 0)], 24, computes)
+        times = {"1OFFLOAD0": 4, "1PREFETCH0": 10}
+        both = offloaded(plan, {1: ((1, 1),)}, {1: 6}, times, inputs={1})
+        alone = offloaded(plan, {}, {1: 2}, times, inputs={1})
+        for each, away in ((both, 6), (alone, 2)):
+            assert simulate(each, lower(each)).memory == (row(0, saved=9, working=4, host=away),)
+
     @pytest.mark.parametrize("term", ["saved_bytes", "host_bytes"])
     def test_the_claims_are_checked(self, term: str) -> None:
         """One byte more or less than the replay has is named."""

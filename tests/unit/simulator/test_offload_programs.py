@@ -161,6 +161,36 @@ class TestInput:
         with pytest.raises(InvalidPlanError, match=rf"stages\[0\].remat: {what}"):
             simulate(plan.model_copy(update={"stages": (stage,)}), lower(plan))
 
+    @pytest.mark.parametrize(
+        "remat",
+        [
+            Remat(offload_input=True),
+            Remat(offload_input=True, recompute=((0, 0),)),
+            Remat(offload_input=True, programs=((0, 0),)),
+        ],
+    )
+    def test_inputs_that_cannot_leave(self, remat: Remat) -> None:
+        """Of the first layer; so it is in a run that is computed again, or with a program."""
+        plan = one_stage()
+        stage: Stage = plan.stages[0].model_copy(update={"remat": remat})
+        with pytest.raises(InvalidPlanError, match=r"stages\[0\].remat: got"):
+            simulate(plan.model_copy(update={"stages": (stage,)}), lower(plan))
+
+    @pytest.mark.parametrize("saved", [0, 1])
+    def test_an_input_that_the_stage_before_keeps(self, saved: int) -> None:
+        """It cannot leave."""
+        layers = [{"output_bytes": 2, "saved_output_bytes": saved}, {"saved_input_bytes": 2}]
+        of = handmade.chain([(2, 3), (2, 3)], [{"output_bytes": 2} | each for each in layers])
+        plan = handmade.plan(
+            of, [(0, 0, 0), (1, 1, 0)], 14, {"0F0": 0, "1F0": 2, "1B0": 8, "0B0": 11}
+        )
+        plan = offloaded(plan, {}, {1: 2}, {"1OFFLOAD0": 4, "1PREFETCH0": 6}, inputs={1})
+        if not saved:
+            simulate(plan, lower(plan))
+            return
+        with pytest.raises(InvalidPlanError, match="got an input away that others keep"):
+            simulate(plan, lower(plan))
+
     def test_runs_that_keep_nothing(self) -> None:
         """(H1): more than 0 bytes must leave."""
         of = handmade.chain([(2, 3), (2, 3)], [{"output_bytes": 5, "saved_output_bytes": 5}] * 2)

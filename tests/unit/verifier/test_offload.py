@@ -103,6 +103,23 @@ class TestBytes:
         """
         assert terms(made.neighbours()) == (44, 0, 26)
 
+    def test_a_saved_input_leaves_too(self) -> None:
+        """Stage 1, alone with what it keeps of its input: A = 7 + 9 + 4 = o = 20; A(0) = 2.
+
+        Stage 0 has two in flight (0..16). At 4 the 20 of age 4 are gone and those of age 12 back:
+        24. At 5 1B works with 7 + 9 + 4 + 1 + 4 - 20 = 5: the peak. If the input stayed, the other
+        micro-batch had 7 more then. Host: from 3 to 13: two at 3.
+        """
+        plan = handmade.filled(made.entering())
+        assert terms(plan) == (24, 5, 40)
+        runs = relaid(plan, 1, offload=((1, 2),))
+        assert audit(runs).memory[0].peak_bytes == 24 + 5 + 7
+
+    def test_a_saved_input_may_leave_alone(self) -> None:
+        """7 bytes, one ns: the rest, 13 of each micro-batch, stays."""
+        plan = relaid(made.entering(), 1, offload_input=True)
+        assert terms(handmade.filled(plan)) == (4 + 13 + 20, 5, 14)
+
     def test_issuing_an_offload_is_an_event(self) -> None:
         """At 0 GPU 0 only issues its OFFLOAD, and shows what it carried over the border.
 
@@ -134,10 +151,12 @@ class TestBytes:
         assert '"host_bytes": 39' in made.one_stage().to_json()
 
 
-def relaid(plan: Plan, stage: int, **runs: LayerRanges) -> Plan:
-    """`plan` whose stage has these runs of recompute and offload."""
+def relaid(plan: Plan, stage: int, *, offload_input: bool = False, **runs: LayerRanges) -> Plan:
+    """`plan` whose stage has these runs of recompute and offload, and whether its input leaves."""
     stages = list(plan.stages)
-    stages[stage] = stages[stage].model_copy(update={"remat": Remat(**runs)})
+    stages[stage] = stages[stage].model_copy(
+        update={"remat": Remat(offload_input=offload_input, **runs)}
+    )
     return handmade.with_(plan, stages=tuple(stages))
 
 
@@ -171,6 +190,24 @@ class TestRuns:
         for label in ("0OFFLOAD0", "0PREFETCH0"):
             plan = handmade.changed(plan, label, duration_ns=2)
         assert verify(handmade.filled(plan)) == ()
+
+    def test_a_saved_input_is_of_its_stage_alone(self) -> None:
+        """Not of layer 0, not where stage 0 keeps it as well, not of a run computed again."""
+        first = relaid(made.one_stage(), 0, offload=((0, 1),), offload_input=True)
+        shared = made.entering(saved_before=1)
+        again = relaid(made.entering(), 1, recompute=((1, 1),), offload_input=True)
+        for plan, words in (
+            (first, "stages[0].remat.offload_input: got true for layer 0"),
+            (shared, "got true and 1 bytes, need 0 bytes that stage 0 keeps of its output"),
+            (again, "got true, need layer 1 outside of run [1, 1]"),
+        ):
+            (line,) = (line for line in lines(plan) if line.startswith("stages, "))
+            assert words in line, line
+
+    def test_a_saved_input_whose_maker_runs_again(self) -> None:
+        """A run of stage 0 keeps nothing of its output: the next stage alone has it."""
+        plan = relaid(made.entering(saved_before=1), 0, recompute=((0, 0),))
+        assert Rule.STAGES not in rules(plan)
 
     def test_not_in_the_papers_model(self) -> None:
         """(P2) counts what each layer saves: there is no place for bytes that leave."""
