@@ -50,7 +50,7 @@ def plan_sizes(
         config: for each size; the time limit is one size's.
         batch: samples per optimizer step: each size has the micro-batches that make it. None: all
             sizes have the same number of micro-batches, so that larger ones make larger steps.
-        progress: as for `solve`; phases begin with the size.
+        progress: as for `solve`; where there are several sizes, phases begin with theirs.
 
     Returns:
         One for each chain; those whose size does not divide `batch` have no plan. Ctrl-C ends the
@@ -65,7 +65,10 @@ def plan_sizes(
         count = default_microbatches(config.semantics, len(cluster.gpus))
         config = replace(config, microbatches=count)
     ordered = sorted(chains, key=lambda each: each.microbatch_size)
-    named = ((f"micro-batches of {chain.microbatch_size}", chain) for chain in ordered)
+    several = len(chains) > 1
+    named = (
+        (f"micro-batches of {each.microbatch_size}: " if several else "", each) for each in ordered
+    )
 
     def planned(chain: Chain, heard: Progress) -> SizedPlan:
         return _planned(chain, cluster, config, batch, heard)

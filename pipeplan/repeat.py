@@ -88,7 +88,8 @@ def check_data(task: Task) -> str:
                     " tensors for the same number, at every call and in every process: ranks call"
                     " it on their own, and runs are repeated and resumed by number. Take the"
                     " number as an index into batches made beforehand, or as the seed of a"
-                    " generator of its own."
+                    " generator of its own; or let pipeplan.batches(..) do so with a data set"
+                    " or a DataLoader."
                 )
     return "".join(part for parts in first for part in parts)
 

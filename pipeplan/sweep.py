@@ -66,7 +66,7 @@ def sweep(
         config = replace(config, microbatches=default_microbatches("flush", most))
     points: list[Point] = []
     named = (
-        (f"{number} of {len(ordered)}, {len(cluster.gpus)} GPUs", cluster)
+        (f"{number} of {len(ordered)}, {len(cluster.gpus)} GPUs: ", cluster)
         for number, cluster in enumerate(ordered, start=1)
     )
 

@@ -115,6 +115,12 @@ class Task:
         Raises:
             InputError: if `data` fails or does not return nested tensors.
         """
+        if not callable(self.data):
+            raise InputError(
+                f"task: data: got a {type(self.data).__name__}, need a function: number of a"
+                " micro-batch -> (input, target). pipeplan.batches(..) makes it of a data set or a"
+                " DataLoader."
+            )
         try:
             given = self.data(number)
         except Exception as error:
@@ -246,5 +252,9 @@ def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) 
             f"task {parts.text!r}: {parts.name}() failed: {taskref.error_line(error)}"
         ) from error
     if not isinstance(task, Task):
-        raise InputError(f"task {parts.text!r}: got a {type(task).__name__}, need a pipeplan Task")
+        raise InputError(
+            f"task {parts.text!r}: got a {type(task).__name__}, need a pipeplan.Task. Let"
+            f" {parts.name}() return Task(model=.., loss=.., optimizer=.., data=..), which"
+            " `python -m pydoc pipeplan.Task` explains."
+        )
     return task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -241,7 +242,19 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
             f" weights {units.format_bytes(figures['weight_bytes'])}"
         )
     say(f"layers: pipeplan show {args.output}")
+    _tell_unmarked(chain)
     then(f"pipeplan plan {args.output} --gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json")
+
+
+def _tell_unmarked(chain: Chain) -> None:
+    """Say so where `launch` will not take the task from a plan of `chain`."""
+    from pipeplan import taskref
+
+    if chain.task and taskref.found_marked(taskref.parsed(chain.task)) is None:
+        say(
+            f"a plan may not name {chain.task}: mark the function with @pipeplan.task_function,"
+            f" below this directory, or give launch --task {shlex.quote(chain.task)}"
+        )
 
 
 def _light(figures: Mapping[str, int]) -> str:

@@ -18,6 +18,7 @@ pipeplan profile my.training:task --repeats 50 --companions 1 -o chain.json
 pipeplan profile "pipeplan.tasks:gpt2(size='medium')" --mode fake --device h100 -o chain.json
 pipeplan profile my.training:task --operators -o graph.json
 pipeplan profile pipeplan.tasks:gpt2 --options -o chain.json
+pipeplan profile "pipeplan.tasks:transformers(name_or_folder='my-llama')" -o chain.json
 pipeplan profile --stages plan.json -o stages.json"""
 
 _MEASURING = {"repeats": 20, "warmup": 3, "threads": 1, "companions": 0}
@@ -33,7 +34,8 @@ def add(verbs: common.Verbs) -> None:
         "task",
         metavar="TASK",
         nargs="?",
-        help="package.module:function or file.py:function; with --stages the plan's, if left out",
+        help="package.module:function or file.py:function that returns a pipeplan.Task (python -m"
+        " pydoc pipeplan.Task); with --stages the plan's, if left out",
     )
     verb.add_argument(
         "--mode",
@@ -181,7 +183,10 @@ def _check(args: argparse.Namespace) -> None:
             flag = name.replace("_", "-")
             raise InputError(f"--{flag}: got --operators, which has no such part. Leave it out.")
     if not args.stages and args.task is None:
-        raise InputError("profile: got no TASK, need one, or --stages PLAN.")
+        raise InputError(
+            "profile: got no TASK, need one, or --stages PLAN. A TASK is a function that returns"
+            " a pipeplan.Task: `python -m pydoc pipeplan.Task` says what is in it."
+        )
 
 
 def _check_options(args: argparse.Namespace) -> None:

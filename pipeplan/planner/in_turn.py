@@ -21,9 +21,9 @@ def in_turn(
     """What `search` finds for each item; Ctrl-C ends all searches, the one that runs among them.
 
     Args:
-        items: the name of a search, for people, and what it is given.
+        items: what phases of a search begin with, and what it is given.
         search: of one item; it may keep its best plan on Ctrl-C, as `solve` does.
-        progress: hears of all searches; phases begin with the name.
+        progress: hears of all searches.
 
     Raises:
         KeyboardInterrupt: if the first search was interrupted and kept nothing.
@@ -43,7 +43,7 @@ def in_turn(
 
 @dataclass
 class _NamedProgress:
-    """Passes progress on with the search's name in front of the phase."""
+    """Passes progress on with the search's name in front of each phase."""
 
     progress: Progress | None
     name: str
@@ -59,4 +59,4 @@ class _NamedProgress:
     ) -> None:
         self.interrupted |= phase == "interrupted"
         if self.progress is not None:
-            self.progress(elapsed, best, bound, gap, f"{self.name}: {phase}")
+            self.progress(elapsed, best, bound, gap, f"{self.name}{phase}")

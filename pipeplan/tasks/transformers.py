@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pipeplan.errors import InputError
 from pipeplan.task import Task, task_function
+from pipeplan.taskref import error_line
 from pipeplan.tasks.data import generator, tokens
 from pipeplan.tasks.training import adamw
 
@@ -49,7 +50,7 @@ def transformers(
         seed: of the windows.
 
     Raises:
-        InputError: if there is no such head, or the data are not for it.
+        InputError: if there is no such model or head, or the data are not for it.
     """
     made = _auto(head)
     if not callable(data) and head != "CausalLM":
@@ -57,7 +58,15 @@ def transformers(
             f"transformers: head {head}: got data {data!r}, need a function of the micro-batch's"
             " number, from Python: texts and ids are for CausalLM"
         )
-    model = made.from_pretrained(name_or_folder, dtype=getattr(torch, dtype))
+    try:
+        model = made.from_pretrained(name_or_folder, dtype=getattr(torch, dtype))
+    except OSError as error:
+        if Path(name_or_folder).is_dir():
+            raise
+        raise InputError(
+            f"transformers: got {name_or_folder!r}, need a folder (there is none of that name in"
+            f" {Path.cwd()}) or a name of the hub: {error_line(error)}"
+        ) from error
     model.config.use_cache = False  # nothing is generated
     own = callable(data)
     if not callable(data):

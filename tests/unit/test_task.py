@@ -75,7 +75,7 @@ REFUSED = {
     "bad.py:task": "importing bad.py failed",
     "mine.py:absent": "no function 'absent'",
     "mine.py:constant": "no function 'constant'",
-    "mine.py:wrong": "got a int, need a pipeplan Task",
+    "mine.py:wrong": r"got a int, need a pipeplan.Task. Let wrong\(\) return Task\(model=",
     "mine.py:broken": "KeyError",
     "mine.py:task(seed=other)": "plain values",
     "mine.py:task(3)": "plain values",
@@ -89,6 +89,14 @@ def test_a_reference_may_hold_arguments(folder: Path) -> None:
     """Arguments in the reference reach the function and win over the run's seed."""
     assert load("mine.py:task(seed=5)", seed=4).model[0].in_features == 5
     assert load("mine.py:task()", seed=4).model[0].in_features == 4
+
+
+def test_data_that_are_no_function_are_refused() -> None:
+    """A loader has an order of its own; what makes a function of it is named."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 1)))
+    task = Task(model=[nn.Linear(1, 1)], loss=None, optimizer=list, data=loader)
+    with pytest.raises(InputError, match=r"data: got a DataLoader, .* pipeplan\.batches\(\.\.\)"):
+        task.microbatch(0)
 
 
 @pytest.mark.parametrize(("reference", "message"), REFUSED.items(), ids=list(REFUSED))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,9 @@ def _program(
     named = {**call_options(model), **named}
     asked: list[str] = []
     try:
-        with quiet(), calls.exported(), _as_if_eager(model, asked):
+        with quiet(), warnings.catch_warnings(), calls.exported(), _as_if_eager(model, asked):
+            # Recurrent modules store their weights anew in every forward, which changes nothing.
+            warnings.filterwarnings("ignore", "The tensor attributes .* were assigned during")
             return torch.export.export(model, positional, named, strict=False), ""
     except UnfitError:
         raise

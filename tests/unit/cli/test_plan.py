@@ -53,6 +53,7 @@ def test_planning_gives_a_verified_plan_and_says_so(
     for words in ("one period", "bound", "gap", "contiguous", "slack", "verified", "replayed"):
         assert words in shown
     assert "best" in progress
+    assert "micro-batches of" not in progress  # is said where there are several sizes
     assert f"next: pipeplan simulate {out}" in progress
     made = Plan.read(out)
     assert [gpu.memory_bytes for gpu in made.cluster.gpus] == [10**6, 10**6]

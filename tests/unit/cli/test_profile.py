@@ -42,7 +42,54 @@ def test_fake_mode_estimates(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(words) == 0
     chain = Chain.read(folder / "chain.json")
     assert (chain.mode, chain.device["device"]) == ("estimated", "h100")
-    assert "times are estimates for h100" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "times are estimates for h100" in told
+    assert "@pipeplan.task_function" not in told
+
+
+def test_a_task_that_no_plan_may_name_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the launch alone: then the plan is made already."""
+    (folder / "unmarked.py").write_text(TASK.replace("@task_function\n", ""))
+    assert main(["profile", "unmarked.py:task", "--mode", "fake", "-o", "chain.json"]) == 0
+    told = capsys.readouterr().err
+    assert "mark the function with @pipeplan.task_function" in told
+    assert "launch --task unmarked.py:task" in told
+
+
+RECURRENT = """
+import torch
+from torch import nn
+from pipeplan.task import Task, task_function
+
+class Read(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.own, self.last = nn.Linear(64, 64), nn.GRU(64, 64), nn.Linear(64, 1)
+
+    def forward(self, rows):
+        read, _ = self.own(self.before(rows))
+        return self.last(read)
+
+@task_function
+def task(seed=0):
+    return Task(
+        model=Read(),
+        loss=nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        data=lambda microbatch: (torch.ones(8, 4, 64), torch.ones(8, 4, 1)),
+    )
+"""
+
+
+def test_recurrent_modules_are_exported_without_a_warning(
+    folder: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Of torch's, which says that they store their weights anew in every forward."""
+    (folder / "recurrent.py").write_text(RECURRENT)
+    assert main(["profile", "recurrent.py:task", "--mode", "fake", "-o", "chain.json"]) == 0
+    assert not any("were assigned during export" in str(each.message) for each in recwarn)
 
 
 NARROW = """
