@@ -231,6 +231,9 @@ MODELS: dict[str, Callable[[], Model]] = {
     "autocast": lambda: Model(Gpt(1, 32, 4, 0.1), (_ids(2, 16),), torch.bfloat16),
     "frozen weights": lambda: Model(Frozen(), (_values(4, 8, grad=True),)),
     "siamese": lambda: of_task(tasks.siamese(layers=2, width=4, batch=2, side=16)),
+    "cross-modal": lambda: of_task(
+        tasks.crossmodal(layers=1, width=16, heads=2, batch=2, side=16, letters=8)
+    ),
 }
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pipeplan.remat.graph import Answer, Option
 
 METHODS = (
-    "auto", "keep-all", "rotor", "rockmate", "hiremate", "least-memory", "intervals", "checkmate",
-    "rk-checkmate", "brute-force",
+    "auto", "keep-all", "rotor", "rockmate", "hiremate", "join", "least-memory", "intervals",
+    "checkmate", "rk-checkmate", "brute-force",
 )  # fmt: skip
 """What `--method` takes for a graph; written out so that help needs no numpy."""
 SECONDS = 20

@@ -62,10 +62,10 @@ def rematerialize(
         offload: whether tensors may wait on the host; plans of layers alone do that.
         host_bandwidth: of the way there, such as `12GB/s`; measured where it is not given.
         reserve: bytes beyond those above that are taken all the time, such as optimizer states.
-        method: `auto`; `operators` or `layers`, the best of all plans of these; `hiremate`, which
-            plans operators; or a name in `pipeplan.remat.METHODS`, which plans layers. Plans of
-            layers leave a
-            `Rematerialization` in `rematerialization`, of operators an `OperatorPlan`.
+        method: `auto`; `operators` or `layers`, the best of all plans of these; `hiremate` or
+            `join`, which plan operators; or a name in `pipeplan.remat.METHODS`, which plans
+            layers. Plans of layers leave a `Rematerialization` in `rematerialization`, of
+            operators an `OperatorPlan`.
         slots: memory units of the dynamic programs for layers.
         max_layers: merges layers until there are no more than these.
         repeats: times each layer and operator is timed, and a plan rehearsed.

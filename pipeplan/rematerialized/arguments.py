@@ -17,9 +17,9 @@ AUTO = "auto"
 """The method that plans operators and layers and takes the faster plan."""
 OPERATORS = "operators"
 """The method that plans single operators, not layers."""
-HIREMATE = "hiremate"
-"""The one that plans them by HiRemate alone."""
-OF_OPERATORS = (OPERATORS, HIREMATE)
+ALONE = ("hiremate", "join")
+"""Those that plan them by one method alone."""
+OF_OPERATORS = (OPERATORS, *ALONE)
 LAYERS = "layers"
 """The best of the methods that plan layers."""
 
@@ -121,8 +121,8 @@ def check_way(method: str, offload: bool, host_bandwidth: str | None) -> None:
     if method not in (AUTO, *OF_OPERATORS, LAYERS) and method not in METHODS:
         known = ", ".join(METHODS)
         raise InputError(
-            f"rematerialize: method: got {method!r}, need auto, operators, hiremate, layers or one"
-            f" of {known}"
+            f"rematerialize: method: got {method!r}, need auto, {', '.join(OF_OPERATORS)},"
+            f" layers or one of {known}"
         )
     if method in OF_OPERATORS and (offload or host_bandwidth is not None):
         raise InputError(

@@ -16,7 +16,7 @@ from pipeplan.operators import UncapturableError, by_operators, capture
 from pipeplan.rehearsal import check_agreement, measured
 from pipeplan.remat.graph import Answer, Budget, GraphProblem, Option, solve
 from pipeplan.remat.programs import judge, keep_all
-from pipeplan.rematerialized.arguments import HIREMATE
+from pipeplan.rematerialized.arguments import ALONE
 from pipeplan.rematerialized.measured import Loss, Sample
 from pipeplan.rematerialized.request import RematerializationRequest
 from pipeplan.rematerialized.untouched import as_it_was, gradients
@@ -85,7 +85,7 @@ def _planned(request: RematerializationRequest[Module], brief: bool) -> Module:
     say(f"operators: measuring {len(captured.graph.operations)}")
     check_agreement(module, captured)
     captured = measured(module, captured, request.repeats)
-    method = HIREMATE if request.method == HIREMATE else "auto"
+    method = request.method if request.method in ALONE else "auto"
     asked = _Asked(captured.graph, request.limit, request.reserve + _beside(taken), 0, method)
     asked = replace(asked, around=_around_the_loss(request))
     say(f"operators: planning, at most {request.time_limit_s:g} s")

@@ -38,14 +38,17 @@ def least_slots(lengths: Sequence[int]) -> int:
 
 
 class JoinProgram:
-    """Least times of all joins of at most `lengths` and `slots`, and the steps that take them.
+    """The least time of a join of `lengths` within `slots`, and the steps that take it.
+
+    The gradient at the front of a branch is kept where the branch has begun, so that what is left
+    of the branches says which of them are kept: b of (J3) is no dimension of the table.
 
     Attributes:
         span: time of every step once; no order is faster.
     """
 
     def __init__(self, lengths: Sequence[int], slots: int, times: JoinTimes | None = None) -> None:
-        """Solve (J1)-(J3) for every shorter join, too.
+        """Solve (J1)-(J3) for all that may be left of the branches.
 
         Raises:
             InputError: if there is no branch, or a length is negative.
@@ -68,11 +71,10 @@ class JoinProgram:
         self.span = sum(lengths) * steps + self.times.turn
         top = max(lengths)
         self._alone = opt_0(top, slots, self.times.forward, self.times.backward)
-        shape = (2,) * len(lengths) + tuple(each + 1 for each in lengths) + (slots + 1,)
-        self._table = np.full(shape, np.inf)
+        self._shorter: dict[tuple[int, ...], JoinProgram] = {}
+        self._table = np.full((*(each + 1 for each in lengths), slots + 1), np.inf)
         for rest in product(*(range(each + 1) for each in lengths)):
-            for kept in product((0, 1), repeat=len(lengths)):
-                self._table[kept + rest] = self._solve(rest, kept)
+            self._table[rest] = self._solve(rest)
 
     @property
     def time(self) -> float:
@@ -81,27 +83,34 @@ class JoinProgram:
 
     def time_of(self, lengths: Sequence[int], slots: int) -> float:
         """The least time of a join no longer, with no more slots; infinite where none fits."""
-        kept = (0,) * len(self.lengths)
-        return float(self._table[kept + tuple(lengths)][slots])
+        wanted = tuple(lengths)
+        if wanted == self.lengths:
+            return float(self._table[wanted][slots])
+        if wanted not in self._shorter:
+            self._shorter[wanted] = JoinProgram(wanted, self.slots, self.times)
+        return self._shorter[wanted].time_of(wanted, slots)
 
-    def _solve(self, rest: tuple[int, ...], kept: tuple[int, ...]) -> Floats:
+    def _solve(self, rest: tuple[int, ...]) -> Floats:
         best: Floats = np.full(self.slots + 1, np.inf)
         if not any(rest):
             best[len(rest) :] = self.times.turn
             return best
         for branch, length in enumerate(rest):
             if length:
-                best = np.minimum(best, self._choices(rest, kept, branch).min(axis=0))
+                best = np.minimum(best, self._choices(rest, branch).min(axis=0))
         return best
 
-    def _choices(self, rest: tuple[int, ...], kept: tuple[int, ...], branch: int) -> Floats:
+    def _others(self, rest: tuple[int, ...], branch: int) -> int:
+        """Branches other than `branch` that have begun: their front gradients are kept."""
+        pairs = enumerate(zip(rest, self.lengths, strict=True))
+        return sum(left < length for index, (left, length) in pairs if index != branch)
+
+    def _choices(self, rest: tuple[int, ...], branch: int) -> Floats:
         """(J3) for one branch: row i - 1 takes i forwards first; one column per slot count."""
-        length, others = rest[branch], sum(kept) - kept[branch]
-        flags = (*kept[:branch], 1, *kept[branch + 1 :])
-        table: Floats = self._table[flags]
-        inner = np.moveaxis(table, branch, 0)[:length][::-1]
-        for index in (*rest[:branch], *rest[branch + 1 :]):
-            inner = inner[:, index]
+        length, others = rest[branch], self._others(rest, branch)
+        rows: list[int | slice] = [*rest]
+        rows[branch] = slice(None, length)
+        inner = self._table[tuple(rows)][::-1]
         result = np.full((length, self.slots + 1), np.inf)
         columns = np.arange(1, self.slots + 1)
         alone = self._alone[:length, np.maximum(columns - others, 0)]
@@ -113,15 +122,14 @@ class JoinProgram:
         """An order of steps that takes `time` with at most `slots` tensors."""
         found: list[JoinStep] = []
         after: list[tuple[int, int, int, int, bool]] = []
-        rest, kept, slots = self.lengths, (0,) * len(self.lengths), self.slots
+        rest, slots = self.lengths, self.slots
         while any(rest):
-            branch, ahead = self._choose(rest, kept, slots)
+            branch, ahead = self._choose(rest, slots)
             start = self.lengths[branch] - rest[branch]
             found += _sweep(branch, start, start + ahead)
-            own = slots - sum(kept) + kept[branch]
-            after.append((branch, start, ahead - 1, own, not kept[branch]))
+            own = slots - self._others(rest, branch)
+            after.append((branch, start, ahead - 1, own, not start))
             rest = (*rest[:branch], rest[branch] - ahead, *rest[branch + 1 :])
-            kept = (*kept[:branch], 1, *kept[branch + 1 :])
             slots -= 1
         found.append(JoinStep(JoinKind.TURN, 0, 0))
         found += [
@@ -135,11 +143,11 @@ class JoinProgram:
                 found.append(JoinStep(JoinKind.FREE, branch, start))
         return tuple(found)
 
-    def _choose(self, rest: tuple[int, ...], kept: tuple[int, ...], c: int) -> tuple[int, int]:
-        target = self._table[kept + rest][c]
+    def _choose(self, rest: tuple[int, ...], c: int) -> tuple[int, int]:
+        target = self._table[rest][c]
         for branch, length in enumerate(rest):
             if length:
-                column = self._choices(rest, kept, branch)[:, c]
+                column = self._choices(rest, branch)[:, c]
                 if column.min() == target:
                     return branch, int(column.argmin()) + 1
         raise InternalError(

@@ -14,6 +14,8 @@ from pipeplan.remat.graph.hierarchy.h_partition import Sizes
 from pipeplan.remat.graph.hierarchy.hierarchy import Hierarchy
 from pipeplan.remat.graph.intervals.search import IntervalAnswer, SearchLimits, search
 from pipeplan.remat.graph.intervals.slots import Slots, runs_of
+from pipeplan.remat.graph.joins.join import JoinChains
+from pipeplan.remat.graph.joins.split import LEAST_SHARE, find_join
 from pipeplan.remat.graph.ledger import Ledger, Order
 from pipeplan.remat.graph.milp.checkmate import Checkmate
 from pipeplan.remat.graph.milp.fb_graph import FbGraph, of_operators
@@ -130,6 +132,27 @@ def _by_clusters(search: Search, hierarchy: Hierarchy, end: float) -> None:
         order = hierarchy.order(budget.peak_bytes, budget.saved_bytes, search.limits, until)
         if order is not None:
             search.known.append(("hiremate", order))
+
+
+def join(search: Search) -> None:
+    """Branches that meet in a tail, with options of their blocks (`joins`).
+
+    Raises:
+        InputError: if the graph is no join.
+    """
+    found = find_join(search.ledger)
+    if found is None:
+        raise InputError(
+            f"graph {search.problem.graph.name!r}, method join: found no branches that meet in a"
+            f" tail, need two at least, each with {LEAST_SHARE:.0%} of the forward's time. Use"
+            " method hiremate."
+        )
+    chains = JoinChains(search.ledger, found, runs=search.problem.runs)
+    chains.solve_options(search.limits, time.monotonic() + _OPTIONS_SHARE * search.left())
+    for saved in sorted({each.saved_bytes for each in search.budgets}, key=str):
+        peaks = [each.peak_bytes for each in search.budgets if each.saved_bytes == saved]
+        orders = chains.orders(peaks, saved)
+        search.known += (("join", each) for each in orders if each is not None)
 
 
 def least_memory(search: Search) -> None:
@@ -254,6 +277,7 @@ METHODS: dict[str, Callable[[Search], None]] = {
     "rotor": rotor,
     "rockmate": rockmate,
     "hiremate": hiremate,
+    "join": join,
     "least-memory": least_memory,
     "intervals": intervals,
     "checkmate": checkmate,

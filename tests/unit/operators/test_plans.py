@@ -51,12 +51,23 @@ towers, layers that read all before them."""
 )
 def test_hiremate_runs_within_its_budget(name: str) -> None:
     """What is joined by levels runs: executed bytes are the judge's, bits the plain module's."""
+    _runs_halfway(name, "hiremate")
+
+
+@pytest.mark.parametrize("name", ["siamese", "cross-modal"])
+def test_joins_run_within_their_budget(name: str) -> None:
+    """Two towers, with shared weights and without, each by itself; then all that reads both."""
+    _runs_halfway(name, "join")
+
+
+def _runs_halfway(name: str, method: str) -> None:
+    """A program between the least peak and that of keeping all: its bytes, its bits."""
     chosen, captured, plain = found(name)
     graph = captured.graph
     kept = judge(graph, keep_all(graph)).peak_bytes
     peak = (kept + max(graph.static_bytes, Ledger(graph).least_peak)) // 2
     limits = SearchLimits(seconds=20, deterministic=0.2)
-    (answer,) = solve(GraphProblem(graph), [Budget(peak)], 60, "hiremate", limits).answers
+    (answer,) = solve(GraphProblem(graph), [Budget(peak)], 60, method, limits).answers
     assert answer.option is not None
     assert answer.option.outcome.compute_ns > graph.compute_ns
     module = by_operators(chosen.module, captured, answer.option.program)

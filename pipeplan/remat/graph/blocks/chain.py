@@ -78,7 +78,7 @@ class BlockChain:
     ) -> list[Order | None]:
         """The same for several peaks, from one table where saved bytes have no limit."""
         options = self.options(keep_all)
-        chain = self._chain(options)
+        chain = self.priced(options)
         room = [peak - self.ledger.constant for peak in peaks]
         found: list[Order | None] = []
         table: RkRotor | None = None
@@ -98,7 +98,7 @@ class BlockChain:
         """The order of least peak among those for memories from the least one of the table on."""
         best = self.ledger.first_order()
         options, high = self.options(), peak_bytes(self.ledger, best) - self.ledger.constant
-        table = RkRotor(self._chain(options), int(HEADROOM * max(1, high)))
+        table = RkRotor(self.priced(options), int(HEADROOM * max(1, high)))
         low = table.least_memory
         if low is None:
             return best
@@ -109,7 +109,8 @@ class BlockChain:
                 best = min(best, order, key=lambda each: peak_bytes(self.ledger, each))
         return best
 
-    def _chain(self, options: Sequence[Sequence[BlockOption]]) -> list[ChainBlock]:
+    def priced(self, options: Sequence[Sequence[BlockOption]]) -> list[ChainBlock]:
+        """The chain as RK-Rotor sees it, with these options of each block."""
         alone = {key: _forward_alone(each.ledger) for key, each in self.sets.items()}
         return [
             ChainBlock(ways, block.value_bytes, block.gradient_bytes, *alone[block.key])

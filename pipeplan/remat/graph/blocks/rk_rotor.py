@@ -152,8 +152,16 @@ class RkRotor:
         """The schedule within `memory` bytes (Algorithm 6); None where nothing fits."""
         if self.time_ns(memory) is None:
             return None
+        return self.segment_steps(0, len(self.chain), min(memory // self.unit, self.slots))
+
+    def segment(self, begin: int, end: int) -> _Times:
+        """Least times of blocks begin..end-1, by slots of memory; `NEVER` where nothing fits."""
+        return self._table[begin, end]
+
+    def segment_steps(self, begin: int, end: int, slots: int) -> list[RotorStep]:
+        """The schedule of these blocks within so many slots, which must be enough."""
         found: list[RotorStep] = []
-        self._build(0, len(self.chain), min(memory // self.unit, self.slots), found)
+        self._build(begin, end, slots, found)
         return found
 
     def _build(self, begin: int, end: int, memory: int, found: list[RotorStep]) -> None:

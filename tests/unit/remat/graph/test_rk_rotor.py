@@ -12,7 +12,8 @@ from pipeplan.remat.graph.blocks.options import BlockOption
 from pipeplan.remat.graph.blocks.rk_rotor import ChainBlock, RkRotor, RotorStep
 
 
-def _chain(seed: int, length: int) -> list[ChainBlock]:
+def random_chain(seed: int, length: int) -> list[ChainBlock]:
+    """Blocks of three options, small sizes."""
     draw = Random(seed)
     found = []
     for _ in range(length):
@@ -31,16 +32,16 @@ def _chain(seed: int, length: int) -> list[ChainBlock]:
     return found
 
 
-def _schedules(chain: list[ChainBlock], begin: int, end: int) -> Iterator[list[RotorStep]]:
+def schedules(chain: list[ChainBlock], begin: int, end: int) -> Iterator[list[RotorStep]]:
     """All that the two cases (2.20) and (2.21) give, without any bytes."""
     for index in range(len(chain[begin].options)):
-        rests = [[]] if end == begin + 1 else _schedules(chain, begin + 1, end)
+        rests = [[]] if end == begin + 1 else schedules(chain, begin + 1, end)
         for rest in rests:
             yield [RotorStep(begin, index), *rest, RotorStep(begin, index, backward=True)]
     for place in range(begin + 1, end):
         alone = [RotorStep(each, None) for each in range(begin, place)]
-        for later in _schedules(chain, place, end):
-            for earlier in _schedules(chain, begin, place):
+        for later in schedules(chain, place, end):
+            for earlier in schedules(chain, begin, place):
                 yield [*alone, *later, *earlier]
 
 
@@ -93,8 +94,8 @@ def _wanted(value: int, later: list[RotorStep]) -> bool:
 @pytest.mark.parametrize("seed", range(20))
 def test_best_of_all_schedules(seed: int) -> None:
     """At every memory: the least time of all schedules whose own accounting fits."""
-    chain = _chain(seed, 3)
-    whole = [(_time(chain, steps), _needs(chain, steps)) for steps in _schedules(chain, 0, 3)]
+    chain = random_chain(seed, 3)
+    whole = [(_time(chain, steps), _needs(chain, steps)) for steps in schedules(chain, 0, 3)]
     table = RkRotor(chain, 60, slots=60)
     assert table.unit == 1
     for memory in range(61):
@@ -110,4 +111,4 @@ def test_best_of_all_schedules(seed: int) -> None:
 def test_too_long_a_chain() -> None:
     """A table that is too large is refused by name."""
     with pytest.raises(InputError, match="blocks"):
-        RkRotor(_chain(0, 2), 10, slots=10**9)
+        RkRotor(random_chain(0, 2), 10, slots=10**9)
