@@ -107,7 +107,19 @@ def _answer(connection: socket.socket) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
-    from tests import imports  # noqa: F401  what commands would import for themselves
+def _import_all() -> None:
+    """What commands would import for themselves, one after the other."""
+    import matplotlib.pyplot  # noqa: F401
+    from ortools.sat.python import cp_model  # noqa: F401
+    from transformers import GPT2LMHeadModel  # noqa: F401
 
+    import pipeplan.cli.entry
+    import pipeplan.compare
+    import pipeplan.planner
+    import pipeplan.report.page  # noqa: F401
+    from tests import imports  # noqa: F401  the last one: it freezes the heap
+
+
+if __name__ == "__main__":
+    _import_all()
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch._dynamo  # what every rank would import for itself
 import torch.distributed.checkpoint.filesystem
@@ -12,3 +14,6 @@ from tests import launch_task
 
 torch.set_num_threads(1)
 launch_task.chain()
+torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),), strict=False)  # imports much
+gc.collect()
+gc.freeze()  # ranks search, and so copy, none of this when they collect their garbage

@@ -118,7 +118,7 @@ def test_launch_runs_device_programs(tmp_path: Path) -> None:
     file, out = tmp_path / "plan.json", tmp_path / "run"
     file.write_text(plan.to_json())
     words = ("--plan", str(file), "--steps", "3", "--instrument", "--out", str(out))
-    code, _, err = finish(torchrun(2, "-m", "pipeplan.launch", *words))
+    code, _, err = forked(2, "-m", "pipeplan.launch", *words)
     assert code == 0, err[-3000:]
     run = json.loads((out / "run.json").read_text())
     assert run["measured"]["peak_bytes"] == run["predicted"]["peak_bytes"]
