@@ -21,11 +21,14 @@ class Candidate:
     times: StepTimes
     reserve: tuple[int, ...]
     """By GPU: bytes that exact counts of its schedules were beyond the scheduler's own."""
+    beyond: int
+    """Micro-batches of the step that `times` leaves out."""
 
     @property
     def cost(self) -> float:
-        """The end of the step; among equals, GPUs that end early are better."""
-        return self.times.end + EARLY * sum(self.times.ends) / len(self.times.ends)
+        """The expected end of the whole step; among equals, GPUs that end early are better."""
+        early = EARLY * sum(self.times.ends) / len(self.times.ends)
+        return self.times.end + self.beyond * self.of.load_ns + early
 
 
 @dataclass(slots=True)

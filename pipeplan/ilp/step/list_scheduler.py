@@ -27,7 +27,6 @@ from pipeplan.plan import OpKind
 F, B, W, SEND_F, SEND_B = range(5)
 """Kinds of ops; B stands for I where the backward is split."""
 _KINDS: Final = (OpKind.F, OpKind.B, OpKind.W, OpKind.SEND_F, OpKind.SEND_B)
-_WAIT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,30 @@ def schedule_step(
     return ListScheduler(instance, rule, horizon).run()
 
 
+class _Line:
+    """Ops of one kind of a stage: micro-batches take their turns in order.
+
+    Attributes:
+        base: Rank of micro-batch 0 without its shift.
+        lasts: One op, in ns.
+        begun: Micro-batches that have started.
+        ready: Micro-batches whose input is there.
+        coming: When inputs are expected that are on their way.
+        rank: Of the next micro-batch.
+        starts: Of all that have started.
+    """
+
+    __slots__ = ("base", "begun", "coming", "gpu", "kind", "lasts", "rank", "ready", "stage",
+                 "starts")  # fmt: skip
+
+    def __init__(self, kind: int, stage: int, gpu: int, lasts: int, base: float) -> None:
+        self.kind, self.stage, self.gpu, self.lasts, self.base = kind, stage, gpu, lasts, base
+        self.begun = self.ready = 0
+        self.coming: deque[int] = deque()
+        self.rank = base
+        self.starts: list[int] = []
+
+
 class ListScheduler:
     """One run: events in order of time, then every idle GPU that one of them concerns.
 
@@ -83,15 +106,26 @@ class ListScheduler:
         stages, gpus = range(len(instance.stages)), len(instance.hosted)
         self.of, self.rule, self.horizon = instance, rule, horizon
         self.gpu = [stage.gpu for stage in instance.stages]
-        self.lasts = (instance.forward, instance.backward, instance.weight)
-        self.starts: tuple[list[list[int]], ...] = tuple([[] for _ in stages] for _ in range(5))
-        self.begun = [[0] * len(stages) for _ in range(3)]
-        """By kind and stage: micro-batches that have started; they do so in order."""
-        self.ready = [[0] * len(stages) for _ in range(3)]
-        """Micro-batches whose input is there."""
-        self.ready[F][0] = instance.microbatches
-        self.coming: list[list[deque[int]]] = [[deque() for _ in stages] for _ in range(3)]
-        """When inputs are expected that are on their way."""
+        lasts = (instance.forward, instance.backward, instance.weight)
+        self.lines = [
+            [_Line(kind, s, self.gpu[s], lasts[kind][s], rule.ranks[kind][s]) for s in stages]
+            for kind in (F, B, W)
+        ]
+        """By kind and stage."""
+        self.shifts = {
+            (kind, stage, number + instance.microbatches * (number < 0)): by
+            for (kind, stage, number), by in rule.shifts.items()
+        }
+        for kind, stage in {key[:2] for key in self.shifts}:
+            self._rank(self.lines[kind][stage])
+        self.own = [
+            [self.lines[kind][s] for s in own for kind in (W, B, F) if kind != W or lasts[W][s]]
+            for own in instance.hosted
+        ]
+        """By GPU."""
+        self.lines[F][0].ready = instance.microbatches
+        self.sends: tuple[list[list[int]], ...] = tuple([[] for _ in stages] for _ in range(2))
+        self.inputs = [[self._input(stage, kind) for stage in stages] for kind in (F, B)]
         self.held, self.busy, self.ends = [0] * gpus, [False] * gpus, [0] * gpus
         self.whole = [sum(instance.saved[s] for s in own) for own in instance.hosted]
         self.latest = [horizon - instance.work_ns(gpu) for gpu in range(gpus)]
@@ -99,99 +133,93 @@ class ListScheduler:
         self.link_free: dict[tuple[int, ...], int] = {}
         self.queue: list[tuple[int, int, int, int]] = []
         self.events = 0
-        self.shifts = {
-            (kind, stage, number + instance.microbatches * (number < 0)): by
-            for (kind, stage, number), by in rule.shifts.items()
-        }
 
     def run(self) -> StepTimes | None:
         """The step; None if it ends too late or does not fit."""
-        now, concerned = 0, set(range(len(self.busy)))
+        now, concerned, queue = 0, set(range(len(self.busy))), self.queue
         while True:
             for gpu in concerned:
                 if not self.busy[gpu]:
                     if now >= self.latest[gpu]:
                         return None
                     self._start_next(gpu, now)
-            if not self.queue:
+            if not queue:
                 break
-            now = self.queue[0][0]
+            now = queue[0][0]
             concerned = set()
-            while self.queue and self.queue[0][0] == now:
-                _, _, kind, stage = heappop(self.queue)
+            while queue and queue[0][0] == now:
+                _, _, kind, stage = heappop(queue)
                 concerned.add(self._end(kind, stage, now))
-        ended = all(
-            begun == self.of.microbatches
-            for kind in (F, B, W)
-            for begun, lasts in zip(self.begun[kind], self.lasts[kind], strict=True)
-            if kind != W or lasts
-        )
-        return StepTimes(self.starts, now, self.ends) if ended else None
+        if any(line.begun < self.of.microbatches for own in self.own for line in own):
+            return None
+        starts = tuple([line.starts for line in lines] for lines in self.lines)
+        return StepTimes((*starts, *self.sends), now, self.ends)
 
     def _start_next(self, gpu: int, now: int) -> None:
         """Start the op that ranks first, unless one that is worth waiting for ranks before it."""
-        rule, best, chosen = self.rule, inf, (_WAIT, 0)
-        soon, shifts = now + rule.patience, self.shifts
-        for stage in self.of.hosted[gpu]:
-            for kind in (W, B, F):
-                begun = self.begun[kind][stage]
-                rank = rule.ranks[kind][stage] + begun * rule.spacing
-                if shifts:
-                    rank += shifts.get((kind, stage, begun), 0)
-                if rank >= best:
+        best, chosen, soon = inf, None, now + self.rule.patience
+        for line in self.own[gpu]:
+            if line.rank >= best:
+                continue
+            if line.begun >= line.ready:
+                coming = line.coming
+                if not coming or coming[0] > soon:
                     continue
-                is_ready = begun < self.ready[kind][stage]
-                coming = self.coming[kind][stage]
-                if not is_ready and not (coming and coming[0] <= soon):
-                    continue
-                if kind == F and not self._may_enter(gpu, stage):
-                    continue
-                best, chosen = rank, (kind if is_ready else _WAIT, stage)
-        kind, stage = chosen
-        if kind != _WAIT:
-            self._start(kind, stage, gpu, now)
+            if line.kind == F and not self._may_enter(line):
+                continue
+            best, chosen = line.rank, line
+        if chosen is not None and chosen.begun < chosen.ready:
+            self._start(chosen, now)
 
-    def _may_enter(self, gpu: int, stage: int) -> bool:
+    def _may_enter(self, line: _Line) -> bool:
         """Whether a forward keeps its limit and leaves the GPU in a safe state."""
-        of, forwards, backwards = self.of, self.begun[F], self.begun[B]
-        if forwards[stage] - backwards[stage] >= self.rule.in_flight[stage]:
+        of, (forwards, backwards, _) = self.of, self.lines
+        gpu, stage = line.gpu, line.stage
+        if line.begun - backwards[stage].begun >= self.rule.in_flight[stage]:
             return False
-        free = of.room[gpu] - self.held[gpu] - of.saved[stage]
-        if free >= self.whole[gpu] or free < 0:
-            return free >= 0
+        free, whole = of.room[gpu] - self.held[gpu] - of.saved[stage], self.whole[gpu]
         own = of.hosted[gpu]
-        for microbatch in range(backwards[own[0]], forwards[own[0]] + 1):
+        for microbatch in range(backwards[own[0]].begun, forwards[own[0]].begun + 1):
+            if free >= whole or free < 0:
+                break
             needs = returns = 0
             for other in own:
-                if forwards[other] + (other == stage) <= microbatch:
+                if forwards[other].begun + (other == stage) <= microbatch:
                     needs += of.saved[other]
-                elif backwards[other] <= microbatch:
+                elif backwards[other].begun <= microbatch:
                     returns += of.saved[other]
             if needs > free:
                 return False
             free += returns
-        return True
+        return free >= 0
 
-    def _start(self, kind: int, stage: int, gpu: int, now: int) -> None:
-        of = self.of
+    def _rank(self, line: _Line) -> None:
+        """Of the micro-batch that is next."""
+        line.rank = line.base + line.begun * self.rule.spacing
+        if self.shifts:
+            line.rank += self.shifts.get((line.kind, line.stage, line.begun), 0)
+
+    def _start(self, line: _Line, now: int) -> None:
+        of, kind, stage, gpu = self.of, line.kind, line.stage, line.gpu
         self.busy[gpu] = True
-        self.begun[kind][stage] += 1
-        self.starts[kind][stage].append(now)
-        end = now + self.lasts[kind][stage]
-        self.latest[gpu] += self.lasts[kind][stage]
+        line.begun += 1
+        line.starts.append(now)
+        self._rank(line)
+        end = now + line.lasts
+        self.latest[gpu] += line.lasts
         self._push(end, kind, stage)
         if kind == F:
-            self.held[gpu] += of.saved[stage] - self._input(stage, F)
+            self.held[gpu] += of.saved[stage] - self.inputs[F][stage]
             if stage + 1 < len(self.gpu):
                 hop = of.outward[stage]
-                self.coming[F][stage + 1].append(end + (hop.ns if hop else 0))
+                self.lines[F][stage + 1].coming.append(end + (hop.ns if hop else 0))
             else:
-                self.coming[B][stage].append(end)
+                self.lines[B][stage].coming.append(end)
         elif kind == B:
-            self.held[gpu] -= self._input(stage, B)
+            self.held[gpu] -= self.inputs[B][stage]
             if stage:
                 hop = of.homeward[stage]
-                self.coming[B][stage - 1].append(end + (hop.ns if hop else 0))
+                self.lines[B][stage - 1].coming.append(end + (hop.ns if hop else 0))
 
     def _input(self, stage: int, kind: int) -> int:
         """Bytes that lay there for the op until it starts."""
@@ -220,7 +248,7 @@ class ListScheduler:
             self.held[gpu] -= of.saved[stage]
             if of.weight[stage]:
                 self.held[gpu] += of.kept[stage]
-                self.ready[W][stage] += 1
+                self.lines[W][stage].ready += 1
             if stage:
                 self._hand_on(B, stage, stage - 1, now)
         else:
@@ -238,14 +266,14 @@ class ListScheduler:
         self.link_free[hop.link] = start + hop.ns
         self.held[gpu] += hop.sent
         self.held[self.gpu[other]] += hop.received
-        send = SEND_F if kind == F else SEND_B
-        self.starts[send][stage].append(start)
-        self._push(start + hop.ns, send, stage)
+        self.sends[kind][stage].append(start)
+        self._push(start + hop.ns, SEND_F if kind == F else SEND_B, stage)
 
     def _arrive(self, kind: int, stage: int) -> int:
-        self.ready[kind][stage] += 1
-        self.coming[kind][stage].popleft()
-        return self.gpu[stage]
+        line = self.lines[kind][stage]
+        line.ready += 1
+        line.coming.popleft()
+        return line.gpu
 
     def _push(self, time: int, kind: int, stage: int) -> None:
         self.events += 1

@@ -42,9 +42,9 @@ SLACK: Final = 1.15
 """A contender's step that is that much longer than another one's is given up."""
 CUTS_S: Final = 0.03
 """What finding cuts counts for where work is counted."""
-EVENT_S: Final = 4e-6
+EVENT_S: Final = 2.4e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
-SET_UP: Final = 25
+SET_UP: Final = 40
 """Events that every try counts for besides its own, so that tries without any end, too."""
 STANDS: Final = 0.001
 """Local search that shortens a step by less has found nothing."""
@@ -71,6 +71,7 @@ class StepSearch:
         self.moves = Moves(state.costs, self.random)
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)
+        self._beyond_searched = self.microbatches - self.searched
         self._candidates: list[Candidate] | None = None
         self._all: list[Contender] = []
         self._tries = 0
@@ -179,11 +180,15 @@ class StepSearch:
         for _ in range(rules):
             best, rule = contender.best, random_rule(contender.of, self.random)
             reserve = best.reserve if best else (0,) * self.state.costs.gpus
-            horizon = min(best.times.end + 1 if best else inf, SLACK * self._shortest)
+            horizon = min(
+                best.times.end + 1 if best else inf,
+                SLACK * self._shortest - self._beyond_ns(contender.of),
+            )
             times = self._scheduled(contender.of, rule, horizon)
             if times is not None:
-                self._shortest = min(self._shortest, times.end)
-                new = Candidate(contender.of, rule, times, reserve)
+                expected = times.end + self._beyond_ns(contender.of)
+                self._shortest = min(self._shortest, expected)
+                new = Candidate(contender.of, rule, times, reserve, self._beyond_searched)
                 if best is None or new.cost < best.cost:
                     contender.best = new
             if self._over(end):
@@ -191,6 +196,10 @@ class StepSearch:
         if contender.best is not None:
             self._offer(contender.best)
             contender.of = contender.best.of
+
+    def _beyond_ns(self, of: StepInstance) -> int:
+        """What the busiest GPU works for the micro-batches that are not searched."""
+        return self._beyond_searched * of.load_ns
 
     def _scheduled(
         self, of: StepInstance, rule: DispatchingRule, horizon: float
@@ -228,11 +237,11 @@ class StepSearch:
             return None
         of, rule = found
         gpus = range(len(of.hosted))
-        least = EARLY * sum(map(of.work_ns, gpus)) / len(gpus)
+        least = EARLY * sum(map(of.work_ns, gpus)) / len(gpus) + self._beyond_ns(of)
         times = self._scheduled(of, rule, most - least + 1)
         if times is None:
             return None
-        new = Candidate(of, rule, times, old.reserve)
+        new = Candidate(of, rule, times, old.reserve, old.beyond)
         return new if new.cost <= most else None
 
     def _neighbour(self, old: Candidate) -> tuple[StepInstance, DispatchingRule] | None:
@@ -267,7 +276,7 @@ class StepSearch:
         for _ in range(TIGHTER):
             best, times = self._best(), candidate.times
             of = candidate.of
-            expected = times.end + (self.microbatches - self.searched) * of.load_ns
+            expected = times.end + self._beyond_ns(of)
             if best is not None and expected >= (best.period if known else self._expected):
                 return
             if not known:
