@@ -20,6 +20,7 @@ from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
+from tests.unit.remat.graph.test_joins import UNEQUAL
 
 SMALL = Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16)
 
@@ -71,8 +72,12 @@ def test_sweeps_are_monotone() -> None:
 @pytest.mark.parametrize("method", [each for each in METHODS if each != "least-memory"])
 def test_every_method_answers(method: str) -> None:
     """At the peak without a plan all methods run every operation once."""
-    small = method in ("brute-force", "checkmate", "rk-checkmate")
-    problem = GraphProblem(random_graph(2, 4, 3, plain=True) if small else gpt_graph(SMALL))
+    if method in ("brute-force", "checkmate", "rk-checkmate"):
+        problem = GraphProblem(random_graph(2, 4, 3, plain=True))
+    elif method == "join":
+        problem = GraphProblem(UNEQUAL)
+    else:
+        problem = GraphProblem(gpt_graph(SMALL))
     outcome = judge(problem.graph, keep_all(problem.graph))
     (answer,) = solve(problem, [Budget(outcome.peak_bytes)], 30, method).answers
     assert answer.option is not None
