@@ -123,7 +123,13 @@ LESS = {
             "programs": [],
             "programs_ns": 0,
         }
-        | {"offload": [], "offload_bytes": 0, "offloaded": [0, 2], "states_bytes": 0},
+        | {
+            "offload": [],
+            "offload_input": False,
+            "offload_bytes": 0,
+            "offloaded": [0, 2],
+            "states_bytes": 0,
+        },
         {
             "gpu": 1,
             "layers": [3, 4],
@@ -132,7 +138,13 @@ LESS = {
             "programs": [],
             "programs_ns": 0,
         }
-        | {"offload": [[3, 4]], "offload_bytes": 13, "offloaded": [1, 2], "states_bytes": 0},
+        | {
+            "offload": [[3, 4]],
+            "offload_input": False,
+            "offload_bytes": 13,
+            "offloaded": [1, 2],
+            "states_bytes": 0,
+        },
     ],
 }
 """What run.json says of two stages that keep less than everything."""
