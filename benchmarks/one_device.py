@@ -7,8 +7,9 @@ midst of its forward and backward. A plan of one GPU could do the same: what it 
 what the planner does not know. Each task is estimated for a device, so that times and bytes are
 the same anywhere. Its way to the host, half duplex, takes the task's compute time for `MOVED` of
 the bytes that a forward keeps. Ten budgets go evenly from the least of the per-device planner to
-what keeps everything. `remat` knows nothing of a second version of the weights, nor of the
-optimizer's workspace: a plan's memory is larger by the former, and the latter is left out. The
+what keeps everything. `remat` knows nothing of a second version of the weights, of gradients of
+tied weights that wait meanwhile (M1), nor of the optimizer's workspace: a plan's memory is larger
+by the former two, and the latter is left out. The
 limit counts work, so that a busy machine plans the same; rows that the file has are not measured
 again.
 """
@@ -56,7 +57,7 @@ METHODS = {"recompute": "rotor", "offload": "swap", "both": "auto"}
 MOVED = 0.5
 """Of what a forward keeps: bytes that cross the way to the host in the compute time."""
 POINTS = 10
-HALVINGS = 4
+HALVINGS = 8
 """Of what lies between a budget with a plan and one without."""
 COLUMNS = (
     "", "kind", "least, per-device", "least, plan", "ratio", "plans", "longer, mean",
@@ -132,7 +133,7 @@ def period(case: Case, memory: int, limit_s: float) -> float | None:
     """The period of the plan that is found, in compute times; None if there is none."""
     chain = _chain(case.name)
     host = Host(memory_bytes=UNLIMITED, bandwidth_bytes_per_s=_bandwidth(case.name), duplex="half")
-    memory += sum(layer.weight_bytes for layer in chain.layers)
+    memory += sum(layer.weight_bytes + layer.waiting_gradient_bytes for layer in chain.layers)
     cluster = uniform(1, memory).model_copy(update={"host": host})
     config = Config(
         recompute="off" if case.kind == "offload" else "auto",
@@ -203,7 +204,8 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         "The command `python -m benchmarks.one_device` estimates each task for one device and asks"
         " both planners for ten budgets, evenly from the least of `pipeplan remat` to what keeps"
         " everything. `pipeplan remat` takes rotor (recompute), swap (offload) or the best of all"
-        " (both); `pipeplan plan` has one GPU, room for a second version of the weights, and"
+        " (both); `pipeplan plan` has one GPU, room for a second version of the weights and for"
+        " gradients of tied weights that wait, and"
         f" {found[known[0].key]['plan']['limit_s']:g} s of counted work. `least`: MiB beside"
         " weights, gradients and optimizer states. `plans`: budgets at which there is a plan."
         " `longer`: period of the plan over the time of the per-device planner."

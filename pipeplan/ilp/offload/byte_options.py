@@ -60,6 +60,22 @@ def offloadable_bytes(chain: Chain, run: Segment) -> int:
     return rests + sum(inner_bytes(chain, layer) for layer in range(first + 1, last + 1))
 
 
+def own_input_bytes(costs: CostModel, first: int, *, covered: bool) -> int:
+    """What a stage that begins with layer `first` saves of its input and may send: (H1).
+
+    Args:
+        costs: chain, and what of it is recomputed.
+        first: layer.
+        covered: whether the stage before is on the same GPU.
+    """
+    if not first or first in costs.recomputed:
+        return 0
+    layers = costs.chain.layers
+    if covered and layers[first - 1].saved_output_bytes:
+        return 0
+    return layers[first].saved_input_bytes
+
+
 def _spread(found: dict[int, _Runs]) -> dict[int, _Runs]:
     """At most `MOST`: the least, the most, and some between."""
     if len(found) <= MOST:

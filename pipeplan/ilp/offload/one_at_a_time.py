@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.offload.byte_options import byte_options
+from pipeplan.ilp.offload.byte_options import byte_options, own_input_bytes
 from pipeplan.ilp.schedule import OpId, Schedule, StageOffload
 from pipeplan.ilp.segment_bytes import SegmentBytes
 from pipeplan.plan import OpKind, Stage
@@ -58,7 +58,7 @@ class OneAtATime:
     """What leaves one GPU and when: found at once, and improved while there is time."""
 
     def __init__(self, costs: CostModel, share: DeviceShare) -> None:
-        """The best of all grains, without local search.
+        """The best of all grains, with saved inputs that stay or leave, without local search.
 
         Args:
             costs: with a host, under the exact memory model.
@@ -67,7 +67,10 @@ class OneAtATime:
         host = costs.cluster.host
         assert host is not None
         link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
-        every = (_Stages(costs, share, cut(share.layers, grain), link) for grain in GRAINS)
+        every = (
+            _Stages(costs, share, cut(share.layers, grain), link, inputs)
+            for inputs, grain in product((False, True), GRAINS)
+        )
         tried = [(stages, stages.searched()) for stages in every]
         self._stages, self._found = min(tried, key=lambda each: _length(each[1]))
 
@@ -106,6 +109,8 @@ class _Stages:
     share: DeviceShare
     segments: Sequence[Segment]
     link: HostLink
+    inputs: bool
+    """Whether what leaves takes its saved input with it, where it may."""
 
     def time(self, op: DeviceOp) -> int:
         """Of a forward or backward, or of what lies between them, ns."""
@@ -118,10 +123,14 @@ class _Stages:
         """Whether it stands for what the GPUs behind do: it holds what all stages keep."""
         return op.index == len(self.segments)
 
-    def leaving(self, stage: int) -> tuple[int, tuple[Segment, ...]]:
-        """All bytes that a stage can send, and the runs of layers that keep them."""
+    def leaving(self, stage: int) -> tuple[int, tuple[Segment, ...], bool]:
+        """All bytes that a stage sends: those of runs of layers, and whether its input's."""
         options = byte_options(self.costs, *self.segments[stage])
-        return options[-1] if options else (0, ())
+        size, runs = options[-1] if options else (0, ())
+        first, entry = self.segments[stage][0], 0
+        if self.inputs:
+            entry = own_input_bytes(self.costs, first, covered=stage > 0)
+        return size + entry, runs, entry > 0
 
     def searched(self, more: int = 0, go_on: GoOn = always) -> NoWaitSchedule | None:
         """What the per-device planner decides; None where it finds nothing that fits."""
@@ -188,9 +197,9 @@ class _Stages:
         return Schedule(tuple(stages), max(1, lanes.end), 1, times, tuple(offloads))
 
     def _offload(self, stage: int, moves: dict[tuple[DeviceOpKind, int], int]) -> StageOffload:
-        size, runs = self.leaving(stage)
+        size, runs, enters = self.leaving(stage)
         pair = moves[OUT, stage], moves[BACK, stage]
-        return StageOffload(stage, runs, size, self.link.time_ns(size), {0: pair})
+        return StageOffload(stage, runs, size, self.link.time_ns(size), {0: pair}, enters)
 
 
 def _backwards(count: int) -> Iterator[DeviceOp]:

@@ -19,7 +19,11 @@ from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.memory_events import ExactMemoryEvents
 from pipeplan.ilp.offload import byte_options_table
-from pipeplan.ilp.offload.byte_options import byte_options, offloadable_bytes
+from pipeplan.ilp.offload.byte_options import (
+    byte_options,
+    offloadable_bytes,
+    own_input_bytes,
+)
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
 from pipeplan.ilp.offload.min_span import (
     INFINITE,
@@ -361,9 +365,10 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
     """The per-device planner counts no byte too few, and no time that a rule forbids.
 
     Where every op lasts, that is: ops without length have an order of their own (O5). Some chains
-    have such schedules below the budget of one stage, and some of these wait for transfers.
+    have such schedules below the budget of one stage, some of these wait for transfers, and in
+    some saved inputs leave.
     """
-    found, waited = 0, 0
+    found, waited, entered = 0, 0, 0
     host = Host(memory_bytes=10**9, bandwidth_bytes_per_s=10**9, duplex=duplex)
     for seed in range(20):
         ample = CostModel(
@@ -382,7 +387,25 @@ def test_what_one_gpu_offloads_fits(semantics: Semantics, duplex: Literal["half"
                 for each in schedule.offloads:
                     leaves, returns = each.times[0]
                     assert leaves + each.ns <= sweep.deferred(each.stage, returns)
+                    entered += each.input
                 found += 1
                 waited += schedule.period > costs.load_ns(0, 8, 0)
     assert found >= 20
     assert waited
+    assert entered
+
+
+def test_whose_saved_input_may_leave() -> None:
+    """Of the stage alone that keeps it: neither the chain's first, nor one that runs again."""
+    costs = costs_of(1, 5, 1, 100)
+    layers = tuple(
+        layer.model_copy(
+            update={"output_bytes": 4, "saved_input_bytes": n, "saved_output_bytes": n == 1}
+        )
+        for n, layer in enumerate(costs.chain.layers)
+    )
+    costs = replace(costs, chain=costs.chain.model_copy(update={"layers": layers}))
+    assert [own_input_bytes(costs, n, covered=True) for n in range(5)] == [0, 1, 0, 3, 4]
+    assert [own_input_bytes(costs, n, covered=False) for n in range(5)] == [0, 1, 2, 3, 4]
+    again = replace(costs, recomputed=frozenset({3}))
+    assert [own_input_bytes(again, n, covered=True) for n in range(5)] == [0, 1, 0, 0, 4]
