@@ -24,7 +24,7 @@ from pipeplan.remat.graph import Answer, Budget, GraphProblem, SearchLimits, sol
 
 RESULT = Path(__file__).parent / "results" / "hierarchies.json"
 SHARES = (0.7, 0.5, 0.4)
-METHODS = ("rotor", "rockmate", "hiremate", "join")
+METHODS = ("rotor", "rockmate", "join", "hiremate")
 CHAIN = "GPT, 48 layers"
 """What the others are compared with."""
 SECONDS = 3000.0
