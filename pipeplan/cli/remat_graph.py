@@ -16,6 +16,8 @@ METHODS = (
     "checkmate", "rk-checkmate", "brute-force",
 )  # fmt: skip
 """What `--method` takes for a graph; written out so that help needs no numpy."""
+_IN_PYTHON = ("hiremate", "join")
+"""Of these, what `rematerialize` takes by its name."""
 SECONDS = 20
 _FOR_CHAINS = ("host_bandwidth", "host_duplex", "slots")
 """Flags that mean nothing for a graph."""
@@ -43,7 +45,8 @@ def run(args: argparse.Namespace, graph: OperatorGraph) -> int:
     else:
         _present(graph, answer, option)
         _table(graph, points)
-    call = f"pipeplan.rematerialize(module, sample, budget={args.budget}, method='operators')"
+    method = args.method if args.method in _IN_PYTHON else "operators"
+    call = f"pipeplan.rematerialize(module, sample, budget={args.budget}, method='{method}')"
     common.then(f"in Python: {call}")
     return 0
 

@@ -16,6 +16,7 @@ from pipeplan.remat.graph import METHODS
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
+from tests.unit.remat.graph.test_joins import UNEQUAL
 
 
 @pytest.fixture(name="graph")
@@ -51,6 +52,16 @@ def kept(graph: OperatorGraph) -> int:
 def test_methods_are_those_of_the_solver() -> None:
     """Help is written without the solver."""
     assert set(remat_graph.METHODS) == set(METHODS)
+
+
+def test_branches_that_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are planned by their own method, and the call in Python names it."""
+    file = tmp_path / "towers.json"
+    file.write_text(UNEQUAL.to_json())
+    assert main(words(file, 50, "--method", "join")) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("join: ")
+    assert "budget=50, method='join'" in printed.err
 
 
 def test_a_program_within_the_budget(

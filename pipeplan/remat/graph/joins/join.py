@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+import networkx as nx
+
 from pipeplan.remat.graph.blocks.block import GraphBlock
 from pipeplan.remat.graph.blocks.chain import HEADROOM, BlockChain
 from pipeplan.remat.graph.blocks.options import BlockOption
@@ -41,6 +43,11 @@ class JoinChains:
     def parts(self) -> tuple[GraphBlock, ...]:
         """The branches, then the tail."""
         return (*self.join.branches, self.join.tail)
+
+    @cached_property
+    def _flow(self) -> nx.DiGraph[int]:
+        """Forwards, with an edge to each from what must run before it."""
+        return forward_flow(self.ledger).graph
 
     @cached_property
     def chains(self) -> list[BlockChain]:
@@ -78,6 +85,9 @@ class JoinChains:
         saved: int | None,
     ) -> Order | None:
         """The fastest of the orders for memories around `room` whose bytes are within it."""
+        first = self.ledger.first_order()
+        if fits(self.ledger, first, room + self.ledger.constant, saved):
+            return first
         best: Order | None = None
         low, high = 0.5 * room, HEADROOM * room
         memory = float(room)
@@ -101,23 +111,24 @@ class JoinChains:
         """The order of all operations; loose ones run as soon as what they read is there."""
         order: list[int] = []
         made: set[int] = set()
-        waiting, ended = list(self.join.loose), False
+        ran: set[int] = set()
+        waiting = list(self.join.loose)
 
         for at in self._operations(options, steps):
             ready: list[int] = [at]
             while ready:
                 for each in ready:
                     order.append(each)
+                    ran.add(each)
                     made.update(self.ledger.made(each))
-                ended = ended or at == END_F
-                ready = [each for each in waiting if self._ready(each, made, ended)]
+                ready = [each for each in waiting if self._ready(each, ran, made)]
                 waiting = [each for each in waiting if each not in ready]
         return tidy(self.ledger, tuple(order))
 
-    def _ready(self, at: int, made: Set[int], ended: bool) -> bool:
+    def _ready(self, at: int, ran: Set[int], made: Set[int]) -> bool:
         """Whether a loose operation may run: a backward only behind the end of the forward."""
-        forward = at < self.ledger.graph.forwards
-        return (forward or ended) and made >= set(self.ledger.reads[at])
+        before = self._flow.predecessors(at) if at in self._flow else (END_F,)
+        return ran >= set(before) and made >= set(self.ledger.reads[at])
 
     def _operations(
         self, options: Sequence[Sequence[Sequence[BlockOption]]], steps: Sequence[PartStep]
@@ -164,16 +175,15 @@ class JoinChains:
 
     def _pairs(self) -> Iterator[tuple[int, int]]:
         """Forwards of which the first runs before the second, loose ones between them left out."""
-        graph = forward_flow(self.ledger).graph
         loose = set(self.join.loose)
-        for at in graph:
-            open_, seen = list(graph.predecessors(at)), set[int]()
+        for at in self._flow:
+            open_, seen = list(self._flow.predecessors(at)), set[int]()
             while open_:
                 before = open_.pop()
                 if before in seen:
                     continue
                 seen.add(before)
                 if before in loose:
-                    open_.extend(graph.predecessors(before))
+                    open_.extend(self._flow.predecessors(before))
                 else:
                     yield before, at

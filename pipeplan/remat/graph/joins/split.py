@@ -113,7 +113,8 @@ def _before_the_tail(
     """What of a branch leads to the operation through which all goes that the tail reads of it.
 
     What is behind that one, as keys and values that each layer of a decoder makes of an encoder's
-    output, is better made when the tail needs it. Where there is none, all of the branch.
+    output, is better made when the tail needs it. All of the branch where there is no such
+    operation, or another branch waits for what is behind it; nothing where the tail reads none.
     """
     inside: nx.DiGraph[int] = nx.DiGraph(graph.subgraph(branch))
     inside.add_edges_from((LOOSE, at) for at in branch if not inside.in_degree(at))
@@ -125,6 +126,9 @@ def _before_the_tail(
         if b in tail and graph.edges[at, b]["bytes"]
     }
 
+    if not ends:
+        return frozenset()
+
     def above(at: int) -> list[int]:
         path = [at]
         while path[-1] != LOOSE:
@@ -134,7 +138,11 @@ def _before_the_tail(
     paths = [above(at) for at in ends]
     common = set.intersection(*map(set, paths)) - {LOOSE}
     last = next((at for at in paths[0] if at in common), None)
-    return branch if last is None else frozenset((nx.ancestors(inside, last) | {last}) - {LOOSE})
+    if last is None:
+        return branch
+    before = frozenset((nx.ancestors(inside, last) | {last}) - {LOOSE})
+    behind = {b for at in branch - before for b in graph.successors(at)}
+    return before if behind <= branch.union(tail) else branch
 
 
 def _backward_parts(ledger: Ledger, part: dict[int, int]) -> dict[int, int]:

@@ -250,6 +250,24 @@ def test_unequal_steps_against_the_proven_optimum() -> None:
     assert (equal, len(budgets)) == (14, 19)
 
 
+def test_random_operations_keep_their_order() -> None:
+    """The last layer of the first tower could be of the tail, but the other tower draws after it.
+
+    It adds what went around a random operation, and takes no time: both cuts have equal shares.
+    """
+    plain = towers([(9, 3), (5, 0), (9, 0)], [(4, 6), (8, 2)])
+    changes = {1: {"random": True}, 2: {"reads": (1, 2)}, 3: {"random": True}}
+    operations = [
+        each.model_copy(update=changes.get(index, {}))
+        for index, each in enumerate(plain.operations)
+    ]
+    graph = plain.model_copy(update={"operations": tuple(operations)})
+    ledger = Ledger(graph)
+    budgets = range(ledger.least_peak, peak_bytes(ledger, ledger.first_order()) + 1)
+    answers = solve(GraphProblem(graph), [*map(Budget, budgets)], 20, "join").answers
+    assert answers[-1].option is not None
+
+
 def test_a_chain_is_no_join() -> None:
     """It is refused with what to use."""
     graph = gpt_graph(Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16))
