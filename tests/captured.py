@@ -21,7 +21,7 @@ Make = Callable[..., Task]
 def captured(make: Make, *words: Any) -> tuple[SplitModel, Task]:
     """What `split(make(*words))` gives, with initial weights that are always the same; the task.
 
-    The layers are copies that nobody else has.
+    The layers are copies that nobody else has. They are for training alone.
     """
     model, task = _once(make, *words)
     return copy.deepcopy(model), task
@@ -40,4 +40,4 @@ def chain_of(make: Make, *words: Any) -> Chain:
 def _once(make: Make, *words: Any) -> tuple[SplitModel, Task]:
     torch.manual_seed(0)
     task = make(*words)
-    return split(task), task
+    return split(task, evaluates=False), task
