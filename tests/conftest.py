@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,16 +15,30 @@ import pytest
 HERE = Path(__file__).parent
 FIRST = (
     "unit/docs/test_run.py",
-    "distributed/test_faults.py",
     "distributed/test_torchrun.py",
-    "distributed/test_large.py",
-    "distributed/test_joining.py",
-    "distributed/test_communicators.py",
-    "zoo/test_smoke.py",
+    "distributed/test_faults.py",
     "unit/runtime/test_layer_programs.py",
+    "unit/test_compile.py",
     "unit/rematerialized/test_rematerialize.py",
+    "distributed/test_large.py",
+    "unit/capture/test_fake.py",
+    "unit/runtime/test_offload_runs.py",
+    "unit/operators/test_plans.py",
+    "golden/test_plans.py",
+    "property/test_planner_recompute_enumeration.py",
+    "unit/planner/test_recompute.py",
+    "unit/runtime/test_autocast.py",
+    "unit/ilp/test_step.py",
+    "distributed/test_joining.py",
+    "unit/capture/test_graph.py",
+    "unit/ilp/test_recompute_step.py",
+    "unit/rematerialized/test_choice.py",
+    "distributed/test_communicators.py",
 )
 """Files that take longest: workers that begin with them end together."""
+_SET_FOR_GOOD = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "CUDA_DEVICE_MAX_CONNECTIONS")
+"""How variables begin that pytest, torch's compiler and a started run set for the process."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,3 +56,45 @@ def small_searched_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def process_as_found() -> Iterator[None]:
+    """A test leaves what later tests of its process read as it found it, whatever they are.
+
+    But for `sys.path`, where a task's folder stays by design.
+    """
+    variables, before = _variables(), _process()
+    yield
+    assert _variables() == variables
+    after = _process()
+    assert {name: after[name] for name in before} == before
+
+
+def _variables() -> dict[str, str]:
+    """Of the environment."""
+    kept = (name for name in os.environ if not name.startswith(_SET_FOR_GOOD))
+    return {name: os.environ[name] for name in kept}
+
+
+def _process() -> dict[str, object]:
+    """What all tests of a process share; of torch once it is there."""
+    found: dict[str, object] = {
+        "folder": os.getcwd(),
+        "signals": [signal.getsignal(each) for each in _SIGNALS],
+        "logging": (logging.root.level, [*logging.root.handlers], logging.root.manager.disable),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found |= {
+            "dtype": torch.get_default_dtype(),
+            "device": torch.get_default_device(),
+            "threads": torch.get_num_threads(),
+            "deterministic": torch.get_deterministic_debug_mode(),
+            "gradients": torch.is_grad_enabled(),
+            "anomalies": torch.is_anomaly_enabled(),
+            "precision": torch.get_float32_matmul_precision(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "group": torch.distributed.is_initialized(),
+        }
+    return found
