@@ -73,13 +73,10 @@ def test_three_counts_of_a_split_run_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "most", "without"),
-    [
-        (Fraction(1, 4), 1.42, 1.7),
-        pytest.param(Fraction(1, 3), 1.36, 1.4, marks=pytest.mark.long),
-    ],
+    ("memory", "most"),
+    [(Fraction(1, 4), 1.42), pytest.param(Fraction(1, 3), 1.36, marks=pytest.mark.long)],
 )
-def test_scarce_memory_costs_less(memory: Fraction, most: float, without: float) -> None:
+def test_scarce_memory_costs_less(memory: Fraction, most: float) -> None:
     """Equal layers, step / (m load): less than where all is kept; recomputing all adds 1/3."""
     chain, costs = equal(4, split=True, memory=memory)
     steps = {}
@@ -93,7 +90,7 @@ def test_scarce_memory_costs_less(memory: Fraction, most: float, without: float)
             recompute=recompute,
         )
         steps[recompute] = solve(problem, Limits(time_limit_s=10.0, deterministic=True)).period_ns
-    assert steps[True] <= most * 8 * 12_000 < without * 8 * 12_000 <= steps[False]
+    assert steps[True] <= most * 8 * 12_000 < steps[False]
 
 
 def test_sets_to_start_from_free_most_bytes_for_their_time() -> None:
