@@ -138,7 +138,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         f" {LIMIT_S:g} s of counted work for each plan. The host has 12 GB/s each way for each"
         f" GPU, updates {UPDATE / 1e9:g} GB of weights a second for each of them, and memory"
         " enough. States are two versions of the weights, gradients, and Adam's two numbers per"
-        " weight, of which only the last may be on the host: two fifths. `average` is all of them"
+        " weight, of which only the last may be on the host: two fifths. With one number per"
+        " weight (momentum) only a quarter may be there, and GPT-2 needed 1.05 of the average (one"
+        " run, not among the results). `average` is all of them"
         " over the GPUs. Plans without the host compete among those with it; `none`: no plan was"
         " found."
     )
