@@ -232,12 +232,20 @@ def entering(name: str, gpus: int, semantics: Semantics, seed: int) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "semantics"),
-    [("gpt2", 1, "2bw"), ("gpt2", 2, "flush"), ("resnet", 2, "2bw"), ("resnet", 1, "flush")],
+    ("name", "gpus", "semantics", "seed"),
+    [
+        ("gpt2", 1, "2bw", 3),
+        ("gpt2", 2, "flush", 12),
+        ("resnet", 2, "2bw", 12),
+        ("resnet", 1, "flush", 343),
+    ],
 )
-def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics) -> None:
-    """Where the peak is lower by that: bits of one process, peaks to the byte."""
-    check_run(entering(name, gpus, semantics, 3), name, exact=True)
+def test_saved_inputs_leave(name: str, gpus: int, semantics: Semantics, seed: int) -> None:
+    """Where the peak is lower by that: bits of one process, peaks to the byte.
+
+    From these seeds one of the first draws is such a plan; others draw for a minute.
+    """
+    check_run(entering(name, gpus, semantics, seed), name, exact=True)
 
 
 @pytest.mark.parametrize("semantics", ["flush", "2bw"])
