@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -50,6 +51,7 @@ def loaded(
         InputError: if the task is none, cannot be made, is not the plan's, or has no values.
     """
     torch.set_num_threads(1)
+    gc.freeze()  # torch's own objects, or each collection of garbage searches them all
     make = _maker(plan, options, seed)
 
     def anew() -> Task:
