@@ -114,15 +114,23 @@ class JoinChains:
         ran: set[int] = set()
         waiting = list(self.join.loose)
 
-        for at in self._operations(options, steps):
-            ready: list[int] = [at]
-            while ready:
+        def run(at: int) -> None:
+            order.append(at)
+            ran.add(at)
+            made.update(self.ledger.made(at))
+
+        def run_loose() -> None:
+            nonlocal waiting
+            while ready := [each for each in waiting if self._ready(each, ran, made)]:
                 for each in ready:
-                    order.append(each)
-                    ran.add(each)
-                    made.update(self.ledger.made(each))
-                ready = [each for each in waiting if self._ready(each, ran, made)]
+                    run(each)
                 waiting = [each for each in waiting if each not in ready]
+
+        if not self.ledger.received:  # else nothing runs before START
+            run_loose()
+        for at in self._operations(options, steps):
+            run(at)
+            run_loose()
         return tidy(self.ledger, tuple(order))
 
     def _ready(self, at: int, ran: Set[int], made: Set[int]) -> bool:

@@ -22,6 +22,8 @@ LEAST_SHARE = 0.1
 """Of the forward's time, in a branch."""
 LOOSE = -1
 """The part of an operation that runs as soon as what it reads is there."""
+_SOURCE = -1
+"""A node before all operations of a branch, which dominates them."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,11 @@ def _parts(
     if len(branches) < 2 or min(shares) < LEAST_SHARE:
         return None
     part = {at: index for index, each in enumerate(branches) for at in each}
+    before = {b for at in part for b in nx.ancestors(graph, at)}
     for at in graph:
         if at not in part:
             needs = at in tail or any(b in tail for b in graph.successors(at))
-            part[at] = len(branches) if needs else LOOSE
+            part[at] = len(branches) if needs and at not in before else LOOSE
     return min(shares), part
 
 
@@ -117,30 +120,29 @@ def _before_the_tail(
     operation, or another branch waits for what is behind it; nothing where the tail reads none.
     """
     inside: nx.DiGraph[int] = nx.DiGraph(graph.subgraph(branch))
-    inside.add_edges_from((LOOSE, at) for at in branch if not inside.in_degree(at))
-    parent = nx.immediate_dominators(inside, LOOSE)
+    inside.add_edges_from((_SOURCE, at) for at in branch if not inside.in_degree(at))
+    parent = nx.immediate_dominators(inside, _SOURCE)
     ends = {
         at
         for at in branch
         for b in graph.successors(at)
         if b in tail and graph.edges[at, b]["bytes"]
     }
-
     if not ends:
         return frozenset()
 
     def above(at: int) -> list[int]:
         path = [at]
-        while path[-1] != LOOSE:
+        while path[-1] != _SOURCE:
             path.append(parent[path[-1]])
         return path
 
     paths = [above(at) for at in ends]
-    common = set.intersection(*map(set, paths)) - {LOOSE}
+    common = set.intersection(*map(set, paths)) - {_SOURCE}
     last = next((at for at in paths[0] if at in common), None)
     if last is None:
         return branch
-    before = frozenset((nx.ancestors(inside, last) | {last}) - {LOOSE})
+    before = frozenset((nx.ancestors(inside, last) | {last}) - {_SOURCE})
     behind = {b for at in branch - before for b in graph.successors(at)}
     return before if behind <= branch.union(tail) else branch
 

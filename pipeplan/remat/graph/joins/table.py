@@ -68,7 +68,8 @@ class JoinTable:
         if np.prod([float(each) for each in shape]) * slots > MOST_ENTRIES:
             raise InputError(
                 f"join: got branches of {[len(each) for each in branches]} blocks with {slots}"
-                f" slots, need the product of all at most {MOST_ENTRIES}. Give fewer slots."
+                f" slots, need the product of all at most {MOST_ENTRIES}. Give fewer slots, or"
+                " use method hiremate."
             )
         self.branches, self.slots, self.needs = branches, slots, needs
         self.tail = RkRotor(tail, most, slots)

@@ -146,11 +146,11 @@ def test_a_branch_waits_for_what_it_needs() -> None:
     parts = _parts(3, 2, 2, 1)
     needs = [[(0, 0)] * 3, [(0, 0), (2, 0), (2, 0)]]
     table = JoinTable(parts[:-1], parts[-1], 60, slots=60, needs=needs)
-    for memory in range(61):
-        steps = table.steps(memory) or []
+    found = [steps for memory in range(61) if (steps := table.steps(memory)) is not None]
+    assert found
+    for steps in found:
         order = [each.part for each in steps if not each.step.backward]
-        first = order.index(1) if 1 in order else 0
-        assert [each.step.block for each in steps[:first]] in ([], [0, 1])
+        assert [each.step.block for each in steps[: order.index(1)]] == [0, 1]
 
 
 def test_one_branch_is_a_chain() -> None:
@@ -268,6 +268,23 @@ def test_random_operations_keep_their_order() -> None:
     assert answers[-1].option is not None
 
 
+def test_a_random_operation_of_no_branch_comes_before_the_branches() -> None:
+    """A short tower that the tail reads draws first: it is neither a branch nor of the tail."""
+    plain = towers([(9, 1)], [(9, 6), (5, 3)], [(3, 4), (9, 4)])
+    operations = [
+        each.model_copy(update={"random": index < 2})
+        for index, each in enumerate(plain.operations)
+    ]
+    graph = plain.model_copy(update={"operations": tuple(operations)})
+    ledger = Ledger(graph)
+    found = find_join(ledger)
+    assert found is not None
+    assert 0 in found.loose
+    budgets = range(ledger.least_peak, peak_bytes(ledger, ledger.first_order()) + 1)
+    answers = solve(GraphProblem(graph), [*map(Budget, budgets)], 20, "join").answers
+    assert answers[-1].option is not None
+
+
 def test_a_chain_is_no_join() -> None:
     """It is refused with what to use."""
     graph = gpt_graph(Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16))
@@ -275,6 +292,7 @@ def test_a_chain_is_no_join() -> None:
         solve(GraphProblem(graph), [Budget(2**20)], 5, "join", SearchLimits(1))
 
 
+@pytest.mark.long
 def test_branches_of_thirty_steps_are_planned_soon() -> None:
     """(30, 30, 30) blocks of different sizes with 40 slots take at most 5 s of CPU."""
     parts = [
