@@ -29,7 +29,12 @@ from pipeplan.units import format_bytes
 
 RESULT = Path(__file__).parent / "results" / "host_states.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "img" / "host-states.png"
-ROWS = {"GPT-2, 24 blocks of width 1600": "gpt24", "Llama, 24 blocks of width 4096": "llama24"}
+ROWS = {
+    "GPT-2, 24 blocks of width 1600": ("gpt24", "adam"),
+    "Llama, 24 blocks of width 4096": ("llama24", "adam"),
+    "GPT-2, 24 blocks of width 1600, momentum": ("gpt24", "momentum"),
+}
+"""Network and optimizer: two numbers per weight, or one."""
 GPUS = 4
 MICROBATCHES = 32
 UPDATE = 4 * 10**9
@@ -45,9 +50,14 @@ FIGURES = {
 }
 
 
-def adam(name: str) -> Chain:
-    """The network with Adam's two numbers per weight; its update moves 7 of 5 times the bytes."""
+def trained(name: str, optimizer: str) -> Chain:
+    """The network, whose optimizer has momentum alone, or Adam's two numbers per weight.
+
+    Adam's update moves 7 bytes where that of momentum moves 5.
+    """
     chain = chain_of(name)
+    if optimizer == "momentum":
+        return chain
     layers = (
         layer.model_copy(
             update={
@@ -69,9 +79,15 @@ def states_average(chain: Chain) -> int:
     return sum(sizes) // GPUS
 
 
-def row(name: str, shares: Sequence[float] = SHARES, limit_s: float = LIMIT_S) -> dict[str, Any]:
+def row(
+    name: str,
+    optimizer: str = "adam",
+    *,
+    shares: Sequence[float] = SHARES,
+    limit_s: float = LIMIT_S,
+) -> dict[str, Any]:
     """The plans of one network: per memory and kind its figures, None where none was found."""
-    chain = adam(name)
+    chain = trained(name, optimizer)
     average = states_average(chain)
     host = Host(memory_bytes=UNLIMITED, bandwidth_bytes_per_s=BANDWIDTH, update_bytes_per_s=UPDATE)
     memories = [int(share * average) for share in shares]
@@ -138,11 +154,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         f" {LIMIT_S:g} s of counted work for each plan. The host has 12 GB/s each way for each"
         f" GPU, updates {UPDATE / 1e9:g} GB of weights a second for each of them, and memory"
         " enough. States are two versions of the weights, gradients, and Adam's two numbers per"
-        " weight, of which only the last may be on the host: two fifths. With one number per"
-        " weight (momentum) only a quarter may be there, and GPT-2 needed 1.05 of the average (one"
-        " run, not among the results). `average` is all of them"
-        " over the GPUs. Plans without the host compete among those with it; `none`: no plan was"
-        " found."
+        " weight, or one of momentum. Only the last may be on the host: two fifths, or a quarter."
+        " `average` is all of them over the GPUs. Plans without the host compete among those with"
+        " it; `none`: no plan was found."
     )
     yield "![period and step against memory per GPU](../img/host-states.png)"
     for name, each in found.items():
@@ -194,4 +208,4 @@ def _cells(memory: int, share: float, *plans: dict[str, Any] | None) -> Iterator
 
 
 if __name__ == "__main__":
-    draw(measure_rows(__doc__, RESULT, {each: partial(row, name) for each, name in ROWS.items()}))
+    draw(measure_rows(__doc__, RESULT, {each: partial(row, *of) for each, of in ROWS.items()}))

@@ -58,12 +58,12 @@ def sweep_table(points: tuple[Point, ...]) -> Table:
 
     made = Table(title="what if", title_justify="left")
     columns = ("GPUs", "memory", "per micro-batch", "k", "stages", "bound", "gap", "status")
-    hosted = any(_hosted(point.plan) for point in points)
-    ends = ("largest peak", "on host") if hosted else ("largest peak",)
+    uses_host = any(_hosted(point.plan) for point in points)
+    ends = ("largest peak", "on host") if uses_host else ("largest peak",)
     for name in (*columns, "step", "contiguous", *ends):
         made.add_column(name, justify="right")
     for point in points:
-        cells = tuple(_cells(point.plan, hosted))
+        cells = tuple(_cells(point.plan, uses_host))
         made.add_row(str(point.gpus), format_bytes(point.memory_bytes), *cells)
     return made
 
@@ -73,11 +73,11 @@ def _hosted(plan: Plan | None) -> int:
     return 0 if plan is None else sum(row.host_bytes for row in plan.memory)
 
 
-def _cells(plan: Plan | None, hosted: bool) -> Iterator[str]:
+def _cells(plan: Plan | None, uses_host: bool) -> Iterator[str]:
     from pipeplan.report import tables
 
     if plan is None:
-        yield from ("none", *["-"] * (8 + hosted))
+        yield from ("none", *["-"] * (9 if uses_host else 8))
         return
     bound, gap = tables.plan_bound(plan), plan.solver.gap
     contiguous = plan.solver.contiguous_period_ns
@@ -90,7 +90,7 @@ def _cells(plan: Plan | None, hosted: bool) -> Iterator[str]:
     yield format_ns(plan.step_ns)
     yield "-" if contiguous is None else format_ns(tables.fraction(contiguous))
     yield format_bytes(max(row.peak_bytes for row in plan.memory))
-    if hosted:
+    if uses_host:
         yield format_bytes(_hosted(plan))
 
 
