@@ -103,13 +103,17 @@ def found_marked(reference: Reference) -> Callable[..., object] | None:
     Raises:
         InputError: if the function's own module cannot be imported.
     """
-    if not reference.own and reference.place not in sys.modules:
-        source = _source(reference.place)
-        if source is None or not _marks(source, reference.name):
-            return None
+    if reference.place not in sys.modules and not is_marked(reference):
+        return None
     function: object = vars(_module(reference)).get(reference.name)
     marked = getattr(function, "__dict__", {}).get(_MARK) is True
     return function if callable(function) and marked else None
+
+
+def is_marked(reference: Reference) -> bool:
+    """Whether the source marks the function of a `reference`; nothing is imported."""
+    source = None if reference.own else _source(reference.place)
+    return reference.own or (source is not None and _marks(source, reference.name))
 
 
 def _source(place: str) -> Path | None:
