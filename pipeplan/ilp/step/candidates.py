@@ -30,6 +30,13 @@ class Candidate:
         early = EARLY * sum(self.times.ends) / len(self.times.ends)
         return self.times.end + self.beyond * self.of.load_ns + early
 
+    @property
+    def due_to_stages(self) -> float:
+        """The share of the time beyond the mean work that stages explain, whatever the rule."""
+        of, gpus = self.of, range(len(self.of.hosted))
+        mean = sum(map(of.work_ns, gpus)) / len(gpus)
+        return (max(map(of.least_ns, gpus)) - mean) / max(1.0, self.times.end - mean)
+
 
 @dataclass(slots=True)
 class Contender:

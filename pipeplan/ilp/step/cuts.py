@@ -57,6 +57,10 @@ class CutSearch:
         stays = (costs.load_ns(layer, layer, 0) for layer in reversed(layers))
         self._stay = list(accumulate(stays))[::-1]
         """By first layer: ns from there to the end of the chain and back."""
+        ways = (
+            (costs.forward_ns if split else costs.load_ns)(layer, layer, 0) for layer in layers
+        )
+        self._way = list(accumulate(ways, initial=0))
 
     def all(self, placement: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """First layers of the stages, for all that memory may count; each cuts once."""
@@ -92,8 +96,8 @@ class CutSearch:
         return self._segments[key]
 
     def way_ns(self, first: int) -> int:
-        """How long a micro-batch is at least before layer `first`, there and back."""
-        return self._stay[0] - self._stay[first]
+        """Least time of a micro-batch before layer `first`: there, and back if no W fill it."""
+        return self._way[first]
 
     def stay_ns(self, first: int) -> int:
         """How long a micro-batch is at least in a stage that begins with layer `first`."""
@@ -176,7 +180,7 @@ class _Descent:
             return self.search.microbatches * load * BEYOND_ROOM * (1 + (saved - left) / budget)
         if left:
             period = max(period, self.memory * held / left)
-        way = 0 if self.search.split else self.search.way_ns(cuts[self.hosted[gpu][0]])
+        way = self.search.way_ns(cuts[self.hosted[gpu][0]])
         return self.search.microbatches * period + way
 
 

@@ -69,6 +69,21 @@ class StepInstance:
         one = sum(self.forward[s] + self.backward[s] + self.weight[s] for s in own)
         return one * self.microbatches
 
+    def least_ns(self, gpu: int) -> int:
+        """No step is shorter: the GPU's work, and what comes before and after all of it.
+
+        Micro-batch 0 must come there; where no W may follow, the last one must go home from there.
+        """
+        own = self.hosted[gpu]
+        if not own:
+            return 0
+        before = sum(self.forward[: own[0]])
+        before += sum(hop.ns for hop in self.outward[: own[0]] if hop)
+        if not any(self.weight[stage] for stage in own):
+            before += sum(self.backward[: own[0]])
+            before += sum(hop.ns for hop in self.homeward[: own[0] + 1] if hop)
+        return self.work_ns(gpu) + before
+
 
 def instance(
     costs: CostModel,

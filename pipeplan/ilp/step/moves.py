@@ -19,13 +19,17 @@ SIZES: Final = (0.02, 0.1, 0.3, 1.0)
 """Standard deviations of a change of ranks, in loads."""
 BORDERS: Final = (-2, -1, 1, 2)
 """Layers by which a border moves."""
+RUNS: Final = 0.5
+"""How often layers go from one stage to any other one, rather than over a border or two."""
+ALIKE: Final = 0.5
+"""How often that one is on the same GPU, whose work stays what it is."""
 RULE_MOVES: Final = (0.475, 0.2, 0.125, 0.0625, 0.1375)
 """How often ranks, ranks of single ops, patience, spacing and limits change if no stage does."""
 STAGE_MOVES: Final = (0.7, 0.2, 0.04, 0.03, 0.03)
 """How often borders move, two stages change GPUs, one changes its GPU or whether it is split,
 one is cut in two, and two become one."""
-STAGES: Final = 0.25
-"""How often stages change rather than the rule."""
+STAGES: Final = (0.1, 0.9)
+"""How often stages change rather than the rule: at least, and at most."""
 
 Neighbour = tuple[tuple[Stage, ...], DispatchingRule]
 
@@ -50,9 +54,19 @@ class Moves:
             self._other_limit,
         )
 
-    def neighbour(self, of: StepInstance, rule: DispatchingRule) -> Neighbour | None:
-        """Stages and a rule of which one is new; None if that is not allowed."""
-        if self.random.random() < STAGES:
+    def neighbour(
+        self, of: StepInstance, rule: DispatchingRule, due_to_stages: float
+    ) -> Neighbour | None:
+        """Stages and a rule of which one is new; None if that is not allowed.
+
+        Args:
+            of: with the stages that are known.
+            rule: that is known.
+            due_to_stages: the share of the idle time that stages alone can shorten, 0 to 1. As
+                often stages change rather than the rule.
+        """
+        least, most = STAGES
+        if self.random.random() < min(most, max(least, due_to_stages)):
             return self._other_stages(of, rule)
         (change,) = self.random.choices(self._of_rules, RULE_MOVES)
         return of.origin, change(of, rule)
@@ -74,8 +88,24 @@ class Moves:
         return stages, changed
 
     def _move_borders(self, draft: _Draft) -> None:
-        for _ in range(self.random.choice((1, 1, 2)) if len(draft.cuts) > 1 else 0):
-            draft.cuts[self.random.randrange(1, len(draft.cuts))] += self.random.choice(BORDERS)
+        """One border or two move, or layers go from one stage to another, often of the same GPU.
+
+        Then all borders between the two move alike, so that no other stage grows or shrinks.
+        """
+        random, stages = self.random, len(draft.cuts)
+        if stages < 2:
+            return
+        if random.random() < RUNS:
+            one = random.randrange(stages)
+            others = [s for s in range(stages) if s != one]
+            alike = [s for s in others if draft.placement[s] == draft.placement[one]]
+            other = random.choice(alike if alike and random.random() < ALIKE else others)
+            by = random.choice(BORDERS)
+            for border in range(min(one, other), max(one, other)):
+                draft.cuts[border + 1] += by
+            return
+        for _ in range(random.choice((1, 1, 2))):
+            draft.cuts[random.randrange(1, stages)] += random.choice(BORDERS)
 
     def _swap(self, draft: _Draft) -> None:
         one, other = self.random.choices(range(len(draft.cuts)), k=2)

@@ -246,7 +246,7 @@ class StepSearch:
 
     def _neighbour(self, old: Candidate) -> tuple[StepInstance, DispatchingRule] | None:
         """Other stages or another rule; None where they are not allowed."""
-        found = self.moves.neighbour(old.of, old.rule)
+        found = self.moves.neighbour(old.of, old.rule, old.due_to_stages)
         if found is None:
             return None
         stages, rule = found
