@@ -17,6 +17,7 @@ from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import enumeration
+from pipeplan.ilp.recompute.average_bytes import average_bytes_bound
 from pipeplan.ilp.recompute.enumeration import count_sets, recompute_sets
 from pipeplan.ilp.runs import Run, listed
 from pipeplan.plan import Plan
@@ -79,7 +80,7 @@ def held_against(
         bound = plan.solver.bounds.k1
         assert bound is not None
         assert bound[0] <= best * bound[1]
-        assert any_of(plan) == load_bound(CostModel(chain, cluster, "2bw", "exact"))
+        assert load_bound(CostModel(chain, cluster, "2bw", "exact")) <= any_of(plan) <= best
     return plan, best
 
 
@@ -167,12 +168,13 @@ def test_it_is_more_than_contiguous_plans_and_more_than_keeping() -> None:
     [(4, 2, 11, 1), (4, 2, 14, 1), (4, 2, 14, 2), (4, 3, 15, 1)],
 )
 def test_several_copies(layers: int, gpus: int, seed: int, workers: int) -> None:
-    """Of every plan only the load is proven, whichever set of runs is searched on in the end."""
+    """Of every plan only averages are proven, whichever set of runs is searched on in the end."""
     chain, cluster = tiny(seed, layers), machines(seed, layers, gpus)
     best = wheels.optimum(chain, cluster)
     config = planner.Config(recompute="auto", time_limit_s=3, workers=workers, deterministic=True)
     plan = planner.solve(chain, cluster, config)
-    assert any_of(plan) == load_bound(CostModel(chain, cluster, "2bw", "exact"))
+    costs = CostModel(chain, cluster, "2bw", "exact")
+    assert any_of(plan) == max(load_bound(costs), average_bytes_bound(costs))
     assert best is not None
     assert plan.solver.bounds.k1 is not None
     assert Fraction(*plan.solver.bounds.k1) <= best

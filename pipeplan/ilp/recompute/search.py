@@ -19,6 +19,7 @@ from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
+from pipeplan.ilp.recompute.average_bytes import average_bytes_bound
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract
@@ -48,8 +49,9 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
     """The best plan found, whether or not it recomputes anything.
 
     What the search without recomputation proves from bytes does not hold with it: claimed are the
-    load bound, that of the relaxed options for contiguous plans, and that no plan exists only
-    where a single layer fits no GPU, or the states of all do not fit together.
+    load bound, that of averages of time and bytes, that of the relaxed options for contiguous
+    plans, and that no plan exists only where a single layer fits no GPU, or the states of all do
+    not fit together.
 
     Args:
         state: Of a search without recomputation, not begun.
@@ -60,6 +62,8 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
     joint = JointIncumbent(whole, SearchResult(state), state.report)
     state.report = joint.on_report
     whole.raise_bound("any", _bound(state), from_bytes=False)
+    if not limits.whole_step:
+        whole.raise_bound("any", average_bytes_bound(state.costs))
     whole.infeasible = reason_for_any_remat(state.costs)
     try:
         if whole.infeasible is None:
