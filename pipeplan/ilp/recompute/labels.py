@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from pipeplan.ilp.segment_tables import Array
 
-MOST = 24
+MOST = 48
 """Options of a segment that end with a run, with a kept layer, with a layer's option, each."""
+EACH = 12
+"""How many of them are kept for one number of micro-batches in flight."""
 NESTED = (4, 12)
 """As many more of each in which runs hold others: they leave the rest as it is. For bounds the
 second number: fewer would weaken them."""
@@ -104,10 +106,22 @@ def worth_keeping(labels: Array, most: int, offload: bool) -> NDArray[np.intp]:
     for need in needs:
         least = np.minimum.accumulate(need)
         steps = np.flatnonzero(need < np.concatenate([[np.iinfo(np.int64).max], least[:-1]]))
-        if len(steps) > most // 2:
-            steps = steps[np.linspace(0, len(steps) - 1, most // 2).round().astype(np.int64)]
-        good[steps] = True
+        good[_spread(steps, need, min(EACH, most // 2))] = True
     kept = np.flatnonzero(good)
     if len(kept) > most:
         kept = kept[np.linspace(0, len(kept) - 1, most).round().astype(np.int64)]
     return kept
+
+
+def _spread(steps: NDArray[np.intp], need: Array, most: int) -> NDArray[np.intp]:
+    """At most so many of `steps`, which need less and less, evenly in bytes, not in number.
+
+    Budgets fall anywhere between what the first and the last one need. So a gap in bytes costs
+    most, and many steps close to each other are worth little: layers with several options each
+    give hundreds.
+    """
+    if len(steps) <= most:
+        return steps
+    levels = np.linspace(need[steps[0]], need[steps[-1]], most)
+    chosen = np.searchsorted(-need[steps], -levels)
+    return steps[np.minimum(chosen, len(steps) - 1)]

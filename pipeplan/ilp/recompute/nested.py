@@ -70,6 +70,12 @@ class Nested:
             peak = np.maximum(peak, self._least[place[here], last])
             yield here, self._more[at], peak, self._label[at]
 
+    def begin_as(self, first: int, source: int, count: int) -> None:
+        """The runs of up to `count` layers from `first` on are those from layer `source` on."""
+        ours, theirs = slice(first, first + count), slice(source, source + count)
+        for table in (self._more, self._peak, self._label):
+            table[:, first, ours] = table[:, source, theirs]
+
     def add(
         self, first: int, last: int, begin: int, labels: Array, kind: NDArray[np.int8]
     ) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from functools import partial
 from random import Random
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from pipeplan.chain import Chain, Layer
@@ -14,10 +18,12 @@ from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as recompute_search
+from pipeplan.ilp.recompute.alike import AlikeLayers
 from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
-from pipeplan.ilp.recompute.labels import NONE
+from pipeplan.ilp.recompute.label_maker import LabelMaker
+from pipeplan.ilp.recompute.labels import EACH, FIELDS, MORE, MOST, NONE, PEAK, worth_keeping
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.runs import Run, Runs, from_plan
 from pipeplan.simulator.recompute import condensed
@@ -174,6 +180,18 @@ def test_where_nothing_fits_recomputation_does() -> None:
     assert unhindered.contracted is None
 
 
+def test_options_that_are_kept_lie_evenly_in_bytes() -> None:
+    """Of many that are close to each other few are kept, and none of those far apart is missed."""
+    close, far = np.linspace(100_000, 90_000, 990), np.linspace(80_000, 0, 10)
+    labels = np.zeros((FIELDS, 1000), dtype=np.int64)
+    labels[MORE], labels[PEAK] = np.arange(1000), np.concatenate([close, far])
+    kept = worth_keeping(labels, MOST, offload=False)
+    assert kept[0] == 0
+    assert kept[-1] == 999
+    assert len(kept) <= EACH
+    assert np.diff(labels[PEAK, kept]).min() >= -2 * 100_000 // EACH
+
+
 @grids.first(4, seed=range(8))
 def test_the_bound_exceeds_no_plan(seed: int) -> None:
     """Up to 6 layers on 3 GPUs: no set of runs has a relaxed period below the bound."""
@@ -208,8 +226,35 @@ def test_dropped_options_lower_others(seed: int, monkeypatch: pytest.MonkeyPatch
     """However few options a segment keeps, the bound stays one: it only falls."""
     costs = costs_of(some_chain(seed, 8), 3, 40)
     many = recompute_bound(costs, 1)
-    for module in ("options", "labels"):
+    for module in ("label_maker", "labels"):
         monkeypatch.setattr(f"pipeplan.ilp.recompute.{module}.MOST", 2)
     few = recompute_bound(costs, 1)
     assert few is not None or many is None
     assert many is None or (few is not None and few <= many)
+
+
+@grids.each_pair(relaxed=[False, True], offload=[False, True], nested=[False, True])
+def test_layers_that_are_alike_are_listed_once(
+    relaxed: bool, offload: bool, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that repeat, with others around them: all options as if each was listed."""
+    small = {"output_bytes": 4, "saved_output_bytes": 1, "saved_input_bytes": 2, "options": ()}
+    source = some_chain(3, 3, options=2)
+    plain, *block = source.layers
+    plain = plain.model_copy(update=small)
+    block = [layer.model_copy(update={**small, "options": layer.options}) for layer in block]
+    layers = (plain, *block, *block, *block, plain, *block, plain)
+    chain = source.model_copy(update={"layers": layers, "input_bytes": 4})
+    listed = partial(list_options, chain, relaxed=relaxed, offload=offload, nested=nested)
+    with mock.patch.object(
+        LabelMaker, "_extend", autospec=True, side_effect=LabelMaker._extend
+    ) as made:
+        once = listed()
+    assert made.call_count < sum(range(len(layers) + 1))
+    monkeypatch.setattr(AlikeLayers, "of", lambda _, first: (first, 0))
+    each = listed()
+    for name in ("more", "saved", "peak", "levels", "ids"):
+        assert np.array_equal(getattr(once, name), getattr(each, name)), name
+    for first, last in itertools.combinations_with_replacement(range(len(layers)), 2):
+        for option in np.flatnonzero(each.more[first, last] < NONE):
+            assert once.runs(first, last, int(option)) == each.runs(first, last, int(option))
