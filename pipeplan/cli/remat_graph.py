@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common, flags, output
@@ -82,7 +83,12 @@ def _answer(graph: OperatorGraph, budget: int, method: str, seconds: float) -> A
     from pipeplan.units import format_bytes
 
     common.say(f"planning {len(graph.operations)} operators, at most {seconds:g} s")
-    (answer,) = solve(GraphProblem(graph), [Budget(budget)], seconds, method).answers
+    asked, begin = GraphProblem(graph), time.monotonic()
+
+    def heard(news: str) -> None:
+        common.say(f"{time.monotonic() - begin:6.1f} s  {news}")
+
+    (answer,) = solve(asked, [Budget(budget)], seconds, method, say=heard).answers
     if answer.option is not None:
         return answer
     least = least_peak(graph, seconds)
@@ -173,7 +179,8 @@ def _present(graph: OperatorGraph, answer: Answer, option: Option) -> None:
 
     outcome = option.outcome
     extra = outcome.makespan_ns / graph.compute_ns - 1 if graph.compute_ns else 0.0
-    proven = ", proven the least" if answer.proven else ""
+    gap = f"; bound {format_ns(answer.bound_ns or 0)}, gap {answer.gap or 0:.1%}"
+    proven = ", proven the least" if answer.proven else gap
     print(
         f"{option.method}: {format_ns(outcome.makespan_ns)} a micro-batch, {extra:.1%} over"
         f" running every operation once{proven};"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from ortools.sat.python import cp_model
@@ -17,14 +17,11 @@ from pipeplan.ilp.cpsat.model import add_times
 from pipeplan.ilp.cpsat.variables import Instance, Variables
 from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.schedule import Schedule
+from pipeplan.solver_threads import SolverThread, run_threads
 
 WORK_PER_SECOND = 0.25
 """Deterministic work units that stand for a second of time limit: what CP-SAT did per CPU second
 on models of this kind."""
-
-
-STOP_S: Final = 0.1
-"""Time between two requests to stop, in seconds."""
 
 
 SUBSOLVERS: Final = ("no_lp", "max_lp", "default_lp", "quick_restart", "reduced_costs")
@@ -178,63 +175,9 @@ def run(solver: CpSolver, model: cp_model.CpModel) -> int:
 
 def run_all(pairs: Sequence[tuple[CpSolver, cp_model.CpModel]]) -> list[int]:
     """Solve models side by side; Ctrl-C stops all at once and is raised again."""
-    solves = [_Solve(*pair) for pair in pairs]
-    try:
-        for each in solves:
-            each.start()
-        for each in solves:
-            each.join()
-    except BaseException:
-        for each in solves:
-            each.stop()
-        while running := [each for each in solves if each.running]:
-            for each in running:
-                each.stop()  # again: a solver that has not begun does not hear it
-            running[0].wait(STOP_S)
-        raise
-    for each in solves:
-        each.solver.clock.charge(each.solver.deterministic_time / WORK_PER_SECOND)
-    return [each.status for each in solves]
-
-
-class _Solve:
-    """One model's solve in a thread of its own."""
-
-    def __init__(self, solver: CpSolver, model: cp_model.CpModel) -> None:
-        self.solver, self._model = solver, model
-        self.status = int(cp_model.UNKNOWN)
-        self._error: BaseException | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._solve)
-
-    def start(self) -> None:
-        """Begin to solve."""
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self._thread.is_alive()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for its end, but not longer."""
-        self._thread.join(seconds)
-
-    def join(self) -> None:
-        """Wait for its end; what it raised is raised here."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """Ask it to end if its search has begun, and not to begin if its thread has not."""
-        self._stopped.set()
-        self.solver.stop_search()
-
-    def _solve(self) -> None:
-        if self._stopped.is_set():
-            return
-        try:
-            self.status = int(self.solver.solve(self._model))
-        except BaseException as error:
-            self._error = error
+    found = run_threads(
+        [SolverThread(partial(solver.solve, model), solver.stop_search) for solver, model in pairs]
+    )
+    for solver, _ in pairs:
+        solver.clock.charge(solver.deterministic_time / WORK_PER_SECOND)
+    return [int(status) for status in found]

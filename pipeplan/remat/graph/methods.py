@@ -4,100 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 from pipeplan.errors import InputError
-from pipeplan.remat.graph.blocks.chain import BlockChain
 from pipeplan.remat.graph.brute_force import best_order
-from pipeplan.remat.graph.hierarchy.h_partition import Sizes
 from pipeplan.remat.graph.hierarchy.hierarchy import Hierarchy
 from pipeplan.remat.graph.intervals.search import IntervalAnswer, SearchLimits, search
-from pipeplan.remat.graph.intervals.slots import Slots, runs_of
 from pipeplan.remat.graph.joins.join import JoinChains
 from pipeplan.remat.graph.joins.split import LEAST_SHARE, find_join
-from pipeplan.remat.graph.ledger import Ledger, Order
+from pipeplan.remat.graph.knowledge import Search
+from pipeplan.remat.graph.ledger import Order
 from pipeplan.remat.graph.milp.checkmate import Checkmate
 from pipeplan.remat.graph.milp.fb_graph import FbGraph, of_operators
 from pipeplan.remat.graph.milp.rk_checkmate import RkCheckmate
-from pipeplan.remat.graph.orders import fits, further, peak_bytes, tidy
-from pipeplan.remat.graph.problem import Budget, GraphProblem
+from pipeplan.remat.graph.orders import further, tidy
+from pipeplan.remat.graph.problem import Budget
 
 MOST_WHOLE = 130
 """Operations of a graph that `auto` also solves as a whole: beyond, bounds stay near 0."""
 MOST_PROGRAM = 60
 """Computations of a graph for the integer programs, which grow with their square and more."""
-TOPS = (30, 60)
-"""Clusters of HiRemate's highest level: an encoder-decoder has better plans with fewer, a U-Net
-with more."""
 _OPTIONS_SHARE = 0.5
 """Of the time, what options of blocks may take."""
 
 
-@dataclass
-class Search:
-    """A problem, its budgets, and what is known of them.
-
-    Attributes:
-        problem: what is asked.
-        budgets: pairs of budgets.
-        deadline: on `time.monotonic`.
-        limits: of one search by CP-SAT.
-        known: orders, each with the method that found it.
-        bounds: of each budget: further time that no order of the class is below, ns; None where
-            no order of the class is within the budget.
-    """
-
-    problem: GraphProblem
-    budgets: tuple[Budget, ...]
-    deadline: float
-    limits: SearchLimits
-    known: list[tuple[str, Order]] = field(default_factory=list)
-    bounds: dict[Budget, int | None] = field(default_factory=dict)
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        """The graph's figures."""
-        return Ledger(self.problem.graph)
-
-    @cached_property
-    def slots(self) -> Slots:
-        """Where operations may run."""
-        runs = runs_of(self.ledger, self.problem.runs)
-        return Slots(self.ledger, runs, behind=not self.problem.anywhere)
-
-    @cached_property
-    def chain(self) -> BlockChain:
-        """The graph as blocks."""
-        return BlockChain(self.ledger, runs=self.problem.runs)
-
-    @cached_property
-    def hierarchies(self) -> list[Hierarchy]:
-        """The graph as clusters of clusters; one where all have the same highest level."""
-        found = [Hierarchy(self.ledger, Sizes(top=top), runs=self.problem.runs) for top in TOPS]
-        return found if self.problem.graph.forwards > TOPS[0] else found[:1]
-
-    def best(self, budget: Budget) -> tuple[str, Order] | None:
-        """The fastest known order within a budget; of equally fast ones that of least peak."""
-        fitting = [each for each in self.known if self.fits(each[1], budget)]
-        return min(
-            fitting,
-            key=lambda each: (further(self.ledger, each[1]), peak_bytes(self.ledger, each[1])),
-            default=None,
-        )
-
-    def fits(self, order: Order, budget: Budget) -> bool:
-        """Whether an order keeps a pair of budgets."""
-        return fits(self.ledger, order, budget.peak_bytes, budget.saved_bytes)
-
-    def left(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self.deadline - time.monotonic())
-
-
 def keep_all(search: Search) -> None:
     """Every operation once."""
-    search.known.append(("keep-all", search.ledger.first_order()))
+    search.add("keep-all", search.ledger.first_order())
 
 
 def rotor(search: Search) -> None:
@@ -124,14 +57,17 @@ def hiremate(search: Search) -> None:
 
 def _by_clusters(search: Search, hierarchy: Hierarchy, end: float) -> None:
     now = time.monotonic()
+    search.say(
+        f"hiremate: {len(hierarchy.top)} clusters at the top, {len(hierarchy.distinct)} kinds"
+    )
     hierarchy.solve_ways(search.limits, now + _OPTIONS_SHARE * (end - now))
     waiting = sorted(search.budgets, key=_largest_first)
     for index, budget in enumerate(waiting):
         now = time.monotonic()
         until = now + (end - now) / (len(waiting) - index)
-        order = hierarchy.order(budget.peak_bytes, budget.saved_bytes, search.limits, until)
-        if order is not None:
-            search.known.append(("hiremate", order))
+        found = hierarchy.orders(budget.peak_bytes, budget.saved_bytes, search.limits, until)
+        for order in found:
+            search.add("hiremate", order)
 
 
 def join(search: Search) -> None:
@@ -152,22 +88,22 @@ def join(search: Search) -> None:
     for saved in sorted({each.saved_bytes for each in search.budgets}, key=str):
         peaks = [each.peak_bytes for each in search.budgets if each.saved_bytes == saved]
         orders = chains.orders(peaks, saved)
-        search.known += (("join", each) for each in orders if each is not None)
+        for order in orders:
+            search.add("join", order)
 
 
 def least_memory(search: Search) -> None:
     """The order of least peak that options of blocks give; it answers all budgets above."""
     options_end = time.monotonic() + _OPTIONS_SHARE * search.left()
     search.chain.solve_options(search.limits, options_end)
-    search.known.append(("least-memory", search.chain.smallest()))
+    search.add("least-memory", search.chain.smallest())
 
 
 def _by_blocks(search: Search, name: str, keep_all: bool) -> None:
     for saved in sorted({each.saved_bytes for each in search.budgets}, key=str):
         peaks = [each.peak_bytes for each in search.budgets if each.saved_bytes == saved]
         for order in search.chain.orders(peaks, saved, keep_all):
-            if order is not None:
-                search.known.append((name, order))
+            search.add(name, order)
 
 
 def intervals(search: Search) -> None:
@@ -196,7 +132,7 @@ def _interval(search: Search, budget: Budget, limits: SearchLimits) -> None:
     found = _search(search, budget, limits, None if best is None else best[1], least)
     search.bounds[budget] = found.bound_ns
     if found.order is not None and (best is None or found.order != best[1]):
-        search.known.append(("intervals", found.order))
+        search.add("intervals", found.order)
 
 
 def _search(
@@ -222,8 +158,7 @@ def brute_force(search: Search) -> None:
     for budget in search.budgets:
         order = best_order(search.slots, budget.peak_bytes, budget.saved_bytes)
         search.bounds[budget] = None if order is None else further(search.ledger, order)
-        if order is not None:
-            search.known.append(("brute-force", order))
+        search.add("brute-force", order)
 
 
 def checkmate(search: Search) -> None:
@@ -256,7 +191,7 @@ def _by_program(
     graph = of_operators(search.ledger, range(search.problem.graph.forwards))
     found = make(graph).solve(seconds=min(search.limits.seconds, search.left()))
     if found.objective is not None:
-        search.known.append((name, tidy(search.ledger, graph.order(found.runs))))
+        search.add(name, tidy(search.ledger, graph.order(found.runs)))
 
 
 def auto(search: Search) -> None:

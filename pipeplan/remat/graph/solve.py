@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeplan.errors import InputError, InternalError
 from pipeplan.remat.graph.intervals.search import SearchLimits
-from pipeplan.remat.graph.methods import METHODS, Search
+from pipeplan.remat.graph.knowledge import Search
+from pipeplan.remat.graph.methods import METHODS
 from pipeplan.remat.graph.order_program import program
 from pipeplan.remat.graph.problem import Answer, Budget, GraphProblem, Option, Pareto
 from pipeplan.remat.programs import judge
@@ -22,6 +23,7 @@ def solve(
     deadline_s: float = SECONDS,
     method: str = "auto",
     limits: SearchLimits | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Pareto:
     """The fastest programs found within each pair of budgets, with bounds where any is proven.
 
@@ -34,9 +36,12 @@ def solve(
         deadline_s: seconds for all.
         method: a name in `METHODS`.
         limits: of one search by CP-SAT; its default is a sixth of the deadline, one worker.
+        say: hears of progress. Where it is given, Ctrl-C ends the search with what is known, if
+            anything is.
 
     Raises:
         InputError: if there is no such method, no budget, or a graph too large for the method.
+        KeyboardInterrupt: on Ctrl-C where no program is known, or nobody hears of progress.
     """
     if method not in METHODS:
         raise InputError(f"method: got {method!r}, need one of {', '.join(METHODS)}")
@@ -44,8 +49,26 @@ def solve(
         raise InputError("budgets: got none, need at least one pair of peak and saved bytes")
     end = time.monotonic() + deadline_s
     search = Search(problem, tuple(budgets), end, limits or SearchLimits(deadline_s / 6))
-    METHODS[method](search)
+    if say is None:
+        METHODS[method](search)
+    else:
+        search.say = say
+        _keep_best(search, method)
     return Pareto(tuple(_answer(search, budget) for budget in budgets))
+
+
+def _keep_best(search: Search, method: str) -> None:
+    """Search until it ends or Ctrl-C ends it.
+
+    Raises:
+        KeyboardInterrupt: if no program is known within any budget.
+    """
+    try:
+        METHODS[method](search)
+    except KeyboardInterrupt:
+        if all(search.best(budget) is None for budget in search.budgets):
+            raise
+        search.say("interrupted: the best so far")
 
 
 def _answer(search: Search, budget: Budget) -> Answer:

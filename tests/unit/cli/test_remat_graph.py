@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_branches_that_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file.write_text(UNEQUAL.to_json())
     assert main(words(file, 50, "--method", "join")) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("join: ")
+    assert re.match(r"join: .*; bound \S+ \S+, gap \d+\.\d%; peak", printed.out)
+    assert re.search(r" s  join: \d+\.\d\d% over every operation once", printed.err)
     assert "budget=50, method='join'" in printed.err
 
 

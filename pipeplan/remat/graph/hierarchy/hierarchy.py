@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -133,10 +133,10 @@ class Hierarchy:
         """The whole graph as a level of its highest clusters."""
         return self._solver(self.ledger, self.top)
 
-    def order(
+    def orders(
         self, peak: int, saved: int | None, limits: SearchLimits, deadline: float
-    ) -> Order | None:
-        """The fastest order found within budgets, static bytes included; None where none is.
+    ) -> Iterator[Order]:
+        """Orders within budgets, static bytes included, each faster than the ones before.
 
         Peaks of clusters do not fall together, so that a level counts more than its order holds:
         of the bytes that it may be given, from the budget on, those are bisected whose order
@@ -144,7 +144,8 @@ class Hierarchy:
         """
         first = self.ledger.first_order()
         if fits(self.ledger, first, peak, saved):
-            return first
+            yield first
+            return
         room = peak - self.ledger.constant
         best: Order | None = None
         plan: LevelPlan | None = None
@@ -164,10 +165,10 @@ class Hierarchy:
                 low = given
                 if order is not None and (best is None or self._faster(order, best)):
                     best = order
+                    yield best
             else:
                 high = given
             given = (low + high) // 2
-        return best
 
     def _faster(self, one: Order, other: Order) -> bool:
         return time_of(self.ledger, one) < time_of(self.ledger, other)

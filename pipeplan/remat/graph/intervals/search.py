@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -10,6 +11,7 @@ from pipeplan.remat.graph.intervals.model import IntervalModel
 from pipeplan.remat.graph.intervals.slots import Slots
 from pipeplan.remat.graph.ledger import Ledger, Order
 from pipeplan.remat.graph.orders import fits, further, tidy
+from pipeplan.solver_threads import SolverThread, run_threads
 
 MOST_UNITS = 1_000_000
 """Units of memory into which a peak is divided at most."""
@@ -104,8 +106,8 @@ def run_model(
 ) -> tuple[Any, Any]:
     """CP-SAT's status, and the solver behind it; `linearization` is its level.
 
-    The propagation of `IntervalModel._heads` proves more in a second than linear relaxations do,
-    but for models with choices.
+    Ctrl-C ends it and is raised. The propagation of `IntervalModel._heads` proves more in a second
+    than linear relaxations do, but for models with choices.
     """
     from ortools.sat.python import cp_model
 
@@ -114,9 +116,11 @@ def run_model(
     solver.parameters.num_workers = limits.workers
     solver.parameters.random_seed = 0
     solver.parameters.linearization_level = linearization
+    solver.parameters.catch_sigint_signal = False
     if limits.deterministic is not None:
         solver.parameters.max_deterministic_time = limits.deterministic
-    return solver.solve(model.cp), solver
+    (status,) = run_threads([SolverThread(partial(solver.solve, model.cp), solver.stop_search)])
+    return status, solver
 
 
 def _unit(ledger: Ledger, peak: int) -> int:

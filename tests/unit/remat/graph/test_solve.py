@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pipeplan.errors import InputError
@@ -11,17 +13,21 @@ from pipeplan.remat.graph import (
     Budget,
     GraphProblem,
     Pareto,
+    SearchLimits,
     graph_budgets,
     graph_curve,
     least_peak,
     solve,
 )
+from pipeplan.remat.graph.hierarchy import solve_level
+from pipeplan.remat.graph.intervals.search import run_model
 from pipeplan.remat.graph.ledger import Ledger
 from pipeplan.remat.programs import judge, keep_all
 from pipeplan.testing.joint_graphs import Gpt, gpt_graph
 from pipeplan.testing.random_graphs import random_graph
 from tests.unit.remat.graph.test_joins import UNEQUAL
 
+FEW = SearchLimits(20, deterministic=0.2)
 SMALL = Gpt(2, width=16, heads=2, tokens=8, batch=2, vocabulary=16)
 
 
@@ -161,3 +167,31 @@ def test_nothing_fits() -> None:
     assert answer.option is None
     assert answer.bound_ns is None
     assert answer.proven
+
+
+def test_an_interrupted_search_keeps_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C behind the first order keeps it; without one, or without a listener, it is raised."""
+    graph = gpt_graph(SMALL)
+    outcome = judge(graph, keep_all(graph))
+    budgets = [Budget(outcome.peak_bytes * 4 // 5)]
+    heard: list[str] = []
+
+    def interrupted(status: bool) -> Callable[..., object]:
+        def run(model: object, limits: object, linearization: int = 0) -> object:
+            if linearization and (status or len(heard) > 1):
+                raise KeyboardInterrupt
+            return run_model(model, limits, linearization)  # type: ignore[arg-type]
+
+        return run
+
+    monkeypatch.setattr(solve_level, "run_model", interrupted(False))
+    (answer,) = solve(GraphProblem(graph), budgets, 60, "hiremate", FEW, heard.append).answers
+    assert answer.option is not None
+    assert answer.option.within(budgets[0])
+    assert 0 < (answer.gap or 0) < 0.5
+    told = f"hiremate: {answer.gap:.2%} over every operation once"
+    assert heard[1:] == [told, "interrupted: the best so far"]
+    monkeypatch.setattr(solve_level, "run_model", interrupted(True))
+    for say in (heard.append, None):
+        with pytest.raises(KeyboardInterrupt):
+            solve(GraphProblem(graph), budgets, 60, "hiremate", FEW, say)
