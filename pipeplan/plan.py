@@ -117,7 +117,7 @@ class Stage(Record):
     split_backward: bool = Field(default=False, exclude_if=lambda split: not split)
     """Whether its backward is two ops, I and W, (S1) to (S5)."""
     states: Literal["gpu", "host"] = Field(default="gpu", exclude_if=lambda where: where == "gpu")
-    """Where its optimizers' states are and its update runs, (U1) to (U6)."""
+    """Where its optimizers' states are and its update runs, (U1) to (U7)."""
 
     @property
     def first(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pipeplan import lowering
 from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Action, ActionKind, Pattern
-from pipeplan.runtime.dry_run.run import PlannedTimes, dry_run, make_clock
+from pipeplan.runtime.dry_run.planned_times import PlannedTimes
+from pipeplan.runtime.dry_run.run import dry_run, make_clock
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.simulator import Simulation, simulate
 from pipeplan.simulator.tape import number
@@ -50,7 +51,7 @@ def simulated(plan: Plan, pattern: Pattern, steps: int, *, updates: bool = True)
         plan, pattern, microbatches=steps * pattern.microbatches, clock="eager", updates=updates
     )
     program = pattern.unroll(told.microbatches)
-    return [_ends(actions, told, updates) for actions in program.ranks]
+    return [_ends(rank, actions, told, updates) for rank, actions in enumerate(program.ranks)]
 
 
 def without_updates(plan: Plan, steps: int) -> tuple[Plan, Pattern]:
@@ -59,14 +60,15 @@ def without_updates(plan: Plan, steps: int) -> tuple[Plan, Pattern]:
     return long, replace(lowering.lower(plan), microbatches=long.microbatches)
 
 
-def _ends(actions: tuple[Action, ...], told: Simulation, updates: bool) -> Ends:
+def _ends(rank: int, actions: tuple[Action, ...], told: Simulation, updates: bool) -> Ends:
     """A rank is done with an action when the simulator is, or with the action before it."""
     times = told.times
     ends: Ends = []
     now = 0
-    for action in actions:
+    for index, action in enumerate(actions):
         kind = _LASTING.get(action.kind)
         if action.microbatch is None:
+            now = max(now, times.when[rank][index])
             now += times.ops.update[action.stage] if updates else 0
         elif kind is not None:
             end = times.end[number(kind, action.stage)][action.microbatch]

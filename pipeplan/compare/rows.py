@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import ceil
 
 from pipeplan import lowering, simulator, verifier
 from pipeplan.cluster import Cluster
@@ -116,10 +117,12 @@ def row_of(name: str, plan: Plan, detail: str = "", added: Fraction | None = Non
         detail: what was chosen.
         added: ns that one more micro-batch adds in the middle of a step; None: its period.
     """
-    update = _update_ns(plan)
     period = plan.period_per_microbatch
     if plan.semantics == "flush":
+        update = _update_ns(plan)
         period = Fraction(plan.step_ns - update, plan.microbatches)
+    else:
+        update = plan.step_ns - ceil(plan.microbatches * period)
     return Row(
         name=name,
         semantics=plan.semantics,
@@ -151,6 +154,7 @@ def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
 
 
 def _update_ns(plan: Plan) -> int:
+    """Of a step under flush, behind its drain."""
     updates = [0] * len(plan.cluster.gpus)
     for stage in plan.stages:
         updates[stage.gpu] += costs.update_ns(plan, stage.id)

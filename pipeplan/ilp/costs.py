@@ -149,9 +149,22 @@ class CostModel:
         assert host is not None
         assert host.update_bytes_per_s is not None
         weights = 10**9 * sum(layer.weight_bytes for layer in layers)
-        gradients = 10**9 * sum(layer.gradient_bytes for layer in layers)
-        moving = (ceil_div(size, host.bandwidth_bytes_per_s) for size in (gradients, weights))
-        return sum(moving) + ceil_div(weights, host.update_bytes_per_s)
+        moved = ceil_div(weights, host.bandwidth_bytes_per_s)
+        return self._gradients_ns(stage) + moved + ceil_div(weights, host.update_bytes_per_s)
+
+    def behind_ns(self, stage: Stage) -> int:
+        """Of it, what runs beside the GPU's next micro-batches where nothing is offloaded (U7)."""
+        layers = self.chain.layers[stage.first : stage.last + 1]
+        waits = any(layer.waiting_gradient_bytes for layer in layers)
+        if self.semantics == "flush" or stage.states == "gpu" or waits:
+            return 0
+        return self.update_ns(stage) - self._gradients_ns(stage)
+
+    def _gradients_ns(self, stage: Stage) -> int:
+        layers = self.chain.layers[stage.first : stage.last + 1]
+        size = 10**9 * sum(layer.gradient_bytes for layer in layers)
+        assert self.cluster.host is not None
+        return ceil_div(size, self.cluster.host.bandwidth_bytes_per_s)
 
     def link(self, source: int, target: int) -> tuple[int, int | None]:
         """(latency ns, bytes per second or None) from `source` to `target`."""

@@ -36,7 +36,7 @@ class Problem:
         stages: For "full-recompute" alone: the stages.
         recompute: Whether stages may recompute layers, (V1)-(V4).
         offload: Whether what stages save may reside on the host, (H1)-(H7).
-        states: Whether optimizers' states may, (U1)-(U6): in no plan, only where no plan is found
+        states: Whether optimizers' states may, (U1)-(U7): in no plan, only where no plan is found
             without ("needed"), or in any plan.
         pins: (layer, GPU) of layers whose GPU is given, sorted.
     """

@@ -14,7 +14,8 @@ from pipeplan.launch.options import LaunchOptions
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import RankClock
-from pipeplan.runtime.dry_run.run import DryRun, Kind, PlannedTimes, dry_run, make_clock
+from pipeplan.runtime.dry_run.planned_times import PlannedTimes
+from pipeplan.runtime.dry_run.run import DryRun, Kind, dry_run, make_clock
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.startup.process_group import join
 from pipeplan.runtime.supervision.period_meter import PeriodMeter, Periods

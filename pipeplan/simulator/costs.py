@@ -72,13 +72,18 @@ def input_ns(layer: Layer) -> int:
 
 
 def update_ns(plan: Plan, stage: int) -> int:
-    """How long a stage's optimizer step takes, in ns."""
+    """How long a stage's optimizer step holds its rank, in ns."""
     home = plan.stages[stage]
     if home.states == "host":
-        return host_update_ns(plan, stage)
+        return host_update_ns(plan, stage)[0]
     speed = _speed(plan, home.gpu)
     layers = plan.chain.layers[home.first : home.last + 1]
     return sum(ceil(layer.optimizer_ns / speed) for layer in layers)
+
+
+def behind_ns(plan: Plan, stage: int) -> int:
+    """How long a stage's optimizer step goes on while its rank does something else, in ns."""
+    return host_update_ns(plan, stage)[1] if plan.stages[stage].states == "host" else 0
 
 
 def transfer_ns(plan: Plan, kind: OpKind, stage: int) -> int:

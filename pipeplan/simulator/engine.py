@@ -95,6 +95,10 @@ class Engine:
         self._links, self._due = links, due
         self._updates = updates
         self.now = [0 if due is None else LONG_AGO] * len(tapes)
+        self.host = [LONG_AGO] * len(tapes)
+        """Per rank, when its host is free."""
+        self._versions: dict[int, tuple[int, int]] = {}
+        """By stage, its optimizer steps so far and when the host had made the last of them."""
         self._ready: dict[tuple[int, int], int] = {}
         self._waiting: dict[tuple[int, int], list[int]] = {}
 
@@ -126,9 +130,10 @@ class Engine:
             elif does == Does.FREE:
                 passed = self._free(rank, op, microbatch)
             elif does == Does.OPT:
-                when.append(self.now[rank])
                 if self._updates:
-                    self.now[rank] += self.ops.update[self.ops.stage(op)]
+                    self._update(rank, self.ops.stage(op))
+                else:
+                    when.append(self.now[rank])
                 passed = True
             else:
                 passed = self._transfer(rank, index, op, microbatch)
@@ -136,6 +141,24 @@ class Engine:
                 self.position[rank] = index
                 return
         self.position[rank] = len(tape)
+
+    def _update(self, rank: int, stage: int) -> None:
+        """An optimizer step; what the host does of it behind that, one stage after the other."""
+        done, ready = self._versions.get(stage, (0, LONG_AGO))
+        begin = max(self.now[rank], ready)
+        self.times.when[rank].append(begin)
+        self.now[rank] = begin + self.ops.update[stage]
+        rest = self.ops.behind[stage]
+        if rest:
+            self.host[rank] = max(self.host[rank], self.now[rank]) + rest
+        self._versions[stage] = done + 1, self.host[rank] if rest else LONG_AGO
+
+    def _weights(self, op: int, microbatch: int) -> int:
+        """When the host has brought the weights that a forward is the first to read (2bw)."""
+        if self.ops.kind(op) is not OpKind.F:
+            return LONG_AGO
+        done, ready = self._versions.get(self.ops.stage(op), (0, LONG_AGO))
+        return ready if microbatch >= (done + 1) * self.ops.step else LONG_AGO
 
     def needs(self, op: int, microbatch: int) -> tuple[int, ...]:
         """The ops of the micro-batch whose end a compute waits for."""
@@ -153,7 +176,7 @@ class Engine:
                 self._waiting.setdefault((needed, microbatch), []).append(rank)
                 return False
             arrival = max(arrival, end)
-        now = self.now[rank]
+        now = max(self.now[rank], self._weights(op, microbatch))
         start = max(now, arrival)
         if self._due is not None:
             due = self._due[rank][index]

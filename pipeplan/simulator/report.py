@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import ceil
 
 from pipeplan.memory_terms import GpuTerms
-from pipeplan.plan import Plan
+from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Program
 from pipeplan.simulator import measure
 from pipeplan.simulator.charges import Charges
@@ -17,7 +17,7 @@ from pipeplan.simulator.ledger import RankLedger
 from pipeplan.simulator.links import PlannedLinks
 from pipeplan.simulator.permanent import permanent
 from pipeplan.simulator.result import Clock, Discrepancy, Simulation
-from pipeplan.simulator.tape import Does, Ops
+from pipeplan.simulator.tape import Does, Ops, number
 from pipeplan.simulator.terms import TermLedger, Things, gpu_memory
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
@@ -115,7 +115,7 @@ def _span(engine: Engine) -> tuple[int, int]:
     times = engine.times
     starts = [time for each in times.start for time in each if time is not None]
     ends = [time for each in times.end for time in each if time is not None]
-    return (min(starts), max(*ends, *engine.now)) if starts else (0, 0)
+    return (min(starts), max(*ends, *engine.now, *engine.host)) if starts else (0, 0)
 
 
 def _step_ns(
@@ -131,10 +131,7 @@ def _step_ns(
         return None if period is None else ceil(plan.microbatches * period / plan.k)
     if period is None:
         return None
-    updates_ns = [0] * len(plan.cluster.gpus)
-    for stage in plan.stages:
-        updates_ns[stage.gpu] += times.ops.update[stage.id]
-    update = max(updates_ns)
+    update = _updates_ns(plan, times, period)
     if plan.semantics == "2bw":
         return ceil(plan.microbatches * period / plan.k) + update
     used = min(count, plan.microbatches)
@@ -145,6 +142,33 @@ def _step_ns(
     ends = [each[replayed] for each in times.end]
     end = max(time for time in ends if time is not None)
     return int(end + Fraction(last - replayed, plan.k) * period) - begin + update
+
+
+def _updates_ns(plan: Plan, times: Times, period: Fraction) -> int:
+    """Of the slowest GPU: what holds it, and what of the rest a forward would have to wait for."""
+    ops, k = times.ops, plan.k
+
+    def at(op: int, microbatch: int, ended: bool = False) -> int:
+        known = (times.end if ended else times.start)[op][microbatch % k]
+        assert known is not None
+        return known + int(microbatch // k * period)
+
+    found = []
+    for gpu in range(len(plan.cluster.gpus)):
+        hosted = [stage.id for stage in plan.hosted(gpu)]
+        beside = [stage for stage in hosted if ops.behind[stage]]
+        left = [
+            min(
+                at(number(OpKind.F, stage), last + plan.microbatches + 1),
+                at(ops.backward(stage), last + plan.microbatches, ended=True),
+            )
+            - at(ops.backward(stage), last, ended=True)
+            for stage in beside
+            for last in range(k)
+        ]
+        late = max(0, sum(ops.behind[stage] for stage in beside) - min(left)) if left else 0
+        found.append(sum(ops.update[stage] for stage in hosted) + late)
+    return max(found)
 
 
 def _order(times: Times) -> Iterator[Discrepancy]:

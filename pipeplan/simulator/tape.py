@@ -56,7 +56,11 @@ class Ops:
     position: tuple[int, ...]
     """(T1), (H5), (S1)."""
     update: tuple[int, ...]
-    """Per stage, the ns of its optimizer step."""
+    """Per stage, the ns for which its optimizer step holds the rank."""
+    behind: tuple[int, ...]
+    """Per stage, the ns for which it goes on behind that, on the host (U7)."""
+    step: int
+    """Micro-batches between two optimizer steps."""
 
     @classmethod
     def of(cls, plan: Plan) -> Ops:
@@ -101,6 +105,8 @@ class Ops:
             tuple(after),
             tuple(_position(op, len(plan.stages)) for op in range(size)),
             tuple(costs.update_ns(plan, stage) for stage in range(len(plan.stages))),
+            tuple(costs.behind_ns(plan, stage) for stage in range(len(plan.stages))),
+            plan.microbatches,
         )
 
     def backward(self, stage: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import RankClock
-from pipeplan.runtime.dry_run.run import PlannedTimes, emulated_host_links, executor_of
+from pipeplan.runtime.dry_run.planned_times import PlannedTimes
+from pipeplan.runtime.dry_run.run import emulated_host_links, executor_of
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder

@@ -1,4 +1,4 @@
-"""How long ops last, from chain and cluster: (T2), (T3), (H2), (S2); the optimizer of (T5)."""
+"""How long ops last, from chain and cluster: (T2), (T3), (H2), (S2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from pipeplan.chain import Layer
 from pipeplan.plan import OpKind, Plan
-from pipeplan.verifier import host_states
 from pipeplan.verifier.stage_bytes import offloaded
 from pipeplan.verifier.structure import place
 from pipeplan.verifier.timetable import Timetable
@@ -77,19 +76,6 @@ def message_bytes(plan: Plan, kind: OpKind, stage: int) -> int:
     if kind is OpKind.SEND_F:
         return plan.chain.layers[where.last].output_bytes
     return plan.chain.gradient_of_input(where.first)
-
-
-def optimizer_ns(plan: Plan) -> int:
-    """(T5), last term: the slowest GPU's update of all layers it hosts; (U5) on the host."""
-    total = dict.fromkeys(range(len(plan.cluster.gpus)), 0)
-    for stage in plan.stages:
-        if stage.states == "host":
-            total[stage.gpu] += host_states.update_ns(plan, stage)
-            continue
-        speed = plan.cluster.gpus[stage.gpu].speed
-        for layer in plan.chain.layers[stage.first : stage.last + 1]:
-            total[stage.gpu] += scaled(layer.optimizer_ns, speed)
-    return max(total.values())
 
 
 def durations(table: Timetable) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Updates on the host: what a stage has there and how long one takes, (U1) to (U5)."""
+"""Updates on the host: what a stage has there and how long one takes, (U1) to (U5), (U7)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pipeplan.chain import Layer
 from pipeplan.plan import Plan, Stage
+from pipeplan.units import ceil_div
 from pipeplan.verifier.violation import Rule, Violation
 
 
@@ -50,13 +51,35 @@ def stage_on_host(plan: Plan, stage: Stage) -> int:
     return moved(plan, stage) + copies
 
 
-def update_ns(plan: Plan, stage: Stage) -> int:
-    """(U5): gradients go, the host updates, weights come back, one after the other."""
+def gradients_ns(plan: Plan, stage: Stage) -> int:
+    """Of (U5): the gradients go."""
+    host = plan.cluster.host
+    assert host is not None
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    return ceil_div(
+        sum(layer.gradient_bytes for layer in layers) * 10**9, host.bandwidth_bytes_per_s
+    )
+
+
+def behind_ns(plan: Plan, stage: Stage) -> int:
+    """Of (U5): the host updates, and the weights come back."""
     host = plan.cluster.host
     assert host is not None
     assert host.update_bytes_per_s is not None
+    weights = 10**9 * sum(
+        layer.weight_bytes for layer in plan.chain.layers[stage.first : stage.last + 1]
+    )
+    return ceil_div(weights, host.update_bytes_per_s) + ceil_div(
+        weights, host.bandwidth_bytes_per_s
+    )
+
+
+def runs_beside(plan: Plan, stage: Stage) -> bool:
+    """(U7): whether its rank goes on while the host updates."""
     layers = plan.chain.layers[stage.first : stage.last + 1]
-    weights = sum(layer.weight_bytes for layer in layers) * 10**9
-    gradients = sum(layer.gradient_bytes for layer in layers) * 10**9
-    way, speed = host.bandwidth_bytes_per_s, host.update_bytes_per_s
-    return -(-gradients // way) - (-weights // speed) - (-weights // way)
+    return (
+        plan.semantics == "2bw"
+        and stage.states == "host"
+        and not any(layer.waiting_gradient_bytes for layer in layers)
+        and not any(each.offloads for each in plan.hosted(stage.gpu))
+    )

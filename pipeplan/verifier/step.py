@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
-from pipeplan.verifier.durations import optimizer_ns
+from pipeplan.verifier import host_states
+from pipeplan.verifier.durations import scaled
 from pipeplan.verifier.ledger import GpuLedger, Terms
 from pipeplan.verifier.moments import Moment, end_of, start_of, update_of
 from pipeplan.verifier.timetable import TimedOp, Timetable
@@ -28,10 +29,51 @@ def in_flight(table: Timetable, leaves: Callable[[TimedOp], Moment] = end_of) ->
     return tuple(counts)
 
 
+def optimizer_ns(table: Timetable) -> int:
+    """(T5), last term: the slowest GPU's update of all layers it hosts; (U5), (U7) on the host."""
+    plan = table.plan
+    held = [0] * len(plan.cluster.gpus)
+    behind, room = list(held), [plan.microbatches * table.period] * len(held)
+    for stage in plan.stages:
+        gpu = stage.gpu
+        if stage.states == "gpu":
+            layers = plan.chain.layers[stage.first : stage.last + 1]
+            held[gpu] += sum(
+                scaled(layer.optimizer_ns, plan.cluster.gpus[gpu].speed) for layer in layers
+            )
+            continue
+        held[gpu] += host_states.gradients_ns(plan, stage)
+        rest = host_states.behind_ns(plan, stage)
+        if rest and host_states.runs_beside(plan, stage):
+            behind[gpu] += rest
+            room[gpu] = min(room[gpu], _room_ns(table, stage.id))
+        else:
+            held[gpu] += rest
+    late = (max(0, rest - left) for rest, left in zip(behind, room, strict=True))
+    return max(total + more for total, more in zip(held, late, strict=True))
+
+
+def _room_ns(table: Timetable, stage: int) -> int:
+    """(U7), v(s): from an update to the first forward that reads it, or to the next update."""
+    k, count = table.plan.k, table.plan.microbatches
+
+    def moved(op: TimedOp, microbatch: int) -> int:
+        return (microbatch - op.copy) // k * table.period
+
+    rooms = []
+    for copy in range(k):
+        reader, last = copy + count + 1, copy + count
+        forward = table[OpKind.F, stage, reader % k]
+        backward = table[OpKind.B, stage, last % k]
+        ends = forward.start + moved(forward, reader), backward.end + moved(backward, last)
+        rooms.append(min(ends) - table[OpKind.B, stage, copy].end)
+    return min(rooms)
+
+
 def step_ns(table: Timetable) -> int:
     """(T5): the plan-clock time of one optimizer step of `microbatches` micro-batches."""
     plan = table.plan
-    update = optimizer_ns(plan)
+    update = optimizer_ns(table)
     if plan.semantics == "2bw":
         return ceil_div(plan.microbatches * table.period, plan.k) + update
     used = [op for op in table.all if op.copy < plan.microbatches]

@@ -14,6 +14,7 @@ from pipeplan import lowering, simulator
 from pipeplan.testing import plans
 from pipeplan.verifier import audit, verify
 from tests import mutations_split
+from tests.host_updates import beside
 from tests.mutations import MUTATIONS, mutate
 from tests.voices import counted_slots, never_later_never_higher, replay_accepts
 
@@ -35,6 +36,18 @@ def test_the_voices_agree_on_valid_plans(seed: int) -> None:
     assert simulation.step_ns == found.step_ns
     assert simulation.memory == found.memory
     assert simulation.in_flight == found.in_flight
+
+
+@FEW
+@given(SEEDS)
+def test_updates_beside_are_judged_alike(seed: int) -> None:
+    """(U7): the same step, and none is longer on the eager clock, with updates that take time."""
+    plan = beside(seed)
+    assert verify(plan) == ()
+    pattern = lowering.lower(plan)
+    assert simulator.check(plan, pattern).step_ns == plan.step_ns
+    eager = simulator.simulate(plan, pattern, clock="eager", updates=True)
+    assert eager.step_ns is None or eager.step_ns <= plan.step_ns
 
 
 @FEW

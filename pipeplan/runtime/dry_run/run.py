@@ -9,19 +9,18 @@ machine is doing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pipeplan.errors import InternalError
-from pipeplan.plan import OpKind, Plan, outermost
+from pipeplan.plan import OpKind, Plan
 from pipeplan.program import Pattern
 from pipeplan.runtime.dry_run.clock import RankClock, SleepClock, VirtualClock
+from pipeplan.runtime.dry_run.planned_times import PlannedTimes
 from pipeplan.runtime.dry_run.sleeping import EmulatedHostLinks, HostLinks
 from pipeplan.runtime.dry_run.timed_links import Crossing, TimedTransport, VirtualHostLinks
 from pipeplan.runtime.executor import Executor
@@ -38,30 +37,34 @@ _NOTHING = TensorSpec((0,), "torch.float32", True)
 """What a boundary carries: no bytes; the stamps beside it carry the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTimes:
-    """How long everything lasts in a dry run, in ns."""
+class HostUpdates:
+    """The host of a rank, which makes one stage's weights after the other (U7)."""
 
-    ops: Mapping[tuple[OpKind, int], int]
-    """By kind and stage, transfers included."""
-    updates: tuple[int, ...]
-    """By stage, the optimizer's step."""
+    def __init__(self) -> None:
+        self._free = 0
 
-    @classmethod
-    def of(
-        cls, plan: Plan, *, scale: Fraction = Fraction(1), updates: bool = True
-    ) -> PlannedTimes:
-        """What the plan says, times `scale`; without `updates` an OPT takes no time."""
-        lasting = {(op.kind, op.stage): ceil(op.duration_ns * scale) for op in plan.ops}
-        steps = (_update_ns(plan, index) if updates else 0 for index in range(len(plan.stages)))
-        return cls(lasting, tuple(ceil(step * scale) for step in steps))
+    def behind(self, now: int, lasts: int) -> int:
+        """When it has made, and brought back, what it may begin with `now`."""
+        self._free = max(now, self._free) + lasts
+        return self._free
 
 
 class TimedStage:
     """Stands in for a stage: each op passes its planned time."""
 
-    def __init__(self, times: PlannedTimes, index: int, clock: RankClock, ways: HostLinks) -> None:
+    def __init__(
+        self,
+        times: PlannedTimes,
+        index: int,
+        clock: RankClock,
+        ways: HostLinks,
+        updates: HostUpdates,
+    ) -> None:
         """Takes how long its ops last; `index` is its place among all stages."""
+        self._updates = updates
+        self._behind_ns = times.behind[index]
+        self._microbatches = times.microbatches
+        self._read_from = self._made = 0
         self._index = index
         self._ways = ways
         self._out: dict[int, Pending] = {}
@@ -86,6 +89,8 @@ class TimedStage:
     ) -> list[Tensor]:
         """See `StageRunner`: one empty tensor, or the last stage's loss."""
         self.in_flight += 1
+        if microbatch >= self._read_from:
+            self._clock.until(self._made)
         self._clock.until(self._clock.now() + self._forward_ns)
         return [torch.zeros(() if self._last else 0)]
 
@@ -117,9 +122,13 @@ class TimedStage:
         self._back[microbatch] = self._ways.start(OpKind.PREFETCH, self._index, microbatch)
 
     def update(self, step: int) -> None:
-        """See `Weights`."""
+        """See `Weights`; what the host does behind it is waited for by the next, or a forward."""
+        self._clock.until(self._made)
         self._clock.until(self._clock.now() + self._update_ns)
         self.version = step + 1
+        if self._behind_ns:
+            self._made = self._updates.behind(self._clock.now(), self._behind_ns)
+            self._read_from = (step + 2) * self._microbatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +241,10 @@ def executor_of(
 ) -> Executor:
     """What walks this rank's list, on stages that only pass time."""
     hosted, links = pattern.hosted[transport.rank], _endpoints(plan)
+    updates = HostUpdates()
     return Executor(
         pattern,
-        {index: TimedStage(times, index, clock, ways) for index in hosted},
+        {index: TimedStage(times, index, clock, ways, updates) for index in hosted},
         {index: links[index] for index in hosted},
         _NoData(),
         transport,
@@ -272,33 +282,3 @@ def _crossing(plan: Plan, times: PlannedTimes, kind: OpKind, stage: int) -> Cros
     forward = kind is OpKind.SEND_F
     position = 2 * stage + 1 if forward else 2 * (2 * len(plan.stages) - 1 - stage)
     return Crossing(plan.cluster.links.resource(*ends), ops, position)
-
-
-def _update_ns(plan: Plan, index: int) -> int:
-    """The optimizer's part of (T5) for one stage; a run that is computed again is one layer."""
-    stage = plan.stages[index]
-    if stage.states == "host":
-        return _host_update_ns(plan, index)
-    speed = Fraction(str(plan.cluster.gpus[stage.gpu].speed))
-    ends = dict(outermost(stage.remat.recompute)) if stage.remat else {}
-    total, first = 0, stage.first
-    while first <= stage.last:
-        last = ends.get(first, first)
-        layers = plan.chain.layers[first : last + 1]
-        total += ceil(sum(layer.optimizer_ns for layer in layers) / speed)
-        first = last + 1
-    return total
-
-
-def _host_update_ns(plan: Plan, index: int) -> int:
-    """(U5): to the host, there, and back."""
-    stage, host = plan.stages[index], plan.cluster.host
-    if host is None or host.update_bytes_per_s is None:
-        raise InternalError(f"plan: stage {index} has no host to update. Verify the plan first.")
-    weights = gradients = 0
-    for layer in plan.chain.layers[stage.first : stage.last + 1]:
-        weights += layer.weight_bytes
-        gradients += layer.gradient_bytes
-    way, speed = host.bandwidth_bytes_per_s, host.update_bytes_per_s
-    legs = ((gradients, way), (weights, speed), (weights, way))
-    return sum(ceil(Fraction(size * 10**9, rate)) for size, rate in legs)

@@ -1,14 +1,15 @@
-"""Weights and gradients on the host, and updates of them there: (U1) to (U6).
+"""Weights and gradients on the host, and updates of them there: (U1) to (U7).
 
 An update takes the gradients of a step to the host, steps there what optimizers keep there, and
 brings the weights back, in this order (Ren et al. 2021, ZeRO-Offload, section 4). A worker's
-thread does it all: what an optimizer makes for a while is no part of the device's bytes.
+thread does it all: what an optimizer makes for a while is no part of the device's bytes. Behind
+the gradients it may run beside what the rank does next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,6 +40,9 @@ class HostUpdate:
             initializer=torch.set_num_threads,
             initargs=(torch.get_num_threads(),),
         )
+        self._begun: Future[None] | None = None
+        device = parameters[0].device
+        self._back = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.weights = [nn.Parameter(self._room(each.detach())) for each in parameters]
         self.gradients = [self._room(gradient) for gradient in gradients]
         for copy, parameter in zip(self.weights, parameters, strict=True):
@@ -52,44 +56,55 @@ class HostUpdate:
 
     def take(self, newest: Sequence[Tensor]) -> None:
         """Let the copies of weights hold what `newest`, on the device, do."""
-        self._run(newest, lambda: _copy(self.weights, newest))
+        self.settle()
+        self._copied(self.weights, newest)
 
-    def update(
+    def begin(
         self, gradients: Sequence[Tensor], weights: Sequence[Tensor], step: Callable[[], None]
     ) -> None:
-        """Gradients come, `step` updates the copies, the weights go back; returns behind it.
+        """Gradients come; returns when they are here, and goes on behind that until `settle`.
+
+        Then `step` updates the copies, and the weights go back. The update before has ended.
 
         Args:
-            gradients: on the device, one per parameter; stay as they are.
-            weights: on the device, overwritten.
+            gradients: on the device, one per parameter; theirs again when this returns.
+            weights: on the device, overwritten until `settle`; no graph uses them.
             step: makes the newest copies out of the copies of gradients, or leaves them.
         """
+        self.settle()
+        self._copied(self.gradients, gradients)
 
         def work() -> None:
-            _copy(self.gradients, gradients)
-            _settle(gradients)
             step()
             _copy(weights, self.weights)
+            if self._back is not None:
+                self._back.synchronize()
 
-        self._run(weights, work)
+        self._begun = self._worker.submit(_work, self._back, work)
 
-    def _run(self, on_device: Sequence[Tensor], work: Callable[[], None]) -> None:
-        """Does `work` in the worker, on the caller's stream, behind all that was issued."""
-        device = on_device[0].device
+    def settle(self) -> None:
+        """Wait for the update that has begun, if one has; what it raised is raised here."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
+
+    def _copied(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        """Copies from the device, behind all that was issued there; returns when they are here."""
+        device = sources[0].device
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+        def work() -> None:
+            _copy(targets, sources)
+            if stream is not None:
+                stream.synchronize()
+
         self._worker.submit(_work, stream, work).result()
 
 
 def _work(stream: Any, work: Callable[[], None]) -> None:
-    """What is not of the thread but of its caller: that nothing is recorded, and the stream."""
+    """What is not of the thread: that nothing is recorded, and the stream."""
     with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
         work()
-
-
-def _settle(tensors: Sequence[Tensor]) -> None:
-    """Copies from the device have ended."""
-    if tensors and tensors[0].is_cuda:
-        torch.cuda.current_stream(tensors[0].device).synchronize()
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -158,6 +158,9 @@ class OptimizerSteps(StepPolicy):
     def finish(self) -> None:
         """Make all updates that are still to come, and tell of them; the pipeline is empty."""
         self._settle_all()
+        for stage in self._stages.values():
+            for weights in stage.units:
+                weights.settle()
         if self._reports:
             with self._naming_peers(min(self._stages, default=0)):
                 self._reports.finish()

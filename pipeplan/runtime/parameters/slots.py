@@ -97,6 +97,9 @@ class ParameterSlots:
         """All gradients: of one step, or of two in turn."""
         return self._banks
 
+    def settle(self) -> None:
+        """Return when the newest version is there, wherever it is made."""
+
     def read_by(self, step: int) -> int:
         """The slot that graphs of `step` use."""
         return (step - (self.versions - 1)) % self.versions
@@ -150,6 +153,8 @@ class ParameterSlots:
                 f"weights: a forward of step {step} reads version {wanted}, but the stage holds"
                 f" {oldest}..{self.version}. The program breaks rule `versions`."
             )
+        if wanted == self.version:
+            self.settle()
         self.bind(step)
         self.users[self.read_by(step)] += 1
 
@@ -163,10 +168,12 @@ class ParameterSlots:
 
     def bind_newest(self) -> None:
         """Let the modules use the newest version."""
+        self.settle()
         self._bind(self.version % self.versions)
 
     def release(self) -> None:
         """Give the modules the parameters themselves back, which hold the newest version."""
+        self.settle()
         self._put(self.parameters)
         self._bound = None
 
@@ -218,3 +225,7 @@ class SharedSlots(ParameterSlots):
     def version(self) -> int:
         """Updates made by the owner."""
         return self._owner.version
+
+    def settle(self) -> None:
+        """Of the owner."""
+        self._owner.settle()

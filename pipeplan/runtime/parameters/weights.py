@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pipeplan.errors import InternalError
 from pipeplan.gradients import cast_back, stepped, sum_dtype
 from pipeplan.runtime.parameters.host_update import HostUpdate
-from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
+from pipeplan.runtime.parameters.optimizer_factory import LayerOptimizers, OptimizerFactory
 from pipeplan.runtime.parameters.slots import ModuleAttribute, ParameterSlots
 
 
@@ -68,6 +68,8 @@ class Weights(ParameterSlots):
         away = on_host and bool(self.parameters)
         self.host = HostUpdate(self.parameters, self.gradients(0)) if away else None
         """What of them is on the host, if anything."""
+        self._begun: bool | None = None
+        """Of an update that runs on the host: whether it is skipped."""
         self._narrow = self.host.weights if self.host else list(self.parameters)
         masters = stepped(self._narrow, master_weights=optimizing.master_weights)
         self.stepped = dict(zip(self.parameters, masters, strict=True))
@@ -85,15 +87,22 @@ class Weights(ParameterSlots):
 
         The optimizers begin anew, their schedules `step` steps on.
         """
+        self.settle()
         self._version = step
         self._point_at(step)
         layers = ([self.stepped[parameter] for parameter in layer] for layer in self._layers)
-        self.optimizers = self._optimizing.begin(layers, step)
+        self._optimizers = self._optimizing.begin(layers, step)
 
     @property
     def version(self) -> int:
-        """Updates made."""
+        """Updates made, or begun on the host."""
         return self._version
+
+    @property
+    def optimizers(self) -> LayerOptimizers:
+        """One per layer, behind all updates that have begun."""
+        self.settle()
+        return self._optimizers
 
     def _point_at(self, version: int) -> None:
         slot = version % self.versions
@@ -130,6 +139,7 @@ class Weights(ParameterSlots):
                 f" graphs still use, holding version {self._version}. The program breaks rule"
                 " `versions`."
             )
+        self.settle()
         gradients, reached = self.gradients(step), self.reached(step)
         with torch.no_grad():
             if factor is not None:
@@ -142,17 +152,27 @@ class Weights(ParameterSlots):
                         new.copy_(old)
                 self._point_at(step + 1)
                 self._step(gradients, reached, self.leaves[slot], skip=skip)
+                self._optimizers.move_on(skipped=skip)
             else:
                 copies = self.host.gradients, reached, self.host.weights
-                self.host.update(
+                self.host.begin(
                     gradients, self.leaves[slot], partial(self._step, *copies, skip=skip)
                 )
+                self._begun = skip
                 self._point_at(step + 1)
+                if self.versions == 1:
+                    self.settle()
             for gradient in gradients:
                 gradient.zero_()
         self.say_reached(step, [False] * len(gradients))
-        self.optimizers.move_on(skipped=skip)
         self._version = step + 1
+
+    def settle(self) -> None:
+        """Return when the host has made the newest version and brought it back (U7)."""
+        skipped, self._begun = self._begun, None
+        if self.host is not None and skipped is not None:
+            self.host.settle()
+            self._optimizers.move_on(skipped=skipped)
 
     def _step(
         self,
@@ -165,11 +185,12 @@ class Weights(ParameterSlots):
         """Step what the optimizers step, unless to `skip`; cast it into narrower `weights`."""
         if not skip:
             came = (g if there else None for g, there in zip(gradients, reached, strict=True))
-            self.optimizers.step(dict(zip(self.stepped.values(), came, strict=True)))
+            self._optimizers.step(dict(zip(self.stepped.values(), came, strict=True)))
         cast_back(weights, list(self.stepped.values()))
 
     def take_newest(self) -> None:
         """Let copies on the host follow weights that were written from outside."""
+        self.settle()
         if self.host is not None:
             self.host.take(self.newest())
 
@@ -185,6 +206,7 @@ class Weights(ParameterSlots):
 
     def newest(self) -> list[Tensor]:
         """Version `self.version` of each parameter."""
+        self.settle()
         return [leaf.detach() for leaf in self.leaves[self._version % self.versions]]
 
     def previous(self) -> list[Tensor]:
@@ -195,6 +217,7 @@ class Weights(ParameterSlots):
 
     def masters(self) -> dict[nn.Parameter, nn.Parameter]:
         """The master weight of each parameter that has one; it belongs to the newest version."""
+        self.settle()
         pairs = zip(self.stepped.items(), self._narrow, strict=True)
         return {each: master for (each, master), narrow in pairs if master is not narrow}
 

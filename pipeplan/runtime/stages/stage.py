@@ -120,6 +120,8 @@ class StageRunner:
 
     def state(self) -> dict[str, Tensor]:
         """Newest parameters and all buffers, by name in the user's model; not copied."""
+        for unit in self.units:
+            unit.settle()
         buffers = {
             fqns[local]: buffer
             for layer, fqns in zip(self.spec.layers, self.spec.fqns, strict=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +77,55 @@ def test_trains_as_on_the_gpus(
     assert equal(there, here)
     alone = reference.train(semantics, *pipelines.toy(optimizer), STEPS, M, seed=3)
     assert all(torch.equal(there[f"model.{name}"], alone.weights[name]) for name in alone.weights)
+
+
+def test_the_rank_goes_on_while_the_host_updates() -> None:
+    """(U7): the first update ends only when a forward of the next step has run.
+
+    Schedules move on behind each update.
+    """
+    ran, updated = threading.Event(), threading.Event()
+
+    class Waits(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if not updated.is_set():
+                ran.clear()
+                assert ran.wait(60)
+                updated.set()
+            return super().step(closure)
+
+    model, task = pipelines.toy("sgd")
+    model.layers[0].register_forward_hook(lambda *_: ran.set())
+
+    def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def waiting(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return Waits(parameters, lr=0.1)
+
+    plan = pipelines.plan_of([], [0], "2bw", microbatches=M)
+    here = trained(away(plan, (0,)), model, replace(task, optimizer=waiting, scheduler=halving))
+    assert updated.is_set()
+
+    def plain(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    model, task = pipelines.toy("sgd")
+    task = replace(task, optimizer=plain, scheduler=halving)
+    assert equal(trained(plan, model, task), here)
+
+
+def test_what_an_update_raises_ends_the_run() -> None:
+    """Behind the rank's back, too."""
+
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise ArithmeticError("no step")
+
+    model, task = pipelines.toy("sgd")
+    plan = away(pipelines.plan_of([], [0], "2bw", microbatches=M), (0,))
+    with pytest.raises(Exception, match="no step"):
+        trained(plan, model, replace(task, optimizer=lambda p: Broken(p, lr=0.1)))
 
 
 @grids.each_pair(how=["colocate", "synchronize"], semantics=["flush", "2bw"], clip=[False, True])

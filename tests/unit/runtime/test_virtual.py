@@ -11,6 +11,7 @@ from pipeplan.plan import Plan
 from pipeplan.testing import plans
 from pipeplan.testing.in_process import run_ranks
 from tests import dry_runs
+from tests.host_updates import beside
 
 SIZES = (1, 2, 3, 4, 5, 8, 12, 16)
 
@@ -35,6 +36,16 @@ def test_copies_to_the_host_keep_the_simulators_time(seed: int) -> None:
     """OFFLOAD, FREE_O and PREFETCH of plans that offload, on both duplexes: difference 0."""
     gpus = SIZES[seed % len(SIZES)]
     plan = plans.random_plan(seed, gpus=gpus, layers=gpus + 4, memory_model="exact", offload=True)
+    pattern = lowering.lower(plan)
+    got = run_ranks(gpus, lambda rank: dry_runs.ran(plan, pattern, 3, rank))
+    assert got == dry_runs.simulated(plan, pattern, 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_updates_beside_keep_the_simulators_time(seed: int) -> None:
+    """(U7): what the host does behind an update, and who waits for it: difference 0."""
+    gpus = SIZES[seed % 4]
+    plan = beside(seed, gpus)
     pattern = lowering.lower(plan)
     got = run_ranks(gpus, lambda rank: dry_runs.ran(plan, pattern, 3, rank))
     assert got == dry_runs.simulated(plan, pattern, 3)
