@@ -89,9 +89,11 @@ def given_times(problem: StateProblem) -> StateProblem:
     return replace(problem, blocks=tuple(blocks))
 
 
-def planned(task: Task, share: float, host_update: int, bandwidth: int) -> StatePlan:
+def planned(
+    task: Task, share: float, host_update: int, bandwidth: int, *, duplex: bool = True
+) -> StatePlan:
     """A plan within a share of what one takes that has all the room it wants."""
-    machine = MachineLimits(ROOM, ROOM, bandwidth, 10**8, host_update)
+    machine = MachineLimits(ROOM, ROOM, bandwidth, 10**8, host_update, duplex)
     problem = given_times(measured_problem(task, machine))
     most = plan_states(problem, 30).outcome.peak_bytes
     limited = replace(problem.machine, device_bytes=int(most * share))

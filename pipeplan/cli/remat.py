@@ -77,7 +77,7 @@ def add(verbs: common.Verbs) -> None:
     verb.add_argument(
         "--host-duplex",
         choices=("half", "full"),
-        help="half: one transfer at a time; full: one each way (half)",
+        help="half: one transfer at a time; full: one each way (half; full with --offload states)",
     )
     verb.add_argument(
         "--picture",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SECONDS = 60
 _FLAGS = ("host_memory", "host_update", "max_layers")
 """Flags that mean nothing without `--offload`."""
-_OTHERS = ("slots", "host_duplex", "curve", "curve_picture", "picture")
+_OTHERS = ("slots", "curve", "curve_picture", "picture")
 """Flags that mean nothing with it."""
 
 
@@ -59,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
     seconds = args.time_limit / 1e9 if args.time_limit else float(SECONDS)
     rate = None if args.host_update is None else args.host_update.bytes_per_s
     limits = MachineLimits(
-        args.budget, args.host_memory, args.host_bandwidth.bytes_per_s, None, rate
+        args.budget,
+        args.host_memory,
+        args.host_bandwidth.bytes_per_s,
+        host_update=rate,
+        duplex=args.host_duplex != "half",
     )
     task = load(args.chain)
     common.say(f"measuring {args.chain}")

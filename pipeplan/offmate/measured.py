@@ -26,9 +26,10 @@ class MachineLimits:
     Attributes:
         device_bytes: what a plan may use of the device.
         host_bytes: what it may use of the host.
-        bandwidth: bytes per second each way.
+        bandwidth: bytes per second of the way between them.
         device_update: bytes of parameters that the device updates per second.
         host_update: bytes that the host updates per second; 0: it updates none.
+        duplex: whether each direction has all of the bandwidth, or both together have.
     """
 
     device_bytes: int
@@ -36,6 +37,7 @@ class MachineLimits:
     bandwidth: int
     device_update: int | None = None
     host_update: int | None = None
+    duplex: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def measure_task(
             machine.bandwidth,
             machine.device_update or rate,
             host or None,
+            duplex=machine.duplex,
         ),
         len(names),
         storage_bytes([*trial.data.tensors, *buffers.values()]),

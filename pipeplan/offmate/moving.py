@@ -23,7 +23,13 @@ from pipeplan.remat.schedules.host_link import Transfer, TransferQueue
 class Moving:
     """Three lanes and what has been issued on them."""
 
-    def __init__(self, room: HostRoom) -> None:
+    def __init__(self, room: HostRoom, *, duplex: bool) -> None:
+        """No job yet.
+
+        Args:
+            room: on the host.
+            duplex: whether the two ways are lanes of their own, or one.
+        """
         self._room = room
         self._out, self._back, self._host = (
             ThreadPoolExecutor(
@@ -34,7 +40,10 @@ class Moving:
             )
             for name in ("out", "back", "host")
         )
-        self._queue = TransferQueue(duplex=True)
+        if not duplex:
+            self._back.shutdown()
+            self._back = self._out
+        self._queue = TransferQueue(duplex)
         self._jobs: dict[int, Future[None]] = {}
         """Of each storage: what was issued last."""
         self._behind: dict[Transfer, Callable[[], None]] = {}

@@ -80,7 +80,7 @@ class StateTraining:
         count = range(len(model.layers))
         self._blocks = [LayerBlock(task, model, index, self._data) for index in count]
         self._roles = Roles(plan, self.tensors)
-        self._moving = Moving(self.room)
+        self._moving = Moving(self.room, duplex=plan.problem.machine.duplex)
         self._is_finished = False
 
     @classmethod

@@ -217,32 +217,47 @@ class OIlp(OIlpVariables):
             yield at_most(used, self.time[t])
 
     def prefetch_time(self) -> Constraints:
-        """(4.21), with activations; the print has the time of their copies in T^o."""
+        """(4.21), with activations; the print has the time of their copies in T^o.
+
+        Where the way has one direction at a time, this and (4.22) are one.
+        """
         for t in range(self.problem.steps):
-            states = (
-                each.size * each.fetched[t] + each.states * each.states_fetched[t]
-                for each in self.parts
-            )
-            yield self._link(t, sum(states), returning_step)
+            moved = self._coming(t)
+            if not self.problem.machine.duplex:
+                moved = moved + self._leaving(t)
+            yield self._way_time(moved, t)
 
     def offload_time(self) -> Constraints:
         """(4.22), with activations."""
-        for t in range(self.problem.steps):
-            states = (
-                each.size * each.offloaded[t] + each.states * each.states_offloaded[t]
-                for each in self.parts
-            )
-            yield self._link(t, sum(states), leaving_step)
+        for t in range(self.problem.steps) if self.problem.machine.duplex else ():
+            yield self._way_time(self._leaving(t), t)
 
-    def _link(self, t: int, states: Any, when: Callable[[StateProblem, int], int]) -> Constraint:
-        moved = {
-            (b, o): option.offloaded_bytes
-            for b, block in enumerate(self.problem.blocks)
-            for o, option in enumerate(block.options)
-            if when(self.problem, b) == t
-        }
-        size = states + self._of_options(moved)
-        return at_most(self.time_of_bytes(self.problem.machine.bandwidth) * size, self.time[t])
+    def _way_time(self, moved: Any, t: int) -> Constraint:
+        return at_most(self.time_of_bytes(self.problem.machine.bandwidth) * moved, self.time[t])
+
+    def _coming(self, t: int) -> Any:
+        states = (
+            each.size * each.fetched[t] + each.states * each.states_fetched[t]
+            for each in self.parts
+        )
+        return sum(states) + self._activations(t, returning_step)
+
+    def _leaving(self, t: int) -> Any:
+        states = (
+            each.size * each.offloaded[t] + each.states * each.states_offloaded[t]
+            for each in self.parts
+        )
+        return sum(states) + self._activations(t, leaving_step)
+
+    def _activations(self, t: int, when: Callable[[StateProblem, int], int]) -> Any:
+        return self._of_options(
+            {
+                (b, o): option.offloaded_bytes
+                for b, block in enumerate(self.problem.blocks)
+                for o, option in enumerate(block.options)
+                if when(self.problem, b) == t
+            }
+        )
 
     def host_time(self) -> Constraints:
         """(4.23)."""

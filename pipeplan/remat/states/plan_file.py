@@ -78,6 +78,7 @@ class DeviceAndHostRecord(Record):
     device_update: Positive
     host_update: Positive | None
     management_ns: Count
+    duplex: bool = Field(default=True, exclude_if=lambda duplex: duplex)
 
 
 class StatePlanFile(Document):
@@ -148,7 +149,7 @@ class StatePlanFile(Document):
         odd = next((each for each in (*self.device, *self.host) if each >= count), None)
         if odd is not None:
             raise InputError(f"{where}: got storage {odd}, need one below {count}. Plan again.")
-        link = HostLink(machine.bandwidth, duplex=True)
+        link = HostLink(machine.bandwidth, duplex=machine.duplex)
         outcome = judge(step.graph, program, machine.device_bytes, link, placement)
         if outcome.violations:
             raise InputError(f"{where}: program: {outcome.violations[0]}. Plan again.")

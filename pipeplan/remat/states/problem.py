@@ -102,15 +102,17 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class DeviceAndHost:
-    """One device, its host, and the way between, which has its whole speed in both directions.
+    """One device, its host, and the way between.
 
     Attributes:
         device_bytes: what a plan may use of the device (M_GPU).
         host_bytes: what it may use of the host (M_CPU).
-        bandwidth: bytes per second each way (beta).
+        bandwidth: bytes per second of the way (beta).
         device_update: bytes of parameters that the device updates per second (alpha_G).
         host_update: bytes that the host updates per second (alpha_C); None: it updates none.
         management_ns: the host's own time for each block's forward and backward (H).
+        duplex: whether each direction has all of the bandwidth, as in (4.21) and (4.22), or both
+            together have.
     """
 
     device_bytes: int
@@ -119,6 +121,7 @@ class DeviceAndHost:
     device_update: int
     host_update: int | None
     management_ns: int = 0
+    duplex: bool = True
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ def _whole(problem: StateProblem, relaxation: Relaxation, program: OIlp, found: 
     times = [found.value(each) * program.unit_ns for each in program.time]
     instructions, placement = step_program(problem, step, values, states, times)
     machine = problem.machine
-    link = HostLink(machine.bandwidth, duplex=True)
+    link = HostLink(machine.bandwidth, duplex=machine.duplex)
     outcome = judge(step.graph, instructions, machine.device_bytes, link, placement)
     return StatePlan(problem, relaxation, step, instructions, placement, outcome)
 

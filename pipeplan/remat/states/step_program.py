@@ -51,7 +51,7 @@ def step_program(
     """
     plan = _Plan(problem, step, values, states)
     plan.place_updates(times)
-    writer = _Writer(step)
+    writer = _Writer(step, problem.machine.duplex)
     for t, lists in enumerate(plan.lists):
         _StepWriter(problem, step, writer, t, lists).write()
     writer.wait_for_all()
@@ -174,10 +174,10 @@ class _Plan:
 class _Writer:
     """Instructions so far, and copies that are not known to have ended."""
 
-    def __init__(self, step: StepGraph) -> None:
+    def __init__(self, step: StepGraph, duplex: bool) -> None:
         self.lines: list[Instruction] = []
         self._graph = step.graph
-        self._queue = TransferQueue(duplex=True)
+        self._queue = TransferQueue(duplex)
 
     def emit(self, kind: InstructionKind, indices: Iterable[int]) -> None:
         """One instruction for each index."""

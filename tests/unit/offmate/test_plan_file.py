@@ -97,6 +97,15 @@ def test_the_command_writes_a_plan_that_trains(
         StateTraining.of_file(other, path)
 
 
+def test_the_command_takes_a_way_of_one_direction(tmp_path: Path) -> None:
+    """The file says so, and the judge of the file has one way, too."""
+    path = tmp_path / "states.json"
+    assert main([*REMAT, "--host-duplex", "half", "-o", str(path)]) == 0
+    found = StatePlanFile.from_json(path.read_text()).plan()
+    assert found.problem.machine.duplex is False
+    assert found.outcome.violations == ()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

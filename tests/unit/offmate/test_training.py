@@ -65,6 +65,16 @@ def test_odd_layers_train_the_same(
     check_against_plain(make, planned(make(), share, host_update, bandwidth))
 
 
+def test_one_direction_at_a_time() -> None:
+    """Where both share the way, steps take longer, copies end in order, and bits are the same."""
+    make = partial(perceptrons, "adamw")
+    given = (0.6, 0, 2 * 10**6)
+    plan = planned(make(), *given, duplex=False)
+    assert "states move" in _features(plan)
+    assert plan.outcome.makespan_ns > planned(make(), *given).outcome.makespan_ns
+    check_against_plain(make, plan)
+
+
 def _features(plan: StatePlan) -> set[str]:
     """What a plan does that a test wants to see."""
     found, begin = set(plan.option_names), plan.placement
