@@ -155,6 +155,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         f" GPU, updates {UPDATE / 1e9:g} GB of weights a second for each of them, and memory"
         " enough. States are two versions of the weights, gradients, and Adam's two numbers per"
         " weight, or one of momentum. Only the last may be on the host: two fifths, or a quarter."
+        " An update on the host runs beside the next step's micro-batches once its gradients are"
+        " there ((U7) of [the model](../reference/model.md)): a step is longer than its periods by"
+        " the gradients' way alone."
         " `average` is all of them over the GPUs. Plans without the host compete among those with"
         " it; `none`: no plan was found."
     )
