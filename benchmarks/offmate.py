@@ -1,4 +1,4 @@
-"""Llama2-7B beyond the memory of one consumer GPU: OffMate's table 4.2, Figures 4.6 and 4.7.
+"""Llama2-7B beyond the memory of a consumer GPU: OffMate's table 4.2, Figures 4.6 to 4.9.
 
     python -m benchmarks.offmate [--only PART ..]
 
@@ -17,8 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import offmate_batches
 from benchmarks.markdown import bullets, table
 from benchmarks.offmate_models import RTX_3060, Llama
+from benchmarks.offmate_order import PUBLISHED, SHARES, percent, replays, shared
 from pipeplan.device_program import InstructionKind
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.remat.programs import judge
@@ -29,10 +31,6 @@ from pipeplan.remat.states.solve import StatePlan, plan_states
 RESULT = Path(__file__).parent / "results" / "offmate.json"
 SECONDS = 120.0
 """Of the solver, for each of its runs."""
-PUBLISHED = {"all": 120.3, "no update on the host": 139.5, "no activation offloaded": 135.0}
-"""Table 4.2: time of a step in percent of that without limits."""
-SHARES = (1.0, 0.9, 0.8, 0.75, 0.7)
-"""Of the bandwidth that plans count on: what copies get in a replay."""
 DEPTHS = (8, 16, 24)
 LANES = {
     "device": (InstructionKind.RUN,),
@@ -72,7 +70,8 @@ def _planned(llama: Llama, machine: DeviceAndHost, offload: bool = True) -> Row:
 
 def _replayed(plan: StatePlan, share: float) -> int:
     """The step's ns where copies get a share of the bandwidth that was planned for."""
-    link = HostLink(int(plan.problem.machine.bandwidth * share), duplex=True)
+    machine = plan.problem.machine
+    link = HostLink(int(machine.bandwidth * share), duplex=machine.duplex)
     outcome = judge(plan.step.graph, plan.program, None, link, plan.placement)
     assert not outcome.violations
     return outcome.makespan_ns
@@ -104,19 +103,31 @@ def _lanes(plan: StatePlan) -> dict[str, list[float]]:
     }
 
 
-def _ablation() -> dict[str, Row]:
+def _ablation(machine: DeviceAndHost = RTX_3060) -> dict[str, Row]:
     return {
-        "all": _planned(Llama(), RTX_3060),
-        "no update on the host": _planned(Llama(), replace(RTX_3060, host_update=None)),
-        "no activation offloaded": _planned(Llama(), RTX_3060, offload=False),
+        "all": _planned(Llama(), machine),
+        "no update on the host": _planned(Llama(), replace(machine, host_update=None)),
+        "no activation offloaded": _planned(Llama(), machine, offload=False),
     }
+
+
+def _one_way() -> dict[str, Row]:
+    """The same where both directions together have the bandwidth."""
+    return _ablation(replace(RTX_3060, duplex=False))
 
 
 def _depths() -> dict[str, Row]:
     return {str(layers): _planned(Llama(layers=layers), RTX_3060) for layers in DEPTHS}
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {"ablation": _ablation, "depths": _depths}
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ablation": _ablation,
+    "one way": _one_way,
+    "depths": _depths,
+    "chosen batches": offmate_batches.chosen,
+    "fixed batches": offmate_batches.fixed,
+    "devices": offmate_batches.devices,
+}
 
 
 def page(found: dict[str, Any]) -> Iterator[str]:
@@ -131,9 +142,13 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     yield "## Table 4.2"
     yield "Seconds of a step; percent are of the step without limits, which is given: 10.89 s."
     yield from _table_4_2(found["ablation"])
-    yield from _replays(found["ablation"])
+    yield "### What the order of the ablations depends on"
+    yield from shared(found["ablation"], found["one way"])
+    yield from replays(found["ablation"])
     yield from _figure_4_6(found["depths"] | {"32": found["ablation"]["all"]})
     yield from _figure_4_7(found["ablation"]["all"])
+    yield from offmate_batches.figure_4_8(found["chosen batches"], found["fixed batches"])
+    yield from offmate_batches.figure_4_9(found["devices"])
 
 
 def _given() -> list[str]:
@@ -149,10 +164,6 @@ def _given() -> list[str]:
     ]
 
 
-def _percent(row: Row) -> str:
-    return f"{row['plan'] / row['without_limits']:.1%}" if row["plan"] else "no plan"
-
-
 def _table_4_2(found: dict[str, Row]) -> Iterator[str]:
     yield table(
         ("method", "plan, s", "percent", "thesis", "bound, s", "GPU, GiB", "host, 10^9 bytes",
@@ -161,7 +172,7 @@ def _table_4_2(found: dict[str, Row]) -> Iterator[str]:
             (
                 name,
                 f"{row['plan']:.2f}",
-                _percent(row),
+                percent(row),
                 f"{PUBLISHED[name]} %",
                 f"{row['bound']:.2f}",
                 f"{row['device'] * 1e9 / 2**30:.2f}",
@@ -177,44 +188,9 @@ def _table_4_2(found: dict[str, Row]) -> Iterator[str]:
         "`plan` is the judge's time of whole tensors, `bound` O-ILP's for parts in steps. The"
         " thesis's times were measured. The whole method is the best, as there. The order of the"
         " two ablations is not the thesis's: recomputing every layer alone is 28 % more, while"
-        " links that carry both ways at full speed hide most copies. With less bandwidth it is, as"
-        " the next table shows."
+        " links that carry both ways at full speed hide most copies. Where they have less it is,"
+        " as the next tables show."
     )
-
-
-def _replays(found: dict[str, Row]) -> Iterator[str]:
-    yield "### What the order of the ablations depends on"
-    yield (
-        "The thesis's copies share the host's memory with its updates (section 4.3.2), and what"
-        " runs side by side costs time that O-ILP does not count (4.7.1). It does not say how much"
-        " bandwidth is left, and no machine was measured here: this may explain the order, it"
-        " proves nothing. The judge replays the plans above with copies at a share of the 10.4"
-        " GB/s that they were planned for."
-    )
-    yield table(
-        ("method", "thesis, measured", *(f"{share:.0%}" for share in SHARES)),
-        (
-            (name, f"{PUBLISHED[name]} %", *(f"{_over(row, share):.1%}" for share in SHARES))
-            for name, row in found.items()
-        ),
-    )
-    published = sorted(found, key=lambda name: PUBLISHED[name])
-    alike = [
-        f"{share:.0%}"
-        for share in SHARES
-        if sorted(found, key=lambda name: _over(found[name], share)) == published
-    ]
-    yield (
-        f"The thesis's order comes out at: {', '.join(alike) or 'none of these'}. Without updates"
-        " on the host all optimizer states travel both ways in each step, so that the links are"
-        " almost full, and each per cent of bandwidth that is lost is time. Without offloaded"
-        " activations the links have room left, and the step is as long as its recomputation."
-    )
-
-
-def _over(row: Row, share: float) -> float:
-    """Time of a replay over that without limits."""
-    return float(row["replayed"][str(share)] / row["without_limits"])
 
 
 def _figure_4_6(found: dict[str, Row]) -> Iterator[str]:
@@ -226,7 +202,7 @@ def _figure_4_6(found: dict[str, Row]) -> Iterator[str]:
                 layers,
                 f"{row['without_limits']:.2f}",
                 f"{row['plan']:.2f}",
-                _percent(row),
+                percent(row),
                 f"{row['host']:.1f}",
             )
             for layers, row in found.items()
@@ -249,9 +225,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    found: dict[str, Any] = {}
     for name in parser.parse_args().only:
-        found[name] = PARTS[name]()
+        part = PARTS[name]()
+        found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+        found[name] = part
         RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(name, file=sys.stderr, flush=True)
     if PARTS.keys() <= found.keys():

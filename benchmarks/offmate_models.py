@@ -37,6 +37,16 @@ RTX_3060 = DeviceAndHost(
     management_ns=50_000_000,
 )
 """Table 4.2 and section 4.8: 12 GB less the 2 GB that the thesis leaves; H of section 4.8.2."""
+RTX_4080 = DeviceAndHost(
+    device_bytes=14 * GIB,
+    host_bytes=128 * 10**9,
+    bandwidth=2 * RTX_3060.bandwidth,
+    device_update=2 * RTX_3060.device_update,
+    host_update=RTX_3060.host_update,
+    management_ns=RTX_3060.management_ns,
+)
+"""Figure 4.9: 16 GB less 2, twice the bandwidth. The rest is not told: the device's updates take
+half the time, as its memory is twice as fast (717 GB/s); the host is taken for the same."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,14 @@ class Llama:
     Attributes:
         batch: sequences of 512 tokens.
         layers: transformer layers.
+        products: how much faster than an RTX 3060 the device multiplies.
+        moves: how much faster it reads and writes its memory.
     """
 
     batch: int = BATCH
     layers: int = LAYERS
+    products: float = 1.0
+    moves: float = 1.0
 
     @property
     def tokens(self) -> int:
@@ -78,7 +92,8 @@ class Llama:
 
     def problem(self, machine: DeviceAndHost = RTX_3060, offload: bool = True) -> StateProblem:
         """The model on a machine; `offload`: whether activations may wait on the host."""
-        layers = [self._layer(number, offload) for number in range(self.layers)]
+        dear = self._dear(machine) if offload else 0
+        layers = [self._layer(number, dear) for number in range(self.layers)]
         blocks = (self._embedding(), *layers, self._head())
         groups = [ParameterGroup("embedding", (_table("embed_tokens"),), (0,))]
         groups += [
@@ -90,25 +105,38 @@ class Llama:
         name = f"Llama2 of {self.layers} layers, batch {self.batch} x {LENGTH}"
         return StateProblem(blocks, tuple(groups), machine, 2, self.tokens * 8, name)
 
+    def _moving_ns(self, size: int) -> int:
+        """Time of operations that only move that many bytes."""
+        return int(size / (MEMORY_SPEED * self.moves) * 1e9)
+
+    def _product_ns(self, operations: int) -> int:
+        return int(operations / (_operations_per_second() * self.products) * 1e9)
+
     def _embedding(self) -> StateBlock:
-        time = int(2 * self.hidden / MEMORY_SPEED * 1e9)
+        time = self._moving_ns(2 * self.hidden)
         option = StateBlockOption("keep", time, time, 0)
         return StateBlock("embedding", (option,), self.hidden, self.hidden)
 
-    def _layer(self, number: int, offload: bool) -> StateBlock:
-        """Section 4.4's three options.
+    def _dear(self, machine: DeviceAndHost) -> int:
+        """Bytes of a layer that are copied rather than made again (section 4.4).
 
-        Products are dear: computing one again takes longer than its copy out and back. What is
-        copied is what they make: queries, keys, values, the attention's output product, and both
-        inner tensors.
+        Of products, those that take longer than their copy out and back: queries, keys, values
+        and the attention's output product; both inner tensors.
         """
-        forward = _product_ns(self.layer_operations)
+        made = {self.hidden: (4, WIDTH * WIDTH), self.inner: (2, WIDTH * FEED_FORWARD)}
+        return sum(
+            count * size
+            for size, (count, weights) in made.items()
+            if self._product_ns(2 * self.tokens * weights) > 2e9 * size / machine.bandwidth
+        )
+
+    def _layer(self, number: int, dear: int) -> StateBlock:
+        """Section 4.4's three options; two where nothing is `dear`."""
+        forward = self._product_ns(self.layer_operations)
         kept = self._kept
         gradients = max(3 * self.inner, 2 * self.scores)
-        dear = 4 * self.hidden + 2 * self.inner
         moved = 15 * self.hidden + 8 * self.inner + 6 * self.scores
-        again = int(moved / MEMORY_SPEED * 1e9)
-        again += _product_ns(self._attention_operations)
+        again = self._moving_ns(moved) + self._product_ns(self._attention_operations)
         options = [
             StateBlockOption("keep", forward, 2 * forward, kept, 0, self.scores, gradients),
             StateBlockOption(
@@ -121,7 +149,7 @@ class Llama:
                 kept + gradients,
             ),
         ]
-        if offload:
+        if dear:
             options.append(
                 StateBlockOption(
                     "offload",
@@ -152,7 +180,7 @@ class Llama:
         return products + self._attention_operations
 
     def _head(self) -> StateBlock:
-        forward = _product_ns(2 * self.tokens * WIDTH * VOCABULARY)
+        forward = self._product_ns(2 * self.tokens * WIDTH * VOCABULARY)
         kept = 2 * self.hidden + 2 * self.logits
         options = (
             StateBlockOption("keep", forward, 2 * forward, kept, 0, 0, self.logits),
@@ -193,7 +221,3 @@ def _operations_per_second() -> float:
     whole = 3 * (LAYERS * llama.layer_operations + 2 * llama.tokens * WIDTH * VOCABULARY)
     lookup = 4 * llama.hidden / MEMORY_SPEED
     return whole / (WITHOUT_LIMITS - update - lookup)
-
-
-def _product_ns(operations: int) -> int:
-    return int(operations / _operations_per_second() * 1e9)
