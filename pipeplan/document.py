@@ -112,7 +112,8 @@ def read_text(path: str | Path) -> str:
         data = Path(path).read_bytes()
     except OSError as error:
         reason = error.strerror or "unknown reason"
-        raise InputError(f"{path}: cannot be read: {reason}. Check the path.") from None
+        step = _step_from(str(path)) or "Check the path."
+        raise InputError(f"{path}: cannot be read: {reason}. {step}") from None
     except ValueError as error:
         raise InputError(f"{str(path)!r}: cannot be read: {error}. Check the path.") from None
     return decoded(data, str(path))
@@ -159,9 +160,10 @@ def parse_json(text: str, where: str) -> Any:
         )
     except json.JSONDecodeError as error:
         found = show(text[error.pos : error.pos + 20]) if text[error.pos :] else "the end"
+        step = f". {_step_from(where)}" if _step_from(where) else ""
         raise InputError(
             f"{where}: line {error.lineno}, column {error.colno}: got {found}, need JSON:"
-            f" {error.msg}"
+            f" {error.msg}{step}"
         ) from None
     except RecursionError:
         raise InputError(f"{where}: {_TOO_DEEP}") from None
@@ -170,3 +172,12 @@ def parse_json(text: str, where: str) -> Any:
     except ValueError:
         most = sys.get_int_max_str_digits()
         raise InputError(f"{where}: got an integer of more than {most} digits") from None
+
+
+def _step_from(name: str) -> str:
+    """What to do where a task was given in place of a file; empty for any other name."""
+    _, suffix, function = name.partition(".py")
+    if not suffix or function[:1] not in ("", ":"):
+        return ""
+    task = name if function else f"{name}:task"
+    return f"A task becomes a chain first: pipeplan profile {task} -o chain.json"

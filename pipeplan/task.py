@@ -105,6 +105,23 @@ class Task:
     callbacks: Sequence[Callback] = ()
     """Hear of a run of `launch`, on one rank: the one with the losses, of the first replica."""
 
+    def __post_init__(self) -> None:
+        """Refuse what is made, or not made, where it has to be the other way round.
+
+        Raises:
+            InputError: if `model` or `loss` is a class, or `optimizer` is one that exists already.
+        """
+        for name, value in (("model", self.model), ("loss", self.loss)):
+            if inspect.isclass(value):
+                kind = value.__name__
+                raise InputError(f"task: {name}: got the class {kind}, need one of it: {kind}(..)")
+        if hasattr(self.optimizer, "param_groups") and not inspect.isclass(self.optimizer):
+            kind = type(self.optimizer).__name__
+            raise InputError(
+                f"task: optimizer: got a {kind}, need a function that makes one of the parameters"
+                f" of each layer: lambda parameters: {kind}(parameters, ..)"
+            )
+
     def microbatch(self, number: int) -> tuple[Any, Any]:
         """(input, target) of micro-batch `number`, whose tensors are fresh copies without holes.
 
@@ -241,20 +258,31 @@ def maker_named(reference: str, seed: int = 0, *, file: str, repeated: str) -> C
 
 def _made(parts: taskref.Reference, function: Callable[..., object], seed: int) -> Task:
     arguments = dict(parts.arguments)
+    signature = inspect.signature(function)
+    if "seed" in signature.parameters:
+        arguments = {"seed": seed, **arguments}
     try:
-        if "seed" in inspect.signature(function).parameters:
-            arguments = {"seed": seed, **arguments}
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"task {parts.text!r}: {parts.name}{signature}: {error}. Arguments are given behind"
+            f" the name: {parts.place}:{parts.name}(name=value, ..)"
+        ) from None
+    try:
         task = function(**arguments)
     except InputError:
         raise
     except Exception as error:
+        explained = f". {_EXPLAINED}" if f"{Task.__name__}.__init__" in str(error) else ""
         raise InputError(
-            f"task {parts.text!r}: {parts.name}() failed: {taskref.error_line(error)}"
+            f"task {parts.text!r}: {parts.name}() failed: {taskref.error_line(error)}{explained}"
         ) from error
     if not isinstance(task, Task):
         raise InputError(
             f"task {parts.text!r}: got a {type(task).__name__}, need a pipeplan.Task. Let"
-            f" {parts.name}() return Task(model=.., loss=.., optimizer=.., data=..), which"
-            " `python -m pydoc pipeplan.Task` explains."
+            f" {parts.name}() return Task(model=.., loss=.., optimizer=.., data=..). {_EXPLAINED}"
         )
     return task
+
+
+_EXPLAINED = "`python -m pydoc pipeplan.Task` explains its arguments."

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -63,9 +64,10 @@ def parsed(text: str) -> Reference:
     found = re.fullmatch(r"(?P<place>.+?):(?P<name>[^\W\d]\w*)(?P<arguments>\(.*\))?", text)
     arguments = _literals(found["arguments"] or "()") if found else None
     if found is None or arguments is None or not text.isprintable():
+        example = f", for example {text}:task" if text.endswith(".py") else ""
         raise InputError(
             f"task: got {text!r}, need package.module:function or path/to/file.py:function,"
-            " where arguments are given as function(name=value, ...) with plain values"
+            f" where arguments are given as function(name=value, ...) with plain values{example}"
         )
     return Reference(text, found["place"], found["name"], arguments)
 
@@ -87,12 +89,30 @@ def found(reference: Reference) -> Callable[..., object]:
     Raises:
         InputError: if there is none.
     """
-    function: object = getattr(_module(reference), reference.name, None)
-    if not callable(function):
+    module = _module(reference)
+    function: object = getattr(module, reference.name, None)
+    if callable(function):
+        return function
+    where, name = f"task {reference.text!r}", reference.name
+    if function is not None:
         raise InputError(
-            f"task {reference.text!r}: {reference.place} has no function {reference.name!r}"
+            f"{where}: got {name} of type {type(function).__name__}, need a function that returns"
+            f" a Task: def {name}(): return .."
         )
-    return function
+    raise InputError(
+        f"{where}: {reference.place} has no function {name!r}, {_functions_of(module)}"
+    )
+
+
+def _functions_of(module: object) -> str:
+    """What to take instead: the functions that are defined in `module`."""
+    name = getattr(module, "__name__", None)
+    own = [
+        each
+        for each, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == name and not each.startswith("_")
+    ]
+    return f"it has {', '.join(own)}" if own else "nor any other: it needs one that returns a Task"
 
 
 def found_marked(reference: Reference) -> Callable[..., object] | None:

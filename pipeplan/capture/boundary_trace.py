@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from pipeplan.capture.user_model.model_call import quiet
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
@@ -60,7 +61,7 @@ def trace_boundaries(
     """
     with restored(layers.values()):
         try:
-            with fake_mode(layers.values()) as fake:
+            with quiet(), fake_mode(layers.values()) as fake:
                 return _walk(layers, loss, batch.mapped(fake.from_tensor), fed, entering)
         except Exception as error:
             reason = str(error).split("\n")[0]

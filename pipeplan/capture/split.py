@@ -32,6 +32,7 @@ from pipeplan.capture.partition.sequential import (
     sequential_eager,
     sequential_layers,
 )
+from pipeplan.capture.user_model.model_call import check_call
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_updates
@@ -73,6 +74,7 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
     check_compiler(backend, device)
     batch = MicroBatch.of(task, 0).mapped(lambda tensor: tensor.to(device))
     _check_input(batch)
+    check_call(model, batch.arguments, own_loss=task.loss is None)
     with kept_generators(), uncompiled(model), casting(task.autocast, device):
         if is_sequential(model):
             kept = sequential_eager(model, batch.arguments)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeplan import interrupts
+from pipeplan.launch.last_words import say
 
 if TYPE_CHECKING:
     from pipeplan.errors import PipeplanError
@@ -86,14 +86,14 @@ def _refuse(error: PipeplanError, place: TorchrunEnv | None) -> int:
     """
     begin = time.monotonic()
     if place is None or not place.rank:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
         if place and place.size > 1:
             _tell(error, place)
     elif _tell(error, place):
         time.sleep(_PART_S)
     else:
         time.sleep(max(0.0, _PATIENCE_S - (time.monotonic() - begin)))
-        print(f"error: rank {place.rank}: {error}", file=sys.stderr, flush=True)
+        say(f"error: rank {place.rank}: {error}")
     return error.exit_code
 
 

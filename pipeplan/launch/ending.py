@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
 from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.launch.last_words import say
 from pipeplan.runtime.supervision.failure_attribution import FailureAttribution, activity_of
 from pipeplan.runtime.supervision.flight_recorder import FlightRecorder
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
@@ -39,15 +39,13 @@ def fail(
     line = f"error: {activity.text}" + (f"; {blamed}" if blamed else "")
     if out is not None:
         line += f" ({_details(error, recorder, out / f'rank{place.rank}.error.txt')})"
-    print(line, file=sys.stderr, flush=True)
+    say(line)
     os._exit(error.exit_code if isinstance(error, PipeplanError) else 1)
 
 
 def give_up(rank: int, why: str) -> NoReturn:
     """One line and out, from a thread, where the main one waits inside of CUDA for ever."""
-    print(
-        f"error: rank {rank}: {why}, and this rank waits for its GPU", file=sys.stderr, flush=True
-    )
+    say(f"error: rank {rank}: {why}, and this rank waits for its GPU")
     os._exit(1)
 
 
@@ -56,7 +54,7 @@ def part(error: DisagreementError, place: TorchrunEnv) -> int:
     if place.rank:
         time.sleep(_PART_S)
     else:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
     return error.exit_code
 
 

@@ -204,11 +204,14 @@ def test_torchrun_restarts_and_resumes(tmp_path: Path) -> None:
 
 
 def test_refusal_under_torchrun(tmp_path: Path) -> None:
-    """A wrong world size: one message, every rank ends with 2, no traceback of ours."""
+    """A wrong world size: one message, also at the end; all end with 2, no traceback of ours."""
     plan = planned(tmp_path, 1, "flush")
     code, _, err = finish(torchrun(2, "-m", "pipeplan.launch", "--plan", plan))
     assert code != 0
-    assert err.count("error: launch: got 2 ranks, need 1") == 1
+    message = "error: launch: got 2 ranks, need 1"
+    assert [line for line in err.splitlines() if line.startswith(message)]
+    assert err.count(message) == 2
+    assert f"traceback : {message}" in err[err.index("Root Cause") :]
     assert "exitcode  : 2" in err
     assert f'File "{ROOT / "pipeplan"}' not in err
 

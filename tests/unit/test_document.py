@@ -61,6 +61,15 @@ def test_unreadable_files(tmp_path: Path) -> None:
         assert str(caught.value).endswith("Check the path.")
 
 
+@pytest.mark.parametrize("name", ["train.py:task", "train.py"])
+def test_a_task_is_no_document(name: str, tmp_path: Path) -> None:
+    """What is made of a task first is named, whether its function was or not."""
+    (tmp_path / "train.py").write_text("import torch", encoding="utf-8")
+    made = rf"pipeplan profile {tmp_path / 'train.py'}:task -o chain\.json$"
+    with pytest.raises(InputError, match=made):
+        Chain.read(tmp_path / name)
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_forbidden_file(tmp_path: Path) -> None:
     """A file without permission is an InputError too."""

@@ -31,6 +31,23 @@ def wrong():
 def broken():
     raise KeyError("gone")
 
+def needy(rate):
+    return task()
+
+def halved():
+    return Task(model=[])
+
+def with_class():
+    return Task(model=torch.nn.Linear, loss=max, optimizer=list, data=min)
+
+def with_loss_class():
+    return Task(model=[], loss=torch.nn.MSELoss, optimizer=list, data=min)
+
+def with_optimizer():
+    layer = torch.nn.Linear(1, 1)
+    made = torch.optim.SGD(layer.parameters(), lr=1.0)
+    return Task(model=[layer], loss=max, optimizer=made, data=min)
+
 constant = 7
 """
 
@@ -67,14 +84,19 @@ def test_function_without_seed_is_called_without(folder: Path) -> None:
 
 
 REFUSED = {
-    "mine.py": "need package.module:function",
+    "mine.py": "need package.module:function.*, for example mine.py:task",
     ":task": "need package.module:function",
     "mine.py:not a name": "need package.module:function",
     "other.py:task": "no file other.py",
     "no_such_module_here:task": "ModuleNotFoundError",
     "bad.py:task": "importing bad.py failed",
-    "mine.py:absent": "no function 'absent'",
-    "mine.py:constant": "no function 'constant'",
+    "mine.py:absent": "no function 'absent', it has task, plain, wrong, broken",
+    "mine.py:constant": r"of type int, need a function .*: def constant\(\): return",
+    "mine.py:needy": r"needy\(rate\): missing .* 'rate'. .*: mine.py:needy\(name=value",
+    "mine.py:halved": "missing 3 required .*'loss'.* `python -m pydoc pipeplan.Task`",
+    "mine.py:with_class": r"model: got the class Linear, need one of it: Linear\(\.\.\)",
+    "mine.py:with_loss_class": "loss: got the class MSELoss, need one",
+    "mine.py:with_optimizer": r"got a SGD, need a function .*: lambda parameters: SGD\(",
     "mine.py:wrong": r"got a int, need a pipeplan.Task. Let wrong\(\) return Task\(model=",
     "mine.py:broken": "KeyError",
     "mine.py:task(seed=other)": "plain values",

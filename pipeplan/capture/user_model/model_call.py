@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeplan.nested import ModelArguments
+from pipeplan.errors import InputError
+from pipeplan.nested import ModelArguments, text_of
 from pipeplan.split_model import SplitModel
 
 
@@ -21,6 +22,36 @@ def call_options(model: nn.Module) -> dict[str, object]:
     return (
         {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     )
+
+
+def check_call(model: nn.Module, arguments: ModelArguments, *, own_loss: bool) -> None:
+    """Refuse arguments that the forward of `model` does not take.
+
+    Args:
+        model: of the user.
+        arguments: what data(0) gives it.
+        own_loss: whether it computes its loss itself.
+
+    Raises:
+        InputError: if there are too many or too few, or one has another name.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that is no Python function
+        return
+    positional, named = arguments.filled()
+    try:
+        signature.bind(*positional, **named)
+    except TypeError as error:
+        alone = (
+            " Without a loss, data gives the input alone. Where it gives (input, target), the task"
+            " needs a loss."
+        )
+        raise InputError(
+            f"task: model {type(model).__name__}: data(0) calls it with"
+            f" {text_of(arguments.structure, is_call=True)}: {error}, need what"
+            f" forward{signature} takes.{alone * own_loss}"
+        ) from None
 
 
 def result_of(model: nn.Module, arguments: ModelArguments) -> Any:

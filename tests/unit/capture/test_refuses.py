@@ -160,7 +160,8 @@ REFUSED = {
     "several tensors": (Structure(), "loss failed.*returned 2 tensors.*let"),
     "no tensor": (Text(), "returned no tensor, need what the loss"),
     "two devices": (two_devices(), "first.weight on cpu and last.weight on meta, need one device"),
-    "a wrong shape": (nn.Bilinear(4, 4, 4), "torch.export failed.*Check that model"),
+    "a wrong shape": (nn.Linear(5, 4), "torch.export failed.*Check that model"),
+    "too few arguments": (nn.Bilinear(4, 4, 4), "missing .* 'input2', need what forward"),
     "a forward that fails": (
         HoldsWrong(),
         r"fails on data\(0\) at test_.*\.py:\d+ \(forward\): ValueError: no rows of 4\. Check",
@@ -236,6 +237,17 @@ def test_a_batch_that_does_not_divide() -> None:
     task = Task(model=Base(), loss=nn.functional.mse_loss, optimizer=sgd, data=data)
     with pytest.raises(InputError, match="choose a size of micro-batches that divides them"):
         profile_task(task, repeats=1)
+
+
+def test_a_pair_without_a_loss() -> None:
+    """Where the task has no loss, (input, target) are two arguments of the model."""
+    needs = r"with \(tensor, tensor\): too many .* forward\(value.*the task needs a loss"
+    with pytest.raises(InputError, match=needs):
+        split(replace(task_of(Base()), loss=None))
+    with pytest.raises(
+        InputError, match=r"missing .* 'value', need what forward\(value.*takes\.$"
+    ):
+        split(replace(task_of(Base()), data=lambda n: ({"it": rows(n)[0]}, rows(n)[1])))
 
 
 def test_a_plain_number_that_changes() -> None:
