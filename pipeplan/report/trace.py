@@ -9,6 +9,7 @@ that takes it, through the transfer where that is known. A counter per GPU has i
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -83,6 +84,7 @@ def _arrows(plan: Plan, done: list[Activity], spans: list[Event]) -> Iterator[Ev
         (each.kind, each.stage, each.microbatch): span
         for each, span in zip(done, spans, strict=True)
     }
+    identity = itertools.count(1)
     last = len(plan.stages) - 1
     for kind, stage, number in list(known):
         source = plan.stages[stage]
@@ -98,16 +100,20 @@ def _arrows(plan: Plan, done: list[Activity], spans: list[Event]) -> Iterator[Ev
             continue
         carried = known.get((carrier, stage, number))
         parts = [known[kind, stage, number], carried, taken]
-        yield from _arrow(f"{stage}{carrier}{number}", [part for part in parts if part])
+        mark = {"name": f"{stage}{carrier}{number}", "id": next(identity)}
+        yield from _arrow(mark, [part for part in parts if part])
 
 
-def _arrow(name: str, spans: list[Event]) -> Iterator[Event]:
-    """One arrow through `spans`; it is bound to the span that is there when it passes."""
+def _arrow(mark: Event, spans: list[Event]) -> Iterator[Event]:
+    """One arrow through `spans`; it is bound to the span that is there when it passes.
+
+    Perfetto drops arrows whose identity is no number.
+    """
     for index, span in enumerate(spans):
         phase = "s" if not index else "f" if index == len(spans) - 1 else "t"
         more = {"bp": "e"} if phase == "f" else {}
         place = {key: span[key] for key in ("pid", "tid", "ts")}
-        yield {"ph": phase, "name": "input", "cat": "transfer", "id": name, **place, **more}
+        yield {"ph": phase, "cat": "transfer", **mark, **place, **more}
 
 
 def _counters(levels: Levels) -> Iterator[Event]:
