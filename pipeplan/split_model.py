@@ -26,6 +26,13 @@ class TensorSpec:
     dtype: str
     """As torch prints it: `torch.float32`."""
     differentiable: bool
+    order: tuple[int, ...] = ()
+    """Its dimensions as they travel, the outermost in memory first; empty: as they are."""
+
+    @property
+    def told(self) -> list[object]:
+        """What a digest has of it."""
+        return [list(self.shape), self.dtype, *([list(self.order)] if self.order else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,7 @@ class SplitModel:
         if any(self.fed):
             fed["fed"] = [list(indices) for indices in self.fed]
         if self.entering:
-            fed["inputs"] = [[list(spec.shape), spec.dtype] for spec in self.inputs]
+            fed["inputs"] = [spec.told for spec in self.inputs]
             fed["entering"] = list(self.entering)
         names = ("autocast", "accumulate", "master_weights", "compile")
         given = {name: str(value) for name in names if (value := getattr(self, name))}
@@ -124,10 +131,7 @@ class SplitModel:
             | given
             | {
                 "microbatch_size": self.microbatch_size,
-                "boundaries": [
-                    [[list(spec.shape), spec.dtype] for spec in boundary]
-                    for boundary in self.boundaries
-                ],
+                "boundaries": [[spec.told for spec in boundary] for boundary in self.boundaries],
                 "layers": [
                     {
                         "name": name,

@@ -20,6 +20,7 @@ from pipeplan.capture.user_model.model_call import quiet
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
+from pipeplan.layout import passing_order
 from pipeplan.livebytes import key
 from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
@@ -217,7 +218,8 @@ def _version(value: Tensor) -> int:
 
 def spec_of(value: Tensor) -> TensorSpec:
     """What passes a boundary where `value` does."""
-    return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad)
+    order = passing_order(value)
+    return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad, order)
 
 
 def _kind(value: object) -> str:

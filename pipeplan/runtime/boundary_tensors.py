@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from pipeplan.layout import travelling
 from pipeplan.memory_terms import Purpose
 from pipeplan.program import ActionKind
 from pipeplan.runtime.interfaces import MemoryMeter
 from pipeplan.runtime.transport.base import Pending, Transport, wait_all
 from pipeplan.runtime.transport.endpoints import Endpoint, StageEndpoints, empty
+from pipeplan.split_model import TensorSpec
 
 
 @dataclass(slots=True)
@@ -92,23 +94,26 @@ class BoundaryTensors:
 
     def give_outputs(self, stage: int, microbatch: int, tensors: list[Tensor]) -> None:
         """To the stage behind: directly on this rank, else kept until they are sent."""
-        if self._endpoints[stage].output is None:
+        output = self._endpoints[stage].output
+        if output is None:
             purpose = Purpose.DIRECT_F
             given = self._inputs[stage + 1, microbatch] = _Message(tensors)
         else:
             purpose = Purpose.SENT_F
-            given = self._outputs[stage, microbatch] = _to_send(tensors)
+            given = self._outputs[stage, microbatch] = _to_send(tensors, output.specs)
         if self.meter.samples:
             self.meter.hand_on(purpose, stage, microbatch, given.tensors)
 
     def give_gradients(self, stage: int, microbatch: int, tensors: list[Tensor]) -> None:
         """To the stage before: directly on this rank, else kept until they are sent."""
-        if self._endpoints[stage].input_gradient is None:
+        input_gradient = self._endpoints[stage].input_gradient
+        if input_gradient is None:
             purpose = Purpose.DIRECT_B
             given = self._output_gradients[stage - 1, microbatch] = _Message(tensors)
         else:
             purpose = Purpose.SENT_B
-            given = self._input_gradients[stage, microbatch] = _to_send(tensors)
+            sent = _to_send(tensors, input_gradient.specs)
+            given = self._input_gradients[stage, microbatch] = sent
         if self.meter.samples:
             self.meter.hand_on(purpose, stage, microbatch, given.tensors)
 
@@ -146,9 +151,13 @@ class BoundaryTensors:
     def _receive(self, endpoint: Endpoint | None) -> _Message:
         assert endpoint is not None
         buffers = [empty(spec, endpoint.device) for spec in endpoint.specs]
-        pairs = zip(buffers, endpoint.tags, strict=True)
+        rows = zip(buffers, endpoint.specs, endpoint.tags, strict=True)
         return _Message(
-            buffers, [self._transport.receive(buffer, endpoint.peer, tag) for buffer, tag in pairs]
+            buffers,
+            [
+                self._transport.receive(travelling(buffer, spec.order), endpoint.peer, tag)
+                for buffer, spec, tag in rows
+            ],
         )
 
     def _send_output(self, stage: int, microbatch: int) -> None:
@@ -178,8 +187,9 @@ class BoundaryTensors:
         return tensors
 
 
-def _to_send(tensors: list[Tensor]) -> _Message:
-    return _Message([tensor.contiguous() for tensor in tensors])
+def _to_send(tensors: list[Tensor], specs: tuple[TensorSpec, ...]) -> _Message:
+    pairs = zip(tensors, specs, strict=True)
+    return _Message([travelling(tensor, spec.order) for tensor, spec in pairs])
 
 
 def _anything(endpoint: Endpoint | None) -> list[Tensor]:

@@ -296,6 +296,5 @@ CONVOLUTIONAL = (
             cross_entropy,
             lambda n: (pictures(n)[0].to(memory_format=torch.channels_last), pictures(n)[1]),
         ),
-        reason="tensors between two GPUs arrive contiguous, and kernels may add in another order",
     ),
 )

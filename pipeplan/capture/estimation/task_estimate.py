@@ -31,6 +31,7 @@ from pipeplan.capture.split import split
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
+from pipeplan.layout import kept
 from pipeplan.nested import MicroBatch
 from pipeplan.repeat import check_data
 from pipeplan.split_model import SplitModel
@@ -134,7 +135,7 @@ def _walk(
             weight = roofline.estimate_weights(run, device) if size.split else 0
             known[mark] = size, times, weight
         result.append(known[mark])
-        values = tuple(value.detach().contiguous().clone() for value in outputs)
+        values = tuple(kept(value.detach()) for value in outputs)
     say(f"{len(known)} of {len(model.layers)} layers differ and were examined")
     return result
 

@@ -20,7 +20,6 @@ from torch import fx, nn
 from pipeplan.capture.eager_modules.eager_operation import is_eager
 from pipeplan.capture.graph.export import ExportedModel
 from pipeplan.capture.graph.operations import (
-    has_size,
     is_pointwise,
     node_effects,
     node_flops,
@@ -28,6 +27,7 @@ from pipeplan.capture.graph.operations import (
     node_tensors,
 )
 from pipeplan.errors import InputError
+from pipeplan.layout import has_size
 
 Node: TypeAlias = fx.Node
 

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipeplan.layout import has_size
 from pipeplan.livebytes import dense, key
 
 
@@ -30,29 +31,9 @@ def node_tensors(node: fx.Node) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
 
 
-def has_size(tensor: Tensor) -> bool:
-    """Whether its shape is the same in every run: that of `logits[mask]` depends on values."""
-    return all(isinstance(length, int) for length in tensor.shape)
-
-
 def node_storages(node: fx.Node) -> set[int]:
     """The storages behind what `node` returns; a view has its base's."""
     return {key(part) for tensor in node_tensors(node) for part in dense(tensor)}
-
-
-def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions of `tensor` from the outermost in memory to the innermost."""
-    strides = tensor.stride()
-    return tuple(sorted(range(tensor.dim()), key=lambda i: (-strides[i], i)))
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether it is contiguous but for the order of its dimensions.
-
-    No sparse tensor is, nor one whose size depends on values.
-    """
-    strided = tensor.layout is torch.strided and has_size(tensor)
-    return strided and tensor.permute(memory_order(tensor)).is_contiguous()
 
 
 def node_region(node: fx.Node) -> fx.GraphModule | None:

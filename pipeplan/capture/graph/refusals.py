@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan.capture.graph.operations import has_size, node_tensors
+from pipeplan.capture.graph.operations import node_tensors
 from pipeplan.capture.user_model.user_code import is_under, place_of
 from pipeplan.errors import InputError
+from pipeplan.layout import has_size
 
 _BY_VALUE = (
     r"data-dependent|data dependent|unbacked|bool\(\) is not supported|data is not allocated yet"

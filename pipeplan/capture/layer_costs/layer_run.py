@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some, leave, run_backward
 from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
+from pipeplan.layout import is_dense
 from pipeplan.livebytes import key
 from pipeplan.nested import LayerLoss, MicroBatch, layer_loss, mapped
 from pipeplan.precision import casting
@@ -188,13 +189,13 @@ class LayerPass:
         self._root = leave(self._exit, roots) if roots else None
         self.outputs = WatchedStorages(value, without=self.inputs)
         self.output_bytes = sum(output.nbytes for output in value)
-        self._passing = [(key(out), out.nbytes) for out in value if out.is_contiguous()]
+        self._passing = [(key(out), out.nbytes) for out in value if is_dense(out)]
         self._gradients = [(root.shape, root.dtype, root.device) for root in roots]
 
     def passing(self) -> int:
         """Bytes of outputs that lie in storages of the input that are alive now.
 
-        One that is not contiguous is copied before it is sent, so it is none.
+        One with holes is copied before it is sent, so it is none.
         """
         inputs = {id(storage) for storage in self.inputs.living()}
         return sum(size for name, size in self._passing if name in inputs)

@@ -22,6 +22,7 @@ from pipeplan.capture.tensor_distance import densified
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.errors import InputError
 from pipeplan.gradients import sum_of
+from pipeplan.layout import kept
 from pipeplan.nested import MicroBatch
 from pipeplan.repeat import kept_generators, seed_all
 from pipeplan.split_model import SplitModel
@@ -69,7 +70,7 @@ def _after(run: LayerRun) -> tuple[Tensor, ...]:
     with torch.no_grad():
         given = tuple(value.clone() for value in (*run.inputs, *run.fed))
         outputs = call_layer(run.name, run.layer, given, run.autocast)
-        return tuple(value.contiguous().clone() for value in outputs)
+        return tuple(map(kept, outputs))
 
 
 def _why_whole(runs: Sequence[LayerRun]) -> str | None:

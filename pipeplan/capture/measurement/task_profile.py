@@ -30,6 +30,7 @@ from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Chain, Layer
 from pipeplan.compiling import compiled
 from pipeplan.gradients import sum_of
+from pipeplan.layout import kept
 from pipeplan.livebytes import LiveBytes
 from pipeplan.repeat import check_data
 from pipeplan.split_model import SplitModel
@@ -259,7 +260,7 @@ def _sizes(
         with torch.no_grad():
             given = tuple(value.clone() for value in (*values, *run.fed))
             outputs = call_layer(run.name, run.layer, given, run.autocast)
-            values = tuple(value.contiguous().clone() for value in outputs)
+            values = tuple(map(kept, outputs))
     return sizes, overhead
 
 

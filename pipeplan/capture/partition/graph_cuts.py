@@ -13,8 +13,9 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from pipeplan.capture.graph.data_flow import DataFlow, ModuleCall, Node
-from pipeplan.capture.graph.operations import is_dense, node_storages, node_tensors
+from pipeplan.capture.graph.operations import node_storages, node_tensors
 from pipeplan.capture.partition.cut_selection import select_cuts
+from pipeplan.layout import is_dense
 from pipeplan.livebytes import key
 
 SMALL_SHARE = 1 / 4

@@ -15,10 +15,10 @@ from pipeplan.capture.eager_modules.eager_operation import (
     output_tensors,
 )
 from pipeplan.capture.graph.data_flow import DataFlow, Node
-from pipeplan.capture.graph.operations import memory_order
 from pipeplan.capture.partition.graph_cuts import Cut
 from pipeplan.capture.partition.layer_names import layer_names
 from pipeplan.errors import InputError
+from pipeplan.layout import memory_order
 
 
 class GraphLayer(nn.Module):

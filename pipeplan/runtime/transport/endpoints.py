@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from pipeplan.layout import arrived
 from pipeplan.plan import Stage as PlannedStage
 from pipeplan.split_model import TensorSpec
 
@@ -133,11 +134,15 @@ def _boundary(
 
 
 def gradient_specs(specs: Sequence[TensorSpec], stage: int) -> tuple[TensorSpec, ...]:
-    """What flows back through the boundary `specs` before `stage`: nothing before the first."""
-    return tuple(spec for spec in specs if spec.differentiable and stage > 0)
+    """What flows back through the boundary `specs` before `stage`: nothing before the first.
+
+    Gradients lie in memory as backwards leave them, which only a backward could tell: contiguous.
+    """
+    return tuple(replace(spec, order=()) for spec in specs if spec.differentiable and stage > 0)
 
 
 def empty(spec: TensorSpec, device: torch.device = CPU) -> Tensor:
-    """An uninitialised tensor of this shape and dtype."""
+    """An uninitialised tensor of this shape, dtype and order in memory."""
     dtype: torch.dtype = getattr(torch, spec.dtype.removeprefix("torch."))
-    return torch.empty(spec.shape, dtype=dtype, device=device)
+    shape = [spec.shape[dimension] for dimension in spec.order or range(len(spec.shape))]
+    return arrived(torch.empty(shape, dtype=dtype, device=device), spec.order)

@@ -1,0 +1,54 @@
+"""How tensors lie in memory, and how they pass a boundary so that they lie there as before.
+
+A message is a row of bytes. A tensor whose dimensions lie in another order in memory (as those of
+`channels_last` do) travels in the order of its memory and gets its dimensions back where it
+arrives: a contiguous copy would let kernels add in another order, and take another path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions of `tensor` from the outermost in memory to the innermost."""
+    strides = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda i: (-strides[i], i)))
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether `tensor` is contiguous but for the order of its dimensions.
+
+    No sparse tensor is, nor one whose size depends on values.
+    """
+    if tensor.layout is not torch.strided or not has_size(tensor):
+        return False
+    return tensor.permute(memory_order(tensor)).is_contiguous()
+
+
+def has_size(tensor: Tensor) -> bool:
+    """Whether its shape is the same in every run: that of `logits[mask]` depends on values."""
+    return all(isinstance(length, int) for length in tensor.shape)
+
+
+def passing_order(tensor: Tensor) -> tuple[int, ...]:
+    """In which order the dimensions of a tensor like `tensor` travel; empty: as they are."""
+    return () if tensor.is_contiguous() or not is_dense(tensor) else memory_order(tensor)
+
+
+def travelling(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """`tensor` as a contiguous one whose dimensions are in `order`; a copy where it lies apart."""
+    return (tensor.permute(*order) if order else tensor).contiguous()
+
+
+def arrived(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """What `travelling` was made of, in the same memory."""
+    return tensor.permute([order.index(i) for i in range(len(order))]) if order else tensor
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """A copy of `tensor` that lies in memory as it does behind a boundary."""
+    return arrived(travelling(tensor, passing_order(tensor)).clone(), passing_order(tensor))
