@@ -105,9 +105,12 @@ def read(folder: str | Path) -> TrainingRun:
     """
     file = Path(folder) / "run.json"
     if not file.is_file():
+        step = "Check the path, or finish the run with --resume."
+        if Path(folder).is_file():
+            step = "Plans and chains are shown by pipeplan show."
         raise InputError(
             f"run {folder}: got no run.json, need the --out folder of a finished run of"
-            " pipeplan.launch. Check the path, or finish the run with --resume."
+            f" pipeplan.launch. {step}"
         )
     return TrainingRun.read(file)
 

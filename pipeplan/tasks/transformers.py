@@ -167,7 +167,10 @@ def _ids(data: str, folder: str, sequence: int, vocabulary: int) -> Tensor:
             found = AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)
             ids = torch.tensor(found["input_ids"])
     except (OSError, ValueError) as error:
-        raise InputError(f"{where}: cannot be read: {error}") from None
+        raise InputError(
+            f"{where}: cannot be read: {error}. Check the path: a text in UTF-8, or token ids in a"
+            " .npy file"
+        ) from None
     if len(ids) < sequence:
         raise InputError(
             f"{where}: got {len(ids)} tokens, need {sequence}: give a shorter sequence"

@@ -108,6 +108,8 @@ def test_a_folder_without_a_run_is_refused(
     assert main(["report", str(tmp_path)]) == 2
     assert "run.json" in capsys.readouterr().err
     (tmp_path / "run.json").write_text('{"format": "pipeplan-run/2"}')
+    assert main(["report", str(tmp_path / "run.json")]) == 2
+    assert "shown by pipeplan show" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "run.json" in capsys.readouterr().err
 

@@ -103,7 +103,7 @@ def test_what_is_wrong_is_told(folder: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.arange(200))
     for words, message in (
         ({"head": "Casual"}, "got head 'Casual', need one of AutoModelFor"),
-        ({"data": str(tmp_path / "none.txt")}, r"none.txt: cannot be read"),
+        ({"data": str(tmp_path / "none.txt")}, r"none.txt: cannot be read: .*Check the path"),
         ({"data": str(folder / "text.txt"), "sequence": 99}, "got 60 tokens, need 99"),
         ({"data": str(tmp_path / "other.npy")}, f"got ids 0 to 199, need 0 to {WORDS}, .*"),
         ({"dtype": "float31"}, "float31"),
