@@ -227,7 +227,12 @@ PARTS = (
             autocast=torch.bfloat16,
         ),
     ),
-    Architecture("sparse gradients of a table", sparse_gradients),
+    Architecture(
+        "sparse gradients of a table",
+        sparse_gradients,
+        reason="gradients add up in dense sums, which the optimizer steps; a plain loop adds every"
+        " part of a sparse gradient to its row by itself",
+    ),
     Architecture(
         "list of layers",
         supervised(
