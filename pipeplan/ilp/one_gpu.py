@@ -28,12 +28,13 @@ def run(state: Incumbent, seconds: float) -> None:
         any(map(state.offer, found.schedules()))
 
 
-def offer(state: Incumbent) -> bool:
-    """Whether a schedule that is found at once fits."""
-    return any(map(state.offer, _planner(state).schedules()))
+def offer(state: Incumbent, *, quick: bool = False) -> bool:
+    """Whether a schedule that is found at once, or at a first look, fits."""
+    return any(map(state.offer, _planner(state, quick=quick).schedules()))
 
 
-def _planner(state: Incumbent) -> OneAtATime:
+def _planner(state: Incumbent, *, quick: bool = False) -> OneAtATime:
     """Of the whole chain."""
     costs = state.costs
-    return OneAtATime(costs, DeviceShare((0, costs.layers - 1), 0, costs.budgets[0]))
+    share = DeviceShare((0, costs.layers - 1), 0, costs.budgets[0])
+    return OneAtATime(costs, share, quick=quick)

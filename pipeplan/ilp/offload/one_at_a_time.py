@@ -31,6 +31,8 @@ from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind, DeviceSche
 Segment = tuple[int, int]
 GRAINS = (1, 2, 4, 8)
 """Layers of a stage: the fewer, the sooner something leaves; tensors between stages stay."""
+QUICK = ((True, 1),)
+"""Whether inputs leave, and the grain, for a first look."""
 SLOTS = 100
 """Of the dynamic program that chooses what leaves."""
 F, B = DeviceOpKind.KEEP_ALL, DeviceOpKind.BACKWARD
@@ -57,19 +59,20 @@ class DeviceShare:
 class OneAtATime:
     """What leaves one GPU and when: found at once, and improved while there is time."""
 
-    def __init__(self, costs: CostModel, share: DeviceShare) -> None:
+    def __init__(self, costs: CostModel, share: DeviceShare, *, quick: bool = False) -> None:
         """The best of all grains, with saved inputs that stay or leave, without local search.
 
         Args:
             costs: with a host, under the exact memory model.
             share: that of the GPU.
+            quick: whether only the finest grain is looked at, with inputs that leave.
         """
         host = costs.cluster.host
         assert host is not None
         link = HostLink(host.bandwidth_bytes_per_s, host.duplex == "full", between=True)
         every = (
             _Stages(costs, share, cut(share.layers, grain), link, inputs)
-            for inputs, grain in product((False, True), GRAINS)
+            for inputs, grain in (QUICK if quick else product((False, True), GRAINS))
         )
         tried = [(stages, stages.searched()) for stages in every]
         self._stages, self._found = min(tried, key=lambda each: _length(each[1]))

@@ -66,14 +66,20 @@ class InitialSets:
             self._seen.add(known.runs)
             yield InitialSet(known, plan)
 
+    def listed(self) -> StageOptions:
+        """What stages may choose; all that there is time for, at the first call."""
+        if self.offered is None:
+            self.offered = _listed(self.joint.state, self.nested)
+        return self.offered
+
     def __iter__(self) -> Iterator[InitialSet]:
         """Required: the best with and without room for messages; others while there is time."""
         state = self.joint.state
         begun = state.elapsed
         state.set_phase("recompute options")
-        self.offered = _listed(state, self.nested)
+        offered = self.listed()
         solvers = [
-            RecomputeDP(state.costs, state.most_in_flight, messages=messages, options=self.offered)
+            RecomputeDP(state.costs, state.most_in_flight, messages=messages, options=offered)
             for messages in (False, True)
         ]
         high: int | None = None

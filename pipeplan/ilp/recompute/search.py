@@ -14,10 +14,11 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import Final
 
-from pipeplan.ilp import one_gpu, portfolio, search
+from pipeplan.ilp import portfolio, search
 from pipeplan.ilp.bounds.infeasibility import reason_for_any_remat
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.recompute import one_device
 from pipeplan.ilp.recompute.annealing import RecomputeAnnealing
 from pipeplan.ilp.recompute.average_bytes import average_bytes_bound
 from pipeplan.ilp.recompute.balancing import RecomputeBalancing
@@ -25,7 +26,6 @@ from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.initial_sets import POINTS, InitialSet, InitialSets
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.labels import NONE
 from pipeplan.ilp.recompute.moves import ways
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
@@ -112,6 +112,8 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         return
     if joint.interrupted or _reached(joint):
         return
+    if whole.costs.gpus == 1:
+        one_device.run(joint, found.listed())
     _try_all(joint, found)
     if joint.period is None and not joint.interrupted:
         # Listing runs that hold runs takes long: they are for memory that nothing else fits.
@@ -140,8 +142,6 @@ def _try_all(joint: JointIncumbent, found: InitialSets) -> None:
         joint.take(_tried(joint, candidate, whole.elapsed + limit))
         if joint.interrupted:
             return
-    if one_gpu.applies(whole) and found.offered is not None and whole.uses(one_gpu.NAME):
-        _on_one_gpu(joint, found.offered)
 
 
 def _anywhere(joint: JointIncumbent) -> None:
@@ -157,23 +157,6 @@ def _anywhere(joint: JointIncumbent) -> None:
         inner = Incumbent(contracted.of(whole.costs), limits, joint.on_report, notes=whole.notes)
         search.run(inner)
         joint.take(SearchResult(inner, contracted))
-
-
-def _on_one_gpu(joint: JointIncumbent, offered: StageOptions) -> None:
-    """What the GPU recomputes as one stage, shortest first; the rest that does not fit leaves."""
-    whole = joint.state
-    last, compute = whole.costs.layers - 1, whole.bounds["any"]
-    whole.set_phase(one_gpu.NAME)
-    for number, more in enumerate(offered.more[0, last]):
-        longer = joint.period is not None and compute + int(more) >= joint.period
-        if more == NONE or longer or joint.interrupted:
-            return
-        if joint.period is not None and whole.remaining <= 0:
-            return
-        contracted = contract(whole.costs.chain, offered.runs(0, last, number))
-        inner = Incumbent(contracted.of(whole.costs), whole.options, joint.on_report)
-        if one_gpu.offer(inner):
-            joint.take(SearchResult(inner, contracted))
 
 
 def _search_steps(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> None:

@@ -6,6 +6,8 @@ Equations (C1)-(C6) of docs/reference/remat-rules.md; after the recurrence of Ro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pipeplan.remat.arrays import Floats, Ints
@@ -39,6 +41,28 @@ def rotor(costs: Costs, budget: int, slots: int = 500) -> DeviceSchedule | None:
     return DeviceSchedule(
         costs.layers, tuple(unroll(table.decide, whole, table.taken, table.full))
     )
+
+
+def persistent_schedules(costs: Costs, budget: int, slots: int = 500) -> Iterator[DeviceSchedule]:
+    """The fastest schedules of all budgets up to `budget`, fastest first, each time once.
+
+    Args:
+        costs: the chain.
+        budget: bytes of the device, the static ones included.
+        slots: as of `rotor`; the schedules of one table have budgets of whole units.
+    """
+    free = budget - costs.static
+    if free <= 0:
+        return
+    table = _Table(costs, ceil_div(free, slots), slots)
+    table.fill()
+    times = table.at[0][0, costs.layers - 1]
+    # Times fall as budgets grow: the least budget of each.
+    _, least = np.unique(times, return_index=True)
+    for units in map(int, least[np.isfinite(times[least])]):
+        whole = (0, costs.layers - 1, 0, units)
+        ops = unroll(table.decide, whole, table.taken, table.full)
+        yield DeviceSchedule(costs.layers, tuple(ops))
 
 
 class _Table:

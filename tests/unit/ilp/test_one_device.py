@@ -1,0 +1,88 @@
+"""One GPU that recomputes: the per-device planner's schedules as runs of layers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from pipeplan.cluster import Host, uniform
+from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.recompute.contracted_chain import contract
+from pipeplan.ilp.recompute.one_device import in_one_stage
+from pipeplan.ilp.recompute.persistent import persistent_runs, runs_of
+from pipeplan.ilp.runs import Run
+from pipeplan.plan import Plan
+from pipeplan.planner import Config, solve
+from pipeplan.remat import from_chain, judge, rematerialize_chain
+from pipeplan.remat.checkpointing.periodic import keep_all, periodic
+from pipeplan.remat.checkpointing.rotor import persistent_schedules, rotor
+from pipeplan.testing.instances import chain_of
+from tests.unit.ilp.test_recompute import some_chain
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_schedule_takes_as_long_as_its_runs(seed: int) -> None:
+    """By the judge of device schedules and by the contracted chain, of all budgets."""
+    chain = some_chain(seed, 7)
+    costs = from_chain(chain)
+    budget = judge(costs, keep_all(costs)).peak_bytes
+    seen = 0
+    for schedule in persistent_schedules(costs, budget, 40):
+        merged = contract(chain, runs_of(schedule.ops)).of(
+            CostModel(chain, uniform(1, 0), "flush", "exact")
+        )
+        assert in_one_stage(merged).period == judge(costs, schedule).makespan_ns
+        seen += 1
+    assert seen > 1
+
+
+def test_runs_of_periodic_checkpoints() -> None:
+    """Each segment but the last is a run, whatever is given up between."""
+    costs = from_chain(some_chain(1, 7))
+    assert runs_of(periodic(costs, 1).ops) == ()
+    assert runs_of(periodic(costs, 3).ops) == (Run(0, 1), Run(2, 3))
+
+
+def test_one_table_has_the_schedules_of_all_budgets() -> None:
+    """Rotor's own at the largest; then longer ones that need less, each time once."""
+    costs = from_chain(chain_of("gpt8"))
+    budget = judge(costs, keep_all(costs)).peak_bytes * 3 // 4
+    found = [judge(costs, each) for each in persistent_schedules(costs, budget, 60)]
+    best = rotor(costs, budget, 60)
+    assert best is not None
+    assert found[0].makespan_ns == judge(costs, best).makespan_ns
+    times = [each.makespan_ns for each in found]
+    assert times == sorted(set(times))
+    assert max(each.peak_bytes for each in found) <= budget
+    assert list(persistent_runs(chain_of("gpt8"), 0)) == []
+
+
+def _planned(share: float, **asked: Any) -> tuple[Plan, Fraction]:
+    """A plan of ResNet-18 on one GPU, and Rotor's time in as much memory.
+
+    It is a share of what keeping all takes beside the states.
+    """
+    chain = chain_of("resnet18")
+    costs = from_chain(chain)
+    extra = judge(costs, keep_all(costs)).peak_bytes - costs.static
+    bandwidth = extra * 10**9 // (2 * costs.compute)
+    budget = costs.static + int(share * extra)
+    known = rematerialize_chain(costs, budget, "rotor")
+    more = sum(
+        layer.weight_bytes + layer.waiting_gradient_bytes + layer.optimizer_workspace_bytes
+        for layer in chain.layers
+    )
+    host = Host(memory_bytes=2**50, bandwidth_bytes_per_s=bandwidth, duplex="half")
+    cluster = uniform(1, budget + more).model_copy(update={"host": host})
+    config = Config(recompute="auto", time_limit_s=0.5, deterministic=True, workers=1, **asked)
+    return solve(chain, cluster, config), Fraction(known.outcome.makespan_ns)
+
+
+@pytest.mark.parametrize("offload", ["off", "auto"])
+@pytest.mark.parametrize("share", [0.5, 0.7])
+def test_a_plan_is_no_longer_than_the_per_device_planner(share: float, offload: str) -> None:
+    """Within as much memory; runs that hold runs count where plans without them fit, too."""
+    plan, known = _planned(share, offload=offload)
+    assert plan.period_per_microbatch <= known
