@@ -22,7 +22,6 @@ from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule
 from pipeplan.ilp.local_search.interleaved_starts import InterleavedStarts
-from pipeplan.ilp.local_search.perturbation import Perturbation
 from pipeplan.ilp.local_search.restarts import EqualSplitRestarts
 from pipeplan.ilp.portfolio import Arm, Portfolio, Strategy
 
@@ -34,7 +33,6 @@ STRATEGIES: Final[tuple[Callable[[Incumbent, SimulatedAnnealing], Strategy], ...
     lambda _, annealing: annealing,
     BalanceAndSchedule,
     EqualSplitRestarts,
-    Perturbation,
 )
 """In the order of their slices; some anneal from what they find."""
 
