@@ -37,20 +37,37 @@ RESULT = Path(__file__).parent / "results" / "ablation.json"
 LOST = 0.01
 """A row is lost where the plan is longer by more than this."""
 FINDERS = (
-    "annealing", "balancing", "interleaved starts", "joint", "kfkb", "restarts",
+    "annealing", "balancing", "interleaved starts", "kfkb", "restarts",
 )  # fmt: skip
+FEW = ("joint", "enumeration")
+"""Of chains of few layers: allocation and schedule as one model, and each allocation."""
 RETIRED = (
     "best chain", "guide", "neighbourhoods", "plain chain", "recompute annealing",
     "recompute kfkb", "stage counts", "unrestricted",
 )  # fmt: skip
 """Strategies that left the solver for what their rows of the table say."""
 PROVERS = ("packing bound", "counting bound")
-JOINT = ("recompute balancing",)
+JOINT = ("recompute balancing", "trim")
+FEW_JOINT = ("recompute enumeration",)
+"""Every set of recomputed layers, of fewer layers still."""
+CUT: dict[Mode, tuple[str, ...]] = {
+    "contiguous": ("kfkb", "window bound"),
+    "contiguous, recompute": ("recompute bound",),
+}
+"""By mode of one stage per GPU: who has a say in its plan, or bounds it."""
 NONE = "no finder"
 """The contiguous optimum of one micro-batch per period, and bounds alone."""
-STEP = {"step": "step search", "step, recompute": "recompute step search"}
+STEP: dict[Mode, str] = {"step": "step search", "step, recompute": "recompute step search"}
 """By mode of whole steps: its strategy; without it, the contiguous plan cut off after the step."""
-Mode = Literal["none", "recompute", "step", "step, recompute"]
+OTHERS = (
+    *PROVERS, *FEW, *JOINT, *FEW_JOINT, "window bound", "recompute bound", *STEP.values(),
+)  # fmt: skip
+EVERY = (*FINDERS, *OTHERS)
+SHORT_LAYERS = 14
+"""Layers of chains that have the strategies of few layers."""
+Mode = Literal[
+    "none", "recompute", "contiguous", "contiguous, recompute", "step", "step, recompute"
+]
 
 KEEPING = (
     ("resnet18", 4, 1.2), ("resnet18", 8, 1.2), ("resnet18", 4, 0.6), ("resnet18", 8, 0.5),
@@ -65,6 +82,19 @@ AGAIN = (
     ("resnet18", 4, 0.4), ("resnet34", 8, 0.5), ("resnet50", 4, 0.4), ("resnet50", 8, 0.4),
     ("gpt24", 8, 0.5), ("gpt24", 8, 0.4), ("llama24", 8, 0.5), ("llama24", 16, 0.4),
     ("gpt48", 16, 0.5), ("resnet101", 8, 0.4),
+)  # fmt: skip
+SHORT = (
+    ("gpt5", 3, 0.6), ("gpt6", 3, 0.6), ("gpt8", 4, 0.5), ("gpt10", 4, 0.6), ("gpt12", 4, 0.8),
+    ("llama6", 3, 0.6), ("llama8", 4, 0.6), ("llama10", 5, 0.6), ("llama12", 4, 0.6),
+    ("gpt12", 8, 0.6),
+)  # fmt: skip
+SHORT_AGAIN = (
+    ("gpt3", 2, 0.4), ("gpt4", 2, 0.5), ("gpt5", 3, 0.4), ("gpt6", 3, 0.4), ("llama4", 2, 0.4),
+    ("llama5", 3, 0.5),
+)  # fmt: skip
+CUTS = (
+    ("resnet18", 4, 0.6), ("resnet34", 8, 0.6), ("resnet50", 8, 0.5), ("gpt24", 8, 0.6),
+    ("llama24", 8, 0.6), ("densenet121", 8, 0.5), ("gpt48", 16, 0.6),
 )  # fmt: skip
 STEPS = (
     ("resnet18", 4, 0.6), ("resnet34", 4, 0.5), ("resnet50", 8, 0.6), ("resnet101", 4, 0.5),
@@ -88,24 +118,29 @@ class Run:
         return f"{self.case.key} {self.mode}"
 
 
-def arms(mode: Mode) -> tuple[str, ...]:
-    """The strategies and provers that a mode may leave out."""
+def arms(case: Case, mode: Mode) -> tuple[str, ...]:
+    """The strategies and provers that an instance may leave out."""
+    few = len(case.chain.layers) <= SHORT_LAYERS
     if mode in STEP:
         return (STEP[mode],)
-    both = (*FINDERS, *PROVERS)
-    return both if mode == "none" else (*both, *JOINT)
+    if mode in CUT:
+        return CUT[mode]
+    both = (*FINDERS, *PROVERS, *(FEW if few else ()))
+    return both if mode == "none" else (*both, *JOINT, *(FEW_JOINT if few else ()))
 
 
 def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
     """Everything first, then each arm left out; then no finder at all, and each alone."""
-    keeping: list[tuple[Case, Mode]] = [(Case(*each), "none") for each in KEEPING]
-    cases: list[tuple[Case, Mode]] = [*keeping, *((Case(*each), "recompute") for each in AGAIN)]
-    cases += [(Case(*each), mode) for mode in ("step", "step, recompute") for each in STEPS]
+    keeping: list[tuple[Case, Mode]] = [(Case(*each), "none") for each in (*KEEPING, *SHORT)]
+    cases: list[tuple[Case, Mode]] = [*keeping]
+    cases += [(Case(*each), "recompute") for each in (*AGAIN, *SHORT_AGAIN)]
+    cases += [(Case(*each), mode) for mode in CUT for each in CUTS]
+    cases += [(Case(*each), mode) for mode in STEP for each in STEPS]
     for case, mode in cases:
         yield Run(case, mode, "everything")
     for arm in chosen:
         for case, mode in cases:
-            if arm in arms(mode):
+            if arm in arms(case, mode):
                 yield Run(case, mode, f"without {arm}", (arm,))
     for arm in (NONE, *FINDERS) if only_one else ():
         others = tuple(each for each in FINDERS if each != arm)
@@ -118,6 +153,7 @@ def solved(case: Case, mode: Mode, limits: Limits) -> tuple[dict[str, Any], Solu
     config = Config(
         semantics="flush" if mode in STEP else "2bw",
         recompute="auto" if "recompute" in mode else "off",
+        method="contiguous" if mode in CUT else "auto",
     )
     begin, work = time.monotonic(), time.process_time()
     try:
@@ -221,7 +257,7 @@ def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
 def measured(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """The table's lines: each arm left out, then each finder alone."""
     every = sorted((*FINDERS, *RETIRED))
-    names = [f"without {arm}" for arm in (*every, *PROVERS, *JOINT, *STEP.values())]
+    names = [f"without {arm}" for arm in (*every, *OTHERS)]
     names += [NONE, *(f"only {arm}" for arm in every)]
     lines = [cells(rows, name) for name in names]
     return [line for line in lines if line is not None]
@@ -242,9 +278,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    every = (*arms("recompute"), *STEP.values())
     parser.add_argument("--work", type=common.duration, default=10 * 10**9, metavar="TIME")
-    parser.add_argument("--arms", nargs="*", default=every, choices=every, metavar="NAME")
+    parser.add_argument("--arms", nargs="*", default=EVERY, choices=EVERY, metavar="NAME")
     parser.add_argument("--only-one", action="store_true", help="each finder alone, too")
     parser.add_argument("--workers", type=common.count(), default=1, help="processes (1)")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="%(default)s")
