@@ -233,6 +233,18 @@ def test_equal_layers(gpus: int, microbatches: int, memory: Fraction, most: floa
     assert found.period_ns <= most * microbatches * 12_000
 
 
+@pytest.mark.parametrize(("times", "most"), [(2, 0.05), (4, 0.02)])
+def test_the_bound_is_near_in_ample_memory(times: int, most: float) -> None:
+    """At two and four micro-batches a GPU, plans and the bound are that close to each other."""
+    chain, costs = equal(4, split=True, memory=Fraction(2))
+    problem = Problem(
+        chain=chain, cluster=costs.cluster, semantics="flush", microbatches=4 * times, ks=AUTO_K
+    )
+    found = solve(problem, Limits(time_limit_s=1.0, deterministic=True))
+    assert found.gap is not None
+    assert found.gap <= most
+
+
 @pytest.mark.parametrize("gpus", [(0, 1, 0), (1, 0, 1, 0)])
 def test_a_layout_of_ones_own(gpus: tuple[int, ...]) -> None:
     """All layers pinned: micro-batches overlap as well as on placements that are searched."""
