@@ -83,7 +83,7 @@ def in_one_stage(costs: CostModel) -> Schedule:
     last = costs.layers - 1
     work = _busy(costs)
     stages = (Stage(id=0, layers=(0, last), gpu=0),)
-    return schedule_partition(costs, ContiguousPartition(work, stages, (work,)))
+    return schedule_partition(costs, ContiguousPartition(max(1, work), stages, (work,)))
 
 
 def _leave(joint: JointIncumbent, offered: StageOptions) -> None:
