@@ -114,15 +114,9 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         return
     if whole.costs.gpus == 1:
         one_device.run(joint, found.listed())
-    _try_all(joint, found)
-    if joint.period is None and not joint.interrupted:
-        # Listing runs that hold runs takes long: they are for memory that nothing else fits.
-        found = InitialSets(joint, nested=True)
-        _try_all(joint, found)
+    found = _first(joint, found)
     if joint.interrupted:
         return
-    if joint.period is None and not whole.options.contiguous_only:
-        _anywhere(joint)
     if whole.remaining >= found.bound_s or joint.period is None:
         _prove_contiguous(whole)
     _every(joint, kept)
@@ -130,6 +124,19 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         if not whole.options.contiguous_only and found.offered is not None:
             _balance(joint, found.offered)
         _further(joint)
+
+
+def _first(joint: JointIncumbent, found: InitialSets) -> InitialSets:
+    """Sets to start from; while none has a plan, with runs in runs, then all layers alike."""
+    _try_all(joint, found)
+    if joint.period is None and not joint.interrupted:
+        # Listing runs that hold runs takes long: they are for memory that nothing else fits.
+        found = InitialSets(joint, nested=True)
+        _try_all(joint, found)
+    anywhere = not joint.state.options.contiguous_only
+    if joint.period is None and anywhere and not joint.interrupted:
+        _anywhere(joint)
+    return found
 
 
 def _try_all(joint: JointIncumbent, found: InitialSets) -> None:
@@ -145,7 +152,7 @@ def _try_all(joint: JointIncumbent, found: InitialSets) -> None:
 
 
 def _anywhere(joint: JointIncumbent) -> None:
-    """Where no contiguous plan is known: any plan of a chain all of whose layers run alike."""
+    """Where no plan is known: any plan of a chain all of whose layers run alike."""
     whole = joint.state
     every = list(ways(whole.costs.chain))
     for number, runs in enumerate(every):
@@ -172,6 +179,8 @@ def _search_steps(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan
     if not joint.interrupted and not _reached(joint):
         steps = RecomputeStepSearch(joint)
         joint.state.give(steps.name, steps.run, joint.state.remaining)
+        if joint.period is None and not joint.interrupted:
+            _first(joint, InitialSets(joint))
 
 
 def _started(joint: JointIncumbent, starts: Sequence[Plan]) -> InitialSets:

@@ -28,6 +28,7 @@ from pipeplan.simulator.recompute import condensed
 from pipeplan.testing.plans_programs import with_options
 from pipeplan.testing.plans_split import random_split_plan
 from pipeplan.verifier.recompute import without_runs
+from tests import handmade
 from tests.unit.ilp.test_step import CHECKS, chains, equal
 
 
@@ -109,3 +110,12 @@ def test_sets_to_start_from_free_most_bytes_for_their_time() -> None:
     for runs in sets:
         assert Run(3, 3) not in runs or len(runs) == costs.layers
     assert [len(runs) for runs in sets] == sorted((len(runs) for runs in sets), reverse=True)
+
+
+@pytest.mark.parametrize("memory", [16, 22])
+def test_the_plan_of_steady_states_is_there_where_the_search_finds_none(memory: int) -> None:
+    """Alike layers on two GPUs: such sets of runs, cut off after the step, in runs if need be."""
+    alike = {"output_bytes": 2, "saved_input_bytes": 2, "saved_bytes": 6}
+    chain = handmade.chain([(2, 4)] * 8, [alike] * 8, input_bytes=2)
+    plan = planned(chain, uniform(2, memory, bandwidth_bytes_per_s=10**12), 4, seconds=0.05)
+    assert any(stage.remat and stage.remat.recompute for stage in plan.stages)
