@@ -161,8 +161,9 @@ def page(found: dict[str, Any]) -> Iterator[str]:
         " these tables and pictures: it compares plans and launches them, as `pipeplan compare"
         " --launch` does ([how](../how-to/compare.md#launch-the-plans)), one process per GPU, all"
         " plans in turns. Times are per micro-batch. `predicted` is the simulator's on the eager"
-        " clock, `measured` the median of the rounds, `rounds differ` their range over it. Plans"
-        " that share a line are one plan."
+        " clock; where a case says what is beside each op, a launch of equal stages has measured"
+        " that, and predictions count it. `measured` is the median of the rounds, `rounds differ`"
+        " their range over it. Plans that share a line are one plan."
     )
     yield "## Summary"
     yield bullets(_summary(rows))

@@ -18,17 +18,17 @@ from itertools import combinations
 from math import ceil
 from typing import Literal
 
-from pipeplan import lowering
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
+from pipeplan.compare.action_probe import NAME, per_action_ns, probe_plan
 from pipeplan.compare.jobs import Tell
 from pipeplan.compare.local_launches import LocalLaunches
 from pipeplan.compare.points import ComparisonPoint
+from pipeplan.compare.predicted import STEPS, predicted_ns
 from pipeplan.compare.rows import Row
 from pipeplan.errors import InputError, PipeplanError
 from pipeplan.plan import Plan, Semantics
 from pipeplan.report.run import RunMeasurements
-from pipeplan.simulator import simulate
 
 OP_NS = 10**7
 """What ops of each plan sleep on average, or more: 0.1 to 0.2 ms pass beside one."""
@@ -37,8 +37,6 @@ RUN_NS = 10**9
 COUNTED_STEPS = 3
 _COUNTING = -1
 """In place of a round's number: a run that counts bytes."""
-_STEPS = 2
-"""Behind the first one, of a run under flush."""
 _WINDOWS = 8
 """Periods that a run has behind its fill, or more: the measured one is their median."""
 
@@ -92,7 +90,9 @@ class LaunchedPlan:
     """Of the rows that have this plan."""
     plan: Plan
     predicted_ns: float
-    """By the simulator on the eager clock: the period; under flush the step, updates included."""
+    """By the simulator on the eager clock: the period; under flush the step, updates included.
+
+    On the `sleep` clock with what an op takes here beside its sleep."""
     measured: list[float] = field(default_factory=list)
     """One figure per round, on the plan's time scale."""
     peak_bytes: tuple[int | None, ...] | None = None
@@ -123,6 +123,8 @@ class LaunchedPoint:
     plans: tuple[LaunchedPlan, ...]
     interrupted: bool = False
     """Whether Ctrl-C left runs out."""
+    action_ns: float = 0.0
+    """What an op of a sleeping rank takes here beside its sleep; predictions count it."""
 
     @property
     def done(self) -> list[LaunchedPlan]:
@@ -174,9 +176,12 @@ def launch_point(
     turns = [(number, each) for number in range(request.rounds) for each in plans]
     if request.clock == "real":
         turns = [(_COUNTING, each) for each in plans] + turns
-    interrupted = False
+    interrupted, action_ns = False, 0.0
     try:
         with LocalLaunches() as launches:
+            if request.clock == "sleep" and plans:
+                tell(0.0, NAME)
+                action_ns = _probe(launches, plans, scale)
             for done, (number, each) in enumerate(turns):
                 what = "bytes" if number == _COUNTING else f"round {number + 1}"
                 tell(done / len(turns), f"{what}: {each.names[0]}")
@@ -184,7 +189,7 @@ def launch_point(
                     _run(launches, each, request, scale, counts=number == _COUNTING)
     except KeyboardInterrupt:
         interrupted = True
-    return LaunchedPoint(point, request, scale, plans, interrupted)
+    return LaunchedPoint(point, request, scale, plans, interrupted, action_ns)
 
 
 def contenders(point: ComparisonPoint, semantics: Semantics) -> tuple[LaunchedPlan, ...]:
@@ -205,21 +210,18 @@ def contenders(point: ComparisonPoint, semantics: Semantics) -> tuple[LaunchedPl
     )
 
 
-def predicted_ns(plan: Plan) -> float:
-    """What a run should measure, per micro-batch, as the simulator's eager clock has it.
-
-    Ranks do not wait for planned times: under flush one that has updated begins the next step
-    while others still end this one, so steps may follow each other faster than one step takes.
-    """
-    pattern, m = lowering.lower(plan), plan.microbatches
-    if plan.semantics == "2bw":
-        period = simulate(plan, pattern, clock="eager").period_ns
-        return float((plan.period_ns if period is None else period) / plan.k)
-    one, more = (
-        simulate(plan, pattern, microbatches=steps * m, clock="eager", updates=True).makespan_ns
-        for steps in (1, 1 + _STEPS)
-    )
-    return (more - one) / (_STEPS * m)
+def _probe(launches: LocalLaunches, plans: Sequence[LaunchedPlan], scale: Fraction) -> float:
+    """What an op takes here beside its sleep, by a launch of its own; predictions grow by it."""
+    op_ns = round(scale * min(_mean_op_ns(each.plan) for each in plans))
+    plan = probe_plan(len(plans[0].plan.cluster.gpus), op_ns)
+    probe = LaunchedPlan((NAME,), plan, predicted_ns(plan))
+    _run(launches, probe, LaunchRequest("sleep"), Fraction(1), counts=False)
+    if probe.measured_ns is None:
+        return 0.0
+    action_ns = per_action_ns(plan, probe.measured_ns)
+    for each in plans:
+        each.predicted_ns = predicted_ns(each.plan, action_ns / float(scale))
+    return action_ns
 
 
 def _scale(plans: Sequence[Plan], request: LaunchRequest) -> Fraction:
@@ -272,7 +274,7 @@ def _run(
 def _steps(each: LaunchedPlan, scale: Fraction) -> int:
     """Steps of a run: about `RUN_NS`, and periods enough to measure one."""
     plan = each.plan
-    needed = (1 + _STEPS) * plan.microbatches
+    needed = (1 + STEPS) * plan.microbatches
     if plan.semantics == "2bw":
         needed = 2 * len(plan.stages) + _WINDOWS * plan.k
     wanted = RUN_NS / (each.predicted_ns * float(scale))

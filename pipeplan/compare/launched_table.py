@@ -41,7 +41,8 @@ def title(launched: LaunchedPoint) -> str:
     how = (
         "trained"
         if launched.request.clock == "real"
-        else f"asleep for planned times x {float(launched.time_scale):.4g}"
+        else f"asleep for planned times x {float(launched.time_scale):.4g}, and"
+        f" {format_ns(round(launched.action_ns))} beside each op"
     )
     memory = format_bytes(launched.point.memory_bytes)
     return f"launched: {gpus} GPUs of {memory}, {how}, {_rounds(launched)}"
@@ -119,6 +120,7 @@ def _point(launched: LaunchedPoint) -> dict[str, object]:
         "clock": launched.request.clock,
         "time_scale": float(launched.time_scale),
         "rounds": launched.request.rounds,
+        "action_overhead_ns": launched.action_ns,
         "pairs_in_order": order.agree,
         "pairs_out_of_order": order.parted,
         "pairs_too_close": order.close,

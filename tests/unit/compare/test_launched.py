@@ -24,8 +24,10 @@ from pipeplan.compare import (
     launch_point,
     launched,
 )
-from pipeplan.compare.launched import OrderedPairs, contenders, predicted_ns
+from pipeplan.compare.action_probe import NAME
+from pipeplan.compare.launched import OrderedPairs, contenders
 from pipeplan.compare.launched_table import data, launched_table, remarks
+from pipeplan.compare.predicted import predicted_ns
 from pipeplan.compare.rows import row_of
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Plan
@@ -71,12 +73,14 @@ def test_ranks_sleep_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = launch_point(point(*rows), "2bw", SLEEP, lambda _, what: told.append(what))
     slow, wrong, linked = found.plans
     assert len(slow.measured) == len(linked.measured) == 2, (slow.failure, linked.failure)
+    # What ranks take beside their sleeps hides behind the link.
+    assert found.action_ns > 0
     assert linked.predicted_ns == 20
     assert (linked.measured_ns or 0) > 15
     assert wrong.measured == []
     assert wrong.failure == "plan: breaks memory, need every rule kept:"
     names = ("slow", "refused", "crossing")
-    assert told == [f"round {n}: {name}" for n in (1, 2) for name in names]
+    assert told == [NAME, *(f"round {n}: {name}" for n in (1, 2) for name in names)]
     assert slow.peak_bytes is None
     assert list(tmp_path.iterdir()) == []
 
@@ -85,6 +89,8 @@ class Scripted:
     """In place of processes: each launch measures the next answer, in ns of the plan's time."""
 
     answers: Sequence[float | BaseException] = ()
+    late = 0.0
+    """What each op of the probe takes beside its sleep, ns."""
 
     def __init__(self) -> None:
         self._left = list(self.answers)
@@ -97,7 +103,8 @@ class Scripted:
 
     def run(self, plan: Plan, words: Sequence[str]) -> RunMeasurements:
         """The next answer; a run that trains counts 7 bytes on the first of two ranks."""
-        answer = self._left.pop(0)
+        probe = plan.chain.name == NAME
+        answer = plan.period_ns + 2 * self.late if probe else self._left.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         sleeps = "--time-scale" in words
@@ -142,6 +149,23 @@ def test_figures_are_medians_and_order_counts_beyond_their_spread(
     (told,) = data([found])
     assert [each["difference"] for each in told["plans"]] == pytest.approx([0.5 / 17, 0.5 / 6])
     assert told["pairs_in_order"] == 1
+
+
+def test_predictions_count_what_an_op_takes_beside_its_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is what two ops of the probe take longer, on the plan's time scale.
+
+    In the slow plan one micro-batch goes through four ops before the next one begins.
+    """
+    monkeypatch.setattr(Scripted, "late", 3 * 10**6)
+    found = scripted(monkeypatch, SLEEP, 29, 12, 29, 12)
+    slow, fast = found.plans
+    assert found.action_ns == 3 * 10**6
+    assert (slow.predicted_ns, fast.predicted_ns) == (17 + 4 * 3, 6 + 2 * 3)
+    (told,) = data([found])
+    assert told["action_overhead_ns"] == 3 * 10**6
+    assert [each["difference"] for each in told["plans"]] == pytest.approx([0, 0])
 
 
 def test_what_ctrl_c_leaves_counts(monkeypatch: pytest.MonkeyPatch) -> None:
