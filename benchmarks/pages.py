@@ -31,6 +31,7 @@ from benchmarks import (
     resnet_bytes,
     runtime_pages,
     side_by_side,
+    tied_bits,
     zoo,
 )
 from benchmarks import joint as joint_rows
@@ -243,6 +244,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "runtime": runtime_pages.runtime,
     "runtime_steps": runtime_pages.steps,
     "side_by_side": side_by_side.page,
+    "tied_bits": tied_bits.page,
     "vgg16_proof": proofs,
     "voices": voices,
     "zoo": zoo.page,

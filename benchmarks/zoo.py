@@ -64,6 +64,7 @@ def _shared_or_not(row: Row) -> str:
             "share parameters between layers: a run adds up the gradients of each layer over the"
             " micro-batches and then those of the layers, so that every plan gives the same bits;"
             " a plain loop adds up all layers of a micro-batch first"
+            " ([what that would cost](tied-bits.md))"
         )
     return "differ for another reason, which their row gives"
 
