@@ -82,9 +82,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
     k = group.add_argument(
         "--k", type=_k, default="auto", metavar="K", help="micro-batches per period, or auto"
     )
-    helptext.detail(
-        k, "`auto` tries several and takes cycles of up to 64 micro-batches as they come."
-    )
+    helptext.detail(k, "`auto` tries several and takes cycles of any length as they come.")
     method = group.add_argument(
         "--method",
         choices=("auto", "contiguous", "paper-ilp"),

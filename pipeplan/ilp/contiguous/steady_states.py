@@ -24,8 +24,6 @@ from pipeplan.self_timed import Cycle, Order, Step, eager_cycle, eager_pace, sta
 ORDERS: tuple[Order, ...] = ("alternate", "backward")
 PACE = 6
 """Micro-batches per stage that a first look takes."""
-MAX_K = 64
-"""Longest cycle offered, in micro-batches."""
 
 Stages = tuple[Stage, ...]
 Caps = tuple[int, ...]
@@ -155,9 +153,9 @@ class SteadyStates:
     ) -> tuple[Cycle | None, Fraction | None]:
         """The cycle and its period, which is None where options do not allow the cycle."""
         steps = steps_of(self.state.costs, self.stages)
-        cycle = eager_cycle(steps, caps, order, microbatches=4 * MAX_K)
+        cycle = eager_cycle(steps, caps, order)
         ks, period = self.state.options.ks, None
-        if cycle is not None and cycle.k <= MAX_K and (len(ks) > 1 or ks[0] % cycle.k == 0):
+        if cycle is not None and (len(ks) > 1 or ks[0] % cycle.k == 0):
             period = Fraction(cycle.period, cycle.k)
         least = caps if cycle is None else cycle.most
         self._known.append(_Known(order, least, caps, period, offered))

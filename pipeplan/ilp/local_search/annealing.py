@@ -33,8 +33,10 @@ LARGE_TARGET_REDUCTIONS: Final = (0.2, 0.1, 0.05)
 """The same while the bound allows it: where memory is scarce, plans lie far from each other."""
 INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
-LOOK: Final = 8
-"""Steps between two looks at the clock."""
+STEP_S: Final = 2e-5
+"""What a step counts for where work is counted instead of time, beside its list schedule."""
+PLACED_S: Final = 3e-5
+"""What each copy of a stage counts for that it places."""
 WAITING: Final = 0.3
 """Share of the changes that let a stage wait, or no longer."""
 LONGEST_WAIT: Final = 0.5
@@ -48,6 +50,7 @@ class SimulatedAnnealing:
     state: Incumbent
     reductions: ClassVar[tuple[float, ...]] = (*LARGE_TARGET_REDUCTIONS, *TARGET_REDUCTIONS)
     name: ClassVar[str] = "annealing"
+    step_s: ClassVar[float] = STEP_S
     random: Random = field(init=False)
     _best: Schedule = field(init=False)
     """The shortest schedule that fits; the state may prefer another under flush."""
@@ -77,6 +80,11 @@ class SimulatedAnnealing:
 
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
+
+    def _spent(self, end: float) -> bool:
+        """`_over` within a round, whose steps charge what they do: looks are free."""
+        options = self.state.options
+        return options.clock.spent >= min(end, options.time_limit_s) or self.state.closed
 
     def anneal_from(
         self,
@@ -112,7 +120,7 @@ class SimulatedAnnealing:
         """From hot to cold; a plan found makes the target shorter on the way, by `shrink`."""
         excess = self._excess(at, target)
         for step in range(steps):
-            if (step % LOOK == 0 and self._over(end)) or target < self.state.bound:
+            if self._spent(end) or target < self.state.bound:
                 return
             new = self._step(at)
             found = self._excess(new, target)
@@ -142,6 +150,7 @@ class SimulatedAnnealing:
 
         A schedule that fits is offered, as early and as short as its orders allow.
         """
+        self.state.options.clock.charge(self.step_s)
         costs, runs = self._seen(layout)
         period = max(1, int(target * len(layout.turns)))
         over = _overload(costs, runs, period, len(layout.turns))
@@ -150,7 +159,9 @@ class SimulatedAnnealing:
         centres = [int(turn * period) for turn in layout.turns]
         waits = layout.waits_by_stage(period) if layout.waits else {}
         placing = ModuloListScheduler(costs, runs, period, centres, waits)
-        if not placing.place():
+        found = placing.place()
+        self.state.options.clock.charge(PLACED_S * placing.placed * len(centres))
+        if not found:
             return 2 - placing.placed / (len(runs) + 1)
         excess = self._beside(costs, placing)
         return excess or self._take(costs, placing.schedule())

@@ -32,6 +32,8 @@ from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 
+STEP_S: Final = 2e-3
+"""What a step counts for where work is counted: most contract a chain."""
 RECOMPUTE_SHARE: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""
 
@@ -41,6 +43,7 @@ class RecomputeAnnealing(SimulatedAnnealing):
 
     name = "recompute annealing"
     reductions = TARGET_REDUCTIONS
+    step_s = STEP_S
 
     def __init__(self, joint: JointIncumbent, offered: StageOptions) -> None:
         """Repeatable for a seed."""

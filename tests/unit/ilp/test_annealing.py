@@ -6,16 +6,18 @@ from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeplan.cluster import uniform
+from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
-from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.local_search.annealing import PLACED_S, STEP_S, SimulatedAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
 from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
@@ -175,6 +177,32 @@ def test_walk_leaves_contiguity_where_that_helps() -> None:
     assert state.best is not None
     assert state.best.per_microbatch == 4
     assert {stage.gpu for stage in state.best.stages} == {0, 1}
+
+
+def test_a_step_counts_for_its_list_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where work is counted: for each stage it places, not for looks at the clock."""
+    times, sizes = [(3, 5)] * 10, [{"saved_bytes": 4}] * 10
+    costs = CostModel(handmade.chain(times, sizes), uniform(3, 60), "2bw", "exact")
+    state = Incumbent(costs, limits(clock=DeterministicClock()))
+    state.raise_bound("any", Fraction(1))
+    contiguous(state)
+    best = state.best
+    assert best is not None
+    placed: list[int] = []
+    place = ModuloListScheduler.place
+
+    def counted(self: ModuloListScheduler) -> bool:
+        found = place(self)
+        placed.append(self.placed * len(self.centres))
+        return found
+
+    monkeypatch.setattr(ModuloListScheduler, "place", counted)
+    begun = state.options.clock.spent
+    target = best.per_microbatch * Fraction(9, 10)
+    SimulatedAnnealing(state).anneal_from(Allocation.of(best, 1), target, 200, 10.0)
+    used = state.options.clock.spent - begun
+    assert 200 * STEP_S + sum(placed) * PLACED_S <= used
+    assert used <= 2 * 201 * STEP_S + sum(placed) * PLACED_S
 
 
 def test_one_layer_has_nothing_to_split() -> None:

@@ -22,6 +22,7 @@ from pipeplan.ilp.schedule import Schedule, chain_ops
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, Stage
 from pipeplan.self_timed import Order, eager_cycle, staircase
+from pipeplan.testing.instances import machines
 from pipeplan.testing.networks import build
 from tests import handmade
 from tests.searches import limits
@@ -55,6 +56,22 @@ def test_figure_four_gains_from_two_micro_batches() -> None:
     KFkBSearch(state).run(5.0)
     assert state.best.per_microbatch == 6
     assert state.best.k > 1
+
+
+def test_cycles_of_any_length_count() -> None:
+    """On ResNet-18 in these stages it has 130 micro-batches, and PipeDream's partition it is."""
+    ends = (0, 2, 4, 8, 10, 12, 14, 17)
+    starts = (0, *(end + 1 for end in ends[:-1]))
+    stages = tuple(
+        Stage(id=n, layers=layers, gpu=n)
+        for n, layers in enumerate(zip(starts, ends, strict=True))
+    )
+    cluster = machines(8, 11_265_171_142)
+    state = Incumbent(CostModel(build("resnet18"), cluster, "2bw", "exact"), limits(ks=(1, 2)))
+    next(SteadyStates(state, stages, (8,) * 8).expansions())
+    assert state.best is not None
+    assert state.best.k == 130
+    assert state.best.per_microbatch == 46_209_811
 
 
 def test_a_fixed_k_is_kept() -> None:

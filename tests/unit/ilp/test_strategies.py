@@ -34,7 +34,7 @@ from pipeplan.planner.assemble import assemble, cross_check
 from tests import handmade
 from tests.searches import limits
 
-SLICE_S = 0.5
+SLICE_S = 0.1
 OVER_S = 0.5
 """Work after the end of a slice: one step of any strategy."""
 
