@@ -18,6 +18,7 @@ from benchmarks import ablation as ablation_rows
 from benchmarks import (
     compare_pages,
     hierarchies,
+    hierarchy_figures,
     host_states,
     layer_options,
     measured_curves,
@@ -233,6 +234,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "operators": operator_rows.page,
     "operator_graphs": operator_graph_pages.page,
     "hierarchies": hierarchies.page,
+    "hierarchy_figures": hierarchy_figures.page,
     "operator_grids": operator_grids.page,
     "measured_curves": measured_curves.page,
     "compare": compare,
