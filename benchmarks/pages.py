@@ -32,6 +32,7 @@ from benchmarks import (
     resnet_bytes,
     runtime_pages,
     side_by_side,
+    step_times,
     tied_bits,
     zoo,
 )
@@ -227,6 +228,7 @@ PAGES: dict[str, Callable[[Any], Iterator[str]]] = {
     "joint_runs": joint_runs,
     "ablation": ablation,
     "steps": step_rows.page,
+    "step_times": step_times.page,
     "layer_options": layer_options.page,
     "one_device": one_device.page,
     "host_states": host_states.page,

@@ -55,12 +55,13 @@ class Case(NamedTuple):
         """What is planned."""
         if self.memory is None:
             return _gpt2(), uniform(self.gpus, 16 * 2**30, bandwidth_bytes_per_s=25 * 10**9)
-        layers = tuple(_layer(number) for number in range(4 * self.gpus))
+        layers = tuple(equal_layer(number) for number in range(4 * self.gpus))
         memory = int(self.memory * self.gpus * 4 * SAVED)
         return Chain(name="equal", layers=layers), uniform(self.gpus, memory, latency_ns=HOP_NS)
 
 
-def _layer(number: int) -> Layer:
+def equal_layer(number: int) -> Layer:
+    """F, I and W of one length."""
     return Layer(
         name=f"layer{number}",
         forward_ns=OP_NS,
