@@ -50,7 +50,7 @@ test: style
 
 tests: $(DEV) $(BROWSER)
 	@echo "== tests, the longest files first"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long and not gpu" --durations=40 \
 		tests benchmarks/tests
 
 test-long: $(DEV)
