@@ -18,10 +18,6 @@ POINTS = {
     for share, point in zip(paper_figures.SHARES, points(row), strict=False)
 }
 
-LOST = {("resnet18 8", 0.5)}
-"""PipeDream's point under exact memory: a row of a search that had cycles of 64 micro-batches."""
-OPEN = pytest.mark.xfail(strict=True, reason="somebody is below ours here")
-
 
 def test_groups_are_those_of_section_7() -> None:
     """A residual block is one layer, and so is a dense layer; nothing is lost."""
@@ -53,10 +49,7 @@ def test_every_figure_has_its_points() -> None:
         assert len(drawn.ours) == len(drawn.ilp) == len(drawn.bound) == len(points(row))
 
 
-@pytest.mark.parametrize(
-    ("key", "share"),
-    [pytest.param(*each, marks=OPEN) if each in LOST else each for each in POINTS],
-)
+@pytest.mark.parametrize(("key", "share"), POINTS)
 def test_nobody_is_below_ours(key: str, share: float) -> None:
     """Neither PipeDream nor the ILP."""
     assert below(POINTS[key, share]) == []
