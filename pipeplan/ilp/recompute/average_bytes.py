@@ -8,8 +8,9 @@ hold no more than their budgets in the mean, and all GPUs compute no longer than
 
 H(l) are bytes times ns of one micro-batch (Little's law), again(l) what the layer's choice takes
 longer. A layer keeps all or what one of its options keeps, for R(l) ns at least, the work of
-layers l.. once. Or it is in a run that is computed again; the run's input is kept for R of its
-first layer. Beside that, F and B need what (M3) counts beyond what is kept, while they run.
+layers l.. once. Or it is in a run that is computed again; the run's input is kept from R of its
+first layer on until the run's B begins, and during B what the first layer saves of it (V4). Beside
+that, F and B need what (M3) counts beyond what is kept, while they run.
 
 Let p >= 0 be a price of memory, in ns for a byte times a ns. The first line times p, and the
 second one, give
@@ -24,6 +25,7 @@ and Severance 1976). Source: ours; it extends `bounds.load.residency_bound`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -69,9 +71,12 @@ class _Running(NamedTuple):
     """A layer in a run that is computed again."""
 
     again: int
+    backward: int
     held: int
     given: int
-    """Bytes of its input, which the run keeps if it is its first layer."""
+    """Bytes of its input, which the run keeps until its B if it is its first layer."""
+    saved_input: int
+    """As much of it as is there during B."""
     stays: int
 
 
@@ -136,9 +141,11 @@ class _Paths:
             self._runs.append(
                 _Running(
                     layer.forward_ns,
+                    layer.backward_ns,
                     running,
                     chain.input_of(index),
-                    stays[index] + layer.forward_ns,
+                    min(chain.input_of(index), layer.saved_input_bytes),
+                    stays[index],
                 )
             )
 
@@ -150,13 +157,19 @@ class _Paths:
 
         ends = {0: TimeAndBytes(self._work, 0)}
         """By bytes that the layer before saves of its output."""
-        running: TimeAndBytes | None = None
+        inside: dict[int, TimeAndBytes] = {}
+        """Runs that go on, by bytes of their input that are there until their B alone."""
         for ways, run in zip(self._ways, self._runs, strict=True):
-            entered = min(_entered(ends, run.given, run.stays), key=paid)
-            inside = [entered] if running is None else [entered, running]
-            before = min(inside, key=paid)
-            running = TimeAndBytes(before.time + run.again, before.held + run.held)
-            found = {0: running}
+            for gone, begun in _begun(ends, run):
+                if gone not in inside or paid(begun) < paid(inside[gone]):
+                    inside[gone] = begun
+            inside = {
+                gone: TimeAndBytes(
+                    before.time + run.again, before.held + run.held - gone * run.backward
+                )
+                for gone, before in inside.items()
+            }
+            found = {0: min(inside.values(), key=paid)}
             for way in ways:
                 begun = min(_entered(ends, way.saved_input, way.stays), key=paid)
                 ended = TimeAndBytes(begun.time + way.again, begun.held + way.held)
@@ -173,6 +186,17 @@ def _entered(ends: dict[int, TimeAndBytes], size: int, stays: int) -> list[TimeA
         TimeAndBytes(before.time, before.held + max(0, size - saved) * stays)
         for saved, before in ends.items()
     ]
+
+
+def _begun(ends: dict[int, TimeAndBytes], run: _Running) -> Iterator[tuple[int, TimeAndBytes]]:
+    """A run that begins, with its input as if B left it there but for the second forward's time.
+
+    Gives the bytes that are not there during B, which its layers take off for their backwards.
+    """
+    for saved, before in ends.items():
+        given, stay = (max(0, size - saved) for size in (run.given, run.saved_input))
+        held = given * run.stays + stay * run.again
+        yield given - stay, TimeAndBytes(before.time, before.held + held)
 
 
 def _way(own: Layer, one: Layer, stays: int, gradients: int) -> _Way:
