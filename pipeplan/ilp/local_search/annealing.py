@@ -81,10 +81,15 @@ class SimulatedAnnealing:
     def _over(self, end: float) -> bool:
         return self.state.done or self.state.elapsed >= end
 
+    @property
+    def _closed(self) -> bool:
+        """Whether the gap asked for is reached."""
+        return self.state.closed
+
     def _spent(self, end: float) -> bool:
         """`_over` within a round, whose steps charge what they do: looks are free."""
         options = self.state.options
-        return options.clock.spent >= min(end, options.time_limit_s) or self.state.closed
+        return options.clock.spent >= min(end, options.time_limit_s) or self._closed
 
     def anneal_from(
         self,

@@ -59,6 +59,11 @@ class RecomputeAnnealing(SimulatedAnnealing):
     def _begin(self, k: int) -> Allocation:
         return allocation_of(self.joint, k)
 
+    @property
+    def _closed(self) -> bool:
+        """Whether the joint search wants nothing more; its state has no plan of its own."""
+        return self.joint.closed
+
     def _over(self, end: float) -> bool:
         return self.joint.done or self.state.elapsed >= end
 

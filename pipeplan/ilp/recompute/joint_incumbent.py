@@ -41,11 +41,14 @@ class JointIncumbent:
 
     @property
     def done(self) -> bool:
-        """Whether the gap asked for is reached, the time is over, or the user has enough."""
-        if self.interrupted or self.state.remaining <= 0:
-            return True
+        """Whether the time is over, or nothing more is wanted."""
+        return self.state.remaining <= 0 or self.closed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the gap asked for is reached, or the user has enough."""
         gap = self._gap(self.period)
-        return gap is not None and gap <= self.state.options.gap
+        return self.interrupted or (gap is not None and gap <= self.state.options.gap)
 
     def take(self, solved: SearchResult) -> None:
         """Keep the better one."""
