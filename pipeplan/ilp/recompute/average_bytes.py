@@ -189,9 +189,10 @@ def _entered(ends: dict[int, TimeAndBytes], size: int, stays: int) -> list[TimeA
 
 
 def _begun(ends: dict[int, TimeAndBytes], run: _Running) -> Iterator[tuple[int, TimeAndBytes]]:
-    """A run that begins, with its input as if B left it there but for the second forward's time.
+    """What lies before a run, with the run's input: all of it until B, then what B finds there.
 
-    Gives the bytes that are not there during B, which its layers take off for their backwards.
+    The input counts as whole during the backwards, whose length is not known yet. With each answer
+    comes how many bytes too many these are: each layer of the run takes them off for its backward.
     """
     for saved, before in ends.items():
         given, stay = (max(0, size - saved) for size in (run.given, run.saved_input))

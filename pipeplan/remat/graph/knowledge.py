@@ -22,7 +22,7 @@ with more."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownOrder:
     """An order, what it takes, and what found it."""
 
     further_ns: int
@@ -56,7 +56,7 @@ class Search:
     deadline: float
     limits: SearchLimits
     say: Callable[[str], None] = lambda _: None
-    known: dict[Budget, _Known] = field(default_factory=dict)
+    known: dict[Budget, _KnownOrder] = field(default_factory=dict)
     bounds: dict[Budget, int | None] = field(default_factory=dict)
 
     @cached_property
@@ -89,7 +89,7 @@ class Search:
         if order is None:
             return
         peak, saved = peak_bytes(self.ledger, order), saved_bytes(self.ledger, order)
-        found = _Known(further(self.ledger, order), peak, method, order)
+        found = _KnownOrder(further(self.ledger, order), peak, method, order)
         for budget in self.budgets:
             within = budget.saved_bytes is None or saved <= budget.saved_bytes
             if not within or peak > budget.peak_bytes:
@@ -100,7 +100,7 @@ class Search:
             if before is None or found.further_ns < before.further_ns:
                 self._tell(budget, found)
 
-    def _tell(self, budget: Budget, found: _Known) -> None:
+    def _tell(self, budget: Budget, found: _KnownOrder) -> None:
         within = f", {budget.peak_bytes} bytes" if len(self.budgets) > 1 else ""
         share = found.further_ns / max(1, self.problem.graph.compute_ns)
         self.say(f"{found.method}{within}: {share:.2%} over every operation once")

@@ -63,14 +63,12 @@ def _host_update_ns(plan: Plan, index: int) -> tuple[int, int]:
     stage, host = plan.stages[index], plan.cluster.host
     if host is None or host.update_bytes_per_s is None:
         raise InternalError(f"plan: stage {index} has no host to update. Verify the plan first.")
-    weights = gradients = 0
-    for layer in plan.chain.layers[stage.first : stage.last + 1]:
-        weights += layer.weight_bytes
-        gradients += layer.gradient_bytes
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    weights = sum(layer.weight_bytes for layer in layers)
+    gradients = sum(layer.gradient_bytes for layer in layers)
     way, speed = host.bandwidth_bytes_per_s, host.update_bytes_per_s
     legs = ((gradients, way), (weights, speed), (weights, way))
     out, there, back = (ceil(Fraction(size * 10**9, rate)) for size, rate in legs)
-    layers = plan.chain.layers[stage.first : stage.last + 1]
     waits = plan.semantics == "flush" or any(layer.waiting_gradient_bytes for layer in layers)
     if waits or any(each.offloads for each in plan.hosted(stage.gpu)):
         return out + there + back, 0
