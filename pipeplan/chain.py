@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeplan.document import Count, Document, Positive, Record
-from pipeplan.layer import Layer, LayerOption, OperatorProgram
+from pipeplan.layer import Layer, LayerOption, OperatorProgram, RidingTensor
 
-__all__ = ["Agreement", "Chain", "Layer", "LayerOption", "OperatorProgram"]
+__all__ = ["Agreement", "Chain", "Layer", "LayerOption", "OperatorProgram", "RidingTensor"]
 
 
 class Agreement(Record):
@@ -125,6 +125,7 @@ class Chain(Document):
                 )
             names[layer.name] = index
             self._check_bytes(where, index, layer)
+            self._check_riding(where, index, layer)
             for number, option in enumerate(layer.options):
                 self._check_option(f"{where}.options[{number}]", layer, option)
                 self._check_bytes(f"{where}.options[{number}]", index, layer.under(option))
@@ -147,6 +148,28 @@ class Chain(Document):
                     f"{where}.{name}: got {getattr(option, name)}, need at least"
                     f" {getattr(layer, name)}, the layer's own"
                 )
+
+    def _check_riding(self, where: str, index: int, layer: Layer) -> None:
+        """What a layer passes on is what the next one is told to have got.
+
+        Raises:
+            ValueError: if not.
+        """
+        before = self.layers[index - 1].riding if index else ()
+        passed = [tensor.size_bytes for tensor in before if tensor.passed]
+        got = [tensor.size_bytes for tensor in layer.riding[: len(passed)]]
+        if got != passed:
+            raise ValueError(
+                f"{where}.riding: got tensors of {got} bytes first, need {passed}, which the layer"
+                " before passes on"
+            )
+        if sum(tensor.size_bytes for tensor in layer.riding) > self.input_of(index):
+            raise ValueError(
+                f"{where}.riding: got tensors of more than {self.input_of(index)} bytes, the size"
+                " of the boundary before it: they are parts of it"
+            )
+        if index + 1 == len(self.layers) and any(tensor.passed for tensor in layer.riding):
+            raise ValueError(f"{where}.riding: got one that is passed on, need a layer behind")
 
     def _check_bytes(self, where: str, index: int, layer: Layer) -> None:
         """What is saved is there; no operation holds less than it keeps.

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pipeplan.document import Count, Record, Signed
+from pipeplan.document import Count, Positive, Record, Signed
 
 
 class OperatorProgram(Record):
@@ -34,6 +34,16 @@ class LayerOption(Record):
     saved_passing_bytes: Annotated[int, Field(ge=0, exclude_if=lambda size: size == 0)] = 0
     forward_workspace_bytes: Signed = 0
     backward_workspace_bytes: Signed = 0
+
+
+class RidingTensor(Record):
+    """A tensor of a layer's input that several layers take as it is, in one storage."""
+
+    size_bytes: Positive
+    kept: bool = Field(default=False, exclude_if=lambda kept: not kept)
+    """Whether autograd keeps it as long as the layer's forward or backward needs most."""
+    passed: bool = Field(default=False, exclude_if=lambda passed: not passed)
+    """Whether it is part of the layer's output as well."""
 
 
 class Layer(Record):
@@ -65,6 +75,8 @@ class Layer(Record):
     """The part of the layer's output that autograd keeps; at most `output_bytes`."""
     saved_passing_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
     """The part that is a kept input, passed on: in `saved_input_bytes`, not in the one before."""
+    riding: tuple[RidingTensor, ...] = Field(default=(), exclude_if=lambda riding: not riding)
+    """Those that the layer before passes on, in its order; then those that ride from here on."""
     forward_workspace_bytes: Signed = 0
     backward_workspace_bytes: Signed = 0
     """What the peaks are above the sums of (M3); below zero where tensors share storage."""

@@ -106,7 +106,7 @@ def _merged(chain: Chain, first: int, last: int, speeds: Sequence[float]) -> Lay
     """Layers first..last as one."""
     layers = chain.layers[first : last + 1]
     if first == last and all(speed == 1.0 for speed in speeds):
-        return layers[0].model_copy(update={"name": f"{first}-{last}"})
+        return layers[0].model_copy(update={"name": f"{first}-{last}", "riding": ()})
     head, tail = layers[0], layers[-1]
     saved, forward, backward = _bytes(chain, first, last)
     known = any(layer.forward_light_ns is not None for layer in layers)

@@ -7,7 +7,7 @@ closed forms).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from pipeplan.simulator.costs import forward_ns, input_ns
 from pipeplan.simulator.host_states import staying_bytes
 
 _NO_PROGRAMS: Mapping[int, int] = {}
+Light = Callable[[int, int], int]
+"""First and last layer of a run -> the most bytes in its first forward, its input included."""
 
 
 def condensed(plan: Plan) -> Plan:
@@ -35,7 +37,7 @@ def condensed(plan: Plan) -> Plan:
         again = stage.remat.recompute if stage.remat else ()
         held = layers[-1].saved_output_bytes if layers else 0
         number: dict[int, int] = {}
-        for position, layer in _walked(
+        for position, layer in walked(
             plan.chain, stage.layers, again, held=held, programs=programs
         ):
             number[position] = len(layers)
@@ -51,17 +53,19 @@ def condensed(plan: Plan) -> Plan:
     return plan.model_copy(update={"chain": chain, "stages": tuple(stages)})
 
 
-def _walked(
+def walked(
     chain: Chain,
     span: tuple[int, int],
     again: LayerRanges,
     *,
     held: int,
     programs: Mapping[int, int] = _NO_PROGRAMS,
+    light: Light | None = None,
 ) -> Iterator[tuple[int, Layer]]:
     """The layers of `span` from the front, each run with all that is in it as one of them.
 
-    `held` is what the layer before keeps of its output.
+    `held` is what the layer before keeps of its output; `light` says what first forwards of runs
+    need where `chain` does not.
     """
     waiting, position = list(again), span[0]
     while position <= span[1]:
@@ -72,20 +76,22 @@ def _walked(
             end, within = waiting.pop(0)[1], list[tuple[int, int]]()
             while waiting and waiting[0][0] <= end:
                 within.append(waiting.pop(0))
-            layer = _run(chain, position, end, tuple(within), held)
+            layer = _run(chain, position, end, tuple(within), held, light)
         yield position, layer
         position, held = end + 1, layer.saved_output_bytes
 
 
-def _run(chain: Chain, first: int, last: int, within: LayerRanges, held: int) -> Layer:
+def _run(
+    chain: Chain, first: int, last: int, within: LayerRanges, held: int, light: Light | None
+) -> Layer:
     """Layers first..last as the one layer that they look like from outside.
 
     Its first forward keeps nothing of `within`, the runs in it; a second one meets them as layers.
     """
-    light = _most_light(chain, first, last)
+    ahead = light(first, last) if light else _most_light(chain, first, last)
     own = chain.layers[first : last + 1]
     copies = sum(layer.buffer_bytes for layer in own)
-    layers = [layer for _, layer in _walked(chain, (first, last), within, held=held)]
+    layers = [layer for _, layer in walked(chain, (first, last), within, held=held, light=light)]
     parts_of = (*chain.layers[:first], *layers, *chain.layers[last + 1 :])
     chain, last = chain.model_copy(update={"layers": parts_of}), first + len(layers) - 1
     entry, exit_ = chain.input_of(first), layers[-1].output_bytes
@@ -114,7 +120,7 @@ def _run(chain: Chain, first: int, last: int, within: LayerRanges, held: int) ->
         output_bytes=exit_,
         output_gradient_bytes=layers[-1].output_gradient_bytes,
         saved_input_bytes=entry,
-        forward_workspace_bytes=light - entry - exit_,
+        forward_workspace_bytes=ahead - entry - exit_,
         backward_workspace_bytes=most - outside,
         optimizer_workspace_bytes=max(layer.optimizer_workspace_bytes for layer in layers),
         parameters=tuple({name: None for layer in layers for name in layer.parameters}),

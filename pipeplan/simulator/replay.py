@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
@@ -14,6 +15,7 @@ from pipeplan.simulator.planned import Planned, inspect, inspect_stages
 from pipeplan.simulator.recompute import condensed
 from pipeplan.simulator.report import late, report
 from pipeplan.simulator.result import Clock, Simulation, refuse_invalid
+from pipeplan.simulator.riding import stages_once
 from pipeplan.simulator.stall import explain
 from pipeplan.simulator.tape import Does, Entry, Ops, record
 from pipeplan.simulator.window import Window
@@ -52,7 +54,7 @@ def simulate(
         DeadlockError: if ranks wait for each other for ever.
         InputError: if pattern and plan do not belong together, or the replay is too long.
     """
-    plan = _condensed(plan, clock)
+    given, plan = plan, _condensed(plan, clock)
     refuse_invalid(list(inspect(plan)), clock)
     _check_pattern(plan, pattern)
     if updates and clock == "plan":
@@ -81,7 +83,8 @@ def simulate(
         raise explain(program, engine, links)
     every = plan.microbatches if updates and plan.semantics == "2bw" else 1
     window = Window.of(engine.times, plan.k, flow, every, planned if due is not None else None)
-    result = report(plan, clock, program, engine, window, updates)
+    once = partial(stages_once, given, plan)
+    result = report(plan, clock, program, engine, window, updates, once)
     if clock == "plan":
         refuse_invalid([*late(program, engine, links), *result.discrepancies], clock)
     return result
@@ -98,7 +101,7 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
         DeadlockError: if ranks wait for each other for ever.
         InvalidPlanError: if the plan's stages are not sound.
     """
-    plan = _condensed(plan, "eager")
+    given, plan = plan, _condensed(plan, "eager")
     refuse_invalid([each for each in inspect(plan) if each.what == "tied"], "eager")
     ops = Ops.of(plan)
     tapes, count = record(program, ops)
@@ -108,7 +111,8 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
     if not engine.run():
         raise explain(program, engine, links)
     window = Window.of(engine.times, plan.k, count, 1, None)
-    return report(plan, "eager", program, engine, window, updates)
+    once = partial(stages_once, given, plan)
+    return report(plan, "eager", program, engine, window, updates, once)
 
 
 def _condensed(plan: Plan, clock: Clock) -> Plan:

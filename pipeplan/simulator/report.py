@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from math import ceil
 
@@ -17,6 +17,7 @@ from pipeplan.simulator.ledger import RankLedger
 from pipeplan.simulator.links import PlannedLinks
 from pipeplan.simulator.permanent import permanent
 from pipeplan.simulator.result import Clock, Discrepancy, Simulation
+from pipeplan.simulator.riding import Once
 from pipeplan.simulator.tape import Does, Ops, number
 from pipeplan.simulator.terms import TermLedger, Things, gpu_memory
 from pipeplan.simulator.window import Window
@@ -24,9 +25,18 @@ from pipeplan.units import ceil_div
 
 
 def report(
-    plan: Plan, clock: Clock, program: Program, engine: Engine, window: Window, updates: bool
+    plan: Plan,
+    clock: Clock,
+    program: Program,
+    engine: Engine,
+    window: Window,
+    updates: bool,
+    once: Callable[[], Mapping[int, Once]],
 ) -> Simulation:
-    """Everything a finished run tells, the ledger of every rank included."""
+    """Everything a finished run tells, the ledger of every rank included.
+
+    `once` gives the bytes of stages whose terms count a storage once that several layers keep.
+    """
     times, ranks = engine.times, range(len(engine.tapes))
     charges = Charges.of(plan, times.ops)
     # With updates the tape holds only the real ones: which weights a forward uses is not in doubt.
@@ -41,7 +51,8 @@ def report(
     begin, end = _span(engine)
 
     def terms(gpu: int) -> GpuTerms:
-        tape, things = engine.tapes[gpu], Things.of(plan, times.ops)
+        tape, alone = engine.tapes[gpu], once()
+        things = Things.of(plan, times.ops, alone)
         return gpu_memory(
             RankLedger(charges, times, gpu, tape, steps).levels(),
             TermLedger(things, charges, times.ops, tape),
@@ -49,6 +60,7 @@ def report(
             host_terms(plan, gpu),
             program.ranks[gpu],
             window.frame,
+            once=bool(alone),
         )
 
     flights = {stage: n for ledger in ledgers for stage, n in ledger.in_flight.items()}

@@ -6,7 +6,7 @@ size between terms. The terms must add up to what the ledger says, at every inst
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeplan.errors import InternalError
@@ -16,6 +16,7 @@ from pipeplan.program import Action
 from pipeplan.simulator import costs
 from pipeplan.simulator.charges import Charges, handovers, result_bytes
 from pipeplan.simulator.ledger import Level
+from pipeplan.simulator.riding import Once
 from pipeplan.simulator.tape import Does, Entry, Ops, number
 
 P = Purpose
@@ -43,20 +44,21 @@ class Things:
     """By stage: what waits for W, alone and with what the stage before still counts left out."""
 
     @classmethod
-    def of(cls, plan: Plan, ops: Ops) -> Things:
-        """All things of the plan's memory model."""
+    def of(cls, plan: Plan, ops: Ops, once: Mapping[int, Once]) -> Things:
+        """All things of the plan's memory model; of stages in `once` as that says."""
         made = cls({}, {}, {}, {}, {}, {}, {}, {})
         for stage in range(len(plan.stages)):
-            made._take_stage(plan, ops, stage)
+            made._take_stage(plan, ops, stage, once.get(stage))
             if plan.stages[stage].split_backward:
                 made._take_weights(plan, stage)
         for producer, transfer, consumer in handovers(ops):
-            made._take_handover(plan, producer, transfer, consumer)
+            made._take_handover(plan, producer, transfer, consumer, once)
         return made
 
-    def _take_stage(self, plan: Plan, ops: Ops, stage: int) -> None:
+    def _take_stage(self, plan: Plan, ops: Ops, stage: int, once: Once | None) -> None:
         paper = plan.memory_model == "paper"
         size = (costs.paper_bytes if paper else costs.live_stage_bytes)(plan, stage)
+        size = once.size if once else size
         forward, backward = number(OpKind.F, stage), ops.backward(stage)
         self.whole[stage] = key = (P.SAVED, stage, size.kept)
         (self.end if paper else self.start).setdefault(forward, []).append((key, 1))
@@ -79,10 +81,16 @@ class Things:
         self.end[op] = [(work, -1)]
 
     def _take_handover(
-        self, plan: Plan, producer: int, transfer: int | None, consumer: int
+        self,
+        plan: Plan,
+        producer: int,
+        transfer: int | None,
+        consumer: int,
+        once: Mapping[int, Once],
     ) -> None:
         forward, stage = Ops.kind(producer) is OpKind.F, Ops.stage(producer)
-        result = result_bytes(plan, producer)
+        alone = forward and stage in once
+        result = once[stage].output if alone else result_bytes(plan, producer)
         if transfer is None:
             key = (P.DIRECT_F if forward else P.DIRECT_B, stage, result)
             self.end.setdefault(producer, []).append((key, 1))
@@ -196,6 +204,8 @@ def gpu_memory(
     on_host: list[Key],
     actions: tuple[Action, ...],
     frame: tuple[int, int] | None,
+    *,
+    once: bool,
 ) -> GpuTerms:
     """The terms of one rank at the worst instant of each kind of action, and over time.
 
@@ -208,9 +218,10 @@ def gpu_memory(
         on_host: what it has in the host's memory all the time.
         actions: of its tape.
         frame: the period that stands for all; None takes the whole replay.
+        once: whether terms count storages once that the ledger counts several times.
 
     Raises:
-        InternalError: if terms do not add up to the ledger's bytes.
+        InternalError: if terms do not add up to the ledger's bytes, or to more.
     """
     worst: dict[str, _Worst] = {}
     begin, end = frame or (0, 2**63)
@@ -228,7 +239,10 @@ def gpu_memory(
         elif framed:
             curve.append((level.time - begin, dict(ledger.counts)))
         action = actions[level.entry]
-        kind, found = f"{action.stage}{action.kind}", level.total
+        found = _size(ledger.counts) if once else level.total
+        if found > level.total:
+            raise _differ(str(action), found, level.total)
+        kind = f"{action.stage}{action.kind}"
         known = worst.get(kind)
         if known is None or (found, framed) > (known.size, known.framed):
             name = f"end of {action}" if level.is_end else str(action)
@@ -252,10 +266,14 @@ def gpu_memory(
 def _check(found: Iterable[_Worst]) -> None:
     for each in found:
         if _size(each.counts) != each.size:
-            raise InternalError(
-                f"replay: {each.action}: terms add up to {_size(each.counts)} bytes, the ledger"
-                f" says {each.size}. Report this plan."
-            )
+            raise _differ(each.action, _size(each.counts), each.size)
+
+
+def _differ(action: str, found: int, told: int) -> InternalError:
+    return InternalError(
+        f"replay: {action}: terms add up to {found} bytes, the ledger says {told}."
+        " Report this plan."
+    )
 
 
 def _size(counts: dict[Key, int]) -> int:

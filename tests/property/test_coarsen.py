@@ -74,8 +74,10 @@ def chains(
 
 def test_no_field_is_forgotten() -> None:
     """A field that layers get one day must be merged too: then add it there and here."""
-    single = {  # backwards of groups are never split, and programs are those of single layers
+    single = {  # backwards of groups are never split, programs are those of single layers, and
+        # a solver counts what rides for each layer
         "options",
+        "riding",
         "backward_weight_ns",
         "backward_input_ns",
         "forward_split_ns",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.chain import Chain, Layer
+from pipeplan.chain import Chain, Layer, RidingTensor
 from pipeplan.errors import InputError
 from pipeplan.verifier import split, stage_bytes
 from tests import documents, handmade
@@ -102,3 +102,32 @@ def test_a_chain_without_light_forwards_has_the_digest_it_always_had() -> None:
     known = plain.model_copy(update={"forward_light_ns": 3})
     assert "forward_light_ns" not in Chain(name="x", layers=(plain,)).to_json()
     assert "forward_light_ns" in Chain(name="x", layers=(known,)).to_json()
+
+
+def riding(*layers: list[dict[str, Any]]) -> Chain:
+    """Three layers with these riding tensors."""
+    rides = [tuple(RidingTensor(**tensor) for tensor in tensors) for tensors in layers]
+    sizes: list[dict[str, Any]] = [{"output_bytes": 20, "riding": each} for each in rides]
+    return handmade.chain([(1, 1)] * len(layers), sizes, input_bytes=20)
+
+
+def test_what_rides_goes_on_in_the_next_layer() -> None:
+    """A tensor that a layer passes on is the first of those that ride in the next one."""
+    one, other = {"size_bytes": 8, "passed": True}, {"size_bytes": 9, "kept": True}
+    chain = riding([one], [one, {**other, "passed": True}], [one | {"passed": False}, other])
+    assert [len(layer.riding) for layer in chain.layers] == [1, 2, 2]
+    assert Chain.from_json(chain.to_json()) == chain
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([[{"size_bytes": 8, "passed": True}], []], r"layers\[1\].riding: got .* \[\] .* \[8\]"),
+        ([[], [{"size_bytes": 8, "passed": True}]], "need a layer behind"),
+        ([[{"size_bytes": 8}, {"size_bytes": 13}], []], "more than 20 bytes"),
+    ],
+)
+def test_refuses_what_cannot_ride(layers: list[list[dict[str, Any]]], message: str) -> None:
+    """What is passed on arrives, from a boundary that is large enough, in another layer."""
+    with pytest.raises(ValueError, match=message):
+        riding(*layers)

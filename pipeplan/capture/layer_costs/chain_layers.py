@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pipeplan.capture.layer_costs.layer_bytes import LayerBytes, SplitBytes
+from pipeplan.capture.layer_costs.layer_bytes import Carried, LayerBytes, SplitBytes
 from pipeplan.capture.layer_costs.layer_run import FusedLayers
 from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
-from pipeplan.chain import Layer
+from pipeplan.chain import Layer, RidingTensor
 from pipeplan.gradients import sum_of
 from pipeplan.livebytes import dense, storage_bytes
 from pipeplan.split_model import SplitModel
@@ -95,10 +95,37 @@ def chain_layers(model: SplitModel, costs: Sequence[LayerCost], task: Task) -> t
     """The layers of the chain of `model`; `costs` has one entry per layer."""
     mine = owned_parameters(model, task)
     gradients = _gradients(model, task, mine)
+    rides = riding_tensors([cost.size.carried for cost in costs])
     return tuple(
-        _layer(model, index, mine[index], gradients[index], cost)
+        _layer(model, index, mine[index], gradients[index], cost).model_copy(
+            update={"riding": rides[index]}
+        )
         for index, cost in enumerate(costs)
     )
+
+
+def riding_tensors(layers: Sequence[Carried]) -> list[tuple[RidingTensor, ...]]:
+    """Of each layer, the tensors of its input that ride, from what layers do with their inputs.
+
+    A tensor that comes out twice is none: then there is no telling which of the two goes on.
+    """
+    result: list[tuple[RidingTensor, ...]] = []
+    came: list[int] = []
+    """Places in the layer's input of what the layer before passes on."""
+    for layer in layers:
+        places = [place for place in layer.passed if place is not None]
+        passed = {place for place in places if places.count(place) == 1}
+        riders = [*came, *sorted(passed.difference(came))]
+        result.append(
+            tuple(
+                RidingTensor(
+                    size_bytes=layer.sizes[place], kept=layer.kept[place], passed=place in passed
+                )
+                for place in riders
+            )
+        )
+        came = [layer.passed.index(place) for place in riders if place in passed]
+    return result
 
 
 def _gradients(

@@ -37,6 +37,17 @@ class SplitBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What a layer does with each tensor of its input, and which of them its outputs are."""
+
+    sizes: tuple[int, ...] = ()
+    kept: tuple[bool, ...] = ()
+    """Whether autograd keeps it, and still does when the layer needs most."""
+    passed: tuple[int | None, ...] = ()
+    """By output: the place of the input that it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
     """Bytes of one layer and one micro-batch, named as in `pipeplan.chain.Layer`; its peaks."""
 
@@ -51,6 +62,8 @@ class LayerBytes:
     forward_peak: int
     """Most that lived during the forward, beyond the states."""
     backward_peak: int
+    carried: Carried = Carried()
+    """Nothing where the allocator tells what lives: it does not know whose storage it is."""
     split: SplitBytes | None = None
     """None where it is not known: the layer's backward is never split, or cannot be."""
     whole: str | None = None
@@ -80,7 +93,7 @@ def measure_bytes(run: LayerRun) -> LayerBytes:
     if run.compiled:
         with recorded(_device(run)) as taken:
             _run(run, taken)
-            return _both(run, taken)
+            return replace(_both(run, taken), carried=Carried())
     states = [*run.layer.parameters(), *run.layer.buffers()]
     sums = (total for state in states if (total := sum_of(state)) is not None)
     live = LiveBytes([*states, *sums])
@@ -88,7 +101,30 @@ def measure_bytes(run: LayerRun) -> LayerBytes:
         # The first run shows what a layer makes once and keeps (tables, caches): no cost of a
         # micro-batch, so only the second one counts.
         _run(run, live)
-        return _both(run, live)
+        size = _both(run, live)
+        return replace(size, carried=_until_the_end(run, live, size))
+
+
+def _until_the_end(run: LayerRun, live: LiveBytes, size: LayerBytes) -> Carried:
+    """What is carried, without the kept inputs that are gone when the layer needs most.
+
+    Where another layer keeps such an input as well, the layer needs more than it does alone.
+    """
+    carried = size.carried
+    may_ride = len(carried.sizes) > 1 or any(place is not None for place in carried.passed)
+    kept = [may_ride and each for each in carried.kept]
+    for place in (place for place, each in enumerate(kept) if each):
+        base = live.live
+        one = LayerPass(run, held=(place,))
+        live.reset_peak()
+        one.forward()
+        forward = live.peak - base
+        one.receive_gradients()
+        live.reset_peak()
+        one.backward()
+        kept[place] = (forward, live.peak - base) == (size.forward_peak, size.backward_peak)
+        del one
+    return replace(carried, kept=tuple(kept))
 
 
 def _both(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
@@ -146,6 +182,7 @@ def _run(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
     saved_output = min(one.outputs.alive(), one.output_bytes)
     saved = kept - saved_input - saved_output
     saved_passing = min(one.passing(), one.output_bytes - saved_output)
+    kept_inputs = one.kept()
     incoming = one.receive_gradients()
     live.reset_peak()
     one.backward()
@@ -163,4 +200,5 @@ def _run(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
         backward_workspace=backward_peak - (kept + incoming + outgoing),
         forward_peak=forward_peak,
         backward_peak=backward_peak,
+        carried=Carried(sizes=tuple(inputs), kept=kept_inputs, passed=one.passed),
     )

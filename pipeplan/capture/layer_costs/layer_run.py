@@ -7,7 +7,7 @@ storages (bytes) or the operations (times) meanwhile sees what a rank will hold 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -151,20 +151,33 @@ class LayerPass:
     `forward` and `backward` it holds nothing but the root of the graph.
     """
 
-    def __init__(self, run: LayerRun, *, split: bool = False) -> None:
-        """Takes what to run; `split`: `backward` leaves gradients of weights for `weights`."""
+    def __init__(self, run: LayerRun, *, split: bool = False, held: Collection[int] = ()) -> None:
+        """Takes what to run.
+
+        Args:
+            run: the layer, and what it is run on.
+            split: whether `backward` leaves gradients of weights for `weights`.
+            held: places of inputs that stay alive until the end, as if others kept them, too.
+        """
         self._run = run
         self._waiting = WeightGradients() if split else None
         self._entry, self._exit = Slot(), Slot()
         self._root: Tensor | None = None
         self._gradients: list[tuple[torch.Size, torch.dtype, torch.device]] = []
         self._arrived = [tensor.clone() for tensor in run.inputs]
+        self._held = [self._arrived[place].untyped_storage() for place in held]
+        self._places = [weakref.ref(tensor.untyped_storage()) for tensor in self._arrived]
         self.inputs = WatchedStorages(self._arrived)
         self.outputs = WatchedStorages(())
         """Storages behind the outputs that are no input's; known after `forward`."""
         self.output_bytes = 0
         """Size of all outputs; known after `forward`."""
         self._passing: list[tuple[int, int]] = []
+        self.passed: tuple[int | None, ...] = ()
+        """By output: the place of the input that it is, with all of its storage; None: of none.
+
+        Known after `forward`.
+        """
 
     def forward(self) -> None:
         """Runs the layer, and the loss behind the last one.
@@ -190,6 +203,7 @@ class LayerPass:
         self.outputs = WatchedStorages(value, without=self.inputs)
         self.output_bytes = sum(output.nbytes for output in value)
         self._passing = [(key(out), out.nbytes) for out in value if is_dense(out)]
+        self.passed = tuple(map(self._place, value))
         self._gradients = [(root.shape, root.dtype, root.device) for root in roots]
 
     def passing(self) -> int:
@@ -199,6 +213,20 @@ class LayerPass:
         """
         inputs = {id(storage) for storage in self.inputs.living()}
         return sum(size for name, size in self._passing if name in inputs)
+
+    def kept(self) -> tuple[bool, ...]:
+        """By input: whether its storage is alive now."""
+        return tuple(storage() is not None for storage in self._places)
+
+    def _place(self, output: Tensor) -> int | None:
+        """The place of the input that an output is; one with holes is copied before it is sent."""
+        if not is_dense(output):
+            return None
+        storage = output.untyped_storage()
+        if storage.nbytes() != output.nbytes:
+            return None
+        found = (place for place, each in enumerate(self._places) if each() is storage)
+        return next(found, None)
 
     def receive_gradients(self, given: list[Tensor] | None = None) -> int:
         """Takes gradients of the outputs, as if they had just arrived; returns their bytes.
