@@ -14,7 +14,7 @@ from pipeplan import lowering, simulator
 from pipeplan.chain import Chain
 from pipeplan.errors import RankError
 from pipeplan.memory_terms import GpuTerms, Purpose
-from pipeplan.plan import OpKind, Plan, Semantics
+from pipeplan.plan import MemoryRow, OpKind, Plan, Semantics
 from pipeplan.program import Pattern
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
@@ -117,28 +117,36 @@ CASES: list[tuple[Semantics, str]] = [
 ]
 
 
-def same(family: str, memory: GpuTerms, told: GpuTerms) -> None:
-    """Each term of each stage at the peak, to the byte.
-
-    T5's encoder's output, which several layers save, is counted by the plan for each of them: of
-    what is saved, and of the workspace beside it, it may have less.
-    """
+def same(memory: GpuTerms, told: GpuTerms) -> None:
+    """Each term of each stage at the peak, to the byte."""
     like = memory.like(told.peak)
-    found, need = like.by_purpose(), told.peak.by_purpose()
-    if family == "T5":
-        loose = {Purpose.SAVED, Purpose.SAVED_FOR_W, *WORK}
-        assert 0.98 * told.peak.size <= memory.peak.size <= told.peak.size
-        assert {k: v for k, v in found.items() if k[1] not in loose} == {
-            k: v for k, v in need.items() if k[1] not in loose
-        }
-        return
     assert like.kind == told.peak.kind
-    assert found == need
+    assert like.by_purpose() == told.peak.by_purpose()
     assert memory.peak.size == told.peak.size
     assert memory.host_size == told.host_size
 
 
+def no_more(memory: GpuTerms, told: GpuTerms) -> None:
+    """As `same`, but of what is saved, and of the workspace beside it, it may have less.
+
+    Where a backward is split or several layers are offloaded as one run, T5's encoder's output
+    counts for each layer that saves it (M9).
+    """
+    found, need = memory.like(told.peak).by_purpose(), told.peak.by_purpose()
+    loose = {Purpose.SAVED, Purpose.SAVED_FOR_W, *WORK}
+    assert 0.98 * told.peak.size <= memory.peak.size <= told.peak.size
+    assert {k: v for k, v in found.items() if k[1] not in loose} == {
+        k: v for k, v in need.items() if k[1] not in loose
+    }
+
+
 WORK = {Purpose.WORK_F, Purpose.WORK_B, Purpose.WORK_I, Purpose.WORK_W}
+
+
+def claimed(plan: Plan, row: MemoryRow, told: GpuTerms) -> None:
+    """Terms add up to the plan's peak; to less only where it counts riding tensors often (M9)."""
+    rides = any(layer.riding for layer in plan.chain.layers)
+    assert told.peak.size <= row.peak_bytes if rides else told.peak.size == row.peak_bytes
 
 
 @grids.each_value(case=CASES, family=FAMILIES)
@@ -149,8 +157,9 @@ def test_measured_terms_are_the_predicted_ones(case: tuple[Semantics, str], fami
     measured = sampled(plan, *made(family))
     for row, told, (step, memory) in zip(plan.memory, predicted(plan), measured, strict=True):
         assert step == (2 if semantics == "flush" else 4)
-        assert told.peak.size == row.peak_bytes
-        same(family, memory, told)
+        claimed(plan, row, told)
+        compare = no_more if family == "T5" and kind in ("step", "away") else same
+        compare(memory, told)
 
 
 @pytest.mark.parametrize("semantics", get_args(Semantics))
@@ -175,7 +184,7 @@ def test_the_second_step_is_sampled_if_there_is_one(steps: int, runs: int, step:
     assert [found for found, _ in measured] == [step] * RANKS
     if step == 2:
         for told, (_, memory) in zip(predicted(plan), measured, strict=True):
-            same("GPT-2", memory, told)
+            same(memory, told)
 
 
 def test_later_steps_are_sampled_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +202,7 @@ def test_later_steps_are_sampled_rarely(monkeypatch: pytest.MonkeyPatch) -> None
     measured = sampled(plan, *made("GPT-2"), steps=9)
     assert sorted(opened) == [3] * RANKS + [7] * RANKS
     for told, (_, memory) in zip(predicted(plan), measured, strict=True):
-        same("GPT-2", memory, told)
+        same(memory, told)
 
 
 @pytest.mark.parametrize("semantics", get_args(Semantics))
@@ -217,7 +226,7 @@ def test_beside_a_run_that_counts_all(semantics: Semantics) -> None:
         plan.memory, predicted(plan), run_ranks(RANKS, work), strict=True
     ):
         assert memory.peak.size == peak == row.peak_bytes
-        same("Llama", memory, told)
+        same(memory, told)
 
 
 @pytest.mark.parametrize("kind", ["plain", "step"])

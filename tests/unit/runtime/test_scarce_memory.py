@@ -20,6 +20,8 @@ from pipeplan.planner import Config, solve
 from pipeplan.runtime.parameters.tied_parameters import untie
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import Task
+from pipeplan.tasks.resnet import ResNet
+from pipeplan.tasks.t5 import SIZES, T5
 from pipeplan.tasks.vit import Vit
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
@@ -39,10 +41,24 @@ def vit() -> Task:
     return replace(tasks.vit(batch=64), model=Vit((8, 64, 4, 8), 32, 10, 0.1))
 
 
+def resnet() -> Task:
+    """Of sixteen small blocks: the stem of the usual ones is more than 30 % of it all."""
+    return replace(tasks.resnet(batch=16), model=ResNet(False, (8, 8), 8, 10))
+
+
+def t5() -> Task:
+    """Of four blocks each, for the same reason; four decoder layers keep the encoder's output."""
+    return replace(
+        tasks.t5(batch=16), model=T5(replace(SIZES["tiny"], layers=4), dropout=0.1, tied=False)
+    )
+
+
 TASKS: dict[str, Callable[[], Task]] = {
     "GPT-2": partial(tasks.gpt2, batch=16),
     "Llama": partial(tasks.llama, batch=32),
     "ViT": vit,
+    "ResNet": resnet,
+    "T5": t5,
 }
 """With micro-batches that keep more than the states take, as they do where memory is scarce."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -107,6 +123,16 @@ def ran(plan: Plan, family: str, steps: int) -> list[Told]:
     return run_ranks(len(plan.cluster.gpus), work)
 
 
+def runs_first_forward(plan: Plan, need: GpuTerms) -> bool:
+    """Whether the peak is at a forward that keeps nothing: (V3) says at most what that needs.
+
+    Of the families here only T5 has such plans: a run of one layer before a layer that is kept.
+    """
+    kind = need.peak.kind
+    remat = plan.stages[int(kind[:-1])].remat if kind.endswith("F") else None
+    return remat is not None and bool(remat.recompute)
+
+
 def check(plan: Plan, family: str) -> None:
     """Losses and weights are those of one process; each term at each rank's peak as predicted."""
     model, task = captured(TASKS[family])
@@ -119,8 +145,12 @@ def check(plan: Plan, family: str) -> None:
     for row, need, (memory, _, _) in zip(
         plan.memory, test_sampled_memory.predicted(plan), told, strict=True
     ):
-        assert need.peak.size == row.peak_bytes <= row.budget_bytes
-        test_sampled_memory.same(family, memory, need)
+        assert row.peak_bytes <= row.budget_bytes
+        test_sampled_memory.claimed(plan, row, need)
+        if family == "T5" and runs_first_forward(plan, need):
+            assert 0.9 * need.peak.size <= memory.peak.size <= need.peak.size
+            continue
+        test_sampled_memory.same(memory, need)
 
 
 @pytest.mark.long
@@ -132,5 +162,8 @@ def check(plan: Plan, family: str) -> None:
 def test_trains_as_planned(
     family: str, gpus: int, share: float, semantics: Semantics, way: str
 ) -> None:
-    """All of them: bits of one process, each term of each stage at the peak to the byte."""
+    """All of them: bits of one process, each term of each stage at the peak to the byte.
+
+    But for the peaks of T5 that `runs_first_forward` tells, which are no more than predicted.
+    """
     check(planned(family, gpus, share, semantics, way), family)
