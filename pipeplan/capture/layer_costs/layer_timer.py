@@ -2,7 +2,9 @@
 once more with it, then back.
 
 Layers run in the order they have in training, not each alone many times over, so that each finds
-the caches as training leaves them.
+the caches as training leaves them. On a processor one more micro-batch is in flight meanwhile, as
+in a pipeline: a backward right behind its own forward would find in the caches what it kept. A
+GPU's caches are small beside that, and its memory may not hold two.
 """
 
 from __future__ import annotations
@@ -77,6 +79,21 @@ class LayerTimer:
         self._batches = batches
         self._loss = layer_loss(loss, model.returned)
         self._place = place
+        self._in_flight: tuple[tuple[bool, ...], list[_LayerGraph]] | None = None
+        """Which backwards come in two halves, and what waits for them."""
+
+    def clear(self) -> None:
+        """Forget the micro-batch in flight."""
+        self._in_flight = None
+
+    def train(self, microbatch: int) -> None:
+        """What a rank does all the time: a forward, and the backward of the micro-batch before.
+
+        Raises:
+            InputError: if data, a layer or the loss fails.
+        """
+        batch, _ = self._fetch(microbatch)
+        self._backward(self._one_more(batch)[1])
 
     def run(self, microbatch: int) -> tuple[list[int], list[int], list[int]]:
         """(forward, backward, forward without autograd) ns of each layer for one micro-batch.
@@ -91,7 +108,7 @@ class LayerTimer:
         batch, fetch = self._fetch(microbatch)
         with torch.no_grad():
             bare, _ = self._forward(batch)
-        there, graphs = self._forward(batch)
+        there, graphs = self._one_more(batch)
         back = [row[:2] for row in self._backward(graphs)]
         return self._between(there, fetch), self._between(back), self._between(bare, fetch)
 
@@ -106,10 +123,23 @@ class LayerTimer:
             InputError: if data, a layer or the loss fails.
         """
         batch, fetch = self._fetch(microbatch)
-        there, graphs = self._forward(batch, splits)
+        there, graphs = self._one_more(batch, tuple(splits))
         back = self._backward(graphs)
         first, second = [row[:2] for row in back], [row[1:] for row in back]
         return self._between(there, fetch), self._between(first), self._between(second)
+
+    def _one_more(
+        self, batch: MicroBatch, splits: tuple[bool, ...] = ()
+    ) -> tuple[Marks, list[_LayerGraph]]:
+        """Marks of the forwards of `batch`; what waits for the backward of the one before."""
+        if self._place.is_cuda:
+            return self._forward(batch, splits)
+        if self._in_flight is None or self._in_flight[0] != splits:
+            self._in_flight = splits, self._forward(batch, splits)[1]
+        _, older = self._in_flight
+        marks, graphs = self._forward(batch, splits)
+        self._in_flight = splits, graphs
+        return marks, older
 
     def _fetch(self, microbatch: int) -> tuple[MicroBatch, int]:
         """The micro-batch, and how long it took, in ns."""

@@ -69,7 +69,7 @@ def main() -> None:
     microbatch = 0
     with gradient_buffers(model.layers, task.accumulate):
         while True:
-            sweep.run(microbatch)
+            sweep.train(microbatch)
             if microbatch == 0:
                 print(_READY, flush=True)
             microbatch += 1
