@@ -27,6 +27,9 @@ export AGE
 
 # One thread per process: times are then comparable, and sums have one order.
 export OMP_NUM_THREADS ?= 1
+# Compiled files stay: without them each process that a test starts compiles the package for itself,
+# and each process that runs tests rewrites all assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
 # The tools of .venv first: the verbs and torchrun that scripts call by name.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 

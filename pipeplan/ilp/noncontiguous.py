@@ -139,10 +139,15 @@ class NoncontiguousSearch:
 
 
 def find_any_plan(state: Incumbent) -> None:
-    """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be."""
+    """Spread the layers over the GPUs, one micro-batch at a time, or prove that it cannot be.
+
+    The spread is for whole backwards: it proves nothing where they may be split.
+    """
     state.set_phase("assignment")
-    found = find_feasible_assignment(state.costs, state.options, state.remaining)
-    if found.missing and not state.options.offload:
+    costs = state.costs
+    found = find_feasible_assignment(costs, state.options, state.remaining)
+    splits = any(costs.may_split(layer, layer) for layer in range(costs.layers))
+    if found.missing and not state.options.offload and not splits:
         state.infeasible = assignment_reason(state.costs, found.missing)
     if found.home is not None:
         schedule = minimize_period_for_order(

@@ -98,6 +98,8 @@ def _proven(state: Incumbent, plan: Plan) -> Iterator[tuple[BoundName, Fraction]
     pinned = set(plan.solver.pins) <= set(costs.pins)
     if not same or not pinned or plan.cluster != costs.cluster or not (most is None or limited):
         return
+    if costs.semantics == "flush":
+        return  # a step's hold for its number of micro-batches, and for its kind of plan
     if costs.states_away:
         return  # they may follow from states that stay on their GPUs
     bounds = plan.solver.bounds

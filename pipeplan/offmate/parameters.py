@@ -68,7 +68,7 @@ def updates_of(task: Task, parameters: Parameters, trained: Collection[int]) -> 
     """What the update of each parameter takes; those of one shape are alike."""
     known: dict[object, Update] = {}
     found: dict[str, Update] = {}
-    timer = median_timer(REPEATS, ModelDevice(torch.device("cpu")).clock)
+    timer = median_timer(REPEATS, ModelDevice(torch.device("cpu")))
     for name, each in parameters.by_name.items():
         if id(each) not in trained:
             found[name] = Update(False, each.nbytes)

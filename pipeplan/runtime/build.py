@@ -20,6 +20,7 @@ from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.parameters.gradient_clipping import LossScaler, Nonfinite, StepDecisions
 from pipeplan.runtime.parameters.gradient_norms import NormLayout
+from pipeplan.runtime.parameters.host_update import runs_beside
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.optimizer_steps import OptimizerSteps
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
@@ -198,8 +199,12 @@ class _StageBuilder:
         )
         spec = with_programs(spec, self.plan.chain, programs_of(planned, self.plan.chain))
         compile_ahead(spec)
-        on_host = planned.states == "host"
-        held = self.ownership.hold(spec.layers, planned.first, on_host=on_host)
+        held = self.ownership.hold(
+            spec.layers,
+            planned.first,
+            on_host=planned.states == "host",
+            beside=runs_beside(self.plan, planned),
+        )
         return StageRunner(spec, self.plan.microbatches, held)
 
 

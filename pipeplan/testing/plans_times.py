@@ -18,16 +18,27 @@ class _Resource:
     period: int
     taken: list[tuple[int, int]] = field(default_factory=list)
 
-    def admits(self, start: int, length: int) -> bool:
-        return length <= self.period and not any(
-            self._overlap(start, length, other, other_length) for other, other_length in self.taken
-        )
+    def first_free(self, earliest: int, latest: int, length: int) -> int | None:
+        """The first start, of those up to the latest, at which an op overlaps no other."""
+        start = earliest
+        while start <= latest and length <= self.period:
+            waits = (self._wait(start, length, *other) for other in self.taken)
+            wait = next(filter(None, waits), 0)
+            if not wait:
+                return start
+            start += wait
+        return None
 
-    def _overlap(self, a: int, a_length: int, b: int, b_length: int) -> bool:
+    def _wait(self, a: int, a_length: int, b: int, b_length: int) -> int:
+        """By how much an op at `a` starts too early to miss one at `b`, at least; 0: they miss."""
         after, before = (b - a) % self.period, (a - b) % self.period
         if a_length and b_length:
-            return after < a_length or before < b_length
-        return 0 < after < a_length or 0 < before < b_length
+            if before < b_length:
+                return b_length - before
+            return after + b_length if after < a_length else 0
+        if 0 < before < b_length:
+            return b_length - before
+        return after if 0 < after < a_length else 0
 
 
 def ops_lengths(plan: Plan) -> dict[tuple[OpKind, int], int]:
@@ -85,8 +96,7 @@ def _place(
             if copy:
                 earliest = max(earliest, times[kind, stage, copy - 1] + length)
                 latest = times[kind, stage, 0] + period - length * (plan.k - copy)
-            free = (t for t in range(earliest, latest + 1) if resource.admits(t, length))
-            start = next(free, None)
+            start = resource.first_free(earliest, latest, length)
             if start is None:
                 return None
             resource.taken.append((start, length))

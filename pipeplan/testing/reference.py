@@ -143,7 +143,7 @@ class _Alone:
         first = self.split.entering or range(len(given))
         boundary = tuple(given[place] for place in first)
         for index, layer in enumerate(self.layers):
-            torch.manual_seed(layer_seed(self.seed, index, microbatch))
+            _seed(layer_seed(self.seed, index, microbatch))
             fed = [given[i] for i in self.split.fed_to(index)]
             result = layer(*boundary, *fed)
             boundary = result if isinstance(result, tuple) else (result,)
@@ -245,3 +245,13 @@ def _hook(own: nn.Parameter, parameter: nn.Parameter) -> None:
         own.register_hook(hook)
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():  # noqa: SLF001
         own.register_post_accumulate_grad_hook(hook)
+
+
+def _seed(value: int) -> None:
+    """What `torch.manual_seed` does, but for devices that have not started.
+
+    For each kind of those it would write down the stack of calls: a millisecond a layer.
+    """
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)

@@ -9,7 +9,7 @@ import pytest
 from pipeplan import planner
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster, Host, uniform
-from tests import handmade, oracle_offload
+from tests import grids, handmade, oracle_offload
 
 HOST = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9, duplex="full")
 
@@ -62,16 +62,16 @@ def test_what_offloading_gains_equals_brute_force(seed: int, memory: int) -> Non
     assert oracle_offload.optimum(tiny(seed), machines(memory, HOST), found) == found
 
 
-@pytest.mark.parametrize("seconds", [1, 4])
-@pytest.mark.parametrize(("seed", "memory"), [(3, 7), (4, 9), (6, 11), (10, 11), (20, 9)])
+@grids.each_value(case=[(3, 7), (4, 9), (6, 11), (10, 11), (20, 9)], seconds=[1, 4])
 def test_what_leaves_gains_nothing_where_nothing_need_leave(
-    seed: int, memory: int, seconds: float
+    case: tuple[int, int], seconds: float
 ) -> None:
     """Plans that may offload are as short as brute force; so are those without, at any limit.
 
     The joint model's schedules of shorter periods exceed a memory by their exact bytes:
     allocations are asked one by one then.
     """
+    seed, memory = case
     found = period(seed, machines(memory, HOST), seconds)
     assert period(seed, machines(memory, None), seconds) == found
     assert oracle_offload.optimum(tiny(seed), machines(memory, HOST), found) == found

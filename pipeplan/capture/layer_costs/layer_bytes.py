@@ -156,7 +156,8 @@ def _run_split(run: LayerRun, live: LiveBytes | RecordedBytes) -> SplitBytes:
     peak = live.peak - base
     outgoing = sum(gradient.nbytes for gradient in gradients)
     del gradients
-    saved, saved_input = live.live - base, one.inputs.alive()
+    saved_input = one.inputs.alive()
+    saved = max(saved_input, live.live - base)
     live.reset_peak()
     one.weights()
     return SplitBytes(
@@ -180,7 +181,8 @@ def _run(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
     forward_peak, kept = live.peak - base, live.live - base
     saved_input = one.inputs.alive()
     saved_output = min(one.outputs.alive(), one.output_bytes)
-    saved = kept - saved_input - saved_output
+    # An output that stays with the layer takes the place of the one before: nothing more lives.
+    saved = max(0, kept - saved_input - saved_output)
     saved_passing = min(one.passing(), one.output_bytes - saved_output)
     kept_inputs = one.kept()
     incoming = one.receive_gradients()

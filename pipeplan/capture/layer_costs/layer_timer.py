@@ -2,15 +2,19 @@
 once more with it, then back.
 
 Layers run in the order they have in training, not each alone many times over, so that each finds
-the caches as training leaves them.
+the caches as training leaves them. On a processor one more micro-batch is in flight meanwhile, as
+in a pipeline: a backward right behind its own forward would find in the caches what it kept. A
+GPU's caches are small beside that, and its memory may not hold two.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +81,22 @@ class LayerTimer:
         self._batches = batches
         self._loss = layer_loss(loss, model.returned)
         self._place = place
+        self._in_flight: tuple[tuple[bool, ...], list[_LayerGraph]] | None = None
+        """Which backwards come in two halves, and what waits for them."""
+        self._alone = place.is_cuda
+        """Whether one micro-batch is in flight at a time."""
+
+    def clear(self) -> None:
+        """Forget the micro-batch in flight."""
+        self._in_flight = None
+
+    def train(self, microbatch: int) -> None:
+        """What a rank does all the time: a forward, and the backward of the micro-batch before.
+
+        Raises:
+            InputError: if data, a layer or the loss fails.
+        """
+        self._through(microbatch, self._fetch(microbatch)[0])
 
     def run(self, microbatch: int) -> tuple[list[int], list[int], list[int]]:
         """(forward, backward, forward without autograd) ns of each layer for one micro-batch.
@@ -91,8 +111,8 @@ class LayerTimer:
         batch, fetch = self._fetch(microbatch)
         with torch.no_grad():
             bare, _ = self._forward(batch)
-        there, graphs = self._forward(batch)
-        back = [row[:2] for row in self._backward(graphs)]
+        there, behind = self._through(microbatch, batch)
+        back = [row[:2] for row in behind]
         return self._between(there, fetch), self._between(back), self._between(bare, fetch)
 
     def run_split(
@@ -106,10 +126,45 @@ class LayerTimer:
             InputError: if data, a layer or the loss fails.
         """
         batch, fetch = self._fetch(microbatch)
-        there, graphs = self._forward(batch, splits)
-        back = self._backward(graphs)
+        there, back = self._through(microbatch, batch, tuple(splits))
         first, second = [row[:2] for row in back], [row[1:] for row in back]
         return self._between(there, fetch), self._between(first), self._between(second)
+
+    def _through(
+        self, microbatch: int, batch: MicroBatch, splits: tuple[bool, ...] = ()
+    ) -> tuple[Marks, Marks]:
+        """Marks of the forwards of `batch`, and of the backwards of the micro-batch before it.
+
+        What a layer changes in place may be what it kept of the micro-batch before. Then, as where
+        memory is short, one is in flight from now on, and a run must not have more.
+        """
+        if not self._alone:
+            try:
+                marks, graphs = self._one_more(microbatch, batch, splits)
+                return marks, self._backward(graphs)
+            except RuntimeError:
+                self._alone = True
+                self.clear()
+                batch = self._batches.fetch(microbatch)
+        marks, graphs = self._forward(batch, splits)
+        return marks, self._backward(graphs)
+
+    def _one_more(
+        self, microbatch: int, batch: MicroBatch, splits: tuple[bool, ...]
+    ) -> tuple[Marks, list[_LayerGraph]]:
+        """Marks of the forwards of `batch`; what waits for the backward of the one before."""
+        if self._in_flight is None or self._in_flight[0] != splits:
+            free = _free_bytes()
+            first, graphs = self._forward(self._batches.fetch(microbatch), splits)
+            left = _free_bytes()
+            if free is not None and left is not None and left < 2 * (free - left):
+                self._alone = True
+                return first, graphs
+            self._in_flight = splits, graphs
+        _, older = self._in_flight
+        marks, graphs = self._forward(batch, splits)
+        self._in_flight = splits, graphs
+        return marks, older
 
     def _fetch(self, microbatch: int) -> tuple[MicroBatch, int]:
         """The micro-batch, and how long it took, in ns."""
@@ -179,3 +234,13 @@ class LayerTimer:
                 if leaf.requires_grad
             ]
         return marks[::-1]
+
+
+def _free_bytes() -> int | None:
+    """Of the machine's memory; None where the system does not say."""
+    try:
+        told = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", told, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import torch
 
@@ -41,8 +42,8 @@ def companions(count: int, reference: str, seed: int, threads: int) -> Iterator[
     started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(count)]
     try:
         for process in started:
-            line = process.stdout.readline() if process.stdout else ""
-            if line.strip() != _READY:
+            lines = process.stdout or ()
+            if not any(line.strip() == _READY for line in lines):
                 raise InputError(
                     f"profile: a companion process for task {reference!r} ended with code"
                     f" {process.wait()} before its first micro-batch. Try without companions."
@@ -58,6 +59,13 @@ def main() -> None:
     """Sweeps the task of the command line until standard input ends."""
     reference, seed, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     threading.Thread(target=_end_with_input, daemon=True).start()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as starter:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a task may print
+        _train(reference, seed, threads, starter)
+
+
+def _train(reference: str, seed: int, threads: int, starter: TextIO) -> None:
+    """Sweeps the task, and says so once."""
     give_back_large_blocks(os.environ)  # as the ranks of a run do
     torch.set_num_threads(threads)
     seed_all(seed)
@@ -69,9 +77,9 @@ def main() -> None:
     microbatch = 0
     with gradient_buffers(model.layers, task.accumulate):
         while True:
-            sweep.run(microbatch)
+            sweep.train(microbatch)
             if microbatch == 0:
-                print(_READY, flush=True)
+                print(_READY, file=starter, flush=True)
             microbatch += 1
 
 

@@ -144,10 +144,11 @@ def measure_layers(
         if model.compile:
             sweep.run(0)  # what is compiled here is no time of a layer, whatever `warmup` is
         found, noise = layer_times(sweep.run, repeats, warmup, say)
+        sweep.clear()
         if noise > NOISY:
             say(f"the machine is busy: times are usually {noise:.0%} above the quietest round's")
         say("measuring optimizer steps")
-        timer = optimizer_cost.median_timer(repeats, place.clock)
+        timer = optimizer_cost.median_timer(repeats, place)
         steps = [
             optimizer_cost.total_cost(optimizer_cost.step_cost(task, one, timer) for one in each)
             for each in stepped_parameters(model, task)
@@ -198,6 +199,7 @@ def _split_times(
         return [SplitTimes()] * len(sizes)
     say("timing backwards in two halves")
     found, _ = layer_times(lambda number: sweep.run_split(number, splits), repeats, 1, say)
+    sweep.clear()
     rows = zip(sizes, whole[0], whole[1], *found, strict=True)
     return [_split_time(*row) if row[0].split else SplitTimes() for row in rows]
 

@@ -46,12 +46,15 @@ def check_sums(costs: CostModel) -> None:
 def layer_need(costs: CostModel, layer: int) -> int:
     """Bytes without which no GPU can run the layer: its states and one micro-batch's peak.
 
-    The least of what it needs as it is and under each of its options.
+    The least of what it needs as it is and under each of its options. Of a backward that may be
+    split no more counts than what the forward has kept.
     """
-    sizes = [each.segment(layer, layer, True) for each in _ways(costs, layer)]
-    return min(
-        size.states + max(size.forward, size.saved + size.backward, size.update) for size in sizes
-    )
+    needs = []
+    for each in _ways(costs, layer):
+        size = each.segment(layer, layer, True)
+        backward = 0 if each.may_split(layer, layer) else size.backward
+        needs.append(size.states + max(size.forward, size.saved + backward, size.update))
+    return min(needs)
 
 
 def _ways(costs: CostModel, layer: int) -> Iterator[CostModel]:

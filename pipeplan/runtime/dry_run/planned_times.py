@@ -9,6 +9,7 @@ from math import ceil
 
 from pipeplan.errors import InternalError
 from pipeplan.plan import OpKind, Plan, outermost
+from pipeplan.runtime.parameters.host_update import runs_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,4 @@ def _host_update_ns(plan: Plan, index: int) -> tuple[int, int]:
     way, speed = host.bandwidth_bytes_per_s, host.update_bytes_per_s
     legs = ((gradients, way), (weights, speed), (weights, way))
     out, there, back = (ceil(Fraction(size * 10**9, rate)) for size, rate in legs)
-    waits = plan.semantics == "flush" or any(layer.waiting_gradient_bytes for layer in layers)
-    if waits or any(each.offloads for each in plan.hosted(stage.gpu)):
-        return out + there + back, 0
-    return out, there + back
+    return (out, there + back) if runs_beside(plan, stage) else (out + there + back, 0)

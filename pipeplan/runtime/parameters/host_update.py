@@ -1,9 +1,8 @@
 """Weights and gradients on the host, and updates of them there: (U1) to (U7).
 
 An update takes the gradients of a step to the host, steps there what optimizers keep there, and
-brings the weights back, in this order (Ren et al. 2021, ZeRO-Offload, section 4). A worker's
-thread does it all: what an optimizer makes for a while is no part of the device's bytes. Behind
-the gradients it may run beside what the rank does next.
+brings the weights back, in this order (Ren et al. 2021, ZeRO-Offload, section 4). What is behind
+the gradients may run beside what the rank does next.
 """
 
 from __future__ import annotations
@@ -11,35 +10,71 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeplan.pinned import PinnedPool
+from pipeplan.plan import Plan, Stage
+
+
+def runs_beside(plan: Plan, stage: Stage) -> bool:
+    """(U7): whether a rank goes on while the host makes the weights of its `stage`."""
+    layers = plan.chain.layers[stage.first : stage.last + 1]
+    waits = plan.semantics == "flush" or any(layer.waiting_gradient_bytes for layer in layers)
+    return not waits and not any(each.offloads for each in plan.hosted(stage.gpu))
+
+
+class HostQueue:
+    """The host of one rank, which makes the weights of one stage after the other (U7).
+
+    Threads of its own do everything: copies that are there for a whole training, and what an
+    optimizer makes for a while, are no part of the device's bytes.
+    """
+
+    def __init__(self) -> None:
+        self._fetching, self._updating = _thread("fetch"), _thread("update")
+
+    def fetch(self, work: Callable[[], None]) -> None:
+        """Do `work` at once, whatever was begun; returns when it is done."""
+        self._fetching.submit(work).result()
+
+    def begin(self, work: Callable[[], None]) -> Future[None]:
+        """Do `work` behind what was begun before."""
+        return self._updating.submit(work)
+
+
+def _thread(what: str) -> ThreadPoolExecutor:
+    """One that computes with as many threads as the caller does."""
+    return ThreadPoolExecutor(
+        1,
+        thread_name_prefix=f"pipeplan-{what}",
+        initializer=torch.set_num_threads,
+        initargs=(torch.get_num_threads(),),
+    )
 
 
 class HostUpdate:
     """Copies of some parameters and of their gradients, for as long as a training lasts."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor], queue: HostQueue
+    ) -> None:
         """Copies the parameters as they are now.
 
         Args:
             parameters: at least one, on the device; a copy has all attributes that the user gave
                 to its parameter, which optimizers may look at.
             gradients: one per parameter, of its shape.
+            queue: the rank's.
 
         Raises:
             RankError: if the host has no such memory, or does not lock it.
         """
         self._pinned = PinnedPool()
-        self._worker = ThreadPoolExecutor(
-            1,
-            thread_name_prefix="pipeplan-update",
-            initializer=torch.set_num_threads,
-            initargs=(torch.get_num_threads(),),
-        )
+        self._queue = queue
         self._begun: Future[None] | None = None
         device = parameters[0].device
         self._back = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -80,7 +115,7 @@ class HostUpdate:
             if self._back is not None:
                 self._back.synchronize()
 
-        self._begun = self._worker.submit(_work, self._back, work)
+        self._begun = self._queue.begin(partial(_work, self._back, work))
 
     def settle(self) -> None:
         """Wait for the update that has begun, if one has; what it raised is raised here."""
@@ -98,7 +133,7 @@ class HostUpdate:
             if stream is not None:
                 stream.synchronize()
 
-        self._worker.submit(_work, stream, work).result()
+        self._queue.fetch(partial(_work, stream, work))
 
 
 def _work(stream: Any, work: Callable[[], None]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
+from pipeplan.runtime.parameters.host_update import HostQueue
 from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.slots import (
     ModuleAttribute,
@@ -81,11 +83,16 @@ class ParameterOwnership:
         return self._by_layer[use.layer, use.parameter]
 
     def hold(
-        self, layers: Sequence[nn.Module], first_layer: int, *, on_host: bool = False
+        self,
+        layers: Sequence[nn.Module],
+        first_layer: int,
+        *,
+        on_host: bool = False,
+        beside: bool = False,
     ) -> StageParameters:
         """What the stage of `layers`, the first of which has index `first_layer`, holds.
 
-        With `on_host` it is updated there.
+        With `on_host` it is updated there, `beside` what the rank does next (U7).
         """
         own: list[_Attributes] = []
         copies: list[_Attributes] = []
@@ -101,10 +108,11 @@ class ParameterOwnership:
             copies.append(kinds[1])
             later.append((layer, kinds[2]))
             mine.update(kinds[0])
-        weights = self._weights(own, deferred=self.deferred, on_host=on_host)
+        host = self._host if on_host else None
+        weights = self._weights(own, deferred=self.deferred, host=host, beside=beside)
         copied = None
         if any(copies):
-            copied = self._weights(copies, deferred=True, on_host=on_host)
+            copied = self._weights(copies, deferred=True, host=host, beside=beside)
         for layer, module in enumerate(layers, first_layer):
             for parameter in attributes_of(module):
                 holder = copied if copied and parameter in self._copies else weights
@@ -113,14 +121,27 @@ class ParameterOwnership:
         borrowed = tuple(lent for layer, again in later for lent in self._lend(layer, again))
         return StageParameters(weights, copied, borrowed)
 
-    def _weights(self, layers: Sequence[_Attributes], *, deferred: bool, on_host: bool) -> Weights:
+    @cached_property
+    def _host(self) -> HostQueue:
+        """One for all stages of the rank."""
+        return HostQueue()
+
+    def _weights(
+        self,
+        layers: Sequence[_Attributes],
+        *,
+        deferred: bool,
+        host: HostQueue | None,
+        beside: bool,
+    ) -> Weights:
         return Weights(
             layers,
             self._optimizing,
             versions=self._versions,
             microbatches=self._microbatches,
             deferred=deferred,
-            on_host=on_host,
+            host=host,
+            beside=beside,
         )
 
     def _lend(self, layer: int, again: _Attributes) -> list[SharedSlots]:

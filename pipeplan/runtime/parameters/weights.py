@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InternalError
 from pipeplan.gradients import cast_back, stepped, sum_dtype
-from pipeplan.runtime.parameters.host_update import HostUpdate
+from pipeplan.runtime.parameters.host_update import HostQueue, HostUpdate
 from pipeplan.runtime.parameters.optimizer_factory import LayerOptimizers, OptimizerFactory
 from pipeplan.runtime.parameters.slots import ModuleAttribute, ParameterSlots
 
@@ -40,7 +40,8 @@ class Weights(ParameterSlots):
         versions: int,
         microbatches: int,
         deferred: bool = False,
-        on_host: bool = False,
+        host: HostQueue | None = None,
+        beside: bool = False,
     ) -> None:
         """Takes the parameters over, zero steps done.
 
@@ -50,7 +51,8 @@ class Weights(ParameterSlots):
             versions: 1 (flush) or 2 (2bw).
             microbatches: gradients are divided by it before each update.
             deferred: whether updates may come after the next step's first backward.
-            on_host: whether optimizers step copies on the host and keep their state there.
+            host: where optimizers step copies and keep their state; None: on the device.
+            beside: whether an update there ends before its weights are made (U7).
 
         Raises:
             RankError: if the host has no room for it.
@@ -65,8 +67,12 @@ class Weights(ParameterSlots):
             banks=versions if deferred else 1,
             accumulate=optimizing.accumulate,
         )
-        away = on_host and bool(self.parameters)
-        self.host = HostUpdate(self.parameters, self.gradients(0)) if away else None
+        self._beside = beside
+        self.host = (
+            HostUpdate(self.parameters, self.gradients(0), host)
+            if host is not None and self.parameters
+            else None
+        )
         """What of them is on the host, if anything."""
         self._begun: bool | None = None
         """Of an update that runs on the host: whether it is skipped."""
@@ -160,7 +166,7 @@ class Weights(ParameterSlots):
                 )
                 self._begun = skip
                 self._point_at(step + 1)
-                if self.versions == 1:
+                if not self._beside:
                     self.settle()
             for gradient in gradients:
                 gradient.zero_()

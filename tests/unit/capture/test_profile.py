@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,10 @@ def task(seed=0):
 
 def failing(seed=0):
     raise RuntimeError("no data here")
+
+def printing(seed=0):
+    print("making the model")
+    return task(seed)
 """
 
 
@@ -92,6 +97,15 @@ def test_companions_that_fail_are_reported(reference: str) -> None:
         companions(1, broken, seed=0, threads=1),
     ):
         pass
+
+
+def test_companions_may_print(reference: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a task prints is nothing that a companion says to the profile."""
+    with companions(1, reference.replace(":task", ":printing"), seed=0, threads=1):
+        pass
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "making the model" in err
 
 
 @pytest.mark.parametrize("name", ["repeats", "threads", "warmup", "companions"])
@@ -216,3 +230,62 @@ def test_times_are_those_of_the_quietest_round() -> None:
     found, noise = layer_times(swept, 15, 0, print)
     assert found == ([10, 20], [30, 40])
     assert noise == pytest.approx((20 + 40 + 60 + 40) / 100 - 1)
+
+
+class InPlace(nn.Module):
+    """Works on its input where it lies."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Same shape."""
+        return value.sub_(0.5) * value
+
+
+class Fading(nn.Module):
+    """Changes a buffer that autograd keeps."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Same shape."""
+        self.scale.mul_(0.99)
+        return value * self.scale
+
+
+class KeepsItsOutput(nn.Module):
+    """As models do whose attention is looked at later."""
+
+    last: Tensor
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Same shape."""
+        self.last = torch.tanh(value)
+        return self.last
+
+
+def halved_target(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that works on the target where it lies."""
+    return ((output * target.mul_(0.5)) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("first", "inner", "loss"),
+    [
+        (InPlace(), nn.ReLU(), nn.functional.mse_loss),
+        (nn.Linear(4, 4), Fading(), nn.functional.mse_loss),
+        (nn.Linear(4, 4), KeepsItsOutput(), nn.functional.mse_loss),
+        (nn.Linear(4, 4), nn.ReLU(), halved_target),
+    ],
+)
+def test_layers_that_change_what_they_are_given(
+    first: nn.Module, inner: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """They are measured, with one micro-batch in flight where a second one is in the way."""
+    layers = [first, nn.Linear(4, 4), inner, nn.Linear(4, 4)]
+    rows = torch.ones(8, 4), torch.ones(8, 4)
+    found = quick(Task(model=layers, loss=loss, optimizer=sgd, data=lambda _: rows), repeats=3)
+    assert all(layer.forward_ns > 0 and layer.backward_ns >= 0 for layer in found.layers)
+    assert all(layer.saved_bytes >= 0 for layer in found.layers)

@@ -227,6 +227,40 @@ class _ProductClock:
         return end - start
 
 
+def test_another_micro_batch_is_in_flight_at_each_backward() -> None:
+    """As in a pipeline; a companion does nothing but train, and no forward runs for nothing."""
+    told: list[str] = []
+
+    class Tells(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            told.append("F" if torch.is_grad_enabled() else "light")
+            result = value * 2
+            if result.requires_grad:
+                result.register_hook(lambda _: told.append("B"))
+            return result
+
+    task = Task(
+        model=[nn.Linear(8, 8), Tells(), nn.Linear(8, 8)],
+        loss=functional.mse_loss,
+        optimizer=sgd,
+        data=lambda _: (torch.zeros(4, 8), torch.zeros(4, 8)),
+    )
+    model = split(task)
+    told.clear()
+    timer = LayerTimer(model, MicroBatches(task), task.loss, ModelDevice(torch.device("cpu")))
+    for number in range(3):
+        timer.train(number)
+    assert told == ["F", "F", "B", "F", "B", "F", "B"]
+    told.clear()
+    timer.run(3)
+    assert told == ["light", "F", "B"]
+    timer.clear()
+    told.clear()
+    timer.run_split(4, [False, False, True])
+    timer.run(5)
+    assert told == ["F", "F", "B", "light", "F", "F", "B"]
+
+
 def test_halves_are_timed_as_they_are_executed() -> None:
     """Of three products of a layer one is of its forward, one of I and one of W."""
     task = Task(

@@ -167,3 +167,19 @@ def test_pins_that_take_turns_are_named() -> None:
     assert "memory" not in reason
     kept = contiguous_reason(replace(of, pins=((0, 0), (1, 0), (3, 1))))
     assert "with 3 layers pinned, some stage's states" in kept
+
+
+def test_a_split_backward_needs_less_than_a_whole_one() -> None:
+    """No layer is ruled out for a workspace that its halves do not have: (S4), (S5)."""
+    halves = {
+        "backward_weight_ns": 3000,
+        "saved_for_weight_bytes": 200,
+        "saved_input_bytes": 100,
+        "saved_input_for_weight_bytes": 100,
+        "backward_workspace_bytes": 1000,
+    }
+    chain = handmade.chain([(1000, 2000), (1000, 4000)], [{"output_bytes": 100}, halves])
+    config = planner.Config(semantics="flush", microbatches=2, time_limit_s=1, deterministic=True)
+    plan = planner.solve(chain, uniform(2, 700), config)
+    assert [stage.split_backward for stage in plan.stages] == [False, True]
+    assert infeasibility_reason(CostModel(chain, uniform(2, 700), "2bw", "exact")) is not None

@@ -98,6 +98,23 @@ def test_the_bound_holds_with_recomputation() -> None:
     assert max(claims) <= per_microbatch(joint) < Fraction(*(plain.solver.bounds.contiguous or ()))
 
 
+@pytest.mark.parametrize(("times", "speed"), [((0, 1), 2.0), ((1, 7), 8.0), ((0, 1001), 2.0)])
+@pytest.mark.parametrize("semantics", ["2bw", "flush"])
+def test_no_bound_rounds_what_a_run_does_not(
+    times: tuple[int, int], speed: float, semantics: Any
+) -> None:
+    """(T2) rounds a run of layers once where a GPU's speed divides its times."""
+    row = {"output_bytes": 10, "saved_input_bytes": 10, "saved_bytes": 1000}
+    of = handmade.chain([times] * 6, [row | {"saved_input_bytes": 0}, *[row] * 5])
+    fast = uniform(1, 2600)
+    gpus = tuple(gpu.model_copy(update={"speed": speed}) for gpu in fast.gpus)
+    config = Config(recompute="auto", semantics=semantics, time_limit_s=1, deterministic=True)
+    plan = solve(of, fast.model_copy(update={"gpus": gpus}), config)
+    assert any(stage.remat for stage in plan.stages)
+    assert plan.solver.bounds.any is not None
+    assert Fraction(*plan.solver.bounds.any) <= plan.period_per_microbatch
+
+
 def test_resumes_from_a_plan_that_recomputes() -> None:
     """With --recompute auto it competes; without, it is refused with the way out."""
     first = with_little()

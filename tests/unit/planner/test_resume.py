@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,21 @@ def test_proofs_do_not_travel() -> None:
     flush = {"semantics": "flush", "time_limit_s": 2}
     for other in (flush, {"memory_model": "paper"}, {"microbatches": 64}):
         assert verifier.verify(solve(uniform(2, 9), resume=first, **other)) == ()
+
+
+def test_proofs_of_steps_are_of_one_step() -> None:
+    """What bounds a step of few micro-batches, fill and drain included, bounds no other plan."""
+    chain, cluster = handmade.chain([(1000, 2000)] * 8), uniform(4, 10**6)
+    limits = {"semantics": "flush", "time_limit_s": 1, "deterministic": True}
+    short = solve(cluster, chain, microbatches=4, **limits)
+    for other in ({"microbatches": 32}, {"microbatches": 4, "k": 1}):
+        alone = solve(cluster, chain, **limits | other)
+        resumed = solve(cluster, chain, resume=short, **limits | other)
+        least = short.solver.bounds.any
+        assert least is not None
+        assert Fraction(*least) > alone.period_per_microbatch
+        assert resumed.period_per_microbatch <= alone.period_per_microbatch
+        assert resumed.solver.bounds.any == alone.solver.bounds.any
 
 
 def test_limited_proofs_hold_for_fewer_microbatches_only() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,17 @@ from pipeplan.plan import Plan, Semantics
 from pipeplan.runtime.build import Worker, build
 from pipeplan.runtime.checkpoint import named_state
 from pipeplan.runtime.data.feed import TaskFeed, Uses
+from pipeplan.runtime.parameters.host_update import HostQueue, runs_beside
+from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
+from pipeplan.runtime.parameters.slots import attributes_of
 from pipeplan.runtime.parameters.tied_parameters import untie
+from pipeplan.runtime.parameters.weights import Weights
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task, Tied
 from pipeplan.testing import plans, reference
 from pipeplan.testing.in_process import run_ranks
+from pipeplan.verifier import host_states as verified
 from tests import grids, pipelines
 from tests.captured import captured
 from tests.unit.runtime import test_memory as test_runtime_memory
@@ -80,22 +85,27 @@ def test_trains_as_on_the_gpus(
 
 
 def test_the_rank_goes_on_while_the_host_updates() -> None:
-    """(U7): the first update ends only when a forward of the next step has run.
+    """(U7): the first update ends only when all forwards of the next step have run.
 
     Schedules move on behind each update.
     """
     ran, updated = threading.Event(), threading.Event()
+    forwards: list[None] = []
 
     class Waits(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             if not updated.is_set():
-                ran.clear()
                 assert ran.wait(60)
                 updated.set()
             return super().step(closure)
 
+    def hear(*_: Any) -> None:
+        forwards.append(None)
+        if len(forwards) == 2 * M:
+            ran.set()
+
     model, task = pipelines.toy("sgd")
-    model.layers[0].register_forward_hook(lambda *_: ran.set())
+    model.layers[0].register_forward_hook(hear)
 
     def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -113,6 +123,77 @@ def test_the_rank_goes_on_while_the_host_updates() -> None:
     model, task = pipelines.toy("sgd")
     task = replace(task, optimizer=plain, scheduler=halving)
     assert equal(trained(plan, model, task), here)
+
+
+def on_a_host(queue: HostQueue, step: Callable[[], None], *, beside: bool) -> Weights:
+    """A layer whose two gradients of step 0 are there; its updates call `step` first."""
+
+    class Tells(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            step()
+            return super().step(closure)
+
+    layer = nn.Linear(1, 1, bias=False)
+    optimizing = OptimizerFactory(lambda p: Tells(p, lr=1.0))
+    attributes = [attributes_of(layer)]
+    weights = Weights(
+        attributes, optimizing, versions=2, microbatches=2, host=queue, beside=beside
+    )
+    for _ in range(2):
+        weights.begin_graph(0)
+        layer(torch.ones(1, 1)).backward()
+        weights.end_graph(0)
+    return weights
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_update_ends_when_the_plan_says(beside: bool) -> None:
+    """(U6): behind the weights; (U7): behind the gradients."""
+    goes_on, made = threading.Event(), threading.Event()
+
+    def step() -> None:
+        if beside:
+            assert goes_on.wait(60)
+        made.set()
+
+    weights = on_a_host(HostQueue(), step, beside=beside)
+    weights.update(0)
+    assert made.is_set() is not beside
+    goes_on.set()
+    weights.settle()
+    assert made.is_set()
+
+
+def test_a_host_makes_one_stage_after_the_other() -> None:
+    """(U7): the second update of a rank begins behind the first; its gradients come before."""
+    second_begun, second_came = threading.Event(), threading.Event()
+
+    def first_step() -> None:
+        assert second_came.wait(60)
+        assert not second_begun.wait(0.1)
+
+    queue = HostQueue()
+    first = on_a_host(queue, first_step, beside=True)
+    second = on_a_host(queue, second_begun.set, beside=True)
+    first.update(0)
+    second.update(0)
+    second_came.set()
+    first.settle()
+    second.settle()
+    assert second_begun.is_set()
+
+
+def test_who_runs_beside() -> None:
+    """The runtime and the verifier, each by its own rule, say the same of (U7)."""
+    said = []
+    for seed in range(60):
+        plan = plans.random_plan(seed, memory_model="exact")
+        plan = away(plan, range(0, len(plan.stages), 2))
+        for stage in plan.stages:
+            if stage.states == "host":
+                said.append(runs_beside(plan, stage))
+                assert said[-1] is verified.runs_beside(plan, stage)
+    assert {True, False} == set(said)
 
 
 def test_what_an_update_raises_ends_the_run() -> None:
