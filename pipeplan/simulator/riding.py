@@ -72,7 +72,14 @@ def _once(condensed: Plan, stage: Stage, walk: _Walk, held: Held, behind: Held) 
     layers[home.first : home.last + 1] = [layer for _, layer in own]
     chain = condensed.chain.model_copy(update={"layers": tuple(layers)})
     found = costs.live_stage_bytes(condensed.model_copy(update={"chain": chain}), stage.id)
-    size = StageBytes(found.kept, max(found.kept, found.forward), max(found.kept, found.backward))
+    # A rider that autograd keeps, but not to the end, is part of its layer's saved input all the
+    # same: then the layer may seem to need more than the plan says, which is enough.
+    most = costs.live_stage_bytes(condensed, stage.id)
+    size = StageBytes(
+        found.kept,
+        min(most.forward, max(found.kept, found.forward)),
+        min(most.backward, max(found.kept, found.backward)),
+    )
     output = 0
     if stage.id + 1 < len(condensed.stages):
         last = condensed.chain.layers[home.last]

@@ -173,6 +173,26 @@ def test_by_hand(stages: list[tuple[int, int, int]], kept: list[int], outputs: l
     assert [found[stage].output for stage in range(len(stages))] == outputs
 
 
+def test_a_tensor_that_is_kept_for_a_while_counts_no_more_than_once() -> None:
+    """Autograd keeps it, so it is in the saved input; what the layer needs most comes later."""
+    rows = [
+        {"output_bytes": 1, "forward_workspace_bytes": 2},
+        {"output_bytes": 2, "saved_input_bytes": 1},
+    ]
+    chain = handmade.chain([(1, 2)] * 2, rows, input_bytes=2)
+    kept, gone = RidingTensor(size_bytes=1, kept=True, passed=True), RidingTensor(size_bytes=1)
+    first, second = chain.layers
+    layers = (
+        first.model_copy(update={"riding": (kept,), "saved_input_bytes": 1}),
+        second.model_copy(update={"riding": (gone,)}),
+    )
+    plan = handmade.packed(chain.model_copy(update={"layers": layers}), [(0, 0, 0), (1, 1, 0)], 6)
+    simulation = simulator.simulate(plan, lowering.lower(plan))
+    assert simulation.terms(0).peak.size <= plan.memory[0].peak_bytes
+    found, often = once(plan)[1].size, costs.live_stage_bytes(condensed(plan), 1)
+    assert (found.forward, found.backward) <= (often.forward, often.backward)
+
+
 def test_a_run_keeps_its_input_once() -> None:
     """Of two runs in a row the second keeps of its input what the first does not."""
     found = four([(0, 3, 0)], stage0=Remat(recompute=((1, 1), (2, 2))))
