@@ -73,7 +73,8 @@ def _chain(name: str) -> Chain:
     return add_options(estimate(TASKS[name], device), TASKS[name], device=device)
 
 
-def _bare(chain: Chain) -> Chain:
+def bare(chain: Chain) -> Chain:
+    """The chain without options."""
     layers = tuple(layer.model_copy(update={"options": ()}) for layer in chain.layers)
     return chain.model_copy(update={"layers": layers, "programs": ()})
 
@@ -81,7 +82,7 @@ def _bare(chain: Chain) -> Chain:
 @cache
 def _ample(name: str, gpus: int) -> Plan:
     """The best contiguous 1F1B plan when memory is no limit."""
-    return solve(_bare(_chain(name)), machines(gpus, UNLIMITED), Config(method="contiguous", k=1))
+    return solve(bare(_chain(name)), machines(gpus, UNLIMITED), Config(method="contiguous", k=1))
 
 
 def cases() -> Iterator[Case]:
@@ -94,7 +95,7 @@ def cases() -> Iterator[Case]:
 
 def planned(case: Case, limit_s: float, part: str) -> dict[str, Any]:
     """Period in loads, and how many layers run again."""
-    chain = _chain(case.name) if part == "options" else _bare(_chain(case.name))
+    chain = _chain(case.name) if part == "options" else bare(_chain(case.name))
     ample = _ample(case.name, case.gpus)
     peak = max(row.peak_bytes for row in ample.memory)
     cluster = machines(case.gpus, int(case.share * peak))
