@@ -34,6 +34,8 @@ from pipeplan.planner.config import problem
 from pipeplan.testing.instances import Case
 
 RESULT = Path(__file__).parent / "results" / "ablation.json"
+LEFT = RESULT.with_name("ablation_retired.json")
+"""Rows of strategies that have left the solver, with those of everything as it was then."""
 LOST = 0.01
 """A row is lost where the plan is longer by more than this."""
 FINDERS = (
@@ -256,9 +258,16 @@ def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
 
 def measured(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """The table's lines: each arm left out, then each finder alone."""
-    every = sorted((*FINDERS, *RETIRED))
-    names = [f"without {arm}" for arm in (*every, *OTHERS)]
-    names += [NONE, *(f"only {arm}" for arm in every)]
+    names = [f"without {arm}" for arm in (*FINDERS, *OTHERS)]
+    return _lines(rows, [*names, NONE, *(f"only {arm}" for arm in FINDERS)])
+
+
+def measured_before(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The same for strategies that have left the solver."""
+    return _lines(rows, [f"without {arm}" for arm in RETIRED])
+
+
+def _lines(rows: dict[str, dict[str, Any]], names: Sequence[str]) -> list[tuple[str, ...]]:
     lines = [cells(rows, name) for name in names]
     return [line for line in lines if line is not None]
 
