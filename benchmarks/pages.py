@@ -141,14 +141,16 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
 
 def _instance(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     each = row["everything"]
+    if "period_ns" not in each:
+        return name, str(each["layers"]), "no plan", "-", "-", "-"
     period, bound = each["period_ns"], each["bound_ns"]
     by = next(strategy for _, strategy, known in each["history"] if known == period)
     return (
         name,
         str(each["layers"]),
         f"{period / 1e6:.3f}",
-        f"{bound / 1e6:.3f}",
-        f"{period / bound - 1:.1%}",
+        "-" if bound is None else f"{bound / 1e6:.3f}",
+        "-" if bound is None else f"{period / bound - 1:.1%}",
         by,
     )
 
