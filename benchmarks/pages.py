@@ -117,8 +117,10 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
         "One row's period depends on random numbers by up to 20 %: only means, and strategies that"
         " lose on many rows, say something. On rows with recomputation, all strategies of the"
         " search without recomputation run on contracted chains. `joint` and the enumerations are"
-        " of chains of few layers, `trim` of plans with recomputation; the window bound and the"
-        " recompute bound are of plans with one stage per GPU."
+        " of chains of few layers, for their proofs: such plans are as short without them. `trim`"
+        " takes back what a plan recomputes for nothing, which leaves its period as it is. The"
+        " window bound and the recompute bound are of plans with one stage per GPU; on these rows"
+        " the first adds nothing."
     )
     yield "## Table"
     yield table(ablation_rows.COLUMNS, ablation_rows.measured(found))
