@@ -85,7 +85,7 @@ def _once(condensed: Plan, stage: Stage, walk: _Walk, held: Held, behind: Held) 
         last = condensed.chain.layers[home.last]
         output = last.output_bytes - last.saved_output_bytes
         output -= riders.size(stage.last + 1, behind)
-        output = min(output, result_bytes(condensed, number(OpKind.F, stage.id)))
+        output = max(0, min(output, result_bytes(condensed, number(OpKind.F, stage.id))))
     return Once(size, output)
 
 

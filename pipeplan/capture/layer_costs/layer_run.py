@@ -203,7 +203,8 @@ class LayerPass:
         self.outputs = WatchedStorages(value, without=self.inputs)
         self.output_bytes = sum(output.nbytes for output in value)
         self._passing = [(key(out), out.nbytes) for out in value if is_dense(out)]
-        self.passed = tuple(map(self._place, value))
+        if not self._run.loss:  # nobody takes a loss that is its input
+            self.passed = tuple(map(self._place, value))
         self._gradients = [(root.shape, root.dtype, root.device) for root in roots]
 
     def passing(self) -> int:
@@ -220,7 +221,7 @@ class LayerPass:
 
     def _place(self, output: Tensor) -> int | None:
         """The place of the input that an output is; one with holes is copied before it is sent."""
-        if not is_dense(output):
+        if not output.nbytes or not is_dense(output):
             return None
         storage = output.untyped_storage()
         if storage.nbytes() != output.nbytes:

@@ -289,3 +289,36 @@ def test_layers_that_change_what_they_are_given(
     found = quick(Task(model=layers, loss=loss, optimizer=sgd, data=lambda _: rows), repeats=3)
     assert all(layer.forward_ns > 0 and layer.backward_ns >= 0 for layer in found.layers)
     assert all(layer.saved_bytes >= 0 for layer in found.layers)
+
+
+class ItsOwnLoss(nn.Module):
+    """A model that computes its loss; an empty tensor comes along."""
+
+    def forward(self, value: Tensor, empty: Tensor) -> Tensor:
+        """One number."""
+        return value.square().mean() + empty.sum()
+
+
+class WithNothing(nn.Module):
+    """Passes an empty tensor on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, value: Tensor, empty: Tensor) -> tuple[Tensor, Tensor]:
+        """Both."""
+        return self.inner(value), empty
+
+
+def test_a_loss_or_an_empty_tensor_that_is_handed_on_rides_nowhere() -> None:
+    """The last layer gives the loss as it came; a tensor without elements has no bytes."""
+    rows = torch.ones(8, 4), torch.ones(0)
+    layers = [WithNothing(), WithNothing(), ItsOwnLoss(), nn.Identity()]
+    task = Task(
+        model=layers,
+        loss=lambda output, _: output,
+        optimizer=sgd,
+        data=lambda _: (rows, None),
+    )
+    assert not any(layer.riding for layer in quick(task).layers)

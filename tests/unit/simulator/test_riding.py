@@ -173,6 +173,20 @@ def test_by_hand(stages: list[tuple[int, int, int]], kept: list[int], outputs: l
     assert [found[stage].output for stage in range(len(stages))] == outputs
 
 
+def test_nothing_is_handed_over_where_all_of_it_is_kept() -> None:
+    """What is kept of an output may be a larger storage, the rider's share of the output in it."""
+    layers = [dict(row) for row in LAYERS]
+    chain = with_riders(handmade.chain([(1, 2)] * 4, layers), [RIDER])
+    of = list(chain.layers)
+    all_kept = {"saved_output_bytes": of[1].output_bytes, "forward_workspace_bytes": 200}
+    of[1] = of[1].model_copy(update=all_kept)
+    chain = chain.model_copy(update={"layers": tuple(of)})
+    plan = handmade.packed(chain, [(0, 1, 0), (2, 3, 0)], 12)
+    assert once(plan)[0].output == 0
+    simulation = simulator.simulate(plan, lowering.lower(plan))
+    assert simulation.terms(0).peak.size <= plan.memory[0].peak_bytes
+
+
 def test_a_tensor_that_is_kept_for_a_while_counts_no_more_than_once() -> None:
     """Autograd keeps it, so it is in the saved input; what the layer needs most comes later."""
     rows = [
