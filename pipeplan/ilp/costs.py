@@ -122,6 +122,11 @@ class CostModel:
         allowed = self.exact and self.semantics == "flush"
         return allowed and self.chain.may_split(first, last)
 
+    @property
+    def splits(self) -> bool:
+        """Whether some backward may be I and W."""
+        return any(self.may_split(layer, layer) for layer in range(self.layers))
+
     def load_ns(self, first: int, last: int, gpu: int) -> int:
         """Forward plus backward of layers first..last on `gpu`, overhead of one stage included."""
         return self.forward_ns(first, last, gpu) + self.backward_ns(first, last, gpu)

@@ -146,9 +146,8 @@ def find_any_plan(state: Incumbent) -> None:
     state.set_phase("assignment")
     costs = state.costs
     found = find_feasible_assignment(costs, state.options, state.remaining)
-    splits = any(costs.may_split(layer, layer) for layer in range(costs.layers))
-    if found.missing and not state.options.offload and not splits:
-        state.infeasible = assignment_reason(state.costs, found.missing)
+    if found.missing and not state.options.offload and not costs.splits:
+        state.infeasible = assignment_reason(costs, found.missing)
     if found.home is not None:
         schedule = minimize_period_for_order(
             state.costs, serial_schedule(state.costs, found.home), 1

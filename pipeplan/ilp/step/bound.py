@@ -29,10 +29,9 @@ def step_bound(costs: CostModel, microbatches: int) -> Fraction:
     layers, overhead = costs.chain.layers, costs.cluster.action_overhead_ns
     forward = [ceil_div_fraction(layer.forward_ns, fastest) for layer in layers]
     backward = [ceil_div_fraction(layer.backward_ns, fastest) for layer in layers]
-    splits = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
     heads = accumulate(forward, initial=0)
-    tails = repeat(0) if splits else accumulate(backward, initial=0)
-    first_hop = (_least_transfer(costs) + overhead) * (1 if splits else 2)
+    tails = repeat(0) if costs.splits else accumulate(backward, initial=0)
+    first_hop = (_least_transfer(costs) + overhead) * (1 if costs.splits else 2)
     idle = [
         head + tail + (first_hop if gpu else 0)
         for gpu, head, tail in zip(

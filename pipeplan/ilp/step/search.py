@@ -157,9 +157,7 @@ class StepSearch:
     @property
     def _splits(self) -> tuple[bool, ...]:
         """Whether backwards are split: both are tried where layers tell what that takes."""
-        costs = self.state.costs
-        can = any(costs.may_split(layer, layer) for layer in range(1, costs.layers))
-        return (True, False) if can else (False,)
+        return (True, False) if self.state.costs.splits else (False,)
 
     def _stages(
         self, costs: CostModel, every: Sequence[tuple[int, ...]]
