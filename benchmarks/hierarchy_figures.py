@@ -9,17 +9,15 @@ are those of an A100's roofline. Searches count work, not seconds.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.markdown import table
 from benchmarks.operator_networks import moving_bytes, static_bytes
-from benchmarks.store import Store, chosen_names
+from benchmarks.store import measure_rows
 from pipeplan.operator_graph import OperatorGraph
 from pipeplan.remat.graph import Budget, GraphProblem, SearchLimits, solve
 from pipeplan.remat.graph.hierarchy.h_partition import Sizes
@@ -50,25 +48,19 @@ NODES = (5, 10, 20, 30)
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Part:
-    """A row of one of the figures."""
-
-    key: str
-    measure: Callable[[], Row]
-
-
-def parts() -> Iterator[Part]:
-    """All rows of the figures."""
+def measured() -> dict[str, Callable[[], Row]]:
+    """What measures each row of the figures."""
+    rows: dict[str, Callable[[], Row]] = {}
     for depth, size in DEPTHS.items():
-        yield Part(depth, partial(levels, CODER.format(size), Sizes(), SHARES))
+        rows[depth] = partial(levels, CODER.format(size), Sizes(), SHARES)
     for name, task in SEQUENTIAL.items():
         for method in METHODS:
-            yield Part(f"{name}, {method}", partial(quality, task, method))
+            rows[f"{name}, {method}"] = partial(quality, task, method)
     for name, task in LIMITED.items():
         for nodes in NODES:
             sizes = Sizes(top=nodes, lower=nodes, operations=nodes)
-            yield Part(f"{name}, {nodes} nodes", partial(levels, task, sizes, MORE_SHARES))
+            rows[f"{name}, {nodes} nodes"] = partial(levels, task, sizes, MORE_SHARES)
+    return rows
 
 
 @cache
@@ -129,9 +121,8 @@ def _depth(cluster: Any) -> int:
     return 1 + max((_depth(each) for each in cluster.inside), default=0)
 
 
-def page(found: dict[str, Any]) -> Iterator[str]:
+def page(rows: dict[str, Row]) -> Iterator[str]:
     """A table per figure and network."""
-    rows = {name: row["row"] for name, row in found.items()}
     yield "# What the levels of HiRemate cost, and what they are worth"
     yield (
         "The command `python -m benchmarks.hierarchy_figures` measures all of this page: Figures"
@@ -207,17 +198,5 @@ def _level_cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def main() -> None:
-    """Measure the rows that are named anew, else what the file lacks."""
-    every = {part.key: part for part in parts()}
-    names, store = chosen_names(__doc__, list(every)), Store(RESULT)
-    for name in names or every:
-        if name in names or name not in store.rows:
-            found = every[name].measure()
-            store.rows[name] = {}
-            store.put(name, "row", found)
-            print(name, found, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    measure_rows(__doc__, RESULT, measured())

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.layer_options import bare
 from benchmarks.markdown import table
+from benchmarks.step_times import timed
 from benchmarks.store import measure_rows
-from pipeplan.ilp import Limits, solve
 from pipeplan.planner import Config
 from pipeplan.planner import solve as plan
 from pipeplan.planner.config import problem
@@ -49,27 +49,11 @@ def measured(size: str) -> dict[str, Any]:
     asked = problem(chain, cluster, Config(recompute="auto"))
     row: dict[str, Any] = {"layers": len(chain.layers), "options_s": round(options_s, 1)}
     for limit_s in LIMITS_S:
-        first = list[float]()
-        began = time.process_time()
-
-        def heard(
-            seconds: float,
-            period: Fraction | None,
-            bound: Fraction,
-            gap: float | None,
-            phase: str,
-            began: float = began,
-            first: list[float] = first,
-        ) -> None:
-            if period is not None and not first:
-                first.append(time.process_time() - began)
-
-        limits = Limits(time_limit_s=limit_s, deterministic=True)
-        found = solve(asked, limits, progress=heard)
+        found, first_s, all_s = timed(asked, limit_s)
         row[f"{limit_s:g}"] = {
             "period": float(found.per_microbatch / load),
-            "first_s": round(first[0], 2),
-            "all_s": round(time.process_time() - began, 1),
+            "first_s": round(first_s, 2),
+            "all_s": round(all_s, 1),
         }
     return row
 

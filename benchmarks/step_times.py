@@ -53,12 +53,8 @@ def random() -> tuple[Chain, Cluster]:
 CHAINS = {"equal": alike, "uneven": random}
 
 
-def planned(name: str, microbatches: int, limit_s: float) -> tuple[Solution, float, float]:
+def timed(problem: Problem, limit_s: float) -> tuple[Solution, float, float]:
     """A plan within so much work; processor seconds until the first plan, and until the end."""
-    chain, cluster = CHAINS[name]()
-    problem = Problem(
-        chain=chain, cluster=cluster, semantics="flush", microbatches=microbatches, ks=AUTO_K
-    )
     began, first = time.process_time(), list[float]()
 
     def heard(
@@ -71,6 +67,14 @@ def planned(name: str, microbatches: int, limit_s: float) -> tuple[Solution, flo
     return found, first[0], time.process_time() - began
 
 
+def step_problem(name: str, microbatches: int) -> Problem:
+    """A whole step of one of the chains."""
+    chain, cluster = CHAINS[name]()
+    return Problem(
+        chain=chain, cluster=cluster, semantics="flush", microbatches=microbatches, ks=AUTO_K
+    )
+
+
 def measured(name: str) -> dict[str, Any]:
     """A row: steps in loads, and seconds."""
     chain, cluster = CHAINS[name]()
@@ -78,7 +82,7 @@ def measured(name: str) -> dict[str, Any]:
     load = Fraction(work, len(cluster.gpus))
     row: dict[str, Any] = {}
     for microbatches, limit_s in ((FEW, SOON_S), (FEW, LONG_S), (MANY, SOON_S)):
-        found, first_s, all_s = planned(name, microbatches, limit_s)
+        found, first_s, all_s = timed(step_problem(name, microbatches), limit_s)
         row[f"{microbatches} {limit_s:g}"] = {
             "step": float(found.per_microbatch / load),
             "bound": float(found.bounds["any"] / load),
