@@ -41,7 +41,7 @@ def profile(
     Args:
         reference: `package.module:function` or `path/to/file.py:function`.
         seed: of what the task is made from (`repeat.seed_all`), as under `launch`.
-        repeats: micro-batches timed; each time is the median of the quietest five in a row.
+        repeats: micro-batches timed; each time is their median.
         warmup: micro-batches run before.
         threads: of torch, as many as a rank will have.
         companions: processes that run the same layers meanwhile, one for each other rank that

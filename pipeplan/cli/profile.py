@@ -82,7 +82,7 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         "--repeats",
         type=common.count(),
         metavar="N",
-        help="micro-batches timed; times are medians of the quietest five in a row (20)",
+        help="micro-batches timed; times are their medians (20)",
     )
     group.add_argument("--warmup", type=common.count(0), metavar="N", help="before (3)")
     group.add_argument(

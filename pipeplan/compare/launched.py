@@ -261,7 +261,7 @@ def _run(
     else:
         words += ["--instrument" if counts else "--no-sample"]
     try:
-        found = launches.run(each.plan, words)
+        found = launches.run(each.plan, words, fresh=request.clock == "real" and not counts)
     except (PipeplanError, OSError) as error:
         each.failure = str(error)
         return

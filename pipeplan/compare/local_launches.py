@@ -18,7 +18,7 @@ from pipeplan.report.run import RunMeasurements, read
 
 
 class LocalLaunches:
-    """A process of `pipeplan.launch.local`, which forks the ranks of one launch after the other.
+    """A process of `pipeplan.launch.local`, which starts the ranks of one launch after the other.
 
     A context: what runs at its end is ended.
     """
@@ -52,8 +52,13 @@ class LocalLaunches:
         self._process.communicate()
         self._folder.cleanup()
 
-    def run(self, plan: Plan, words: Sequence[str]) -> RunMeasurements:
-        """What a launch of `plan` measured; `words` are flags of `pipeplan.launch`.
+    def run(self, plan: Plan, words: Sequence[str], *, fresh: bool = False) -> RunMeasurements:
+        """What a launch of `plan` measured.
+
+        Args:
+            plan: one rank for each of its GPUs.
+            words: flags of `pipeplan.launch`.
+            fresh: whether ranks are new processes, as torchrun's are; they start seconds later.
 
         Raises:
             RankError: if the launch failed; the message is what its first rank said.
@@ -64,7 +69,9 @@ class LocalLaunches:
         file, log, out = place / "plan.json", place / "log", place / "run"
         file.write_text(plan.to_json(), encoding="utf-8")
         flags = ["--plan", str(file), "--out", str(out), *words]
-        codes = self._answer({"ranks": len(plan.memory), "words": flags, "log": str(log)})
+        codes = self._answer(
+            {"ranks": len(plan.memory), "words": flags, "log": str(log), "fresh": fresh}
+        )
         if any(codes):
             raise RankError(_said(log) or f"its ranks ended with {codes}")
         return read(out).measured

@@ -218,10 +218,11 @@ def layer_times(
     warmup: int,
     say: Progress,
 ) -> tuple[tuple[list[int], ...], float]:
-    """Nanoseconds of each layer, one list per kind of work, and how much slower it usually was.
+    """Nanoseconds of each layer, one list per kind of work, and how much slower than need be.
 
-    Whatever else the machine does only lengthens times, so they are the medians of the quietest
-    round of `ROUND` consecutive micro-batches. A run is judged by its best window likewise.
+    They are the medians of all micro-batches, as a run has them. What else the machine does for a
+    while lengthens few of them; by how much the usual round of `ROUND` consecutive micro-batches
+    is longer than the quietest says whether it did so for longer.
     """
     sweeps = []
     for number in range(warmup + repeats):
@@ -234,8 +235,7 @@ def layer_times(
     starts = range(0, max(1, repeats - ROUND + 1), ROUND)
     rounds = [_medians(sweeps[start : start + ROUND]) for start in starts]
     totals = [sum(map(sum, kinds)) for kinds in rounds]
-    best = rounds[totals.index(min(totals))]
-    return best, statistics.median(totals) / max(1, min(totals)) - 1
+    return _medians(sweeps), statistics.median(totals) / max(1, min(totals)) - 1
 
 
 def _medians(sweeps: Sequence[tuple[list[int], ...]]) -> tuple[list[int], ...]:

@@ -101,8 +101,12 @@ class Scripted:
     def __exit__(self, *_: object) -> None:
         """Nothing runs."""
 
-    def run(self, plan: Plan, words: Sequence[str]) -> RunMeasurements:
-        """The next answer; a run that trains counts 7 bytes on the first of two ranks."""
+    def run(self, plan: Plan, words: Sequence[str], *, fresh: bool = False) -> RunMeasurements:
+        """The next answer; a run that trains counts 7 bytes on the first of two ranks.
+
+        What is timed while it trains has new processes, and nothing else.
+        """
+        assert fresh == ("--no-sample" in words)
         probe = plan.chain.name == NAME
         answer = plan.period_ns + 2 * self.late if probe else self._left.pop(0)
         if isinstance(answer, BaseException):
