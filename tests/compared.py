@@ -11,9 +11,9 @@ from tests.baselines import chain, setting
 GBYTES = 10**9
 
 
-def machines(memory: int) -> Cluster:
-    """Two GPUs on a half-duplex link of 1 byte per ns."""
-    return uniform(2, memory, bandwidth_bytes_per_s=GBYTES, duplex="half")
+def machines(memory: int, gpus: int = 2) -> Cluster:
+    """GPUs on half-duplex links of 1 byte per ns."""
+    return uniform(gpus, memory, bandwidth_bytes_per_s=GBYTES, duplex="half")
 
 
 def eager_row(name: str, caps: tuple[int, ...], memory: int) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 
@@ -103,7 +103,8 @@ class Comparison:
 
     chain: Chain
     microbatches: int
-    """Per update, for throughputs and steps with a flush; of the largest number of GPUs."""
+    """Per update, for throughputs and steps with a flush: at every point those of the largest
+    number of GPUs, as one training has them."""
     points: tuple[ComparisonPoint, ...]
     clouds: tuple[PointCloud, ...]
     left_out: tuple[str, ...] = ()
@@ -124,7 +125,10 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
         KeyboardInterrupt: if Ctrl-C came before anything was done.
     """
     groups = _groups(request.clusters)
-    jobs = [_others(request, group) for group in groups]
+    count = microbatches(request.config, max(len(cluster.gpus) for cluster in request.clusters))
+    if request.config.semantics == "flush":
+        request = replace(request, config=replace(request.config, microbatches=count))
+    jobs = [_others(request, group, count) for group in groups]
     jobs += [_ours(request, cluster) for group in groups for cluster in group]
     results = run_jobs(jobs, request.jobs, lambda share, what: tell(0.95 * share, what))
     left_out = [job.what for job, result in zip(jobs, results, strict=True) if result is None]
@@ -142,10 +146,9 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
             raise
         left_out.append("points behind the last one shown")
     tell(1.0, "done")
-    most = max(len(cluster.gpus) for cluster in request.clusters)
     return Comparison(
         request.chain,
-        microbatches(request.config, most),
+        count,
         tuple(points),
         tuple(_cloud(field) for field in fields.values()),
         tuple(left_out),
@@ -188,10 +191,9 @@ def _least_memory(cluster: Cluster) -> int:
     return min(gpu.budget_bytes for gpu in cluster.gpus)
 
 
-def _others(request: Request, group: list[Cluster]) -> Job[Field | Found]:
+def _others(request: Request, group: list[Cluster], count: int) -> Job[Field | Found]:
     """Everyone else, with the most memory that any cluster of the group has."""
     gpus = len(group[0].gpus)
-    count = microbatches(request.config, gpus)
     setting = Setting(request.chain, _roomiest(group), request.config.memory_model, count)
     return Job(
         f"{gpus} GPUs: everyone else",

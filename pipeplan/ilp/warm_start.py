@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from pipeplan.cluster import Cluster
@@ -16,7 +17,8 @@ from pipeplan.plan import OpKind, Plan
 def offer_warm_start(state: Incumbent, plan: Plan) -> None:
     """Offer the schedule of a valid `plan` and take over what is proven for this very problem.
 
-    Where links, speeds or overheads differ, its orders are kept and its times made anew.
+    Where links, speeds or overheads differ, its orders are kept and its times made anew. Halves of
+    backwards are joined where the search has none, or where their times would be made anew.
 
     Args:
         state: not begun.
@@ -41,13 +43,35 @@ def _offer(state: Incumbent, plan: Plan) -> str | None:
     if not state.costs.keeps_pins(schedule.stages):
         return "a pinned layer sits on another GPU in it"
     other = _machines(plan.cluster, hosts) != _machines(state.costs.cluster, hosts)
-    if other or (schedule.offloads and plan.cluster.host != state.costs.cluster.host):
+    other |= bool(schedule.offloads) and plan.cluster.host != state.costs.cluster.host
+    if plan.splits and (other or not _may_split(state, schedule)):
+        schedule, other = _whole_backwards(schedule), True
+    if other:
         schedule = minimize_period_for_order(state.costs, schedule, 1)
     if state.offer(schedule):
         return None
     most = state.most_in_flight
     limit = "" if most is None else f" or more than {most} micro-batches in flight"
     return f"it needs more memory{limit} than there is"
+
+
+def _may_split(state: Incumbent, schedule: Schedule) -> bool:
+    """Whether the search has plans with the halves of backwards that this one has."""
+    split = [stage for stage in schedule.stages if stage.split_backward]
+    return state.options.whole_step and all(
+        state.costs.may_split(stage.first, stage.last) for stage in split
+    )
+
+
+def _whole_backwards(schedule: Schedule) -> Schedule:
+    """The same orders where each backward is in one piece, when its first half was."""
+    stages = tuple(stage.model_copy(update={"split_backward": False}) for stage in schedule.stages)
+    times = {
+        (OpKind.B if kind is OpKind.I else kind, stage): row
+        for (kind, stage), row in schedule.times.items()
+        if kind is not OpKind.W
+    }
+    return replace(schedule, stages=stages, times=times)
 
 
 def _machines(cluster: Cluster, hosts: list[int]) -> tuple[object, ...]:

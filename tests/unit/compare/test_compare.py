@@ -75,6 +75,21 @@ def test_updates_count_in_samples_but_not_in_the_period() -> None:
     assert row.samples_per_second(2, 4) == pytest.approx(2e9 / 20)
 
 
+def test_steps_are_those_of_one_training_at_every_point() -> None:
+    """Two GPUs beside four: 16 micro-batches a step, by which samples per second are counted."""
+    four = machines(1000, 4)
+    config = replace(QUICK, semantics="flush", time_limit_s=0.2)
+    found = compare(Request(SIX, (machines(1000), four), config, search_s=0.2))
+    assert found.microbatches == 16
+    for point in found.points:
+        steps = {
+            row.plan.microbatches
+            for row in point.rows
+            if isinstance(row, Row) and row.semantics == "flush"
+        }
+        assert steps == {16}
+
+
 def test_the_best_row_is_the_fastest_that_fits_else_the_nearest() -> None:
     """With room the faster one; without for both the one that is over by less."""
     slow, fast = eager_row("slow", (1, 1), 1000), eager_row("fast", (3, 3), 1000)

@@ -106,6 +106,32 @@ def test_other_links_keep_the_orders() -> None:
     assert verifier.verify(plan) == ()
 
 
+HALVES = {"backward_weight_ns": 10, "saved_for_weight_bytes": 1, "saved_bytes": 1}
+SPLIT = handmade.chain([(10, 20)] * 6, [HALVES] * 6)
+"""Layers whose backward may be two ops."""
+
+
+@pytest.mark.parametrize(
+    ("links", "options"),
+    [
+        (dict(bandwidth_bytes_per_s=10**9, latency_ns=1), dict(semantics="flush")),
+        ({}, dict(semantics="2bw")),
+        ({}, dict(semantics="2bw", recompute="auto")),
+        ({}, dict(semantics="flush", memory_model="paper")),
+    ],
+)
+def test_halves_of_backwards_are_joined_where_they_cannot_stay(
+    links: dict[str, int], options: dict[str, Any]
+) -> None:
+    """A step plan competes in searches that have no halves, and where its times change."""
+    first = solve(uniform(2, 64), SPLIT, semantics="flush", microbatches=8, time_limit_s=2)
+    assert first.splits
+    again = solve(uniform(2, 64, **links), SPLIT, resume=first, time_limit_s=1e-9, **options)
+    verifier.check(again)
+    assert again.solver.notes == ()
+    assert again.semantics == options["semantics"]
+
+
 def test_other_k_and_other_allocation_are_noted() -> None:
     """Neither `--k 1` nor `--method contiguous` takes over what they do not allow."""
     both = solve(uniform(2, 1000), k=2)
