@@ -7,7 +7,8 @@ and prover in turn (leave one out), and with `--only-one` by each finder alone, 
 contiguous optimum and the bounds. Limits count work instead of time, so that the figures do not
 depend on what else the machine does. Finished rows are kept in benchmarks/results/ablation.json:
 run again, the benchmark goes on where it was stopped. The table says, for each arm, by how much
-plans are longer without it (geometric mean), and on how many rows by more than 1 %.
+plans are longer without it (geometric mean), on how many rows by more than 1 %, how many plans
+are no longer proven to be shortest, and by how much more they compute.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from typing import Any, Literal
 from rich.table import Table
 
 from benchmarks.store import Store
+from pipeplan.chain import Chain
 from pipeplan.cli import common
+from pipeplan.cluster import Cluster
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.ilp import Limits, Solution, solve
+from pipeplan.ilp.coarsening import coarsen
 from pipeplan.plan import Improvement
 from pipeplan.planner import Config
 from pipeplan.planner.config import problem
-from pipeplan.testing.instances import Case
+from pipeplan.testing.instances import Case, chain_of, contiguous_peak, machines
 
 RESULT = Path(__file__).parent / "results" / "ablation.json"
 LEFT = RESULT.with_name("ablation_retired.json")
@@ -68,8 +72,17 @@ EVERY = (*FINDERS, *OTHERS)
 SHORT_LAYERS = 14
 """Layers of chains that have the strategies of few layers."""
 Mode = Literal[
-    "none", "recompute", "contiguous", "contiguous, recompute", "step", "step, recompute"
+    "none",
+    "recompute",
+    "k=1",
+    "k=1, recompute",
+    "contiguous",
+    "contiguous, recompute",
+    "step",
+    "step, recompute",
 ]
+ONE: dict[Mode, tuple[str, ...]] = {"k=1": FEW, "k=1, recompute": FEW_JOINT}
+"""By mode of one micro-batch per period, as the papers' models have it: who proves its plans."""
 
 KEEPING = (
     ("resnet18", 4, 1.2), ("resnet18", 8, 1.2), ("resnet18", 4, 0.6), ("resnet18", 8, 0.5),
@@ -94,6 +107,16 @@ SHORT_AGAIN = (
     ("gpt3", 2, 0.4), ("gpt4", 2, 0.5), ("gpt5", 3, 0.4), ("gpt6", 3, 0.4), ("llama4", 2, 0.4),
     ("llama5", 3, 0.5),
 )  # fmt: skip
+GROUPED = ("resnet18", "resnet50", "resnet101", "densenet121", "gpt24", "llama24")
+"""Networks of which a few groups of layers are planned."""
+FEW_KEEPING = ((5, 2, 0.7), (7, 2, 0.5), (7, 3, 0.8), (9, 3, 0.7))
+"""Groups, GPUs, memory."""
+FEW_AGAIN = ((4, 2, 0.5), (5, 2, 0.4), (5, 3, 0.5), (6, 2, 0.6))
+FEW_CUTS = ((6, 3, 0.6), (8, 3, 0.7), (8, 4, 0.6), (12, 3, 0.8))
+TIED = (
+    ("gpt24", 4, 0.5), ("gpt24", 4, 0.4), ("gpt24", 8, 0.5), ("gpt24", 8, 0.4),
+    ("llama24", 8, 0.5), ("llama24", 8, 0.4), ("gpt48", 16, 0.5), ("resnet50", 4, 0.5),
+)  # fmt: skip
 CUTS = (
     ("resnet18", 4, 0.6), ("resnet34", 8, 0.6), ("resnet50", 8, 0.5), ("gpt24", 8, 0.6),
     ("llama24", 8, 0.6), ("densenet121", 8, 0.5), ("gpt48", 16, 0.6),
@@ -103,6 +126,54 @@ STEPS = (
     ("densenet121", 4, 0.6), ("gpt24", 4, 0.6), ("gpt24", 8, 0.5), ("llama24", 8, 0.6),
     ("gpt48", 16, 0.6),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Case):
+    """A network whose layers are merged until there are `layers`."""
+
+    layers: int = 1
+
+    @property
+    def key(self) -> str:
+        """What identifies the row."""
+        return f"{self.name} in {self.layers} {self.gpus} {self.fraction:g} {self.memory_model}"
+
+    @property
+    def chain(self) -> Chain:
+        """The merged layers."""
+        return coarsen(chain_of(self.name), self.layers).chain
+
+    @property
+    def cluster(self) -> Cluster:
+        """Of a share of what the merged layers want."""
+        peak = contiguous_peak(self.chain, self.gpus, self.memory_model)
+        return machines(self.gpus, int(self.fraction * peak))
+
+
+@dataclass(frozen=True, slots=True)
+class Tied(Case):
+    """A network whose first and last layer share a weight, so that one GPU has both."""
+
+    @property
+    def key(self) -> str:
+        """What identifies the row."""
+        return f"{self.name} tied {self.gpus} {self.fraction:g} {self.memory_model}"
+
+    @property
+    def chain(self) -> Chain:
+        """Without another change."""
+        free = chain_of(self.name)
+        first, *others, last = free.layers
+        names = {"parameters": ("shared",)}
+        layers = (first.model_copy(update=names), *others, last.model_copy(update=names))
+        return free.model_copy(update={"layers": layers})
+
+
+def grouped(each: tuple[int, int, float]) -> list[Case]:
+    """So many groups of each of the networks."""
+    layers, gpus, fraction = each
+    return [Grouped(name, gpus, fraction, layers=layers) for name in GROUPED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +198,8 @@ def arms(case: Case, mode: Mode) -> tuple[str, ...]:
         return (STEP[mode],)
     if mode in CUT:
         return CUT[mode]
+    if mode in ONE:
+        return ONE[mode]
     both = (*FINDERS, *PROVERS, *(FEW if few else ()))
     return both if mode == "none" else (*both, *JOINT, *(FEW_JOINT if few else ()))
 
@@ -136,7 +209,11 @@ def runs(chosen: Sequence[str], *, only_one: bool) -> Iterator[Run]:
     keeping: list[tuple[Case, Mode]] = [(Case(*each), "none") for each in (*KEEPING, *SHORT)]
     cases: list[tuple[Case, Mode]] = [*keeping]
     cases += [(Case(*each), "recompute") for each in (*AGAIN, *SHORT_AGAIN)]
+    cases += [(Tied(*each), "recompute") for each in TIED]
+    cases += [(each, "k=1") for few in FEW_KEEPING for each in grouped(few)]
+    cases += [(each, "k=1, recompute") for few in FEW_AGAIN for each in grouped(few)]
     cases += [(Case(*each), mode) for mode in CUT for each in CUTS]
+    cases += [(each, "contiguous") for few in FEW_CUTS for each in grouped(few)]
     cases += [(Case(*each), mode) for mode in STEP for each in STEPS]
     for case, mode in cases:
         yield Run(case, mode, "everything")
@@ -156,6 +233,7 @@ def solved(case: Case, mode: Mode, limits: Limits) -> tuple[dict[str, Any], Solu
         semantics="flush" if mode in STEP else "2bw",
         recompute="auto" if "recompute" in mode else "off",
         method="contiguous" if mode in CUT else "auto",
+        k=1 if mode in ONE else "auto",
     )
     begin, work = time.monotonic(), time.process_time()
     try:
@@ -166,6 +244,7 @@ def solved(case: Case, mode: Mode, limits: Limits) -> tuple[dict[str, Any], Solu
         found = {
             "period_ns": float(best.per_microbatch),
             "bound_ns": float(best.bounds[best.gap_bound]) or None,
+            "compute_ns": sum(op.duration_ns for op in best.ops if op.kind.is_compute) / best.k,
         }
     found["seconds"] = round(time.monotonic() - begin, 2)
     found["cpu_seconds"] = round(time.process_time() - work, 2)
@@ -203,20 +282,29 @@ class Worth:
     worst: float
     lost: int
     bounds: float
+    proofs: int
+    """Rows that are proven shortest with everything alone."""
+    compute: float | None
+    """By how much longer the ops of a micro-batch are; None where no row says it."""
     found: int
     """Rows whose best plan with everything is its."""
 
 
 def worth(rows: dict[str, dict[str, Any]], name: str, arm: str) -> Worth | None:
     """What the plans called `name` lose against those of everything."""
-    ratios, bounds, found = [], [], 0
+    ratios, bounds, compute, found, proofs = [], [], [], 0, 0
     for row in rows.values():
         all_, one = row.get("everything", {}), row.get(name, {})
-        if "period_ns" not in all_ or not one:
+        if not all_ or not one:
+            continue
+        proofs += is_proven(all_) and not is_proven(one)
+        if "period_ns" not in all_:
             continue
         ratios.append(one.get("period_ns", math.inf) / all_["period_ns"])
         if one.get("bound_ns") and all_["bound_ns"]:
             bounds.append(all_["bound_ns"] / one["bound_ns"])
+        if "compute_ns" in all_ and "compute_ns" in one:
+            compute.append(one["compute_ns"] / all_["compute_ns"])
         last = [step[1] for step in all_["history"] if step[2] == all_["period_ns"]]
         found += bool(last) and last[0] == arm
     if not ratios:
@@ -228,8 +316,17 @@ def worth(rows: dict[str, dict[str, Any]], name: str, arm: str) -> Worth | None:
         max(ratios) - 1,
         sum(ratio > 1 + LOST for ratio in ratios),
         geometric_mean(bounds) - 1 if bounds else 0.0,
+        proofs,
+        geometric_mean(compute) - 1 if compute else None,
         found,
     )
+
+
+def is_proven(figures: dict[str, Any]) -> bool:
+    """Whether no plan is shorter, or whether there is none at all."""
+    if figures.get("status") == "InfeasibleError":
+        return True
+    return figures.get("period_ns", math.inf) == figures.get("bound_ns")
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
@@ -237,7 +334,10 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
-COLUMNS = ("", "rows", "longer", "worst", "longer by > 1 %", "bound lower", "best plans")
+COLUMNS = (
+    "", "rows", "longer", "worst", "longer by > 1 %", "bound lower", "proofs lost",
+    "computes more", "best plans",
+)  # fmt: skip
 
 
 def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
@@ -252,6 +352,8 @@ def cells(rows: dict[str, dict[str, Any]], name: str) -> tuple[str, ...] | None:
         f"{each.worst:+.2%}",
         str(each.lost),
         f"{each.bounds:+.2%}",
+        str(each.proofs),
+        "-" if each.compute is None else f"{each.compute:+.2%}",
         str(each.found),
     )
 

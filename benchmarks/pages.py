@@ -108,19 +108,28 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
         " deterministic work each, with one worker: with every strategy, and without each in turn."
         " `longer` is the geometric mean of the period without the strategy over the period with"
         " all, less one; a negative number says that plans are shorter without it. `worst` is the"
-        " row that loses most. `bound lower` is the same for the bound. `best plans` counts the"
-        " rows whose best plan, with every strategy, the strategy found. Rows called `step` plan"
-        " whole steps under flush, by one strategy; without it there is a periodic plan that is"
-        " cut off after the step."
+        " row that loses most. `bound lower` is the same for the bound. `proofs lost` counts the"
+        " rows whose plan is shown to be shortest, or that no plan exists, with every strategy"
+        " alone. `computes more` is the mean of what the ops of a micro-batch take, recomputation"
+        " included, of the rows that say it. `best plans` counts the rows whose best plan, with"
+        " every strategy, the strategy found."
+    )
+    yield (
+        "Rows called `step` plan whole steps under flush, by one strategy; without it there is a"
+        " periodic plan that is cut off after the step. Rows called `k=1` have one micro-batch per"
+        " period, as the papers' models, and networks in a few groups of layers (`in 5`). In rows"
+        " called `tied` the first and the last layer share a weight, so that one GPU has both."
     )
     yield (
         "One row's period depends on random numbers by up to 20 %: only means, and strategies that"
         " lose on many rows, say something. On rows with recomputation, all strategies of the"
-        " search without recomputation run on contracted chains. `joint` and the enumerations are"
-        " of chains of few layers, for their proofs: such plans are as short without them. `trim`"
-        " takes back what a plan recomputes for nothing, which leaves its period as it is. The"
-        " window bound and the recompute bound are of plans with one stage per GPU; on these rows"
-        " the first adds nothing."
+        " search without recomputation run on contracted chains. What each strategy earns:"
+        " `annealing`, `interleaved starts`, `restarts`, `recompute balancing` and the step"
+        " searches shorten the mean; `balancing`, `kfkb` and the packing bound shorten single rows"
+        " by 10 % and more; `joint` and the enumerations prove plans of few layers and of one"
+        " micro-batch per period; the counting bound, the window bound and the recompute bound"
+        " raise bounds, the last two of plans with one stage per GPU; `trim` takes back what a"
+        " plan recomputes for nothing, which leaves its period as it is."
     )
     yield "## Table"
     yield table(ablation_rows.COLUMNS, ablation_rows.measured(found))

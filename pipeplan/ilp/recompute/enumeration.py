@@ -23,6 +23,10 @@ from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
 from pipeplan.ilp.runs import Run, Runs
 from pipeplan.ilp.schedule import Schedule
 
+SET_S: Final = 2e-4
+"""What a set of runs counts for where work is counted instead of time: its chain is contracted."""
+NODE_S: Final = 7e-5
+"""What each allocation of it counts for."""
 MOST: Final = 80_000
 """Allocations of all contracted chains together up to which each is looked at."""
 
@@ -127,9 +131,11 @@ def _listed(
     options = [len(layer.options) for layer in state.costs.chain.layers]
     if count_sets(options) > MOST:
         return None
+    clock = state.options.clock
     for runs in recompute_sets(options):
-        if state.elapsed >= end:
+        if clock.spent >= end:
             return None
+        clock.charge(SET_S)
         chain = contract(state.costs.chain, runs)
         costs = chain.of(state.costs)
         if high is not None and load_bound(costs) * k > high:
@@ -140,6 +146,7 @@ def _listed(
         homes = allocations(costs)
         if homes is None or len(asked) + len(homes) > MOST:
             return None
+        clock.charge(NODE_S * len(homes))
         chains.append((inner, chain))
         asked += nodes(inner, homes, Fraction(0) if chain.runs else kept)
     return chains, asked

@@ -128,10 +128,10 @@ def _search(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan]) -> 
         return
     if whole.remaining >= found.bound_s or joint.period is None:
         _prove_contiguous(whole)
+    if not whole.options.contiguous_only and found.offered is not None:
+        _balance(joint, found.offered)
     _every(joint, kept)
     if whole.infeasible is None:
-        if not whole.options.contiguous_only and found.offered is not None:
-            _balance(joint, found.offered)
         _further(joint)
 
 
@@ -202,9 +202,14 @@ def _started(joint: JointIncumbent, starts: Sequence[Plan]) -> InitialSets:
 
 
 def _balance(joint: JointIncumbent, offered: StageOptions) -> None:
-    """Load balancing over cuts and segments, until it finds nothing more."""
+    """Load balancing over cuts and segments, until it finds nothing more.
+
+    Where layers are few it ends early, for the proof.
+    """
+    whole = joint.state
     balancing = RecomputeBalancing(joint, RecomputeAnnealing(joint, offered))
-    joint.state.give(balancing.name, balancing.run, joint.state.remaining)
+    share = portfolio.BEFORE_EVERY_SET if _tries_every(whole) else 1.0
+    whole.give(balancing.name, balancing.run, share * whole.remaining)
 
 
 def _further(joint: JointIncumbent) -> None:
@@ -264,8 +269,7 @@ def _every(joint: JointIncumbent, kept: Fraction) -> None:
         kept: a bound on plans of one micro-batch per period that recompute nothing.
     """
     state = joint.state
-    few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
-    if not few or not state.uses("recompute enumeration") or find_spec("ortools") is None:
+    if joint.interrupted or joint.done or not _tries_every(state):
         return
     from pipeplan.ilp.recompute import enumeration  # only here: contiguous plans need no CP-SAT
 
@@ -274,6 +278,11 @@ def _every(joint: JointIncumbent, kept: Fraction) -> None:
     found = enumeration.decide(state, joint.best.state.best, kept, share * state.remaining)
     if found is not None:
         joint.take(SearchResult(*found))
+
+
+def _tries_every(state: Incumbent) -> bool:
+    few = state.costs.layers <= EVERY_LAYERS and not state.options.contiguous_only
+    return few and state.uses("recompute enumeration") and find_spec("ortools") is not None
 
 
 def _tried(joint: JointIncumbent, candidate: InitialSet, limit: float) -> SearchResult:
