@@ -36,9 +36,9 @@ TINY = {
     "tied": {"sequence": 16, "tied": True},
 }
 MODELS = {"tied": "gpt2"}
-ALIKE = {"inception", "vit", "tied"}
+ALIKE = {"inception", "vit", "llama", "tied"}
 FEW = [pytest.param(name, marks=pytest.mark.long) if name in ALIKE else name for name in TINY]
-"""Inception joins branches as DenseNet and U-Net do, ViT's blocks are those of GPT-2 and Mixer,
+"""Inception joins branches as DenseNet and U-Net do, blocks of ViT and Llama are as GPT-2's,
 and shared parameters have a test of their own."""
 BETWEEN = ["gpt2", "mixer"]
 """Of which budgets between the least and all are tried, too; of the others when long."""
