@@ -321,7 +321,7 @@ def test_backwards_are_split_where_that_pays(more: int, expected: bool) -> None:
     times = {"backward_input_ns": 1000 + more, "forward_split_ns": 1000 + more}
     layers = tuple(layer.model_copy(update=times) for layer in chain.layers)
     chain = chain.model_copy(update={"layers": layers})
-    plan = planned(chain, 2, 4, 10**6, latency=5, seconds=3.0)
+    plan = planned(chain, 2, 4, 10**6, latency=5, seconds=0.5)
     assert any(stage.split_backward for stage in plan.stages) == expected
 
 

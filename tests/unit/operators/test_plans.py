@@ -12,7 +12,7 @@ from tests.operator_models import MODELS
 from tests.operator_steps import step
 from tests.unit.operators.test_bits_and_bytes import found
 
-OFTEN = ("gpt, explicit attention", "resnet", "t5")
+OFTEN = ("gpt, explicit attention", "resnet")
 """Models of every test run; the others are long."""
 
 
