@@ -144,7 +144,7 @@ def _unchecked(run: LayerRun, captured: Captured) -> None:
 
 
 def _split(chain: Chain, task: Task, max_layers: int | None) -> SplitModel:
-    """The layers for training; a digest that has parameters of eval mode alone needs both modes."""
+    """For training; where eval mode has parameters of its own, the digest needs both modes."""
     for evaluates in (False, True):
         model = split(task, max_layers, evaluates=evaluates)
         if model.digest() == chain.task_digest:
