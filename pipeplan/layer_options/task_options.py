@@ -144,13 +144,15 @@ def _unchecked(run: LayerRun, captured: Captured) -> None:
 
 
 def _split(chain: Chain, task: Task, max_layers: int | None) -> SplitModel:
-    model = split(task, max_layers)
-    if model.digest() != chain.task_digest:
-        raise InputError(
-            f"profile: options of layers: got a task with digest {model.digest()[:12]}, need"
-            f" {(chain.task_digest or 'none')[:12]}, the chain's. Profile this task again."
-        )
-    return model
+    """For training; where eval mode has parameters of its own, the digest needs both modes."""
+    for evaluates in (False, True):
+        model = split(task, max_layers, evaluates=evaluates)
+        if model.digest() == chain.task_digest:
+            return model
+    raise InputError(
+        f"profile: options of layers: got a task with digest {model.digest()[:12]}, need"
+        f" {(chain.task_digest or 'none')[:12]}, the chain's. Profile this task again."
+    )
 
 
 def _runs(

@@ -33,7 +33,17 @@ class Terms(NamedTuple):
 
     def add(self, other: Terms, times: int = 1) -> Terms:
         """Term by term: self + times * other."""
-        return Terms(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+        states, saved, working, direct, message = other
+        return Terms(
+            self.states + times * states,
+            self.saved + times * saved,
+            self.working + times * working,
+            self.direct + times * direct,
+            self.message + times * message,
+        )
+
+
+_NONE = Terms()
 
 
 class GpuLedger:
@@ -41,27 +51,30 @@ class GpuLedger:
 
     def __init__(self, period: int, k: int) -> None:
         self._period, self._k = period, k
-        self._opening = Terms()
+        self._opening = _NONE
         self._changes: dict[Moment, Terms] = {}
 
     def _fold(self, moment: Moment) -> tuple[int, Moment]:
         """(q, the same event in period 0): micro-batch c of q periods later is c - q * k here."""
         periods, time = divmod(moment.time, self._period)
+        if not periods:
+            return 0, moment
         number = moment.microbatch - periods * self._k
         return periods, moment._replace(time=time, microbatch=number)
 
     def touch(self, moment: Moment) -> Moment:
         """Notes an event that may change nothing; returns it folded into period 0."""
         _, folded = self._fold(moment)
-        self._changes.setdefault(folded, Terms())
+        self._changes.setdefault(folded, _NONE)
         return folded
 
     def hold(self, terms: Terms, alloc: Moment, release: Moment) -> None:
         """Counts `terms` from `alloc` to `release`, both of the same copy in absolute time."""
         (q_alloc, r_alloc), (q_release, r_release) = self._fold(alloc), self._fold(release)
-        self._opening = self._opening.add(terms, q_release - q_alloc)
+        if q_release != q_alloc:
+            self._opening = self._opening.add(terms, q_release - q_alloc)
         for moment, sign in ((r_alloc, 1), (r_release, -1)):
-            self._changes[moment] = self._changes.get(moment, Terms()).add(terms, sign)
+            self._changes[moment] = self._changes.get(moment, _NONE).add(terms, sign)
 
     def states(self) -> Iterator[tuple[Moment, Terms]]:
         """(event of period 0, bytes right after it), in the order (O5)."""

@@ -112,10 +112,15 @@ def same_side_by_side(case: Case, transport: NcclTransport) -> bool:
     )
 
 
-def work(rank: int, number: int, store: str) -> None:
-    """One rank of one case; rank 0 compares and prints."""
+def work(rank: int, _: int, store: str) -> None:
+    """One rank of all cases, which meets the others anew in each."""
     torch.set_num_threads(1)
-    case = cases()[number]
+    for number, case in enumerate(cases()):
+        run(rank, case, f"{store}-{number}")
+
+
+def run(rank: int, case: Case, store: str) -> None:
+    """One rank of one case; rank 0 compares and prints."""
     split, task = case.make()
     split = untie(split, task.tied)
     ties = find_ties(case.plan.stages, split)
@@ -137,8 +142,7 @@ def work(rank: int, number: int, store: str) -> None:
 
 def main() -> None:
     """All cases, one after the other."""
-    for number in range(len(cases())):
-        run_ranks(work, RANKS, number)
+    run_ranks(work, RANKS, case=0)
 
 
 if __name__ == "__main__":

@@ -195,7 +195,11 @@ def test_each_set_of_runs_has_bounds_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("layers", "seed"),
-    [(5, seed) for seed in (0, 4, 6, 9, 12)] + [(6, 4)],
+    [
+        *((5, seed) for seed in (0, 4, 12)),
+        (6, 4),
+        *(pytest.param(5, seed, marks=pytest.mark.long) for seed in (6, 9)),
+    ],
 )
 def test_five_and_six_layers_are_proven(layers: int, seed: int) -> None:
     """On 3 GPUs the period is that of brute force, and is called optimal."""

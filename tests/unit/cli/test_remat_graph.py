@@ -42,7 +42,7 @@ def _few(tmp_path: Path) -> tuple[OperatorGraph, Path]:
 
 def words(file: Path, budget: int, *more: str) -> list[str]:
     """A command."""
-    return ["remat", str(file), "--budget", str(budget), "--time-limit", "4s", *more]
+    return ["remat", str(file), "--budget", str(budget), "--time-limit", "1s", *more]
 
 
 def kept(graph: OperatorGraph) -> int:

@@ -74,24 +74,32 @@ def test_three_counts_of_a_split_run_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "most"),
-    [(Fraction(1, 4), 1.42), pytest.param(Fraction(1, 3), 1.36, marks=pytest.mark.long)],
+    ("gpus", "memory", "seconds", "most"),
+    [
+        (3, Fraction(1, 4), 2.0, 1.45),
+        pytest.param(4, Fraction(1, 4), 10.0, 1.42, marks=pytest.mark.long),
+        pytest.param(4, Fraction(1, 3), 10.0, 1.36, marks=pytest.mark.long),
+    ],
 )
-def test_scarce_memory_costs_less(memory: Fraction, most: float) -> None:
+def test_scarce_memory_costs_less(
+    gpus: int, memory: Fraction, seconds: float, most: float
+) -> None:
     """Equal layers, step / (m load): less than where all is kept; recomputing all adds 1/3."""
-    chain, costs = equal(4, split=True, memory=memory)
-    steps = {}
+    chain, costs = equal(gpus, split=True, memory=memory)
+    steps, microbatches = {}, 2 * gpus
     for recompute in (False, True):
         problem = Problem(
             chain=chain,
             cluster=costs.cluster,
             semantics="flush",
-            microbatches=8,
+            microbatches=microbatches,
             ks=AUTO_K,
             recompute=recompute,
         )
-        steps[recompute] = solve(problem, Limits(time_limit_s=10.0, deterministic=True)).period_ns
-    assert steps[True] <= most * 8 * 12_000 < steps[False]
+        steps[recompute] = solve(
+            problem, Limits(time_limit_s=seconds, deterministic=True)
+        ).period_ns
+    assert steps[True] <= most * microbatches * 12_000 < steps[False]
 
 
 def test_sets_to_start_from_free_most_bytes_for_their_time() -> None:

@@ -217,7 +217,11 @@ def test_patience_pays_for_short_messages() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "microbatches", "memory", "most"),
-    [(4, 8, Fraction(1), 1.04), (4, 8, Fraction(3, 4), 1.12), (4, 8, Fraction(1, 2), 1.26)],
+    [
+        (4, 8, Fraction(1), 1.04),
+        pytest.param(4, 8, Fraction(3, 4), 1.12, marks=pytest.mark.long),
+        (4, 8, Fraction(1, 2), 1.26),
+    ],
 )
 def test_equal_layers(gpus: int, microbatches: int, memory: Fraction, most: float) -> None:
     """Step / (m load) with little work; 1F1B needs 1.375."""
@@ -317,7 +321,7 @@ def test_backwards_are_split_where_that_pays(more: int, expected: bool) -> None:
     times = {"backward_input_ns": 1000 + more, "forward_split_ns": 1000 + more}
     layers = tuple(layer.model_copy(update=times) for layer in chain.layers)
     chain = chain.model_copy(update={"layers": layers})
-    plan = planned(chain, 2, 4, 10**6, latency=5, seconds=3.0)
+    plan = planned(chain, 2, 4, 10**6, latency=5, seconds=0.5)
     assert any(stage.split_backward for stage in plan.stages) == expected
 
 

@@ -34,8 +34,8 @@ def machines(memory: int) -> Cluster:
 
 
 def planned(memory: int, **options: Any) -> Plan:
-    """A short search, one thread."""
-    limits = {"time_limit_s": 4, "workers": 1, "gap": 0.02}
+    """A short search, one thread, limited in work."""
+    limits = {"time_limit_s": 1, "deterministic": True, "workers": 1, "gap": 0.02}
     return solve(chain(), machines(memory), Config(**limits | options))
 
 

@@ -44,7 +44,7 @@ def lean(task: Task, budget: int, **options: Any) -> Any:
     model = copy.deepcopy(task.model)
     assert isinstance(model, nn.Module)
     return rematerialize(
-        model, task.microbatch(0), budget, loss=task.loss, repeats=1, time_limit_s=4, **options
+        model, task.microbatch(0), budget, loss=task.loss, repeats=1, time_limit_s=1, **options
     )
 
 
@@ -159,12 +159,12 @@ def test_what_cannot_be_cut_is_planned_by_operators() -> None:
 def test_a_budget_that_neither_keeps_names_one_that_is_kept() -> None:
     """With what the other way says in a note."""
     with pytest.raises(InfeasibleError, match="need at least") as refused:
-        rematerialize(row(), SAMPLE, 1, loss=LOSS, repeats=1, time_limit_s=4)
+        rematerialize(row(), SAMPLE, 1, loss=LOSS, repeats=1, time_limit_s=1)
     (note,) = refused.value.__notes__
     assert note.startswith(NAMES)
     least = least_bytes(refused.value)
     assert least == refused.value.least_bytes
-    found: Any = rematerialize(row(), SAMPLE, least, loss=LOSS, repeats=1, time_limit_s=4)
+    found: Any = rematerialize(row(), SAMPLE, least, loss=LOSS, repeats=1, time_limit_s=1)
     ways = {each.name: each for each in found.rematerialization_choice.ways}
     assert ways[found.rematerialization_choice.taken].peak_bytes <= least
 

@@ -20,6 +20,7 @@ from pipeplan.remat import DeviceOpKind, HostLink, budgets
 from pipeplan.rematerialized import units
 from pipeplan.task import Task
 from pipeplan.testing.refusals import least_bytes
+from tests import grids
 from tests.lean_modules import by_layers
 
 FAST = {"offload": True, "host_bandwidth": "10000GB/s"}
@@ -36,9 +37,9 @@ TINY = {
     "tied": {"sequence": 16, "tied": True},
 }
 MODELS = {"tied": "gpt2"}
-ALIKE = {"inception", "vit", "tied"}
+ALIKE = {"inception", "vit", "llama", "tied"}
 FEW = [pytest.param(name, marks=pytest.mark.long) if name in ALIKE else name for name in TINY]
-"""Inception joins branches as DenseNet and U-Net do, ViT's blocks are those of GPT-2 and Mixer,
+"""Inception joins branches as DenseNet and U-Net do, blocks of ViT and Llama are as GPT-2's,
 and shared parameters have a test of their own."""
 BETWEEN = ["gpt2", "mixer"]
 """Of which budgets between the least and all are tried, too; of the others when long."""
@@ -116,7 +117,7 @@ def check_within(task: Task, limits: Sequence[int]) -> None:
         assert measured <= lean.rematerialization.outcome.peak_bytes <= 1.001 * measured
 
 
-@pytest.mark.parametrize("name", ["mixer", "gpt2"])
+@grids.first(1, name=["mixer", "gpt2"])
 def test_what_waits_on_the_host_comes_back_as_it_was(name: str) -> None:
     """With offloading everything is bit-equal, too, within budgets that need it."""
     task = tiny(name)

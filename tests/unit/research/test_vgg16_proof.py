@@ -40,7 +40,7 @@ def _costs(chain: Chain, memory: int, gpus: int = 3) -> CostModel:
 
 def _searched(costs: CostModel, ks: tuple[int, ...] = (1, 2, 3)) -> Incumbent:
     """The best plan that a short search finds."""
-    options = limits(ks=ks, time_limit_s=1.0, deterministic=True, workers=2)
+    options = limits(ks=ks, time_limit_s=0.3, deterministic=True, workers=2)
     state = Incumbent(costs, options)
     search.run(state)
     return state

@@ -234,7 +234,7 @@ def entering(name: str, gpus: int, semantics: Semantics, seed: int) -> Plan:
 @pytest.mark.parametrize(
     ("name", "gpus", "semantics", "seed"),
     [
-        ("gpt2", 1, "2bw", 3),
+        pytest.param("gpt2", 1, "2bw", 3, marks=pytest.mark.long),
         ("gpt2", 2, "flush", 12),
         ("resnet", 2, "2bw", 12),
         ("resnet", 1, "flush", 343),
@@ -261,7 +261,7 @@ def test_peak_with_recomputed_runs(semantics: Semantics) -> None:
 @pytest.mark.parametrize(
     ("name", "gpus", "share", "semantics"),
     [
-        ("gpt2", 4, 0.5, "2bw"),
+        pytest.param("gpt2", 4, 0.5, "2bw", marks=pytest.mark.long),
         ("resnet", 4, 0.7, "flush"),
         ("t5", 4, 0.6, "2bw"),
         ("gpt2", 1, 0.45, "2bw"),
@@ -288,7 +288,7 @@ def test_planned_under_scarce_memory(
     check_run(plan, name, exact=name != "t5")
 
 
-@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@grids.first(1, semantics=["flush", "2bw"])
 def test_four_ranks_that_compute_again_and_offload(semantics: Semantics) -> None:
     """Where stages do both: bits of one process, peaks to the byte."""
     chain = test_recompute_runs.profiled("gpt2")
