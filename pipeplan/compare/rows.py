@@ -11,7 +11,6 @@ from math import ceil
 from pipeplan import lowering, simulator, verifier
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan, Semantics
-from pipeplan.simulator import costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +155,8 @@ def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
 def _update_ns(plan: Plan) -> int:
     """Of a step under flush, behind its drain."""
     updates = [0] * len(plan.cluster.gpus)
-    for stage in plan.stages:
-        updates[stage.gpu] += costs.update_ns(plan, stage.id)
+    for stage, lasts in zip(plan.stages, simulator.updates_ns(plan), strict=True):
+        updates[stage.gpu] += lasts
     return max(updates)
 
 
