@@ -89,13 +89,13 @@ def _present(plan: Plan, simulation: Simulation) -> None:
     from pipeplan.report import tables
 
     title = f"{simulation.microbatches} micro-batches on the {simulation.clock} clock"
+    planned = {row.gpu: row.peak_bytes for row in plan.memory}  # a wrong plan may lack some
     rows = [
         tables.PredictedMeasured(
-            f"peak of {gpu.name}", "bytes", row.peak_bytes, replayed.peak_bytes
+            f"peak of {gpu.name}", "bytes", planned[index], simulation.memory[index].peak_bytes
         )
-        for gpu, row, replayed in zip(
-            plan.cluster.gpus, plan.memory, simulation.memory, strict=True
-        )
+        for index, gpu in enumerate(plan.cluster.gpus)
+        if index in planned
     ]
     if simulation.period_ns is not None:
         period = float(simulation.period_ns)

@@ -204,6 +204,9 @@ def test_simulate_refuses_a_plan_that_claims_too_little(
     capsys.readouterr()
     assert main(["simulate", str(out)]) == 4
     assert "GPU 0, peak_bytes" in capsys.readouterr().err
+    out.write_text(json.dumps(data | {"memory": []}))
+    assert main(["simulate", str(out)]) == 4
+    assert "memory, plan: got 0, the replay has 2 rows" in capsys.readouterr().err
 
 
 def test_import_csv_and_refuse_what_does_not_belong(

@@ -158,12 +158,12 @@ def test_bound_is_the_one_the_gap_uses() -> None:
 
 @pytest.mark.parametrize(
     ("predicted", "measured", "error"),
-    [(100, 110, 0.1), (100, 90, -0.1), (0, 0, 0.0), (0, 5, float("inf"))],
+    [(100, 110, 0.1), (100, 90, -0.1), (0, 0, 0.0), (0, 5, None)],
 )
 def test_error_is_relative_to_the_prediction(
-    predicted: float, measured: float, error: float
+    predicted: float, measured: float, error: float | None
 ) -> None:
-    """The error is signed and relative to what was predicted."""
+    """The error is signed and relative to what was predicted; there is none to nothing."""
     comparison = tables.PredictedMeasured("period", "ns", predicted, measured)
     assert comparison.error == pytest.approx(error)
 
