@@ -73,8 +73,9 @@ class Row:
         return self.over_bytes <= 0
 
     def samples_per_second(self, microbatch_size: int, microbatches: int) -> float:
-        """With an update every `microbatches` micro-batches."""
-        return float(microbatch_size * 10**9 / (self.period_ns + self.update_ns / microbatches))
+        """With an update every `microbatches` micro-batches; a step takes a nanosecond or more."""
+        step_ns = self.period_ns * microbatches + self.update_ns
+        return float(microbatch_size * microbatches * 10**9 / max(step_ns, 1))
 
     def on(self, cluster: Cluster) -> Row:
         """The same schedule on a cluster that differs in memory only."""
@@ -149,7 +150,8 @@ def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
     # A transient in a short step may add less than the busiest needs; it belongs to the drain.
     steady = min(max(added, Fraction(busiest)), period)
     parts = (largest - mean, busiest - largest, steady - busiest, period - steady)
-    return Bubble(*(float(part / period) for part in parts))
+    # Of a step that takes no time all parts are zero.
+    return Bubble(*(float(part / (period or 1)) for part in parts))
 
 
 def _update_ns(plan: Plan) -> int:

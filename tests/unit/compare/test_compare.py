@@ -165,6 +165,15 @@ def _work(row: Row) -> float:
     return float(total / (len(row.peak_bytes) * row.period_ns))
 
 
+def test_layers_that_take_no_time_have_rows() -> None:
+    """A step of no time idles for nothing, and its samples are counted in a nanosecond."""
+    request = Request(chain([(0, 0)] * 2), (machines(1000),), replace(QUICK, time_limit_s=0.2))
+    rows = [row for row in compare(request).points[0].rows if isinstance(row, Row)]
+    instant = next(row for row in rows if row.name == "GPipe")
+    assert (instant.period_ns, instant.bubble.total) == (0, 0)
+    assert instant.samples_per_second(1, 8) == 8e9
+
+
 def test_a_loss_is_shouted() -> None:
     """A faster row of our semantics that fits is a loss, of another or without room it is none."""
     mine, theirs = eager_row(OURS, (1, 1), 1000), eager_row("them", (3, 3), 1000)
