@@ -78,6 +78,7 @@ def flag(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
 size = flag(units.parse_bytes)
 bandwidth = flag(lambda text: Bandwidth(units.parse_bandwidth(text)))
 duration = flag(units.parse_time_ns)
+limit = flag(units.parse_limit_ns)
 share = flag(units.parse_fraction)
 
 

@@ -68,7 +68,7 @@ def add(verbs: common.Verbs) -> None:
     )
     verb.add_argument(
         "--time-limit",
-        type=common.duration,
+        type=common.limit,
         metavar="TIME",
         help="of the search of --options (120s)",
     )

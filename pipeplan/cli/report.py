@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."
         )
+    if memory.fills_stdout(args) or args.trace == "-":
+        return 0
     if args.json:
         terms = [term for report in told for term in measured_terms(report)]
         common.emit([*map(_plain, rows), *terms])

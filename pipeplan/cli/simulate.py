@@ -55,11 +55,12 @@ def run(args: argparse.Namespace) -> int:
         trace = chrome_trace(plan, replayed(simulation.spans()), levels)
         output.write(args.trace, trace, args.force)
         common.say(f"trace: {args.trace} (open it in Perfetto or chrome://tracing)")
+    alone = args.trace == "-"  # nothing may stand behind it on stdout
     whole = args.clock == "plan" and args.microbatches is None
     found = list(disagreements(plan, simulation)) if whole else []
-    if args.json:
+    if args.json and not alone:
         common.emit(_figures(simulation))
-    else:
+    elif not alone:
         _present(plan, simulation)
     if found:
         lines = "\n".join(f"  {each}" for each in found)

@@ -184,6 +184,8 @@ def test_simulate_writes_a_trace(
     assert figures["microbatches"] == 30
     assert figures["period_ns"] <= made.period_ns
     assert figures["peak_bytes"] == [row.peak_bytes for row in made.memory]
+    assert main([*command, "--trace", "-"]) == 0
+    assert capsys.readouterr().out == trace.read_text()
     events = json.loads(trace.read_text())["traceEvents"]
     names = [each["name"] for each in events if each.get("cat") == "compute"]
     stages = range(len(made.stages))

@@ -233,8 +233,13 @@ def test_the_verb_shows_saves_and_draws(
         Chain.read(chain_file).digest()
         == json.loads((out / "comparison.json").read_text(encoding="utf-8"))["chain_digest"]
     )
-    assert verb(chain_file, "--gpus", "1", "--memory", "1000", "--out", str(out)) == 2
+    again = ("--gpus", "1", "--memory", "1000", "--out", str(out))
+    assert verb(chain_file, *again) == 2
     assert "not empty" in capsys.readouterr().err
+    kept = (out / "comparison.json").read_text()
+    assert verb(chain_file, *again, "--force", "--data", str(out / "comparison.json")) == 2
+    assert "comparison.json: got the same file twice" in capsys.readouterr().err
+    assert (out / "comparison.json").read_text() == kept
 
 
 def test_ctrl_c_shows_and_saves_what_is_done(
