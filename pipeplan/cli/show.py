@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         present(plan, common.screen())
         memory.present(report)
-    common.then(f"pipeplan verify {args.plan}")
+    common.then("pipeplan verify {}", args.plan)
     return 0
 
 

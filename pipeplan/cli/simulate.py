@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidPlanError(f"{args.plan}: the replay differs from the plan:\n{lines}", found)
     size = len(plan.cluster.gpus)
     common.then(
-        f"torchrun --nproc-per-node {size} -m pipeplan.launch --plan {args.plan} --out run"
+        f"torchrun --nproc-per-node {size} -m pipeplan.launch --plan {{}} --out run", args.plan
     )
     return 0
 

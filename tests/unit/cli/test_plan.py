@@ -60,6 +60,9 @@ def test_planning_gives_a_verified_plan_and_says_so(
     assert made.chain == Chain.read(chain_file)
     assert main(["verify", str(out)]) == 0
     assert main(["simulate", str(out)]) == 0
+    spaced = out.rename(tmp_path / "my plan.json")
+    assert main(["verify", str(spaced)]) == 0
+    assert f"next: pipeplan simulate '{spaced}'" in capsys.readouterr().err
 
 
 def test_flags_reach_the_plan(chain_file: Path, tmp_path: Path) -> None:
