@@ -74,8 +74,8 @@ class Row:
 
     def samples_per_second(self, microbatch_size: int, microbatches: int) -> float:
         """With an update every `microbatches` micro-batches; a step takes a nanosecond or more."""
-        step_ns = self.period_ns * microbatches + self.update_ns
-        return float(microbatch_size * microbatches * 10**9 / max(step_ns, 1))
+        step_ns = max(Fraction(1), self.period_ns * microbatches + self.update_ns)
+        return float(microbatch_size * microbatches * 10**9 / step_ns)
 
     def on(self, cluster: Cluster) -> Row:
         """The same schedule on a cluster that differs in memory only."""

@@ -86,10 +86,11 @@ def _check_other(name: str, between: bool, rows: dict[str, str], blocks: list[st
     if not between and len(twins) < 2:
         return
     got = f"one of the row {twins[0]} to {twins[-1]}" if len(twins) > 1 else "it"
+    where = "between" if between else "beside"
     raise InputError(
-        f"export to Megatron-LM: module {name!r}: got {got} {'between' if between else 'beside'}"
-        f" the blocks {blocks[0]} to {blocks[-1]}, need one row of blocks and single modules before"
-        " and behind it: a layout has no letter for another. Try another --format."
+        f"export to Megatron-LM: module {name!r}: got {got} {where} the blocks {blocks[0]} to"
+        f" {blocks[-1]}, need one row of blocks and single modules before and behind it: a layout"
+        " has no letter for another. Try another --format."
     )
 
 
