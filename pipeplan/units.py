@@ -89,6 +89,18 @@ def parse_time_ns(text: str, what: str = "time") -> int:
     return -int(-_parse(text, _TIMES, what, "10us") // 1)
 
 
+def parse_limit_ns(text: str, what: str = "time limit") -> int:
+    """Nanoseconds that a search may take in `text` such as `20s`.
+
+    Raises:
+        InputError: if it is no time, or none in which anything could be found.
+    """
+    time = parse_time_ns(text, what)
+    if not time:
+        raise InputError(f"{what}: got {shown(text)}, need more than 0")
+    return time
+
+
 def parse_wait_ns(text: str, what: str = "timeout") -> int:
     """Nanoseconds of the longest wait for another process in `text` such as `600s`.
 

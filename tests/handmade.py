@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import Cluster, uniform
-from pipeplan.plan import Op, OpKind, Plan, Stage
+from pipeplan.plan import Op, OpKind, Plan, Remat, Stage
 from pipeplan.verifier import audit
 
 
@@ -166,6 +166,21 @@ def base(**fields: Any) -> Plan:
     stages = [(0, 0, 0), (1, 1, 1), (2, 2, 0)]
     options = {"cluster": cluster, "durations": _SENDS, "microbatches": 4} | fields
     return plan(of, stages, 60, _TIMES, **options)
+
+
+def recomputed_whole() -> Plan:
+    """A flush step at speed 2: two layers of F 1 and B 1 that are computed again, F 0..2, B 2..6.
+
+    They count as one layer, so their updates of 1 ns each take 1 ns together.
+    """
+    of = chain([(2, 2)] * 2, [{"optimizer_ns": 1}] * 2)
+    where = uniform(1, 2**40)
+    fast = tuple(gpu.model_copy(update={"speed": 2.0}) for gpu in where.gpus)
+    where = where.model_copy(update={"gpus": fast})
+    options = {"cluster": where, "semantics": "flush", "microbatches": 1, "durations": {"0B": 4}}
+    plain = plan(of, [(0, 1, 0)], 6, {"0F0": 0, "0B0": 2}, **options)
+    again = plain.stages[0].model_copy(update={"remat": Remat(recompute=((0, 1),))})
+    return filled(plain.model_copy(update={"stages": (again,)}))
 
 
 def order(

@@ -141,7 +141,8 @@ class _Pipeline:
         """
         turns = {Fraction(span, n) for span in self.passage for n in range(1, 3 * len(self.ends))}
         for period in sorted({shortest, *(turn for turn in turns if turn > shortest)}):
-            yield period, self.at_least([ceil(span / period) for span in self.passage])
+            # Where nothing takes time, the period is zero, and so is every passage.
+            yield period, self.at_least([span and ceil(span / period) for span in self.passage])
 
 
 class PartitionCloud:

@@ -94,9 +94,8 @@ def timed(outline: Plan, ops: Ops, times: Times, k: int, period: int) -> Plan:
         }
     )
     audit = verifier.audit(plan)
-    least = max(audit.in_flight) - 1
-    if plan.semantics == "2bw" and plan.microbatches < least:
-        plan = plan.model_copy(update={"microbatches": least})
+    if plan.microbatches < audit.least_microbatches:
+        plan = plan.model_copy(update={"microbatches": audit.least_microbatches})
         audit = verifier.audit(plan)
     return plan.model_copy(update={"memory": audit.memory, "step_ns": audit.step_ns})
 

@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
         common.emit({"cluster": args.output, **cluster.model_dump(mode="json", by_alias=True)})
     else:
         print(f"{args.output}: {tables.machines_line(cluster)}")
-    common.then(f"pipeplan plan chain.json --cluster {args.output} -o plan.json")
+    common.then("pipeplan plan chain.json --cluster {} -o plan.json", args.output)
     return 0

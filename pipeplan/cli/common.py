@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeplan import units
@@ -78,6 +79,7 @@ def flag(parse: Callable[[str], _Value]) -> Callable[[str], _Value]:
 size = flag(units.parse_bytes)
 bandwidth = flag(lambda text: Bandwidth(units.parse_bandwidth(text)))
 duration = flag(units.parse_time_ns)
+limit = flag(units.parse_limit_ns)
 share = flag(units.parse_fraction)
 
 
@@ -212,9 +214,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def then(command: str) -> None:
-    """The next sensible command, on stderr."""
-    say(f"next: {command}")
+def then(command: str, *files: str | Path) -> None:
+    """The next sensible command, on stderr; each `{}` is one of `files`, as a shell reads it."""
+    quoted = (shlex.quote(str(each)) for each in files)
+    say(f"next: {command.format(*quoted) if files else command}")
 
 
 def save_chain(args: argparse.Namespace, chain: Chain) -> None:
@@ -241,9 +244,10 @@ def save_chain(args: argparse.Namespace, chain: Chain) -> None:
             f" backward {units.format_ns(figures['backward_ns'])},"
             f" weights {units.format_bytes(figures['weight_bytes'])}"
         )
-    say(f"layers: pipeplan show {args.output}")
+    say(f"layers: pipeplan show {shlex.quote(args.output)}")
     _tell_unmarked(chain)
-    then(f"pipeplan plan {args.output} --gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json")
+    given = "--gpus 2 --memory 16GiB --bandwidth 12GB/s -o plan.json"
+    then(f"pipeplan plan {{}} {given}", args.output)
 
 
 def _tell_unmarked(chain: Chain) -> None:

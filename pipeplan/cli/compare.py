@@ -16,6 +16,8 @@ from pipeplan.cli.machines import add_machines, clusters
 if TYPE_CHECKING:
     from pipeplan.compare import Comparison, LaunchedPoint, Request
 
+_FILE = "comparison.json"
+"""What `--out` always has."""
 _EXAMPLE = """\
 pipeplan compare chain.json --gpus 4,8 --memory 8GiB,16GiB --bandwidth 12GB/s --out comparison
 pipeplan compare chain.json --gpus 4 --memory 8GiB --bandwidth 12GB/s --html comparison.html
@@ -94,8 +96,9 @@ def run(args: argparse.Namespace) -> int:
 
     request = _request(args)
     asked = launched.request(args, request.chain, request.clusters)
-    output.check_outputs(page.checked(args), args.force)
     folder = None if args.out is None else output.output_folder(args.out, args.force)
+    saved = [] if folder is None else [str(folder / _FILE)]
+    output.check_outputs([*saved, *page.checked(args)], args.force)
     with _progress() as tell:
         comparison = compare(request, tell)
     _show(comparison, args.json)
@@ -111,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             _write(comparison, runs, folder)
             launched.draw(comparison, runs, folder)
     if folder is not None:
-        common.say(f"saved: {folder}/comparison.json, plans and pictures")
+        common.say(f"saved: {folder}/{_FILE}, plans and pictures")
     page.write(args, lambda: comparison_page(comparison, runs))
     if args.json:
         common.emit(_data(comparison, runs))
@@ -179,7 +182,7 @@ def _save(comparison: Comparison, folder: Path) -> None:
 
 def _write(comparison: Comparison, runs: Sequence[LaunchedPoint], folder: Path) -> None:
     text = json.dumps(_data(comparison, runs), indent=1) + "\n"
-    output.write(str(folder / "comparison.json"), text, force=True)
+    output.write(str(folder / _FILE), text, force=True)
 
 
 def _data(comparison: Comparison, runs: Sequence[LaunchedPoint]) -> dict[str, object]:

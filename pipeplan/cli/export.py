@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
             f" {plan.microbatches} micro-batches per step"
         )
     if args.format == "torchtitan":
-        common.then(f"pipeplan export {args.plan} --format torch-csv -o schedule.csv")
+        common.then("pipeplan export {} --format torch-csv -o schedule.csv", args.plan)
     return 0

@@ -62,6 +62,11 @@ def write(args: argparse.Namespace, report: MemoryReport | None) -> None:
         output.write(args.csv, as_csv(report), args.force)
 
 
+def fills_stdout(args: argparse.Namespace) -> bool:
+    """Whether stdout has the CSV: nothing else may stand behind it."""
+    return bool(args.csv == "-")
+
+
 def present(report: MemoryReport | None) -> None:
     """The tables, for people."""
     from pipeplan.report.memory_tables import memory_tables

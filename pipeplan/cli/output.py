@@ -46,11 +46,12 @@ def check_outputs(paths: Iterable[str | None], force: bool) -> None:
     places: set[Path] = set()
     for path in filter(None, paths):
         check_output(path, force)
-        if path == "-" or _is_stream(path):
+        if path != "-" and _is_stream(path):
             continue
-        if _target(path) in places:
+        place = Path(path) if path == "-" else _target(path)
+        if place in places:
             raise InputError(f"output {path}: got the same file twice, need one for each result.")
-        places.add(_target(path))
+        places.add(place)
 
 
 def check_ending(

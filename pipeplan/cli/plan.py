@@ -235,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
             microbatch_sizes.present(sized)
         present(plan, common.screen())
         print("verified: every rule kept; replayed: period, step and peaks as planned")
-    common.then(f"pipeplan simulate {args.output}")
+    common.then("pipeplan simulate {}", args.output)
     return 0
 
 

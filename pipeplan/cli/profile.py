@@ -68,7 +68,7 @@ def add(verbs: common.Verbs) -> None:
     )
     verb.add_argument(
         "--time-limit",
-        type=common.duration,
+        type=common.limit,
         metavar="TIME",
         help="of the search of --options (120s)",
     )
@@ -252,7 +252,7 @@ def _operators(args: argparse.Namespace) -> int:
             f" {units.format_ns(graph.compute_ns)} a micro-batch,"
             f" {units.format_bytes(graph.static_bytes)} always there"
         )
-    common.then(f"pipeplan remat {args.output} --budget 8GiB --curve 9")
+    common.then("pipeplan remat {} --budget 8GiB --curve 9", args.output)
     return 0
 
 
@@ -271,7 +271,7 @@ def _stages(args: argparse.Namespace) -> int:
         common.emit({"stages": args.output, "task": found.task, "measured": len(found.stages)})
     else:
         _show(found, plan.chain)
-    common.then(f"pipeplan plan CHAIN --refine {args.output} --gpus ... -o refined.json")
+    common.then("pipeplan plan CHAIN --refine {} --gpus ... -o refined.json", args.output)
     return 0
 
 

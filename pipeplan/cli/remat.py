@@ -64,7 +64,7 @@ def add(verbs: common.Verbs) -> None:
     )
     verb.add_argument(
         "--time-limit",
-        type=common.duration,
+        type=common.limit,
         metavar="TIME",
         help=f"of a search in a graph of operators ({remat_graph.SECONDS}s)",
     )

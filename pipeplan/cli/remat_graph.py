@@ -27,7 +27,7 @@ _FOR_CHAINS = ("host_bandwidth", "host_duplex", "slots")
 def run(args: argparse.Namespace, graph: OperatorGraph) -> int:
     """Plan `graph` within `args.budget`."""
     _check(args)
-    seconds = args.time_limit / 1e9 if args.time_limit else float(SECONDS)
+    seconds = float(SECONDS) if args.time_limit is None else args.time_limit / 1e9
     answer = _answer(graph, args.budget, args.method, seconds)
     option = answer.option
     assert option is not None

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from pipeplan.task import load
 
     _check(args)
-    seconds = args.time_limit / 1e9 if args.time_limit else float(SECONDS)
+    seconds = float(SECONDS) if args.time_limit is None else args.time_limit / 1e9
     rate = None if args.host_update is None else args.host_update.bytes_per_s
     limits = MachineLimits(
         args.budget,

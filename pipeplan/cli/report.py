@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pipeplan.cli import common, memory, output, page
 
 if TYPE_CHECKING:
     from pipeplan.memory_terms import MemoryReport
+    from pipeplan.report.run import TrainingRun
     from pipeplan.report.tables import PredictedMeasured
 
 _EXAMPLE = """\
@@ -44,10 +45,9 @@ def add(verbs: common.Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Report `args.runs` as one table; what stages do not keep as one more for each plan."""
     from pipeplan.errors import InputError
-    from pipeplan.report import tables
     from pipeplan.report.memory import has_memory_alone, measured_terms, read_memory
     from pipeplan.report.page import read_files, run_page
-    from pipeplan.report.run import comparisons, crowded, read, stage_tables
+    from pipeplan.report.run import comparisons, read
     from pipeplan.report.run_trace import trace_of
 
     files = [*page.checked(args), *([args.trace] if args.trace else [])]
@@ -71,20 +71,32 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"{', '.join(args.runs)}: too short, nothing was measured. Run more steps."
         )
+    if memory.fills_stdout(args) or args.trace == "-":
+        return 0
     if args.json:
         terms = [term for report in told for term in measured_terms(report)]
         common.emit([*map(_plain, rows), *terms])
-    else:
-        screen = common.screen()
-        if rows:
-            screen.print(tables.comparison_table(rows, ", ".join(launched)))
-        for table in stage_tables(runs, launched):
-            screen.print(table)
-        for line in crowded(runs, launched):
-            print(line)
-        for report in told:
-            memory.present(report)
+        return 0
+    _present(rows, runs, launched)
+    for report in told:
+        memory.present(report)
     return 0
+
+
+def _present(
+    rows: Sequence[PredictedMeasured], runs: Sequence[TrainingRun], folders: Sequence[str]
+) -> None:
+    """The tables of launched runs, and what to know of them."""
+    from pipeplan.report import tables
+    from pipeplan.report.run import crowded, stage_tables
+
+    screen = common.screen()
+    if rows:
+        screen.print(tables.comparison_table(rows, ", ".join(folders)))
+    for table in stage_tables(runs, folders):
+        screen.print(table)
+    for line in crowded(runs, folders):
+        print(line)
 
 
 def _one_per_plan(found: Iterable[MemoryReport | None]) -> list[MemoryReport]:

@@ -62,13 +62,15 @@ def run(args: argparse.Namespace) -> int:
     report = planned_memory(plan)
     memory.write(args, report)
     page.write(args, lambda: plan_page(plan, report))
+    if memory.fills_stdout(args):
+        return 0
     if args.json:
         told = None if report is None else report.model_dump(mode="json")
         common.emit({**figures(plan), "memory_report": told})
     else:
         present(plan, common.screen())
         memory.present(report)
-    common.then(f"pipeplan verify {args.plan}")
+    common.then("pipeplan verify {}", args.plan)
     return 0
 
 

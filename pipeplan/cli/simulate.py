@@ -55,18 +55,19 @@ def run(args: argparse.Namespace) -> int:
         trace = chrome_trace(plan, replayed(simulation.spans()), levels)
         output.write(args.trace, trace, args.force)
         common.say(f"trace: {args.trace} (open it in Perfetto or chrome://tracing)")
+    alone = args.trace == "-"  # nothing may stand behind it on stdout
     whole = args.clock == "plan" and args.microbatches is None
     found = list(disagreements(plan, simulation)) if whole else []
-    if args.json:
+    if args.json and not alone:
         common.emit(_figures(simulation))
-    else:
+    elif not alone:
         _present(plan, simulation)
     if found:
         lines = "\n".join(f"  {each}" for each in found)
         raise InvalidPlanError(f"{args.plan}: the replay differs from the plan:\n{lines}", found)
     size = len(plan.cluster.gpus)
     common.then(
-        f"torchrun --nproc-per-node {size} -m pipeplan.launch --plan {args.plan} --out run"
+        f"torchrun --nproc-per-node {size} -m pipeplan.launch --plan {{}} --out run", args.plan
     )
     return 0
 
@@ -89,13 +90,13 @@ def _present(plan: Plan, simulation: Simulation) -> None:
     from pipeplan.report import tables
 
     title = f"{simulation.microbatches} micro-batches on the {simulation.clock} clock"
+    planned = {row.gpu: row.peak_bytes for row in plan.memory}  # a wrong plan may lack some
     rows = [
         tables.PredictedMeasured(
-            f"peak of {gpu.name}", "bytes", row.peak_bytes, replayed.peak_bytes
+            f"peak of {gpu.name}", "bytes", planned[index], simulation.memory[index].peak_bytes
         )
-        for gpu, row, replayed in zip(
-            plan.cluster.gpus, plan.memory, simulation.memory, strict=True
-        )
+        for index, gpu in enumerate(plan.cluster.gpus)
+        if index in planned
     ]
     if simulation.period_ns is not None:
         period = float(simulation.period_ns)

@@ -45,7 +45,7 @@ def run(
         common.say(f"interrupted: {len(clusters) - len(points)} more were asked for")
     planned = [point for point in points if point.plan is not None]
     if planned:
-        common.then(f"pipeplan show {folder / _name(planned[-1])}")
+        common.then("pipeplan show {}", folder / _name(planned[-1]))
     if planned:
         return 0
     proven = all(point.infeasible for point in points)

@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidPlanError(f"{args.plan}: breaks {len(violations)} rules")
     if not args.json:
         print(f"valid: {args.plan} keeps every rule")
-    common.then(f"pipeplan simulate {args.plan}")
+    common.then("pipeplan simulate {}", args.plan)
     return 0

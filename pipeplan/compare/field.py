@@ -14,6 +14,7 @@ from pipeplan.cluster import Cluster
 from pipeplan.compare.families import FAMILIES, listed, pipedream
 from pipeplan.compare.rows import Absent, Row, best, non_dominated, row_of
 from pipeplan.errors import InputError
+from pipeplan.sums import check_sums
 from pipeplan.units import format_bytes
 
 EXHAUSTIVE = "PipeDream, exhaustive"
@@ -108,7 +109,12 @@ class Field:
 
 
 def prepared(setting: Setting, microbatches: int, more: More, seconds: float) -> Field:
-    """All that the memories of one number of GPUs share; `seconds` are of the search."""
+    """All that the memories of one number of GPUs share; `seconds` are of the search.
+
+    Raises:
+        InputError: if the chain's numbers add up to too much.
+    """
+    check_sums(setting.chain, setting.cluster, microbatches)
     field = Field(setting, microbatches, more=more)
     field.search(seconds)
     field.execute()

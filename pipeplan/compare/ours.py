@@ -18,6 +18,7 @@ from pipeplan.compare.rows import Absent, Row, row_of
 from pipeplan.errors import InfeasibleError, TimeLimitError
 from pipeplan.plan import Plan, Solver
 from pipeplan.planner import Config, solve
+from pipeplan.report.tables import plan_bound
 
 OURS = "pipeplan"
 CONTIGUOUS = "pipeplan, contiguous"
@@ -144,8 +145,8 @@ def _fastest(mine: Row | Absent, fitting: Sequence[Row], name: str) -> Row | Abs
 def _adopted(row: Row, mine: Row | Absent, name: str) -> Row:
     """`row` with what is proven on this cluster, of which the search elsewhere knows nothing."""
     solver = _solver(mine) if isinstance(mine, Row) else Solver()
-    value = getattr(solver.bounds, solver.gap_bound)
-    gap = None if value is None else float(row.plan.period_per_microbatch / Fraction(*value) - 1)
+    bound = plan_bound(mine.plan) if isinstance(mine, Row) else None
+    gap = float(row.plan.period_per_microbatch / bound - 1) if bound else None
     found = solver.model_copy(
         update={
             "gap": gap,

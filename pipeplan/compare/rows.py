@@ -11,7 +11,6 @@ from math import ceil
 from pipeplan import lowering, simulator, verifier
 from pipeplan.cluster import Cluster
 from pipeplan.plan import Plan, Semantics
-from pipeplan.simulator import costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,9 @@ class Row:
         return self.over_bytes <= 0
 
     def samples_per_second(self, microbatch_size: int, microbatches: int) -> float:
-        """With an update every `microbatches` micro-batches."""
-        return float(microbatch_size * 10**9 / (self.period_ns + self.update_ns / microbatches))
+        """With an update every `microbatches` micro-batches; a step takes a nanosecond or more."""
+        step_ns = max(Fraction(1), self.period_ns * microbatches + self.update_ns)
+        return float(microbatch_size * microbatches * 10**9 / step_ns)
 
     def on(self, cluster: Cluster) -> Row:
         """The same schedule on a cluster that differs in memory only."""
@@ -150,14 +150,15 @@ def _bubble(plan: Plan, period: Fraction, added: Fraction) -> Bubble:
     # A transient in a short step may add less than the busiest needs; it belongs to the drain.
     steady = min(max(added, Fraction(busiest)), period)
     parts = (largest - mean, busiest - largest, steady - busiest, period - steady)
-    return Bubble(*(float(part / period) for part in parts))
+    # Of a step that takes no time all parts are zero.
+    return Bubble(*(float(part / (period or 1)) for part in parts))
 
 
 def _update_ns(plan: Plan) -> int:
     """Of a step under flush, behind its drain."""
     updates = [0] * len(plan.cluster.gpus)
-    for stage in plan.stages:
-        updates[stage.gpu] += costs.update_ns(plan, stage.id)
+    for stage, lasts in zip(plan.stages, simulator.updates_ns(plan), strict=True):
+        updates[stage.gpu] += lasts
     return max(updates)
 
 

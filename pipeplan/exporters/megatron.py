@@ -52,7 +52,11 @@ def megatron(plan: Plan) -> str:
 
 
 def _letters(stages: list[list[str]]) -> list[str]:
-    """A letter for each module of each stage; the blocks are those of the longest row."""
+    """A letter for each module of each stage; the blocks are those of the longest row.
+
+    Raises:
+        InputError: if there is no row of blocks, or a module that has no letter.
+    """
     names = [name for stage in stages for name in stage]
     rows = {name: match[1] for name in names if (match := _MEMBER.fullmatch(name))}
     if not rows:
@@ -61,12 +65,33 @@ def _letters(stages: list[list[str]]) -> list[str]:
             " (layers.0, layers.1, ..): Megatron-LM trains transformers. Try another --format."
         )
     ((longest, _),) = Counter(rows.values()).most_common(1)
-    blocks = [index for index, name in enumerate(names) if rows.get(name) == longest]
-    kinds = {
-        name: "E" if index < blocks[0] else "L" if index > blocks[-1] else "t"
-        for index, name in enumerate(names)
-    }
+    members = [name for name in names if rows.get(name) == longest]
+    others = [name for name in names if rows.get(name) != longest]
+    first, last = names.index(members[0]), names.index(members[-1])
+    kinds = dict.fromkeys(members, "t")
+    for name in others:
+        _check_other(name, first < names.index(name) < last, rows, members)
+        kinds[name] = "E" if names.index(name) < first else "L"
     return ["".join(kinds[name] for name in stage) for stage in stages]
+
+
+def _check_other(name: str, between: bool, rows: dict[str, str], blocks: list[str]) -> None:
+    """Refuse a module that would be lost in E or L, or taken for one of `blocks`.
+
+    Raises:
+        InputError: if it lies `between` them, or is a block of another row.
+    """
+    row = rows.get(name)
+    twins = [other for other in rows if rows[other] == row]
+    if not between and len(twins) < 2:
+        return
+    got = f"one of the row {twins[0]} to {twins[-1]}" if len(twins) > 1 else "it"
+    where = "between" if between else "beside"
+    raise InputError(
+        f"export to Megatron-LM: module {name!r}: got {got} {where} the blocks {blocks[0]} to"
+        f" {blocks[-1]}, need one row of blocks and single modules before and behind it: a layout"
+        " has no letter for another. Try another --format."
+    )
 
 
 def _counted(blocks: str) -> str:

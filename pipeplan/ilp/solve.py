@@ -21,6 +21,7 @@ from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.solution import Solution, solution
 from pipeplan.ilp.warm_start import offer_warm_start
 from pipeplan.plan import Plan
+from pipeplan.sums import check_sums
 
 PERIODIC: Final = (
     "--offload auto: under flush a periodic schedule is cut off after the step; plan without it,"
@@ -62,7 +63,7 @@ def solve(
         problem.memory_model,
         pins=problem.pins,
     )
-    infeasibility.check_sums(costs)
+    check_sums(problem.chain, problem.cluster, problem.microbatches)
     options = options_of(problem, limits)
     history = History(options.clock)
     told = _recording(history, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,10 @@ def save(make: Callable[[], Figure], path: str | Path, *, dpi: int, font: int = 
         {"svg.hashsalt": "pipeplan", "font.size": font, "text.parse_math": False}
     ):
         metadata = {"Date": None} if str(path).endswith(".svg") else None
+        drawn = BytesIO()
         try:
-            make().savefig(str(path), dpi=dpi, metadata=metadata)
+            make().savefig(drawn, dpi=dpi, metadata=metadata, format=Path(path).suffix[1:])
+            # Only now: Ctrl-C while it is drawn leaves what was there.
+            Path(path).write_bytes(drawn.getvalue())
         except (OSError, ValueError) as error:
             raise InputError(f"picture {path}: cannot be written: {error}") from None

@@ -219,10 +219,10 @@ class PredictedMeasured:
     """Of a rank's peak: the stages it is of, where the run's files tell."""
 
     @property
-    def error(self) -> float:
-        """(measured - predicted) / predicted; infinite where something came from nothing."""
+    def error(self) -> float | None:
+        """(measured - predicted) / predicted; None where something came from nothing."""
         if self.predicted == 0:
-            return 0.0 if self.measured == 0 else float("inf")
+            return 0.0 if self.measured == 0 else None
         return (self.measured - self.predicted) / self.predicted
 
 
@@ -238,7 +238,8 @@ def comparison_table(
         table.add_column(name, justify="right")
     for row in rows:
         show = format_ns if row.unit == "ns" else lambda value: format_bytes(round(value))
-        table.add_row(row.name, show(row.predicted), show(row.measured), f"{row.error:+.2%}")
+        error = "-" if row.error is None else f"{row.error:+.2%}"
+        table.add_row(row.name, show(row.predicted), show(row.measured), error)
     return table
 
 

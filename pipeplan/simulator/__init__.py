@@ -5,7 +5,7 @@ the verifier derives in closed form is read off here; the two share data types a
 """
 
 from pipeplan.simulator.judge import check, disagreements
-from pipeplan.simulator.replay import replay, simulate
+from pipeplan.simulator.replay import replay, simulate, updates_ns
 from pipeplan.simulator.result import Clock, Discrepancy, Peak, Simulation, Span
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "disagreements",
     "replay",
     "simulate",
+    "updates_ns",
 ]

@@ -8,6 +8,7 @@ from functools import partial
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.program import Pattern, Program
+from pipeplan.simulator import costs
 from pipeplan.simulator.due import due_times, link_order
 from pipeplan.simulator.engine import Engine
 from pipeplan.simulator.links import PlannedLinks, QueueLinks, Resource
@@ -113,6 +114,16 @@ def replay(plan: Plan, program: Program, *, updates: bool = False) -> Simulation
     window = Window.of(engine.times, plan.k, count, 1, None)
     once = partial(stages_once, given, plan)
     return report(plan, "eager", program, engine, window, updates, once)
+
+
+def updates_ns(plan: Plan) -> tuple[int, ...]:
+    """How long each stage's optimizer step holds its rank, in ns (T5).
+
+    Raises:
+        InvalidPlanError: if the plan's stages are not sound.
+    """
+    charged = _condensed(plan, "plan")
+    return tuple(costs.update_ns(charged, stage) for stage in range(len(charged.stages)))
 
 
 def _condensed(plan: Plan, clock: Clock) -> Plan:

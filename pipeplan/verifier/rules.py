@@ -29,6 +29,8 @@ class Audit:
     """One row per GPU: the terms after the first event that reaches its peak, in bytes."""
     in_flight: tuple[int, ...]
     """Per stage, the most micro-batches between start of F and end of B (or I)."""
+    least_microbatches: int
+    """(R6): of one step; 1 under flush."""
     step_ns: int
 
 
@@ -106,7 +108,12 @@ def audit(plan: Plan) -> Audit:
     table = Timetable(without_runs(plan))
     sizes = zip(memory.peaks(table), offload.host_bytes(table), strict=True)
     rows = tuple(_row(plan, gpu, *both) for gpu, both in enumerate(sizes))
-    return Audit(memory=rows, in_flight=step.in_flight(table), step_ns=step.step_ns(table))
+    return Audit(
+        memory=rows,
+        in_flight=step.in_flight(table),
+        least_microbatches=max(step.least_microbatches(table)),
+        step_ns=step.step_ns(table),
+    )
 
 
 def _row(plan: Plan, gpu: int, terms: Terms, away: int) -> MemoryRow:

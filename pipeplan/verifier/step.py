@@ -83,21 +83,25 @@ def step_ns(table: Timetable) -> int:
     return latest - min(op.start for op in used) + update
 
 
-def weight_versions(table: Timetable) -> Iterator[Violation]:
-    """(R6): two weight versions suffice, `microbatches >= in_flight(s) - 1` for every stage.
+def least_microbatches(table: Timetable) -> tuple[int, ...]:
+    """(R6): per stage, the micro-batches of a step with which two weight versions suffice.
 
     A micro-batch counts until its update: at one instant, forwards without length come before it.
     """
-    plan = table.plan
-    if plan.semantics != "2bw":
-        return
-    for stage, count in enumerate(in_flight(table, update_of)):
-        if plan.microbatches < count - 1:
+    if table.plan.semantics != "2bw":
+        return (1,) * len(table.plan.stages)
+    return tuple(max(1, count - 1) for count in in_flight(table, update_of))
+
+
+def weight_versions(table: Timetable) -> Iterator[Violation]:
+    """Every stage gets by with two weight versions, (R6)."""
+    got = table.plan.microbatches
+    for stage, least in enumerate(least_microbatches(table)):
+        if got < least:
             yield Violation(
                 Rule.VERSIONS,
                 f"stage {stage}",
-                f"got {plan.microbatches} micro-batches per step, need {count - 1}:"
-                f" {count} are in flight",
+                f"got {got} micro-batches per step, need {least}: {least + 1} are in flight",
             )
 
 

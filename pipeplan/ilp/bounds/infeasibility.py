@@ -13,34 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from pipeplan.errors import InputError
 from pipeplan.ilp.costs import CostModel
-from pipeplan.units import MAX_INT, format_bytes
-
-
-def check_sums(costs: CostModel) -> None:
-    """Refuse chains whose totals leave the range of integers files may hold.
-
-    Raises:
-        InputError: if times or bytes sum to too much.
-    """
-    totals = {
-        "times": sum(
-            costs.load_ns(i, i, gpu) for i in range(costs.layers) for gpu in range(costs.gpus)
-        ),
-        "bytes": sum(
-            value
-            for layer in costs.chain.layers
-            for name, value in layer
-            if name.endswith("_bytes") and isinstance(value, int)
-        ),
-    }
-    for name, total in totals.items():
-        if total > MAX_INT // 64:
-            raise InputError(
-                f"chain {costs.chain.name!r}: its {name} sum to {total}, need at most"
-                f" {MAX_INT // 64}"
-            )
+from pipeplan.units import format_bytes
 
 
 def layer_need(costs: CostModel, layer: int) -> int:

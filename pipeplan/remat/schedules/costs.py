@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pipeplan.chain import Chain
 from pipeplan.remat.schedules.schedule import DeviceOp, DeviceOpKind
+from pipeplan.sums import check_sums
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,11 @@ def from_chain(chain: Chain) -> Costs:
     A chain does not tell how much of `saved_bytes` is alive at once in a forward that keeps
     nothing; at most all of it is, so that is what such a forward is charged (R2). A chain may
     not tell that forward's time either; then it is charged what one that keeps all takes.
+
+    Raises:
+        InputError: if times or bytes add up to too much.
     """
+    check_sums(chain)
     layers = chain.layers
     return Costs(
         names=tuple(layer.name for layer in layers),

@@ -68,7 +68,7 @@ def _round_step(least: float, unit: Unit) -> float:
 def steps(points: Sequence[Point], end: float) -> list[Point]:
     """The corners of a curve that keeps each value until the next time."""
     corners: list[Point] = []
-    for (time, value), (until, _) in zip(points, [*points[1:], (end, 0)], strict=True):
+    for (time, value), (until, _) in zip(points, [*points, (end, 0)][1:], strict=True):
         corners += [(time, value), (until, value)]
     return corners
 

@@ -254,11 +254,15 @@ def line_chart(
     stepped: bool = False,
     begin: float = 0,
 ) -> Chart:
-    """Lines in colours of their own; the vertical axis begins near the lowest value."""
+    """Lines in colours of their own; the vertical axis begins near the lowest value.
+
+    It begins below zero only where a value does: nobody reads a negative time.
+    """
     values = [value for points in lines.values() for _, value in points] or [0.0]
     low, high = min(values), max(values)
     room = 0.08 * (high - low or abs(high) or 1)
-    x, y = Axis(begin, end, units[0]), Axis(max(0.0, low - room), high + room, units[1])
+    bottom = low - room if low < 0 else max(0.0, low - room)
+    x, y = Axis(begin, end, units[0]), Axis(bottom, high + room, units[1])
     curves, legend = [], []
     for index, (name, points) in enumerate(lines.items()):
         style = f"l{index}"

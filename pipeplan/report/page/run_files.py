@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pipeplan.action_times import FILE as TIMES
 from pipeplan.action_times import ActionTimes
+from pipeplan.document import read_text
 from pipeplan.errors import InputError
 from pipeplan.memory_terms import MemoryReport
 from pipeplan.plan import Plan
@@ -64,12 +65,12 @@ def _told(file: Path, read_line: Callable[[dict[str, Any]], _Line]) -> Iterator[
     """Lines of a run, or every n-th of a long one."""
     if not file.is_file():
         return
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+    lines = [line for line in read_text(file).splitlines() if line]
     every = max(1, -(-len(lines) // MOST_STEPS))
     for line in lines[every - 1 :: every]:
         try:
             yield read_line(json.loads(line))
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, OverflowError, LookupError, TypeError, AttributeError):
             raise InputError(
                 f"{file}: got {line.strip()[:40]!r}, need the lines that a run wrote. Move the"
                 " file away."
@@ -81,7 +82,7 @@ def _trained(told: dict[str, Any]) -> TrainedStep:
         int(told["step"]),
         _finite(told["loss"]),
         int(told["step_ns"]),
-        float(told["units_per_s"]),
+        _finite(told["units_per_s"]),
         _finite(told.get("gradient_norm")),
     )
 

@@ -138,7 +138,7 @@ class TrainedStep:
     step: int
     loss: float | None
     step_ns: int
-    per_s: float
+    per_s: float | None
     """Samples, or what else the task counts."""
     norm: float | None = None
     """Of the gradients, where a run logs it."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from pipeplan.errors import InvalidPlanError
 from pipeplan.plan import Op, OpKind, Plan
-from pipeplan.simulator import Span
-from pipeplan.simulator.costs import update_ns
+from pipeplan.simulator import Span, updates_ns
 from pipeplan.units import ceil_div
 
 Place = int | tuple[int, int]
@@ -134,7 +134,15 @@ class PlannedActivities:
         return (self._activity(op, turn) for turn in turns)
 
     def _updates(self, activities: Iterable[Activity]) -> Iterator[Activity]:
-        """(T5): behind its last operation a GPU updates its stages, the last one first."""
+        """(T5): behind its last operation a GPU updates its stages, the last one first.
+
+        None where a broken plan does not say how long: its stages are not sound, or when: its
+        GPU computes nothing.
+        """
+        try:
+            updates = updates_ns(self.plan)
+        except InvalidPlanError:
+            return
         ends: dict[Place, int] = {}
         for activity in activities:
             if activity.kind != "OPT" and activity.kind.is_compute:
@@ -142,8 +150,8 @@ class PlannedActivities:
                     activity.end_ns, ends.get(activity.place, activity.end_ns)
                 )
         for stage in reversed(self.plan.stages):
-            begin = ends[stage.gpu]
-            ends[stage.gpu] = end = begin + update_ns(self.plan, stage.id)
-            if end > begin:
+            begin = ends.get(stage.gpu)
+            if begin is not None and updates[stage.id]:
+                ends[stage.gpu] = end = begin + updates[stage.id]
                 last = self.plan.microbatches - 1
                 yield Activity("OPT", stage.id, last, stage.gpu, begin, end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -79,6 +80,14 @@ def test_counts_in_flight_of_a_cycle_are_the_verifiers(seed: int) -> None:
         assert cycle is not None
         plan = executed(of, (2, 4, 6), Policy(caps))
         assert tuple(cycle.in_flight(ops)) == verifier.audit(plan).in_flight
+
+
+def test_a_forward_without_length_counts_before_the_update() -> None:
+    """(R6): it starts where a backward ends, so a step of two micro-batches is raised to three."""
+    of = replace(setting(chain([(0, 1), (1, 2)]), 2), microbatches=2)
+    plan = executed(of, (1, 2), Policy((3, 1)))
+    assert (verifier.audit(plan).in_flight[0], plan.microbatches) == (3, 3)
+    assert verifier.verify(plan) == ()
 
 
 def test_two_stages_on_one_gpu_are_refused() -> None:

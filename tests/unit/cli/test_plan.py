@@ -60,6 +60,9 @@ def test_planning_gives_a_verified_plan_and_says_so(
     assert made.chain == Chain.read(chain_file)
     assert main(["verify", str(out)]) == 0
     assert main(["simulate", str(out)]) == 0
+    spaced = out.rename(tmp_path / "my plan.json")
+    assert main(["verify", str(spaced)]) == 0
+    assert f"next: pipeplan simulate '{spaced}'" in capsys.readouterr().err
 
 
 def test_flags_reach_the_plan(chain_file: Path, tmp_path: Path) -> None:
@@ -184,6 +187,8 @@ def test_simulate_writes_a_trace(
     assert figures["microbatches"] == 30
     assert figures["period_ns"] <= made.period_ns
     assert figures["peak_bytes"] == [row.peak_bytes for row in made.memory]
+    assert main([*command, "--trace", "-"]) == 0
+    assert capsys.readouterr().out == trace.read_text()
     events = json.loads(trace.read_text())["traceEvents"]
     names = [each["name"] for each in events if each.get("cat") == "compute"]
     stages = range(len(made.stages))
@@ -204,6 +209,9 @@ def test_simulate_refuses_a_plan_that_claims_too_little(
     capsys.readouterr()
     assert main(["simulate", str(out)]) == 4
     assert "GPU 0, peak_bytes" in capsys.readouterr().err
+    out.write_text(json.dumps(data | {"memory": []}))
+    assert main(["simulate", str(out)]) == 4
+    assert "memory, plan: got 0, the replay has 2 rows" in capsys.readouterr().err
 
 
 def test_import_csv_and_refuse_what_does_not_belong(

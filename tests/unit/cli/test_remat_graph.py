@@ -162,6 +162,9 @@ def test_a_chain_knows_no_search_and_no_method_of_graphs(
     example = str(Path(__file__).parents[3] / "examples" / "chain.json")
     assert main(["remat", example, "--budget", "8GiB", "--time-limit", "1s"]) == 2
     assert "--time-limit: got a chain" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["remat", example, "--budget", "8GiB", "--time-limit", "0s"])
+    assert "--time-limit: time limit: got '0s', need more than 0" in capsys.readouterr().err
     assert main(["remat", example, "--budget", "8GiB", "--method", "rockmate"]) == 2
     assert f"need one of {', '.join(remat.METHODS)}" in capsys.readouterr().err
 

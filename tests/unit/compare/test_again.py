@@ -64,6 +64,12 @@ def test_what_is_computed_again_is_work() -> None:
     assert row.bubble.total == row.bubble.waiting == pytest.approx(0.3)
 
 
+def test_an_update_of_what_is_computed_again_is_that_of_one_layer() -> None:
+    """(T5): of a step of 7 ns the last one is the update; no GPU idles before it."""
+    row = row_of("test", handmade.recomputed_whole())
+    assert (row.period_ns, row.update_ns, row.bubble.total) == (6, 1, 0)
+
+
 def test_a_row_with_offloading_is_the_last_and_never_worse() -> None:
     """It comes on top of all others, which do without a host; its plan is valid."""
     host = Host(memory_bytes=100 * GIB, bandwidth_bytes_per_s=12 * 10**9)

@@ -180,6 +180,15 @@ def _work(row: Row) -> float:
     return float(total / (len(row.peak_bytes) * row.period_ns))
 
 
+def test_layers_that_take_no_time_have_rows() -> None:
+    """A step of no time idles for nothing, and its samples are counted in a nanosecond."""
+    request = Request(chain([(0, 0)] * 2), (machines(1000),), replace(QUICK, time_limit_s=0.2))
+    rows = [row for row in compare(request).points[0].rows if isinstance(row, Row)]
+    instant = next(row for row in rows if row.name == "GPipe")
+    assert (instant.period_ns, instant.bubble.total) == (0, 0)
+    assert instant.samples_per_second(1, 8) == 8e9
+
+
 def test_a_loss_is_shouted() -> None:
     """A faster row of our semantics that fits is a loss, of another or without room it is none."""
     mine, theirs = eager_row(OURS, (1, 1), 1000), eager_row("them", (3, 3), 1000)
@@ -239,8 +248,13 @@ def test_the_verb_shows_saves_and_draws(
         Chain.read(chain_file).digest()
         == json.loads((out / "comparison.json").read_text(encoding="utf-8"))["chain_digest"]
     )
-    assert verb(chain_file, "--gpus", "1", "--memory", "1000", "--out", str(out)) == 2
+    again = ("--gpus", "1", "--memory", "1000", "--out", str(out))
+    assert verb(chain_file, *again) == 2
     assert "not empty" in capsys.readouterr().err
+    kept = (out / "comparison.json").read_text()
+    assert verb(chain_file, *again, "--force", "--data", str(out / "comparison.json")) == 2
+    assert "comparison.json: got the same file twice" in capsys.readouterr().err
+    assert (out / "comparison.json").read_text() == kept
 
 
 def test_ctrl_c_shows_and_saves_what_is_done(

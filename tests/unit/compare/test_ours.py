@@ -89,6 +89,9 @@ def test_bounds_hold_for_less_memory_only() -> None:
     less, more = proven(500, 4), proven(1000, 6)
     assert ours.largest_bound(less, [less, more]) == 6
     higher = proven(500, 9)
+    fast = found(1000, eager_row(OURS, (3, 3), 1000), Absent(CONTIGUOUS, "time"))
+    gaps = [ours.our_rows(each, [each, fast])[0] for each in (proven(1000, 4), proven(1000, 0))]
+    assert [isinstance(row, Row) and row.plan.solver.gap for row in gaps] == [0.5, None]
     assert ours.largest_bound(more, [higher, more]) == 6
     nothing = found(9, Absent(OURS, "time"), Absent(CONTIGUOUS, "time"))
     assert ours.largest_bound(nothing, [nothing]) is None

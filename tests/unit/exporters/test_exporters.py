@@ -105,6 +105,8 @@ REFUSED = [
     (("torchtitan",), plan(("model.embed", *LLAMA[1:])), "'model.embed': got one inside of"),
     (("megatron",), plan(("one", "two", "three", "four", "five")), "need a row of blocks"),
     (("megatron",), plan(("a", "b", *LLAMA[1:3], "head")), "stages of E | E | tt | L .*: need"),
+    (("megatron",), plan(("in", "up.0", "norm", "up.1", "out")), "'norm': got it between"),
+    (("megatron",), plan(("up.0", "up.1", "up.2", "down.0", "down.1")), "'down.0': got one of"),
 ]
 
 

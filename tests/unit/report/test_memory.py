@@ -189,6 +189,9 @@ def test_show_gives_tables_files_and_json(
     assert (tmp_path / "m.csv").read_text() == as_csv(report_of(handmade_offload.two_gpus()))
     assert main(["show", str(plan), *files]) == 2
     assert "exists already" in capsys.readouterr().err
+    for more in ([], ["--json"]):
+        assert main(["show", str(plan), "--csv", "-", *more]) == 0
+        assert capsys.readouterr().out == (tmp_path / "m.csv").read_text()
     assert main(["show", str(plan), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["memory_report"]
     assert MemoryReport.from_data(told) == report_of(handmade_offload.two_gpus())

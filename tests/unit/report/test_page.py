@@ -23,7 +23,7 @@ from pipeplan.report.page.sections import Idle, MemoryOverTime
 from pipeplan.simulator import simulate
 from pipeplan.testing.plans import random_plan, settle
 from pipeplan.testing.plans_split import random_split_plan
-from tests import handmade_offload
+from tests import handmade, handmade_offload
 from tests.samples import two_stages
 
 SEEDS = range(30)
@@ -152,6 +152,23 @@ def test_memory_is_drawn_over_a_whole_period() -> None:
         assert each.length_ns == plan.period_ns
         sizes = zip(*(sizes for _, sizes in each.terms), strict=True)
         assert max(map(sum, sizes)) == each.peak_bytes
+
+
+def test_a_step_ends_with_its_updates() -> None:
+    """(T5): layers that are computed again are updated as one."""
+    table = PlannedActivities(handmade.recomputed_whole())
+    assert max(each.end_ns for each in table.within(table.step())) == table.plan.step_ns
+
+
+def test_broken_plans_have_pages() -> None:
+    """A GPU without operations, a wrong id and a history without bounds are shown as they are."""
+    plan, two = handmade.recomputed_whole(), handmade.base(semantics="flush")
+    idle = two.model_copy(update={"ops": tuple(op for op in two.ops if op.gpu != 1)})
+    renamed = plan.model_copy(update={"stages": (plan.stages[0].model_copy(update={"id": 77}),)})
+    steps = (Improvement(work_s=0.5, strategy="search", period_ns=(6, 1)),)
+    unbounded = plan.solver.model_copy(update={"history": steps})
+    for each in (idle, renamed, plan.model_copy(update={"solver": unbounded})):
+        assert "One step, as planned" in render(page_of(each))
 
 
 def test_the_page_needs_nothing_and_runs_nothing_foreign() -> None:

@@ -90,6 +90,13 @@ def test_report_prints_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["report", folder, "--json"]) == 0
     errors = [row["error"] for row in json.loads(capsys.readouterr().out)]
     assert errors == pytest.approx([0.1, -0.1])
+    promised = {"period_ns": 0, "step_ns": 1000, "peak_bytes": [10, 20]}
+    free = str(write_run(tmp_path / "free", instrumented=False, promised=promised))
+    assert main(["report", free]) == 0
+    assert main(["report", free, "--json"]) == 0
+    text = capsys.readouterr().out
+    assert '"error": null' in text
+    assert "Infinity" not in text
 
 
 def test_a_run_too_short_to_measure_says_so(

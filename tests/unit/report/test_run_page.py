@@ -13,8 +13,10 @@ from pipeplan.cli import main
 from pipeplan.errors import InputError
 from pipeplan.plan import OpKind, Plan
 from pipeplan.report.page import Page, as_json, read_files, run_page
+from pipeplan.report.page.axes import SIDE
 from pipeplan.report.page.of_run import TracedStep
-from pipeplan.report.page.run_sections import Delay, Delays
+from pipeplan.report.page.run_pictures import training_charts
+from pipeplan.report.page.run_sections import Delay, Delays, TrainedStep, TrainingSteps
 from pipeplan.report.page.schedule import PlannedActivities
 from pipeplan.report.page.sections import IdleTime
 from pipeplan.testing.plans import settle
@@ -200,9 +202,20 @@ def test_broken_files_are_refused_by_name(folder: Path) -> None:
     (folder / "actions.json").write_text(swapped.to_json())
     with pytest.raises(InputError, match=r"actions\.json: got 1F16 on rank 0"):
         run_page(read_files(str(folder)))
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(InputError, match=r"metrics\.jsonl: got .* need the lines"):
-        read_files(str(folder))
+    endless = b'{"step": 1, "loss": 1, "step_ns": Infinity, "units_per_s": 1}\n'
+    for content in (b'{"step": 1}\n', endless, b"\xff\n"):
+        (folder / "metrics.jsonl").write_bytes(content)
+        with pytest.raises(InputError, match=r"metrics\.jsonl: "):
+            read_files(str(folder))
+
+
+def test_charts_hold_their_lowest_value() -> None:
+    """A loss below zero is inside, and where none is the axis ends at zero."""
+    steps = tuple(TrainedStep(n, loss, 1, 0.0) for n, loss in ((1, -2.0), (2, 3.0)))
+    loss, _, throughput = training_charts(TrainingSteps(steps))
+    heights = [float(corner.split()[1]) for corner in loss.curves[0].path[1:].split(" L")]
+    assert 0 < heights[1] < heights[0] < SIDE
+    assert throughput.curves[0].path == f"M0.0 {SIDE}.0 L{SIDE}.0 {SIDE}.0"
 
 
 def test_report_writes_a_page_of_one_run(folder: Path, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from pipeplan.chain import Layer, LayerOption, OperatorProgram
@@ -22,8 +24,6 @@ from tests.handmade_split import one_gpu
 from tests.samples import two_stages
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.table import Table
 
 
@@ -158,12 +158,12 @@ def test_bound_is_the_one_the_gap_uses() -> None:
 
 @pytest.mark.parametrize(
     ("predicted", "measured", "error"),
-    [(100, 110, 0.1), (100, 90, -0.1), (0, 0, 0.0), (0, 5, float("inf"))],
+    [(100, 110, 0.1), (100, 90, -0.1), (0, 0, 0.0), (0, 5, None)],
 )
 def test_error_is_relative_to_the_prediction(
-    predicted: float, measured: float, error: float
+    predicted: float, measured: float, error: float | None
 ) -> None:
-    """The error is signed and relative to what was predicted."""
+    """The error is signed and relative to what was predicted; there is none to nothing."""
     comparison = tables.PredictedMeasured("period", "ns", predicted, measured)
     assert comparison.error == pytest.approx(error)
 
@@ -214,6 +214,25 @@ def test_picture_in_an_unknown_format_is_refused(tmp_path: Path) -> None:
     """A wrong ending is an input error, not a traceback."""
     with pytest.raises(InputError, match=r"plan\.xyz"):
         gantt.draw_gantt(two_stages(), tmp_path / "plan.xyz")
+
+
+def test_ctrl_c_leaves_the_picture_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one appears when it is drawn."""
+    file = tmp_path / "plan.svg"
+    gantt.draw_gantt(two_stages(), file)
+    before = file.read_bytes()
+
+    def interrupted(figure: Figure, target: object, **_: object) -> None:
+        if isinstance(target, str):
+            Path(target).write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gantt.draw_gantt(two_stages(), file)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("semantics", ["2bw", "flush"])
