@@ -36,6 +36,7 @@ from pipeplan.capture.user_model.model_call import check_call
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_updates
+from pipeplan.layout import is_repeated
 from pipeplan.nested import MicroBatch, ModelArguments, Structure, layer_loss, text_of
 from pipeplan.precision import casting, check_autocast
 from pipeplan.repeat import kept_generators
@@ -238,12 +239,19 @@ def _check_input(batch: MicroBatch) -> None:
 
 
 def _check_made(model: nn.Module) -> None:
-    """Refuse a model whose parameters have no shape yet."""
+    """Refuse a model whose parameters have no shape yet, or tensors no memory for each number."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value):
             raise InputError(
                 f"task: model {type(model).__name__}: {name}: is lazy, need a shape. Call the"
                 " model once on data(0)[0] before the task is returned."
+            )
+        if is_repeated(value):
+            raise InputError(
+                f"task: model {type(model).__name__}: {name}: got an expanded tensor (shape"
+                f" {list(value.shape)}, strides {list(value.stride())}), need memory for each of"
+                " its numbers: nothing can be loaded into it, or put back. Register"
+                " .expand(..).contiguous() instead."
             )
 
 

@@ -142,6 +142,13 @@ class HoldsWrong(Base):
         return self.wrong(value)
 
 
+def expanded() -> nn.Module:
+    """A buffer whose rows are one in memory."""
+    model = Base()
+    model.last.register_buffer("mask", torch.ones(1, 4).expand(2, 4))
+    return nn.Sequential(model, model.last)
+
+
 def two_devices() -> nn.Module:
     """One layer on the processor, one on another device."""
     model = Base()
@@ -160,6 +167,10 @@ REFUSED = {
     "several tensors": (Structure(), "loss failed.*returned 2 tensors.*let"),
     "no tensor": (Text(), "returned no tensor, need what the loss"),
     "two devices": (two_devices(), "first.weight on cpu and last.weight on meta, need one device"),
+    "an expanded buffer": (
+        expanded(),
+        r"0\.last\.mask: got an expanded tensor .*strides \[0, 1\].*\.contiguous\(\)",
+    ),
     "a wrong shape": (nn.Linear(5, 4), "torch.export failed.*Check that model"),
     "too few arguments": (nn.Bilinear(4, 4, 4), "missing .* 'input2', need what forward"),
     "a forward that fails": (
