@@ -191,6 +191,27 @@ def test_refuses(model: nn.Module, message: str) -> None:
         split(task_of(model))
 
 
+class Weighted(nn.MSELoss):
+    """A loss with a weight of its own."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()), requires_grad=trained)
+
+
+def test_a_loss_that_would_be_trained() -> None:
+    """No optimizer gets its parameters; frozen ones are constants."""
+    with pytest.raises(InputError, match=r"loss Weighted: weight: .*requires_grad_\(False\)"):
+        split(replace(task_of(Base()), loss=Weighted(trained=True)))
+    split(replace(task_of(Base()), loss=Weighted(trained=False)))
+
+
+def test_gradients_that_are_off() -> None:
+    """What passes back between layers is found by autograd."""
+    with torch.no_grad(), pytest.raises(InputError, match=r"split: .*inside of torch.no_grad"):
+        split(task_of(Base()))
+
+
 def test_only_the_model_speaks_while_it_is_captured(capsys: pytest.CaptureFixture[str]) -> None:
     """Torch prints no graph of what it cannot export and logs as before; the model is heard."""
 
