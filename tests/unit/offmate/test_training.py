@@ -18,6 +18,8 @@ from pipeplan.remat.states import StatePlan
 from pipeplan.task import Task
 from tests.offmate_tasks import (
     check_against_plain,
+    check_bits,
+    experts,
     odd_model,
     perceptrons,
     planned,
@@ -63,6 +65,14 @@ def test_odd_layers_train_the_same(
     """Tied and frozen parameters, batch statistics, dropout, views, outputs that are kept."""
     make = partial(odd_model, optimizer)
     check_against_plain(make, planned(make(), share, host_update, bandwidth))
+
+
+@pytest.mark.parametrize("case", CASES[1:], ids=range(1, len(CASES)))
+def test_what_the_first_micro_batch_does_not_reach_is_trained(case: _Case) -> None:
+    """Parameters that only later steps give gradients; steps that give them none skip them."""
+    make = partial(experts, case.optimizer)
+    plan = planned(make(), case.share, case.host_update, case.bandwidth)
+    check_bits(make, plan, 6)
 
 
 def test_one_direction_at_a_time() -> None:
