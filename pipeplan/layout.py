@@ -30,7 +30,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def is_repeated(tensor: Tensor) -> bool:
-    """Whether one number in memory stands in several places of `tensor`, as `.expand()` does it."""
+    """Whether one number in memory stands in several places, as `.expand()` does it."""
     if tensor.layout is not torch.strided:
         return False
     return any(not step and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -99,6 +99,7 @@ def blocks_of(task: Task, max_layers: int | None = None) -> SplitModel:
     """
     _refuse(task)
     model = split(task, max_layers)
+    model.check_torch_draws("states on the host")
     if model.device != "cpu":
         raise InputError(
             f"task: got a model on {model.device}, need it on the processor: states on the host"

@@ -219,8 +219,8 @@ class Pipeline:
             The mean loss of each step; empty where losses are not known.
 
         Raises:
-            InputError: if `steps` is negative, an earlier run ended in its middle, or gradients are
-                off around the call.
+            InputError: if `steps` is negative, an earlier run ended in its middle, or there are
+                no gradients around the call.
             RankError: if a rank failed, or a number is not finite: on all ranks, which have the
                 same steps behind them.
         """

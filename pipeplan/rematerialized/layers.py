@@ -118,6 +118,7 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
             f"rematerialize: model {type(module).__name__}: returned {len(cut.returned.leaves)}"
             " values, need one tensor. Wrap it in a module that returns the one to train on."
         )
+    cut.check_torch_draws("rematerialize")
     cut.check_again(range(len(cut.layers)), "rematerialize")
     return cut
 

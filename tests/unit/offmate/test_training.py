@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.offmate import MachineLimits, StateTraining, measured_problem
 from pipeplan.remat.states import StatePlan
 from pipeplan.task import Task
+from tests import odd_models, pipelines
 from tests.offmate_tasks import (
     check_against_plain,
     check_bits,
@@ -140,12 +141,16 @@ def test_a_step_that_fails_leaves_no_thread() -> None:
         training.step(2)
 
 
+DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"clip_norm": 1.0}, "clip_norm: got one"),
         ({"optimizer": lambda p: torch.optim.Adafactor(p)}, "need that shape"),
         ({"master_weights": True}, "master_weights"),
+        ({"model": DRAWING, "data": pipelines.data}, "module '0' draws from Python's"),
     ],
 )
 def test_what_single_tensors_cannot_do_is_refused(changes: dict[str, Any], words: str) -> None:
