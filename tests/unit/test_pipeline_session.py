@@ -152,6 +152,27 @@ def test_weights_of_any_type_are_saved_and_looked_at(tmp_path: Path) -> None:
             pipeline.save(tmp_path / "later")
 
 
+def test_sparse_buffers_train_and_are_not_saved(tmp_path: Path) -> None:
+    """No checkpoint holds them: that is said with a way out, and training goes on."""
+
+    class Edges(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.register_buffer("edges", torch.eye(5).to_sparse())
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return super().forward(torch.sparse.mm(self.edges, rows))
+
+    task = replace(launch_task.task(0), model=nn.Sequential(nn.Linear(6, 6), Edges()))
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+    with Pipeline(task, launch_task.plan_of(chain, 1, "flush")) as pipeline:
+        pipeline.run(1)
+        with pytest.raises(InputError, match=r"buffer '1\.edges' .*sparse_coo.*as two buffers"):
+            pipeline.save(tmp_path)
+        assert not list(tmp_path.iterdir())
+        pipeline.run(2)
+
+
 def test_all_ranks_hear_of_a_loss_that_is_no_number() -> None:
     """Each of them ends, also one that knows no loss."""
 
