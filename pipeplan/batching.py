@@ -78,9 +78,23 @@ def batches(
             f" {loader.batch_size}, need shuffle=True or False and a batch size. Give the data"
             " set, or number -> micro-batch."
         )
-    order = seed if isinstance(loader.sampler, RandomSampler) else None
+    order = None
+    if isinstance(loader.sampler, RandomSampler):
+        _check_whole(loader.sampler)
+        order = seed
     by_number = _ByNumber(loader.dataset, loader.batch_size, order, seed, loader.collate_fn)
     return Batches(by_number, loader.num_workers, loader.prefetch_factor or prefetch)
+
+
+def _check_whole(sampler: RandomSampler) -> None:
+    """Refuse what an epoch here is not: anything but each sample once."""
+    samples = len(sampler.data_source)
+    if sampler.replacement or sampler.num_samples != samples:
+        raise InputError(
+            f"batches: got a DataLoader with RandomSampler(replacement={sampler.replacement},"
+            f" num_samples={sampler.num_samples}), need each of its {samples} samples once in an"
+            " epoch: shuffle=True. Or give number -> micro-batch."
+        )
 
 
 class Batches:

@@ -36,6 +36,20 @@ def check_updates(accumulate: object, master_weights: object) -> None:
         raise InputError(f"task: master_weights: got {master_weights!r}, need True or False")
 
 
+def check_recorded(where: str) -> None:
+    """Refuse to train, or to look how a model trains, where autograd records nothing.
+
+    Raises:
+        InputError: inside of `torch.no_grad()` or `torch.inference_mode()`.
+    """
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        around = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+        raise InputError(
+            f"{where}: got a call inside of torch.{around}(), need one outside: there are no"
+            " gradients in it, and nothing would be trained"
+        )
+
+
 def sum_dtype(parameter: Tensor, accumulate: torch.dtype | None) -> torch.dtype:
     """The type in which gradients of `parameter` add up."""
     return accumulate if accumulate and parameter.dtype in HALVES else parameter.dtype

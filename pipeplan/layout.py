@@ -29,6 +29,25 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.permute(memory_order(tensor)).is_contiguous()
 
 
+def is_repeated(tensor: Tensor) -> bool:
+    """Whether one number in memory stands in several places, as `.expand()` does it."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(not step and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Put `value` into `tensor`, of which autograd takes no notice where it is dense.
+
+    What is written into the `data` of a sparse tensor stays there.
+    """
+    if tensor.layout is torch.strided:
+        tensor.data.copy_(value, non_blocking=True)
+        return
+    with torch.no_grad():
+        tensor.copy_(value)
+
+
 def has_size(tensor: Tensor) -> bool:
     """Whether its shape is the same in every run: that of `logits[mask]` depends on values."""
     return all(isinstance(length, int) for length in tensor.shape)

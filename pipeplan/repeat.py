@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -43,11 +43,15 @@ def seed_python(seed: int) -> None:
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
-    """Gives the generators of torch, Python and numpy their states back."""
+def kept_generators(gpus: Sequence[int] | None = None) -> Iterator[None]:
+    """Gives the generators of torch, Python and numpy their states back.
+
+    Args:
+        gpus: whose generators; None: those of all.
+    """
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(gpus):
             yield
     finally:
         random.setstate(python)

@@ -116,6 +116,22 @@ class SplitModel:
                     " Keep what it counts in a buffer, or keep the layer: --recompute off."
                 )
 
+    def check_torch_draws(self, where: str) -> None:
+        """Refuse layers that only a pipelined run can seed: it does so per layer and micro-batch.
+
+        Args:
+            where: what trains without, for the message.
+
+        Raises:
+            InputError: if a layer draws from Python's or numpy's generator in its forward.
+        """
+        if self.drawing:
+            raise InputError(
+                f"{where}: module {self.drawing[0]!r} draws from Python's or numpy's generator in"
+                " its forward, need draws from torch's, whose state is kept for a second forward:"
+                " torch.rand(()) in place of random.random()."
+            )
+
     def digest(self) -> str:
         """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
         fed: dict[str, object] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.offmate import MachineLimits, StateTraining, measured_problem
+from pipeplan.offmate import MachineLimits, StateTraining, StepFigures, measured_problem
 from pipeplan.remat.states import StatePlan, StateProblem, plan_states
 from pipeplan.task import Task
 
@@ -69,6 +69,30 @@ def odd_model(optimizer: str) -> Task:
     return _task(model, optimizer, data)
 
 
+class _Experts(nn.Module):
+    """One of two layers, by the sign of a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.experts[int(x[0, 0] > 0)](x))
+
+
+def experts(optimizer: str) -> Task:
+    """A layer of which micro-batches 0, 1 and 4 train one half, and the others the other half."""
+    same = perceptrons(optimizer)
+    assert isinstance(same.model, nn.Sequential)
+
+    def data(number: int) -> tuple[Tensor, Tensor]:
+        source, target = same.data(number)
+        source[0, 0] = 1 if number in (2, 3) else -1
+        return source, target
+
+    return replace(same, model=nn.Sequential(_Experts(), *same.model), data=data)
+
+
 def _task(model: nn.Module, optimizer: str, data: Callable[[int], Any]) -> Task:
     loss = nn.functional.cross_entropy
     return Task(model=model, loss=loss, optimizer=OPTIMIZERS[optimizer], data=data)
@@ -118,6 +142,17 @@ def train_plainly(task: Task, steps: int) -> tuple[list[float], torch.optim.Opti
 
 def check_against_plain(make: Callable[[], Task], plan: StatePlan, steps: int = 4) -> None:
     """Bits of losses, weights, buffers, optimizer states; bytes of device and host."""
+    training, figures = check_bits(make, plan, steps)
+    # The first step has no gradient of an earlier one, and optimizers make counters in it.
+    assert {each.device_peak_bytes for each in figures[1:]} == {plan.outcome.peak_bytes}
+    assert {each.host_peak_bytes for each in figures} == {plan.outcome.host_peak_bytes}
+    assert training.room.bytes == plan.host_bytes
+
+
+def check_bits(
+    make: Callable[[], Task], plan: StatePlan, steps: int = 6
+) -> tuple[StateTraining, list[StepFigures]]:
+    """Those of losses, weights, buffers and optimizer states; what was trained, and its steps."""
     task, plain = make(), make()
     torch.manual_seed(1)
     with StateTraining(task, plan) as training:
@@ -136,10 +171,7 @@ def check_against_plain(make: Callable[[], Task], plan: StatePlan, steps: int = 
     for name, parameter in trained.items():
         for key, value in states[name].items():
             assert torch.equal(value, optimizer.state[parameter][key]), (name, key)
-    # The first step has no gradient of an earlier one, and optimizers make counters in it.
-    assert {each.device_peak_bytes for each in figures[1:]} == {plan.outcome.peak_bytes}
-    assert {each.host_peak_bytes for each in figures} == {plan.outcome.host_peak_bytes}
-    assert training.room.bytes == plan.host_bytes
+    return training, figures
 
 
 def momentum() -> Task:

@@ -35,7 +35,8 @@ from pipeplan.capture.partition.sequential import (
 from pipeplan.capture.user_model.model_call import check_call
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
-from pipeplan.gradients import check_updates
+from pipeplan.gradients import check_recorded, check_updates
+from pipeplan.layout import is_repeated
 from pipeplan.nested import MicroBatch, ModelArguments, Structure, layer_loss, text_of
 from pipeplan.precision import casting, check_autocast
 from pipeplan.repeat import kept_generators
@@ -61,15 +62,17 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
 
     Raises:
         InputError: if the model cannot be exported, a layer fails or returns something other
-            than tensors, or the loss is no scalar.
+            than tensors, the loss is no scalar, or trains parameters of its own.
     """
     if max_layers is not None and max_layers < 1:
         raise InputError(f"split: max_layers: got {max_layers}, need at least 1")
+    check_recorded("split")
     check_autocast(task.autocast)
     check_updates(task.accumulate, task.master_weights)
     backend = backend_of(task.compile)
     model = module_of(task)
     _check_made(model)
+    _check_loss(task.loss)
     device = _device(model)
     check_compiler(backend, device)
     batch = MicroBatch.of(task, 0).mapped(lambda tensor: tensor.to(device))
@@ -238,13 +241,33 @@ def _check_input(batch: MicroBatch) -> None:
 
 
 def _check_made(model: nn.Module) -> None:
-    """Refuse a model whose parameters have no shape yet."""
+    """Refuse a model whose parameters have no shape yet, or tensors no memory for each number."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value):
             raise InputError(
                 f"task: model {type(model).__name__}: {name}: is lazy, need a shape. Call the"
                 " model once on data(0)[0] before the task is returned."
             )
+        if is_repeated(value):
+            raise InputError(
+                f"task: model {type(model).__name__}: {name}: got an expanded tensor (shape"
+                f" {list(value.shape)}, strides {list(value.stride())}), need memory for each of"
+                " its numbers: nothing can be loaded into it, or put back. Register"
+                " .expand(..).contiguous() instead."
+            )
+
+
+def _check_loss(loss: object) -> None:
+    """Refuse a loss with parameters: optimizers get those of the model alone."""
+    own = loss.named_parameters() if isinstance(loss, nn.Module) else iter(())
+    trained = next((name for name, parameter in own if parameter.requires_grad), None)
+    if trained is not None:
+        raise InputError(
+            f"task: loss {type(loss).__name__}: {trained}: got a parameter that the loss would"
+            " train, need all of them in the model. Let the model compute its loss itself"
+            " (Task(loss=None), the target among its inputs), or freeze it:"
+            " requires_grad_(False)."
+        )
 
 
 def _device(model: nn.Module) -> torch.device:

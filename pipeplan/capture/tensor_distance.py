@@ -31,12 +31,18 @@ def largest_size(tensor: Tensor) -> float:
     """The largest number in `tensor`, by size; 0 for none."""
     if not tensor.numel():
         return 0.0
-    return float(densified(tensor.detach()).to(torch.float64).abs().max())
+    return float(_wide(tensor).abs().max())
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
     """The largest difference of two numbers in the same place; infinite for other shapes."""
     if one.shape != other.shape:
         return float("inf")
-    gap = one.detach().to(torch.float64) - other.detach().to(torch.float64)
+    gap = _wide(one) - _wide(other)
     return largest_size(gap.nan_to_num(nan=float("inf")))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In as many bits as there are: both parts of complex numbers count."""
+    kind = torch.complex128 if tensor.is_complex() else torch.float64
+    return densified(tensor.detach()).to(kind)

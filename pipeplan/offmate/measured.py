@@ -69,7 +69,7 @@ def measure_task(
     with as_it_was(list(model.layers), ModelDevice(torch.device("cpu"))):
         trial = Trial(task, model)
         blocks = trial.blocks()
-        names, updates = state_names(task.optimizer), updates_of(task, parameters, trial.trained)
+        names, updates = state_names(task.optimizer), updates_of(task, parameters)
     buffers = {key(each): each for layer in model.layers for each in layer.buffers()}
     rate = rate_of(updates)
     host = rate if machine.host_update is None else machine.host_update
@@ -99,6 +99,7 @@ def blocks_of(task: Task, max_layers: int | None = None) -> SplitModel:
     """
     _refuse(task)
     model = split(task, max_layers)
+    model.check_torch_draws("states on the host")
     if model.device != "cpu":
         raise InputError(
             f"task: got a model on {model.device}, need it on the processor: states on the host"

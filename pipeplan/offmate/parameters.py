@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,13 +64,17 @@ class Update:
     workspace: int = 0
 
 
-def updates_of(task: Task, parameters: Parameters, trained: Collection[int]) -> dict[str, Update]:
-    """What the update of each parameter takes; those of one shape are alike."""
+def updates_of(task: Task, parameters: Parameters) -> dict[str, Update]:
+    """What the update of each parameter takes; those of one shape are alike.
+
+    Also of those that one micro-batch leaves without a gradient (an expert that it does not
+    choose): another one may reach them.
+    """
     known: dict[object, Update] = {}
     found: dict[str, Update] = {}
     timer = median_timer(REPEATS, ModelDevice(torch.device("cpu")))
     for name, each in parameters.by_name.items():
-        if id(each) not in trained:
+        if not each.requires_grad:
             found[name] = Update(False, each.nbytes)
             continue
         kind = (each.shape, each.dtype)

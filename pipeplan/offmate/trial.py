@@ -59,8 +59,6 @@ class Trial:
         self._task, self._model = task, model
         self.data = StepData(task)
         self.data.load(0)
-        self.trained: set[int] = set()
-        """Parameters that got a gradient, by id."""
         self._again = ForwardStates(
             torch.device("cpu"), {layer: () for layer in range(len(model.layers))}
         )
@@ -79,7 +77,6 @@ class Trial:
             found.append(StateBlock(name, options, output, arrived))
             self._values.pop()
         parameters = [each for layer in self._model.layers for each in layer.parameters()]
-        self.trained = {id(each) for each in parameters if each.grad is not None}
         for parameter in parameters:
             parameter.grad = None
         return tuple(reversed(found))

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from pipeplan import lowering, verifier
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.filling import fill
+from pipeplan.gradients import check_recorded
 from pipeplan.hosting import Draft
 from pipeplan.memory_terms import MemoryReport
 from pipeplan.pipeline.ending import Ending
@@ -218,11 +219,13 @@ class Pipeline:
             The mean loss of each step; empty where losses are not known.
 
         Raises:
-            InputError: if `steps` is negative, or an earlier run ended in its middle.
+            InputError: if `steps` is negative, an earlier run ended in its middle, or there are
+                no gradients around the call.
             RankError: if a rank failed, or a number is not finite: on all ranks, which have the
                 same steps behind them.
         """
         whole("run: steps", steps)
+        check_recorded("run")
         first = self.steps
         with self._whole():
             self._session.train(steps)

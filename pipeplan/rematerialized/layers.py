@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -111,13 +112,15 @@ def _cut(module: nn.Module, taken: Sample, max_layers: int | None) -> SplitModel
     """The module's layers; without a loss a stand-in only shows what passes between them."""
     source = taken.source.detach()
     loss, target = taken.loss or (_any_loss, torch.zeros((), device=source.device))
-    task = Task(model=module, loss=loss, optimizer=_no_optimizer, data=lambda _: (source, target))
+    given = partial(loss)  # a module's own parameters are the caller's to train
+    task = Task(model=module, loss=given, optimizer=_no_optimizer, data=lambda _: (source, target))
     cut = split(task, max_layers, evaluates=False)  # the module itself is evaluated
     if cut.returned is not None:
         raise InputError(
             f"rematerialize: model {type(module).__name__}: returned {len(cut.returned.leaves)}"
             " values, need one tensor. Wrap it in a module that returns the one to train on."
         )
+    cut.check_torch_draws("rematerialize")
     cut.check_again(range(len(cut.layers)), "rematerialize")
     return cut
 

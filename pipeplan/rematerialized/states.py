@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from pipeplan.layout import overwrite
 from pipeplan.rematerialized.parts import Buffer
 
 Generators = list[Tensor]
@@ -67,7 +68,7 @@ class ForwardStates:
     def _put(self, buffers: list[Tensor], values: list[Tensor]) -> None:
         # Through `data`: no graph uses the value of a statistic that its forward changed.
         for buffer, value in zip(buffers, values, strict=True):
-            buffer.data.copy_(value)
+            overwrite(buffer, value)
 
     def _generators(self) -> Generators:
         states = [torch.get_rng_state()]

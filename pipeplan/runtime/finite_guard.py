@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pipeplan.runtime.interfaces import Observer
+from pipeplan.runtime.parameters.extremes import extremes
 from pipeplan.runtime.stages.stage import StageRunner
 
 
@@ -49,7 +50,7 @@ class FiniteGuard:
             return
         for stage in stages:
             for parameter, name in stage.names.items():
-                if parameter.numel() and not all(map(_finite, parameter.detach().aminmax())):
+                if not all(end.isfinite() for end in extremes(parameter.detach())):
                     self.nonfinite(step, f"the weight {name!r} (stage {stage.spec.index})")
                     return
 
@@ -80,10 +81,6 @@ class GuardedObserver(Observer):
     def stepped(self, step: int, norm: float, rates: tuple[float, ...]) -> None:
         """See `Observer`."""
         self.observer.stepped(step, norm, rates)
-
-
-def _finite(end: object) -> bool:
-    return math.isfinite(float(end))  # type: ignore[arg-type]
 
 
 def first_of(found: Iterable[tuple[int, str] | None]) -> str:

@@ -30,6 +30,7 @@ from pipeplan.runtime.instrument.storage_log import StorageLog
 from pipeplan.runtime.interfaces import Observer
 from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.stages.random_state import kept_randomness
 from pipeplan.runtime.stages.segment import Heard
 from pipeplan.runtime.supervision.board import LocalBoard, StoreBoard
 from pipeplan.runtime.supervision.failure_attribution import (
@@ -95,7 +96,8 @@ class Session:
         )
         self.source = self._make_source()
         """The data of this rank."""
-        self.worker: Worker = self._make_worker(observer)
+        with kept_randomness(self.device):  # layers may run for trial
+            self.worker: Worker = self._make_worker(observer)
         self.attribution: FailureAttribution | None = None
         """Finds out who is to blame, where there are several ranks."""
         if self._store and isinstance(transport, GlooTransport):
@@ -116,7 +118,8 @@ class Session:
             RankError: if an action failed.
         """
         self._begun = self.steps
-        with self.live or nullcontext(), self.sampled or nullcontext():
+        counted = self.live or nullcontext(), self.sampled or nullcontext()
+        with kept_randomness(self.device), counted[0], counted[1]:
             done = self.worker.executor.run(self.steps, steps)
         self.steps += done
         return done
@@ -145,7 +148,7 @@ class Session:
         """
         worker = self.worker
         ends = worker.stages, worker.endpoints, self.source, self.transport
-        with self.source.replaced(feed):
+        with kept_randomness(self.device), self.source.replaced(feed):
             return evaluate(self.job.pattern, *ends, count, worker.executor.ahead, heard)
 
     def evaluate_numbers(

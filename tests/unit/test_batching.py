@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 from pipeplan import Pipeline, batches
 from pipeplan.batching import Batches
@@ -139,6 +145,11 @@ class Stream(IterableDataset[int]):
         return iter(())
 
 
+def _drawing(**words: Any) -> DataLoader[Any]:
+    samples = Noisy()
+    return DataLoader(samples, batch_size=2, sampler=RandomSampler(samples, **words))
+
+
 @pytest.mark.parametrize(
     ("samples", "words", "why"),
     [
@@ -148,6 +159,12 @@ class Stream(IterableDataset[int]):
         (DataLoader(Noisy(), batch_size=2), {"size": 2}, "in one place"),
         (DataLoader(Noisy(), batch_size=2, sampler=[3, 1]), {}, "got a DataLoader with a list"),
         (DataLoader(Noisy(), batch_size=None), {}, "batch size None"),
+        (
+            _drawing(replacement=True),
+            {},
+            r"replacement=True, num_samples=22\), need each of its 22",
+        ),
+        (_drawing(num_samples=9), {}, r"replacement=False, num_samples=9\)"),
     ],
 )
 def test_what_has_no_numbers_is_refused(samples: Any, words: dict[str, Any], why: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,11 +19,12 @@ from pipeplan.errors import InputError
 from pipeplan.fitting import split_for
 from pipeplan.memory_terms import MemoryReport
 from pipeplan.plan import Semantics
+from pipeplan.repeat import seed_all
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.task import LossScale, Task
 from pipeplan.testing import reference
 from pipeplan.testing.in_process import run_ranks
-from tests import launch_task, pipelines
+from tests import launch_task, odd_models, pipelines
 
 M = launch_task.MICROBATCHES
 Result = TypeVar("Result")
@@ -120,6 +123,27 @@ def test_memory_without_samples_is_the_prediction() -> None:
     assert report is not None
     assert report.step is None
     assert [each.peak.size for each in report.predicted] == [plan.memory[0].peak_bytes]
+
+
+def test_generators_are_left_alone() -> None:
+    """Ranks seed for their own layers; a script that draws batches must draw the same on all."""
+    layers = [odd_models.NumpyNoise(), odd_models.LayerDrop(), nn.Dropout(), nn.Linear(6, 3)]
+    task = replace(launch_task.task(0), model=layers)
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    seed_all(5)
+    wanted = [drawn() for _ in range(3)]
+    seed_all(5)
+    with Pipeline(task, launch_task.plan_of(chain, 1, "flush"), seed=3) as pipeline:
+        found = [drawn()]
+        pipeline.run(1)
+        found.append(drawn())
+        pipeline.evaluate(numbers=[0])
+        found.append(drawn())
+    assert found == wanted
 
 
 class _Twice(nn.Module):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeplan import Pipeline
+from pipeplan.capture import profile_task
 from pipeplan.errors import InputError, RankError
 from pipeplan.plan import Semantics
 from pipeplan.runtime.checkpoint import storage
@@ -115,6 +116,61 @@ def test_a_loss_that_is_no_number_ends_the_training(semantics: Semantics, tmp_pa
         assert pipeline.steps < 10_000
         with pytest.raises(InputError, match="failed in its middle"):
             pipeline.save(tmp_path)
+
+
+class OddTypes(nn.Module):
+    """Weights of which torch finds no least and greatest number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave = nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat))
+        self.small = nn.Parameter(torch.randn(6, 6).to(torch.float8_e4m3fn), requires_grad=False)
+        self.flags = nn.Parameter(torch.ones(6, dtype=torch.uint16), requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        mixed = (rows.to(torch.cfloat) @ self.wave).abs() @ self.small.float()
+        return mixed * self.flags.float()
+
+
+def test_weights_of_any_type_are_saved_and_looked_at(tmp_path: Path) -> None:
+    """Complex numbers, 8 bits and integers; a part that is no number is found."""
+    torch.manual_seed(1)
+    task = replace(launch_task.task(0), model=nn.Sequential(OddTypes(), nn.Linear(6, 3)))
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+    plan = launch_task.plan_of(chain, 1, "flush")
+    with Pipeline(task, plan) as pipeline:
+        pipeline.run(1)
+        pipeline.save(tmp_path)
+        wanted = trained(pipeline)
+        pipeline.run(1)
+        pipeline.load(tmp_path)
+        found = trained(pipeline)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        found["model.0.wave"][2, 3] = complex(0, torch.nan)
+        pipeline.state_dict()["model.0.wave"].copy_(found["model.0.wave"])
+        with pytest.raises(RankError, match=r"the weight '0\.wave' \(stage 0\) is not finite"):
+            pipeline.save(tmp_path / "later")
+
+
+def test_sparse_buffers_train_and_are_not_saved(tmp_path: Path) -> None:
+    """No checkpoint holds them: that is said with a way out, and training goes on."""
+
+    class Edges(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.register_buffer("edges", torch.eye(5).to_sparse())
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return super().forward(torch.sparse.mm(self.edges, rows))
+
+    task = replace(launch_task.task(0), model=nn.Sequential(nn.Linear(6, 6), Edges()))
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+    with Pipeline(task, launch_task.plan_of(chain, 1, "flush")) as pipeline:
+        pipeline.run(1)
+        with pytest.raises(InputError, match=r"buffer '1\.edges' .*sparse_coo.*as two buffers"):
+            pipeline.save(tmp_path)
+        assert not list(tmp_path.iterdir())
+        pipeline.run(2)
 
 
 def test_all_ranks_hear_of_a_loss_that_is_no_number() -> None:

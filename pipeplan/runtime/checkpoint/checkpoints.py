@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeplan.errors import InputError
@@ -15,6 +16,7 @@ from pipeplan.runtime.job import SessionOptions, TrainingJob
 from pipeplan.runtime.startup.shared_directory import check_shared
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.runtime.transport.gloo import GlooTransport, LocalTransport
+from pipeplan.split_model import SplitModel
 
 
 class Checkpoints:
@@ -36,12 +38,17 @@ class Checkpoints:
             worker: has the stages.
             store: of all ranks, a part that nothing else uses; None where there is none.
             options: how many checkpoints stay, and when they are written.
+
+        Raises:
+            InputError: if there is a directory for checkpoints, and a buffer fits into none.
         """
         self._job, self._transport, self._worker = job, transport, worker
         self._store, self._options = store, options
         self._shared = set() if options.out is None else {options.out}
         """Directories that all ranks are known to share."""
         self._writer: CheckpointWriter | None = None
+        if options.out is not None:  # known before hours of training are lost
+            _check_buffers(job.split, options.out)
 
     def save(self, out: Path, step: int, drawn: int, spared: Path | None = None) -> None:
         """Write one into `out`; all ranks call it, with an empty pipeline.
@@ -53,11 +60,12 @@ class Checkpoints:
             spared: a checkpoint that stays, however old it is.
 
         Raises:
-            InputError: if the transport is not pipeplan's own.
+            InputError: if the transport is not pipeplan's own, or a buffer is sparse.
             DisagreementError: if the ranks do not see one directory.
             RankError: if this checkpoint, or one before it, could not be written.
         """
         job, stages = self._job, self._worker.stages.values()
+        _check_buffers(job.split, out)
         scales, good_steps = self._worker.scales(step)
         meta = storage.CheckpointMeta(
             step=step,
@@ -125,3 +133,16 @@ class Checkpoints:
                 transport, background=options.background, keep=options.keep
             )
         return self._writer
+
+
+def _check_buffers(split: SplitModel, out: Path) -> None:
+    """Refuse what torch's checkpoints cannot hold, on all ranks alike."""
+    for layer, names in zip(split.layers, split.fqns, strict=True):
+        for local, buffer in layer.named_buffers():
+            if buffer.layout is not torch.strided:
+                raise InputError(
+                    f"save {out}: buffer {names[local]!r} has the layout {buffer.layout}, need"
+                    " dense ones: torch's checkpoints hold no others. Register its indices and its"
+                    " values as two buffers, and make the sparse tensor of them in the forward; or"
+                    " train without checkpoints and keep Pipeline.state_dict() yourself."
+                )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pipeplan.layout import overwrite
 from pipeplan.livebytes import storage_bytes
 from pipeplan.pinned import PinnedPool
 
@@ -30,7 +31,7 @@ class _Kept:
     def put_back(self) -> None:
         if getattr(self.module, self.name) is not self.tensor:
             setattr(self.module, self.name, self.tensor)
-        self.tensor.data.copy_(self.copy(), non_blocking=True)
+        overwrite(self.tensor, self.copy())
 
 
 class BufferSnapshots:
@@ -72,9 +73,13 @@ class BufferSnapshots:
             kept.put_back()
 
     def _copied(self, tensor: Tensor) -> Callable[[], Tensor]:
+        if tensor.layout is not torch.strided:
+            sparse = tensor.detach().clone()  # has no bytes in a row
+            return lambda: sparse
         if tensor.device.type != "cpu":
             there = self._pool.empty_like(tensor).copy_(tensor.detach(), non_blocking=True)
             return lambda: there
-        array = tensor.detach().reshape(-1).view(torch.uint8).numpy().copy()
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        array = flat.view(torch.uint8).numpy().copy()
         shape, dtype = tensor.shape, tensor.dtype
         return lambda: torch.from_numpy(array).view(dtype).reshape(shape)

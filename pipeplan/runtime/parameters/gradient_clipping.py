@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import InputError
+from pipeplan.runtime.parameters.extremes import extremes
 from pipeplan.runtime.parameters.gradient_norms import NormLayout, norms_of
 from pipeplan.runtime.transport.base import Pending, Transport, wait_all
 from pipeplan.task import LossScale
@@ -211,6 +212,6 @@ def _found(places: list[int], gradients: list[Tensor], *, look: bool) -> _Found:
     No tensor is made that is as large as a gradient.
     """
     norms = norms_of(gradients)
-    ends = [end for each in gradients if look and each.numel() for end in each.aminmax()]
+    ends = [end for each in gradients if look for end in extremes(each)]
     finite = torch.stack(ends).isfinite().all() if ends else norms.new_ones(())
     return _Found(places, norms, finite.double().reshape(1))

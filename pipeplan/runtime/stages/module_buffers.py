@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InputError
+from pipeplan.layout import overwrite
 
 Forward = Callable[[Sequence[nn.Module]], Sequence[Tensor]]
 """Layers -> what they return for some input, always the same one."""
@@ -60,7 +61,7 @@ class _Value:
         if self.buffer.tensor is not self.tensor:
             setattr(self.buffer.module, self.buffer.name, self.tensor)
         if self.tensor is not None and self.copy is not None:
-            self.tensor.data.copy_(self.copy)
+            overwrite(self.tensor, self.copy)
 
 
 Values = Sequence[_Value]

@@ -7,7 +7,11 @@ runs, in one process or in sixteen.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
+
+from pipeplan.repeat import kept_generators
 
 _MASK = 2**64 - 1
 
@@ -32,9 +36,23 @@ def seed_layer(seed: int, layer: int, microbatch: int, device: torch.device) -> 
     """
     value = layer_seed(seed, layer, microbatch)
     torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(value)
+    for gpu in _seeded_gpus(device):
+        torch.cuda.default_generators[gpu].manual_seed(value)
+
+
+def kept_randomness(device: torch.device) -> AbstractContextManager[None]:
+    """Around layers on `device`: the generators that are set for them have their states back.
+
+    Each rank sets them for other layers, and a script that draws its batches from the same
+    generators must draw the same on all ranks.
+    """
+    return kept_generators(_seeded_gpus(device))
+
+
+def _seeded_gpus(device: torch.device) -> list[int]:
+    if not torch.cuda.is_initialized():
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _finalize(z: int) -> int:

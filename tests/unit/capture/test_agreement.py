@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.capture import agreement, profile_task, split
+from pipeplan.capture.tensor_distance import largest_difference, largest_size
 from pipeplan.capture.user_model.module_attributes import AttributeSnapshot, restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
@@ -68,6 +69,12 @@ def test_a_wrong_output_is_refused() -> None:
     task = mlp()
     with pytest.raises(InputError, match="the output differs by"):
         agreement(spoiled(task, output=1.01), task)
+
+
+def test_both_parts_of_complex_numbers_are_compared() -> None:
+    """A difference in the imaginary part alone is one."""
+    assert largest_difference(torch.tensor([3 + 4j]), torch.tensor([3 + 2j])) == 2
+    assert largest_size(torch.tensor([3 + 4j])) == 5
 
 
 def test_rounding_is_measured_and_told() -> None:

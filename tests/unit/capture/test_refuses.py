@@ -142,6 +142,13 @@ class HoldsWrong(Base):
         return self.wrong(value)
 
 
+def expanded() -> nn.Module:
+    """A buffer whose rows are one in memory."""
+    model = Base()
+    model.last.register_buffer("mask", torch.ones(1, 4).expand(2, 4))
+    return nn.Sequential(model, model.last)
+
+
 def two_devices() -> nn.Module:
     """One layer on the processor, one on another device."""
     model = Base()
@@ -160,6 +167,10 @@ REFUSED = {
     "several tensors": (Structure(), "loss failed.*returned 2 tensors.*let"),
     "no tensor": (Text(), "returned no tensor, need what the loss"),
     "two devices": (two_devices(), "first.weight on cpu and last.weight on meta, need one device"),
+    "an expanded buffer": (
+        expanded(),
+        r"0\.last\.mask: got an expanded tensor .*strides \[0, 1\].*\.contiguous\(\)",
+    ),
     "a wrong shape": (nn.Linear(5, 4), "torch.export failed.*Check that model"),
     "too few arguments": (nn.Bilinear(4, 4, 4), "missing .* 'input2', need what forward"),
     "a forward that fails": (
@@ -178,6 +189,27 @@ def test_refuses(model: nn.Module, message: str) -> None:
     """What cannot be captured is an InputError that names the place."""
     with pytest.raises(InputError, match=message):
         split(task_of(model))
+
+
+class Weighted(nn.MSELoss):
+    """A loss with a weight of its own."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()), requires_grad=trained)
+
+
+def test_a_loss_that_would_be_trained() -> None:
+    """No optimizer gets its parameters; frozen ones are constants."""
+    with pytest.raises(InputError, match=r"loss Weighted: weight: .*requires_grad_\(False\)"):
+        split(replace(task_of(Base()), loss=Weighted(trained=True)))
+    split(replace(task_of(Base()), loss=Weighted(trained=False)))
+
+
+def test_gradients_that_are_off() -> None:
+    """What passes back between layers is found by autograd."""
+    with torch.no_grad(), pytest.raises(InputError, match=r"split: .*inside of torch.no_grad"):
+        split(task_of(Base()))
 
 
 def test_only_the_model_speaks_while_it_is_captured(capsys: pytest.CaptureFixture[str]) -> None:

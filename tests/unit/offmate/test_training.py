@@ -16,8 +16,11 @@ from pipeplan.errors import InputError
 from pipeplan.offmate import MachineLimits, StateTraining, measured_problem
 from pipeplan.remat.states import StatePlan
 from pipeplan.task import Task
+from tests import odd_models, pipelines
 from tests.offmate_tasks import (
     check_against_plain,
+    check_bits,
+    experts,
     odd_model,
     perceptrons,
     planned,
@@ -63,6 +66,14 @@ def test_odd_layers_train_the_same(
     """Tied and frozen parameters, batch statistics, dropout, views, outputs that are kept."""
     make = partial(odd_model, optimizer)
     check_against_plain(make, planned(make(), share, host_update, bandwidth))
+
+
+@pytest.mark.parametrize("case", CASES[1:], ids=range(1, len(CASES)))
+def test_what_the_first_micro_batch_does_not_reach_is_trained(case: _Case) -> None:
+    """Parameters that only later steps give gradients; steps that give them none skip them."""
+    make = partial(experts, case.optimizer)
+    plan = planned(make(), case.share, case.host_update, case.bandwidth)
+    check_bits(make, plan, 6)
 
 
 def test_one_direction_at_a_time() -> None:
@@ -130,12 +141,16 @@ def test_a_step_that_fails_leaves_no_thread() -> None:
         training.step(2)
 
 
+DRAWING = nn.Sequential(odd_models.LayerDrop(), nn.Linear(6, 3))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"clip_norm": 1.0}, "clip_norm: got one"),
         ({"optimizer": lambda p: torch.optim.Adafactor(p)}, "need that shape"),
         ({"master_weights": True}, "master_weights"),
+        ({"model": DRAWING, "data": pipelines.data}, "module '0' draws from Python's"),
     ],
 )
 def test_what_single_tensors_cannot_do_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pipeplan.errors import InputError
 from pipeplan.livebytes import LiveBytes
 from pipeplan.rematerialized import layers, timing
+from tests import odd_models
 from tests.lean_modules import LOSS, SAMPLE, by_layers, exported, lean, row, source
 
 
@@ -236,6 +237,14 @@ def test_gradients_that_are_there_are_not_replaced_while_measuring() -> None:
     assert all(each is given for each in seen)
     assert weight.grad is given
     assert torch.equal(given, torch.full_like(weight, 2.0))
+
+
+@pytest.mark.parametrize("draw", [odd_models.LayerDrop, odd_models.NumpyNoise])
+def test_draws_of_python_are_refused(draw: type[nn.Module]) -> None:
+    """A second forward would draw other numbers, or every forward the same ones."""
+    module, sample = nn.Sequential(draw(), nn.Linear(6, 6)), torch.ones(4, 6)
+    with pytest.raises(InputError, match=r"rematerialize: module '0' draws from .*torch.rand"):
+        by_layers(module, (sample, sample), "1GiB", loss=LOSS, repeats=1)
 
 
 def test_the_rehearsal_holds_the_budget_and_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,20 @@ def test_buffers_of_all_kinds_turn_back() -> None:
         assert state["replaced"].stride() == states[0]["replaced"].stride() or step
 
 
+def test_sparse_and_conjugated_buffers_turn_back() -> None:
+    """Their numbers do not lie in a row of bytes."""
+    layer = nn.Module()
+    layer.register_buffer("edges", torch.eye(3).to_sparse())
+    layer.register_buffer("waves", torch.tensor([1 + 2j, 3 - 4j]).conj())
+    past = BufferSnapshots([layer])
+    past.remember(0, since=0)
+    layer.edges.mul_(2)
+    layer.waves.mul_(2)
+    past.turn_back(0)
+    assert torch.equal(layer.edges.to_dense(), torch.eye(3))
+    assert layer.waves.tolist() == [1 - 2j, 3 + 4j]
+
+
 def test_ranks_take_the_answer_of_the_slowest() -> None:
     """One with long steps is enough; updated steps are never dropped."""
     board = LocalBoard()

@@ -292,3 +292,23 @@ class Narrow(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         return value.to(self.dtype)
+
+
+class Waves(nn.Module):
+    """A complex weight, whose type few operations of torch have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat) / 3)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return (value.to(torch.cfloat) @ self.weight).abs()
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+def test_complex_weights(semantics: Semantics) -> None:
+    """Their gradients are clipped and looked at as those of real ones."""
+    torch.manual_seed(5)
+    split, task = pipelines.split_by_hand([Waves(), nn.Linear(6, 6), Waves()], "adamw")
+    task = replace(task, clip_norm=0.2, loss_scale=LossScale(initial=8.0, interval=2))
+    assert check(([1, 2], [0, 1, 0]), semantics, split, task).norms
