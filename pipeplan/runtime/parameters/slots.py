@@ -55,6 +55,9 @@ def merged_attributes(layers: Iterable[nn.Module]) -> dict[nn.Parameter, list[Mo
 class ParameterSlots:
     """Some parameters of one stage as its graphs see them."""
 
+    borrows = False
+    """Whether another one has and updates them."""
+
     def __init__(
         self,
         places: Mapping[nn.Parameter, Sequence[ModuleAttribute]],
@@ -140,6 +143,10 @@ class ParameterSlots:
         (index,) = (i for i, known in enumerate(self.parameters) if known is parameter)
         return index
 
+    def places(self, parameter: nn.Parameter) -> tuple[ModuleAttribute, ...]:
+        """Where modules have it as an attribute."""
+        return self._places[self.index(parameter)]
+
     def begin_graph(self, step: int) -> None:
         """Bind the version that a forward of `step` reads.
 
@@ -200,6 +207,8 @@ def _writes(tensors: Iterable[Tensor]) -> list[int]:
 
 class SharedSlots(ParameterSlots):
     """Parameters that another layer of this rank owns and updates."""
+
+    borrows = True
 
     def __init__(
         self,
