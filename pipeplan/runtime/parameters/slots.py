@@ -131,6 +131,16 @@ class ParameterSlots:
         self._reached[bank] = reached
         self._marks[bank] = _writes(self._banks[bank])
 
+    def has_reached(self, parameter: nn.Parameter, step: int) -> bool:
+        """`reached` of one parameter."""
+        return self.reached(step)[self.index(parameter)]
+
+    def say_has_reached(self, parameter: nn.Parameter, step: int, *, reached: bool) -> None:
+        """`say_reached` of one parameter; of the others stays what is known."""
+        known = self.reached(step)
+        known[self.index(parameter)] = reached
+        self.say_reached(step, known)
+
     def _bank(self, step: int) -> int:
         return self.read_by(step) % len(self._banks)
 
