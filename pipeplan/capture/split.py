@@ -33,6 +33,7 @@ from pipeplan.capture.partition.sequential import (
     sequential_layers,
 )
 from pipeplan.capture.user_model.model_call import check_call
+from pipeplan.capture.user_model.own_memory import check_apart
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_updates
@@ -238,13 +239,14 @@ def _check_input(batch: MicroBatch) -> None:
 
 
 def _check_made(model: nn.Module) -> None:
-    """Refuse a model whose parameters have no shape yet."""
+    """Refuse a model whose parameters have no shape yet, or lie in each other's memory."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value):
             raise InputError(
                 f"task: model {type(model).__name__}: {name}: is lazy, need a shape. Call the"
                 " model once on data(0)[0] before the task is returned."
             )
+    check_apart(model)
 
 
 def _device(model: nn.Module) -> torch.device:
