@@ -33,6 +33,7 @@ from pipeplan.capture.partition.sequential import (
     sequential_layers,
 )
 from pipeplan.capture.user_model.model_call import check_call
+from pipeplan.capture.user_model.own_memory import check_apart
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_recorded, check_updates
@@ -241,7 +242,7 @@ def _check_input(batch: MicroBatch) -> None:
 
 
 def _check_made(model: nn.Module) -> None:
-    """Refuse a model whose parameters have no shape yet, or tensors no memory for each number."""
+    """Refuse a model whose parameters have no shape yet, or whose tensors share memory."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(value):
             raise InputError(
@@ -255,6 +256,7 @@ def _check_made(model: nn.Module) -> None:
                 " its numbers: nothing can be loaded into it, or put back. Register"
                 " .expand(..).contiguous() instead."
             )
+    check_apart(model)
 
 
 def _check_loss(loss: object) -> None:

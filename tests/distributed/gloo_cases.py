@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -47,6 +48,28 @@ def scaled() -> tuple[SplitModel, Task]:
     return split, replace(task, loss_scale=LossScale(initial=4.0, interval=2), clip_norm=0.5)
 
 
+class Reached(nn.Linear):
+    """A gradient reaches its weight only in the first half of the toy."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__(6, 6)
+        self.first = first
+
+    def forward(self, value: Tensor) -> Tensor:
+        weight = self.weight if self.first else self.weight.detach()
+        return value + nn.functional.linear(value, weight, self.bias)
+
+
+def half_reached() -> tuple[SplitModel, Task]:
+    """Eight layers: the first and the last but one share a weight, which only the first trains."""
+    torch.manual_seed(7)
+    first, later = Reached(first=True), Reached(first=False)
+    later.weight = first.weight
+    inner = [nn.Linear(6, 6) for _ in range(5)]
+    split, task = pipelines.split_by_hand([first, *inner, later, nn.Linear(6, 3)], "adamw")
+    return split, replace(task, tied="synchronize")
+
+
 def cases(ranks: int) -> list[tuple[Plan, Make]]:
     """Hand-made maps in both modes with both optimizers; random lowered plans; model families."""
     found = [
@@ -65,7 +88,12 @@ def cases(ranks: int) -> list[tuple[Plan, Make]]:
         (pipelines.plan_of(*shape, semantics, microbatches=6), make)
         for shape in MAPS[ranks][:2]
         for semantics in ("flush", "2bw")
-        for make in (partial(models.make, "GPT-2, tied"), partial(models.make, "T5"), scaled)
+        for make in (
+            partial(models.make, "GPT-2, tied"),
+            partial(models.make, "T5"),
+            scaled,
+            half_reached,
+        )
     ]
     return [*found, *random, *exchanging]
 

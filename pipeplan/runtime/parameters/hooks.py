@@ -1,5 +1,8 @@
 """Hooks on parameters: they run as in a plain loop, also where graphs use leaves in their place.
 
+And what must not happen to a parameter meanwhile: a gradient that comes to the parameter while a
+leaf stands in for it is one that no update would see.
+
 Under 2bw the leaf of a slot stands in for the parameter. Its gradient goes through the hooks that
 the parameter has at that moment, and while they run the parameter itself holds the weights and the
 sum of gradients that the graph uses. Hooks may change gradients; weights are changed by the task's
@@ -22,6 +25,8 @@ from pipeplan.runtime.parameters.slots import ParameterSlots
 Hook = Callable[[Any], Any]
 _Mark = tuple[int, nn.Parameter, int, int]
 """Index, leaf, and how often parameter and leaf were written to."""
+_Gradient = tuple[Tensor | None, int]
+"""A parameter's own one, and how often it was written to."""
 
 
 class ParameterHooks:
@@ -38,15 +43,18 @@ class ParameterHooks:
         """Of each parameter: itself, and what stands in for it."""
         self._counts: list[int] = []
         self._hooked: list[int] = []
+        self._beside = () if slots.borrows else _stood_in_for(slots)
+        self._gradients: list[_Gradient] = []
 
     def follow(self) -> None:
-        """Take the hooks that parameters have now; a run begins.
+        """Take the hooks and gradients that parameters have now; a run begins.
 
         Raises:
             InputError: if a hook looks at several parameters at once.
         """
         self._counts = [sum(map(len, map(hooks_of, family))) for family in self._families]
         self._hooked = [index for index, count in enumerate(self._counts) if count]
+        self._gradients = list(map(_gradient, self._beside))
         for index in self._hooked:
             parameter, *leaves = self._families[index]
             for member in self._families[index]:
@@ -99,6 +107,36 @@ class ParameterHooks:
                     " gradients of earlier micro-batches would meet, too. Register it before the"
                     " run, not in a layer's forward."
                 )
+
+    def check_none_beside(self) -> None:
+        """Refuse gradients that came to a parameter since `follow`, past the leaf in its place.
+
+        Raises:
+            InputError: if there is one.
+        """
+        for parameter, (before, writes) in zip(self._beside, self._gradients, strict=True):
+            gradient, now = _gradient(parameter)
+            if gradient is not before or now != writes:
+                place = self._slots.places(parameter)[0]
+                raise InputError(
+                    f"task: parameter {self._names[parameter]!r}: got a gradient that no update"
+                    f" sees: a layer uses it without asking {type(place.module).__name__} for"
+                    f" {place.name!r}, as from a list, a dictionary or a closure. Under 2bw, and"
+                    " for sums in 32 bits, other tensors stand in for parameters while layers"
+                    f" run, in their attributes alone. Write self.{place.name} in the forward, or"
+                    " keep several of them in an nn.ParameterList."
+                )
+
+
+def _stood_in_for(slots: ParameterSlots) -> tuple[nn.Parameter, ...]:
+    """Parameters that no graph should know, as each slot has a leaf of its own."""
+    rows = zip(slots.parameters, *slots.leaves, strict=True)
+    return tuple(parameter for parameter, *row in rows if all(x is not parameter for x in row))
+
+
+def _gradient(parameter: nn.Parameter) -> _Gradient:
+    gradient = parameter.grad
+    return gradient, 0 if gradient is None else _writes(gradient)
 
 
 def hooks_of(parameter: Tensor) -> list[Hook]:

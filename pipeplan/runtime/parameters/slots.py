@@ -55,6 +55,9 @@ def merged_attributes(layers: Iterable[nn.Module]) -> dict[nn.Parameter, list[Mo
 class ParameterSlots:
     """Some parameters of one stage as its graphs see them."""
 
+    borrows = False
+    """Whether another one has and updates them."""
+
     def __init__(
         self,
         places: Mapping[nn.Parameter, Sequence[ModuleAttribute]],
@@ -128,6 +131,16 @@ class ParameterSlots:
         self._reached[bank] = reached
         self._marks[bank] = _writes(self._banks[bank])
 
+    def has_reached(self, parameter: nn.Parameter, step: int) -> bool:
+        """`reached` of one parameter."""
+        return self.reached(step)[self.index(parameter)]
+
+    def say_has_reached(self, parameter: nn.Parameter, step: int, *, reached: bool) -> None:
+        """`say_reached` of one parameter; of the others stays what is known."""
+        known = self.reached(step)
+        known[self.index(parameter)] = reached
+        self.say_reached(step, known)
+
     def _bank(self, step: int) -> int:
         return self.read_by(step) % len(self._banks)
 
@@ -139,6 +152,10 @@ class ParameterSlots:
         """Its place in `parameters`."""
         (index,) = (i for i, known in enumerate(self.parameters) if known is parameter)
         return index
+
+    def places(self, parameter: nn.Parameter) -> tuple[ModuleAttribute, ...]:
+        """Where modules have it as an attribute."""
+        return self._places[self.index(parameter)]
 
     def begin_graph(self, step: int) -> None:
         """Bind the version that a forward of `step` reads.
@@ -200,6 +217,8 @@ def _writes(tensors: Iterable[Tensor]) -> list[int]:
 
 class SharedSlots(ParameterSlots):
     """Parameters that another layer of this rank owns and updates."""
+
+    borrows = True
 
     def __init__(
         self,

@@ -3,6 +3,10 @@
 An owner posts its receives as soon as it can; a layer elsewhere sends its sum when its
 last backward of the step is over and then waits for the total in the same buffer, which the owner
 cannot have sent before it has all of the sum.
+
+Behind each of these messages comes one of a byte: whether anything has reached the gradient it is
+of. Memory does not tell, as a gradient of zeros is one too; and what no gradient has reached in
+any layer must stay as it is in every copy.
 """
 
 from __future__ import annotations
@@ -21,11 +25,36 @@ Holder = Callable[[Use], ParameterSlots]
 """Who has the gradient of a use of this rank."""
 
 
+class _Flag:
+    """A byte that travels: on the host, so that nobody waits for a GPU, and not of torch's memory.
+
+    It must live until it has left or arrived, as every message.
+    """
+
+    __slots__ = ("_byte", "message")
+
+    def __init__(self, *, raised: bool = False) -> None:
+        self._byte = bytearray([raised])
+        self.message = torch.frombuffer(self._byte, dtype=torch.uint8)
+        """The same byte, for a transport."""
+
+    @property
+    def raised(self) -> bool:
+        """What it says."""
+        return bool(self._byte[0])
+
+    def set(self, *, raised: bool) -> None:
+        """Let it say this."""
+        self._byte[0] = raised
+
+
 @dataclass(slots=True)
 class _Inbox:
     """What the owner gets from one copy elsewhere, and later sends back from."""
 
     buffer: Tensor
+    flag: _Flag = field(default_factory=_Flag)
+    """Whether anything has reached what is in the buffer."""
     pending: list[Pending] = field(default_factory=list)
     posted: bool = False
     """Whether the receive of the open step is posted."""
@@ -34,6 +63,16 @@ class _Inbox:
         """Wait for what is under way."""
         wait_all(self.pending)
         self.pending.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Total:
+    """What a copy elsewhere waits for, and what it has sent meanwhile."""
+
+    use: Use
+    pending: tuple[Pending, ...]
+    sent: _Flag
+    received: _Flag
 
 
 class TiedGradients:
@@ -55,7 +94,7 @@ class TiedGradients:
             for use in tie.uses
             if use.rank != here
         }
-        self._totals: dict[tuple[int, int], list[Pending]] = {}
+        self._totals: dict[tuple[int, int], list[_Total]] = {}
 
     def tensors(self) -> list[Tensor]:
         """Everything that lives for the whole run."""
@@ -87,7 +126,8 @@ class TiedGradients:
             if not inbox.posted:
                 inbox.settle()
                 tag = self._tags[id(use)]
-                inbox.pending.append(self._transport.receive(inbox.buffer, use.rank, tag))
+                for tensor in (inbox.buffer, inbox.flag.message):
+                    inbox.pending.append(self._transport.receive(tensor, use.rank, tag))
                 inbox.posted = True
 
     def _elsewhere(self, stage: int) -> Iterator[tuple[Tie, Use]]:
@@ -104,13 +144,26 @@ class TiedGradients:
         for tie in self._ties:
             for use in tie.uses[1:]:
                 if use.stage == stage and tie.owner.rank != here:
-                    buffer, tag = self._gradient(use, step), self._tags[id(use)]
-                    sent = self._transport.send(buffer, tie.owner.rank, tag)
-                    total = self._transport.receive(buffer, tie.owner.rank, tag)
-                    self._totals.setdefault((stage, step), []).extend([sent, total])
+                    total = self._exchanged(use, tie.owner.rank, step)
+                    self._totals.setdefault((stage, step), []).append(total)
+
+    def _exchanged(self, use: Use, owner: int, step: int) -> _Total:
+        """The sum of `use` goes to `owner`, the total comes back into its place."""
+        buffer, tag, carrier = self._gradient(use, step), self._tags[id(use)], self._transport
+        sent, received = _Flag(raised=self._reached(use, step)), _Flag()
+        pending = (
+            carrier.send(buffer, owner, tag),
+            carrier.send(sent.message, owner, tag),
+            carrier.receive(buffer, owner, tag),
+            carrier.receive(received.message, owner, tag),
+        )
+        return _Total(use, pending, sent, received)
 
     def collect(self, stage: int, step: int) -> None:
-        """Add what other layers have summed to the gradients that `stage` owns, in chain order."""
+        """Add what other layers have summed to the gradients that `stage` owns, in chain order.
+
+        Only what anything has reached: zeros that are added would be a gradient, too.
+        """
         self.post(stage)
         for tie in self._ties:
             for use in tie.uses[1:] if tie.owner.stage == stage else ():
@@ -119,27 +172,34 @@ class TiedGradients:
                     inbox = self._inboxes[id(use)]
                     inbox.settle()
                     inbox.posted = False
-                    total.add_(inbox.buffer)
-                else:
+                    if inbox.flag.raised:
+                        total.add_(inbox.buffer)
+                elif self._reached(use, step):
                     part = self._gradient(use, step)
                     total.add_(part)
                     part.zero_()
+                    self._say_reached(use, step, reached=False)
 
     def share(self, stage: int, step: int) -> None:
         """Give copies the finished gradients of the parameters that `stage` owns."""
         for tie, use in self._elsewhere(stage):
             inbox = self._inboxes[id(use)]
             inbox.buffer.copy_(self._gradient(tie.owner, step))
-            tag = self._tags[id(use)]
-            inbox.pending.append(self._transport.send(inbox.buffer, use.rank, tag))
+            inbox.flag.set(raised=self._reached(tie.owner, step))
+            for tensor in (inbox.buffer, inbox.flag.message):
+                sent = self._transport.send(tensor, use.rank, self._tags[id(use)])
+                inbox.pending.append(sent)
         for tie in self._ties:
             for use in tie.uses[1:] if tie.owner.stage == stage else ():
                 if use.rank == tie.owner.rank and use.parameter is not tie.owner.parameter:
                     self._gradient(use, step).copy_(self._gradient(tie.owner, step))
+                    self._say_reached(use, step, reached=self._reached(tie.owner, step))
 
     def await_totals(self, stage: int, step: int) -> None:
         """Return once the copies of `stage` have their gradients of `step`."""
-        wait_all(self._totals.pop((stage, step), []))
+        for total in self._totals.pop((stage, step), []):
+            wait_all(total.pending)
+            self._say_reached(total.use, step, reached=total.received.raised)
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
@@ -148,3 +208,9 @@ class TiedGradients:
 
     def _gradient(self, use: Use, step: int) -> Tensor:
         return self._holder(use).gradient(use.parameter, step)
+
+    def _reached(self, use: Use, step: int) -> bool:
+        return self._holder(use).has_reached(use.parameter, step)
+
+    def _say_reached(self, use: Use, step: int, *, reached: bool) -> None:
+        self._holder(use).say_has_reached(use.parameter, step, reached=reached)

@@ -105,13 +105,16 @@ class StageRunner:
             hooks.follow()
 
     def end_step(self) -> None:
-        """Refuse hooks that came since the run began; the gradients of a step are complete.
+        """Refuse hooks, and gradients past leaves, that came since the run began.
+
+        The gradients of a step are complete.
 
         Raises:
             InputError: if there is one.
         """
         for hooks in self._hooks:
             hooks.check_none_new()
+            hooks.check_none_beside()
 
     @property
     def in_flight(self) -> int:

@@ -199,6 +199,31 @@ REFUSED = {
 }
 
 
+def test_two_parameters_in_one_memory_are_refused() -> None:
+    """Ties go by identity: these would be trained apart as soon as they are on two GPUs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), LINEAR)
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(
+        InputError, match=r"'0\.weight' and '1\.weight' lie in.*b\.weight = a\.wei"
+    ):
+        split(simple(model))
+    model[1].weight = model[0].weight
+    model[1].register_buffer("old", model[0].weight.detach())
+    with pytest.raises(InputError, match=r"'0\.weight' and '1\.old' lie in.*clone"):
+        split(simple(model))
+
+
+def test_parts_of_one_storage_are_no_ties() -> None:
+    """Neighbours have memory of their own; buffers that nobody trains may share theirs."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), LINEAR)
+    whole = torch.ones(8, 4)
+    for layer, part in zip(model, whole.split(4), strict=False):
+        layer.weight.data = part
+        layer.register_buffer("table", whole.clone())
+    model[1].table = model[0].table[:4]
+    assert len(split(simple(model)).layers) == 3
+
+
 @pytest.mark.parametrize(("task", "message"), REFUSED.values(), ids=REFUSED)
 def test_refuses(task: Task, message: str) -> None:
     """What cannot be split is an InputError that names the place."""

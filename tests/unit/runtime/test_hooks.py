@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -250,3 +251,42 @@ def test_bytes_of_hooks_are_planned(semantics: Semantics) -> None:
     )
     plan = planned(chain.model_copy(update={"layers": layers}), 2, semantics, 1, 1)
     assert measured(plan, make()) == [row.peak_bytes for row in plan.memory]
+
+
+class Listed(nn.Module):
+    """Finds its weight in a list of its own."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6).to(dtype))
+        self.found = [self.weight]
+
+    def forward(self, value: Tensor) -> Tensor:
+        return (value.to(self.weight.dtype) @ self.found[0]).float()
+
+
+@pytest.mark.parametrize(
+    ("semantics", "dtype"), [("2bw", torch.float32), ("flush", torch.bfloat16)]
+)
+def test_weights_found_past_their_attributes_are_refused(
+    semantics: Semantics, dtype: torch.dtype
+) -> None:
+    """Where leaves stand in for parameters, what comes to a parameter itself would be lost."""
+    torch.manual_seed(0)
+    split, task = pipelines.split_by_hand([Listed(dtype), nn.Linear(6, 3)], "sgd")
+    plan = pipelines.plan_of([1], [0, 1], semantics, M, layers=2)
+    task = replace(task, accumulate=torch.float32)
+    with pytest.raises(InputError, match=r"'0\.weight'.*no update.*Listed for 'weight'.*self\.w"):
+        pipelines.train(plan, pipelines.pattern_of(plan, 3), split, task, 1)
+
+
+def test_weights_may_be_found_anywhere_under_flush() -> None:
+    """There layers know the parameters themselves; a gradient from before a run is no matter."""
+    torch.manual_seed(0)
+    split, task = pipelines.split_by_hand([Listed(torch.float32), nn.Linear(6, 3)], "sgd")
+    check(([1], [0, 1]), "flush", split, task)
+    split, task = pipelines.toy()
+    for layer in split.layers:
+        for parameter in layer.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    check(([1], [0, 1]), "2bw", split, task)
