@@ -66,7 +66,7 @@ def _may_split(state: Incumbent, schedule: Schedule) -> bool:
 def _whole_backwards(schedule: Schedule) -> Schedule:
     """The same orders where each backward is in one piece, when its first half was."""
     stages = tuple(stage.model_copy(update={"split_backward": False}) for stage in schedule.stages)
-    times = {
+    times: dict[OpId, tuple[int, ...]] = {
         (OpKind.B if kind is OpKind.I else kind, stage): row
         for (kind, stage), row in schedule.times.items()
         if kind is not OpKind.W
