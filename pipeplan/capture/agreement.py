@@ -55,8 +55,8 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
         task: its model is on the device where it is trained.
 
     Raises:
-        InputError: if they differ by more than rounding, or a layer trains a parameter that is
-            none of its own.
+        InputError: if they differ by more than rounding, a layer trains a parameter that is none
+            of its own, or a forward registers a buffer.
     """
     whole = module_of(task)
     parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
@@ -64,8 +64,10 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     with kept_generators(), uncompiled(whole), _without_gradients(parts):
         batches = list(_batches_of(task, PASSES))
         for number, batch in enumerate(batches):
+            there = dict(whole.named_buffers()).keys()
             with restored(parts):
                 expected = _whole(whole, model, task, batch, number)
+            _check_no_new(whole, sorted(expected.buffers.keys() - there))
             with restored(parts):
                 got = _layers(whole, model, task, batch, number)
             unit = rounding_unit([*whole.parameters(), *expected.outputs, expected.loss], model)
@@ -237,6 +239,17 @@ def _without_gradients(parts: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
+
+
+def _check_no_new(whole: nn.Module, names: Sequence[str]) -> None:
+    """Refuse buffers that come into being in a forward: a checkpoint has no place for them."""
+    if names:
+        raise InputError(
+            f"task: model {type(whole).__name__}: buffer {names[0]!r} has no tensor before the"
+            " first forward, need one from the beginning on, of the same shape: a run that goes on"
+            " from a checkpoint could not put it there. Register zeros, and a flag that they are"
+            " to be filled as a second buffer."
+        )
 
 
 def _compared(

@@ -19,11 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
+from pipeplan.capture.split import module_of
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.filling import fill
 from pipeplan.gradients import check_recorded
 from pipeplan.hosting import Draft
 from pipeplan.memory_terms import MemoryReport
+from pipeplan.pipeline.as_made import AsMade
 from pipeplan.pipeline.ending import Ending
 from pipeplan.pipeline.given import Given, drafted
 from pipeplan.plan import Plan
@@ -158,6 +160,7 @@ class Pipeline:
         )
         self._ending.session = self._session = Session(job, transport, self._heard, options)
         GpuMemoryUse.start(self._device)
+        self._as_made = AsMade(module_of(self.task), self._split.layers)
 
     @property
     def steps(self) -> int:
@@ -219,13 +222,14 @@ class Pipeline:
             The mean loss of each step; empty where losses are not known.
 
         Raises:
-            InputError: if `steps` is negative, an earlier run ended in its middle, or there are
-                no gradients around the call.
+            InputError: if `steps` is negative, an earlier run ended in its middle, there are no
+                gradients around the call, or other parameters are to be trained than before.
             RankError: if a rank failed, or a number is not finite: on all ranks, which have the
                 same steps behind them.
         """
         whole("run: steps", steps)
         check_recorded("run")
+        self._as_made.check("run")
         first = self.steps
         with self._whole():
             self._session.train(steps)

@@ -146,6 +146,59 @@ def test_generators_are_left_alone() -> None:
     assert found == wanted
 
 
+def _by_graph() -> Task:
+    """Cut as a graph, in which the mode of a module is a constant."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm, self.two = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.two(self.norm(self.one(rows)))
+
+    return replace(launch_task.task(0), model=Normed())
+
+
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (_by_graph, lambda m: m.one.requires_grad_(False), "one.weight: got requires_grad=False"),
+        (_by_graph, lambda m: m.norm.eval(), "norm: got training=False, need True"),
+        (lambda: launch_task.task(0), lambda m: m[3].requires_grad_(False), "3.weight: got"),
+    ],
+)
+def test_what_is_trained_cannot_change(
+    semantics: Semantics,
+    make: Callable[[], Task],
+    change: Callable[[nn.Module], None],
+    message: str,
+) -> None:
+    """Layers would obey now and then, or never; with the change undone, training goes on."""
+    task = make()
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+    with Pipeline(task, launch_task.plan_of(chain, 1, semantics)) as pipeline:
+        pipeline.run(1)
+        pipeline.evaluate(numbers=[0])
+        change(task.model)
+        with pytest.raises(InputError, match=message):
+            pipeline.run(1)
+        task.model.requires_grad_(True).train()
+        assert len(pipeline.run(2)) == 2
+
+
+def test_a_mode_that_layers_ask_for_may_change() -> None:
+    """In a row the modules are the user's own: they run in the mode that they are in."""
+    task = launch_task.task(0)
+    with Pipeline(task, launch_task.plan(1, "flush")) as pipeline:
+        pipeline.run(1)
+        task.model[6].eval()
+        before = task.model[6].running_mean.clone()
+        pipeline.run(1)
+        assert torch.equal(task.model[6].running_mean, before)
+
+
 class _Twice(nn.Module):
     """Reads its input at both ends, so its last layers are fed it."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan.errors import InternalError
+from pipeplan.errors import InputError, InternalError
 from pipeplan.host_copy import CopyEngine
 from pipeplan.plan import LayerRanges, inside, outermost
 from pipeplan.runtime.parameters.hooks import ParameterHooks
@@ -122,15 +122,28 @@ class StageRunner:
         return len(self._open)
 
     def state(self) -> dict[str, Tensor]:
-        """Newest parameters and all buffers, by name in the user's model; not copied."""
+        """Newest parameters and all buffers, by name in the user's model; not copied.
+
+        Raises:
+            InputError: if a forward has registered a buffer.
+        """
         for unit in self.units:
             unit.settle()
         buffers = {
-            fqns[local]: buffer
+            self._named(fqns, local): buffer
             for layer, fqns in zip(self.spec.layers, self.spec.fqns, strict=True)
             for local, buffer in layer.named_buffers()
         }
         return {name: parameter.detach() for parameter, name in self.names.items()} | buffers
+
+    def _named(self, fqns: dict[str, str], buffer: str) -> str:
+        if buffer not in fqns:
+            raise InputError(
+                f"state: stage {self.spec.index}: buffer {buffer!r} has come since the run was"
+                " made, need it in the model from the beginning on, or a run that goes on could"
+                " not have it. Register zeros of its shape in the module's __init__."
+            )
+        return fqns[buffer]
 
     def forward(
         self, microbatch: int, inputs: list[Tensor], target: Callable[[int], Any]

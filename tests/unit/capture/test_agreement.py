@@ -16,7 +16,7 @@ from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
-from tests import capture_tasks
+from tests import capture_tasks, pipelines
 
 
 class Scaled(nn.Module):
@@ -75,6 +75,29 @@ def test_both_parts_of_complex_numbers_are_compared() -> None:
     """A difference in the imaginary part alone is one."""
     assert largest_difference(torch.tensor([3 + 4j]), torch.tensor([3 + 2j])) == 2
     assert largest_size(torch.tensor([3 + 4j])) == 5
+
+
+class Late(nn.Module):
+    """A buffer that the first forward fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.mean = value.detach().mean(0) if self.mean is None else self.mean
+        return value - self.mean
+
+
+def test_a_buffer_that_comes_later_is_refused() -> None:
+    """No checkpoint could put it back; the profile says so, and a run that had none."""
+    task = replace(mlp(), model=nn.Sequential(nn.Linear(6, 6), Late(), nn.Linear(6, 3)))
+    with pytest.raises(InputError, match=r"buffer '1\.mean' has no tensor before the first"):
+        profile_task(task, repeats=1, warmup=0)
+    model, task = pipelines.split_by_hand([nn.Linear(6, 6), Late(), nn.Linear(6, 3)], "sgd")
+    plan = pipelines.plan_of([], [0], "flush", 2, layers=3)
+    with pytest.raises(InputError, match="stage 0: buffer 'mean' has come since"):
+        pipelines.train(plan, pipelines.pattern_of(plan, period=2), model, task, 1)
 
 
 def test_rounding_is_measured_and_told() -> None:
