@@ -48,5 +48,5 @@ def _places(named: list[tuple[str, Tensor]]) -> Iterator[_Place]:
         if tensor.layout is torch.strided and tensor.numel():
             steps = zip(tensor.shape, tensor.stride(), strict=True)
             extent = 1 + sum((size - 1) * stride for size, stride in steps)
-            begin = tensor.storage_offset() * tensor.itemsize
+            begin = int(tensor.storage_offset()) * tensor.itemsize
             yield key(tensor), begin, begin + extent * tensor.itemsize, name, tensor.requires_grad
