@@ -9,16 +9,19 @@ trains with, hence this lies below both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pipeplan.errors import InputError
 from pipeplan.precision import HALVES
 
 WIDE = torch.float32
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+"""What a task gives: parameters -> their optimizer."""
 
 
 def check_updates(accumulate: object, master_weights: object) -> None:
@@ -118,6 +121,63 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     master = nn.Parameter(parameter.detach().to(WIDE))
     vars(master).update(vars(parameter))
     return master
+
+
+def optimizer_of(
+    make: MakeOptimizer, parameters: Mapping[nn.Parameter, nn.Parameter]
+) -> Optimizer:
+    """The user's optimizer of what is stepped for `parameters`, by user's parameter.
+
+    Users tell parameters apart by identity (those of a set, names in a dictionary), so they are
+    given their own; these hold what is stepped meanwhile, as some optimizers make their state at
+    once. Then what is stepped takes the places of the parameters.
+
+    Raises:
+        InputError: if the optimizer keeps parameters where they cannot be replaced.
+    """
+    others = {known: each for known, each in parameters.items() if known is not each}
+    with _holding(others):
+        optimizer = make(list(parameters))
+    for group in optimizer.param_groups if others else ():
+        group["params"][:] = [others.get(each, each) for each in group["params"]]
+    for known, each in others.items():
+        if known in optimizer.state:
+            optimizer.state[each] = optimizer.state.pop(known)
+    if others and any(found in others for found in _tensors_within(vars(optimizer))):
+        raise InputError(
+            f"task: optimizer: {type(optimizer).__name__} keeps parameters outside of param_groups"
+            " and state, where copies that are stepped in their place cannot replace them (master"
+            " weights, states on the host, tied='synchronize'). Let step() read"
+            " self.param_groups."
+        )
+    return optimizer
+
+
+@contextmanager
+def _holding(others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+    """Lets parameters hold the values, in their type and place, of what is stepped for them."""
+    kept = [(known, known.data) for known in others]
+    try:
+        for known, each in others.items():
+            known.data = each.data
+        yield
+    finally:
+        for known, data in kept:
+            known.data = data
+
+
+def _tensors_within(value: object) -> Iterator[Tensor]:
+    """Those in nested containers, also as keys, and in optimizers that one is made of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Optimizer):
+        yield from _tensors_within(vars(value))
+    elif isinstance(value, Mapping):
+        for pair in value.items():
+            yield from _tensors_within(pair)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from _tensors_within(each)
 
 
 def cast_back(parameters: Sequence[Tensor], masters: Sequence[Tensor]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeplan.document import digest
@@ -81,6 +81,8 @@ class SplitModel:
     """Modules of the model that draw from Python's or numpy's generator, by name."""
     counting: tuple[int, ...] = ()
     """Layers that change Python attributes in their forward: computed again, they count twice."""
+    originals: Mapping[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    """Copies of shared parameters, of layers on several GPUs -> the model's parameters."""
 
     device: str = "cpu"
     """Where the layers are, if they have no tensor that says it."""

@@ -109,7 +109,13 @@ def build(
     scaler = LossScaler(task.loss_scale, lag=versions) if task.loss_scale else None
     ownership = ParameterOwnership(
         ties,
-        OptimizerFactory(task.optimizer, task.scheduler, task.accumulate, task.master_weights),
+        OptimizerFactory(
+            task.optimizer,
+            task.scheduler,
+            task.accumulate,
+            task.master_weights,
+            split.originals,
+        ),
         versions=versions,
         microbatches=plan.microbatches,
         deferred=scaler is not None or task.clip_norm is not None,

@@ -205,6 +205,21 @@ def test_a_graph_is_cut_once(
                 assert torch.equal(mine.train(mode)(given), expected.train(mode)(given))
 
 
+def test_copies_of_shared_weights_are_known_by_the_parameters_of_the_user() -> None:
+    """Also where the first layer, whose parameter it is, belongs to another rank."""
+    made: list[nn.Parameter] = []
+
+    def make() -> Task:
+        model = TiedEnds()
+        made[:] = [model.first.weight]
+        return task_of(model, tied="synchronize")
+
+    split = hosted_by(make, 1).split
+    (copied,) = split.originals
+    assert split.originals[copied] is made[0]
+    assert any(copied is parameter for parameter in split.layers[-1].parameters())
+
+
 def test_what_else_has_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last layer is scaled by a number taken out of the first one, long after it was drawn."""
     monkeypatch.setattr(hosting, "_SAMPLE_BYTES", 0)

@@ -16,7 +16,7 @@ from pipeplan.capture.layer_costs.device_clock import ModelDevice
 from pipeplan.capture.layer_costs.roofline import Roofline
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
-from pipeplan.gradients import cast_back, given, stepped, sum_of
+from pipeplan.gradients import cast_back, given, optimizer_of, stepped, sum_of
 from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.task import Task
 
@@ -128,7 +128,7 @@ def _measure(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> Op
         cast_back(parameters, masters)
 
     with live:
-        optimizer = task.optimizer(list(masters))
+        optimizer = optimizer_of(task.optimizer, dict(zip(parameters, masters, strict=True)))
         update()
         live.count(_state(optimizer))
         update()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -12,36 +12,55 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pipeplan.errors import InputError
-from pipeplan.gradients import given
+from pipeplan.gradients import MakeOptimizer, given, optimizer_of
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerFactory:
     """How parameters are optimized: what the task says of it."""
 
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    optimizer: MakeOptimizer
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     accumulate: torch.dtype | None = None
     """In which gradients of weights in 16 bits add up."""
     master_weights: bool = False
     """Whether copies in 32 bits of such weights are stepped."""
+    originals: Mapping[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    """Copies of shared parameters -> the parameters that the user knows."""
 
-    def begin(self, layers: Iterable[Sequence[nn.Parameter]], step: int) -> LayerOptimizers:
+    def begin(
+        self, layers: Iterable[Mapping[nn.Parameter, nn.Parameter]], step: int
+    ) -> LayerOptimizers:
         """New optimizers whose schedules have made `step` steps, one per layer with parameters.
 
         A schedule is a function of the number of updates, so it is replayed, not stored: a run
         may go on with another number of stages.
 
+        Args:
+            layers: per layer each parameter with what is stepped for it.
+            step: updates made.
+
         Raises:
             InputError: if either function cannot work here.
         """
-        each = tuple(self.optimizer(list(parameters)) for parameters in layers if parameters)
+        each = tuple(self._made(layer) for layer in layers if layer)
         if any(isinstance(optimizer, LBFGS) for optimizer in each):
             raise InputError(
                 "task: optimizer: got LBFGS, which computes the loss again and looks at all"
                 " parameters at once; need one whose step() takes no argument, such as AdamW"
             )
         return LayerOptimizers(each, tuple(self._schedules(each, step)))
+
+    def _made(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
+        """A learning rate that is a tensor is each optimizer's own: each has its own schedule."""
+        known = {
+            self.originals.get(parameter, parameter): each for parameter, each in layer.items()
+        }
+        optimizer = optimizer_of(self.optimizer, known)
+        for group in optimizer.param_groups:
+            tensors = {name: value for name, value in group.items() if isinstance(value, Tensor)}
+            group.update({name: value.clone() for name, value in tensors.items()})
+        return optimizer
 
     def _schedules(self, each: Iterable[Optimizer], step: int) -> Iterator[LRScheduler]:
         if self.scheduler is None:

@@ -62,6 +62,7 @@ def untie(split: SplitModel, tied: Tied) -> SplitModel:
     """
     seen: set[int] = set()
     layers, changed = [], False
+    originals: dict[nn.Parameter, nn.Parameter] = {}
     for name, layer in zip(split.names, split.layers, strict=True):
         tensors = [*layer.parameters(), *layer.buffers()]
         again = [tensor for tensor in tensors if id(tensor) in seen]
@@ -73,14 +74,17 @@ def untie(split: SplitModel, tied: Tied) -> SplitModel:
                     " tied='synchronize' cannot keep equal. Use tied='colocate'."
                 )
             shared = [tensor for tensor in tensors if id(tensor) not in seen]
+            before = [*layer.parameters()]
             layer = copy.deepcopy(layer, {id(tensor): tensor for tensor in shared})
+            pairs = zip(layer.parameters(), before, strict=True)
+            originals.update((each, known) for each, known in pairs if each is not known)
             changed = True
         elif seen.intersection(modules):
             layer = copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
             changed = True
         seen.update(modules, map(id, tensors))
         layers.append(layer)
-    return replace(split, layers=tuple(layers)) if changed else split
+    return replace(split, layers=tuple(layers), originals=originals) if changed else split
 
 
 def find_ties(stages: Sequence[PlannedStage], split: SplitModel) -> tuple[Tie, ...]:

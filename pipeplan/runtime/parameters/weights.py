@@ -96,7 +96,7 @@ class Weights(ParameterSlots):
         self.settle()
         self._version = step
         self._point_at(step)
-        layers = ([self.stepped[parameter] for parameter in layer] for layer in self._layers)
+        layers = ({each: self.stepped[each] for each in layer} for layer in self._layers)
         self._optimizers = self._optimizing.begin(layers, step)
 
     @property
