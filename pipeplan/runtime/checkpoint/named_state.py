@@ -1,7 +1,8 @@
 """Checkpoints keyed by parameter name, so that any plan of the same task can go on from them.
 
 Keys: `model.NAME` (newest weights and buffers), `previous.NAME` (2bw: the version before),
-`master.NAME` (of the newest weights, in 32 bits), `optimizer.NAME.FIELD`. Their files: `storage`.
+`master.NAME` (of the newest weights, in 32 bits), `optimizer.NAME.FIELD`, `group.NAME.FIELD` (what
+steps of an optimizer have written into the group of a parameter). Their files: `storage`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
@@ -221,30 +222,47 @@ def _weights(stage: StageRunner) -> dict[str, Tensor]:
 
 
 def _optimizer(stage: StageRunner) -> dict[str, Any]:
-    return {
+    own = {
         f"optimizer.{stage.names[unit.weight_of(parameter)]}.{field}": value
         for unit in stage.units
         for parameter, optimizer in unit.optimizers.parameters()
         for field, value in optimizer.state.get(parameter, {}).items()
     }
+    of_groups = {
+        f"group.{stage.names[unit.weight_of(parameter)]}.{field}": value
+        for unit in stage.units
+        for parameter, fields in unit.optimizers.entries()
+        for field, value in fields.items()
+    }
+    return own | of_groups
 
 
 def _optimizer_keys(known: Iterable[str], stage: StageRunner, unit: Weights) -> list[str]:
-    wanted = {f"optimizer.{stage.names[parameter]}" for parameter in unit.parameters}
+    names = [stage.names[parameter] for parameter in unit.parameters]
+    wanted = {f"{kind}.{name}" for kind in ("optimizer", "group") for name in names}
     return [key for key in known if key.rpartition(".")[0] in wanted]
 
 
 def _restore_optimizer(stage: StageRunner, unit: Weights, state: Mapping[str, Any]) -> None:
     on_device = {p for optimizer in unit.optimizers.each for p in _steps_on_device(optimizer)}
+    of_groups: dict[nn.Parameter, dict[str, Any]] = {}
     for parameter, optimizer in unit.optimizers.parameters():
-        prefix = f"optimizer.{stage.names[unit.weight_of(parameter)]}"
-        fields = {
-            key.rpartition(".")[2]: _beside(parameter, key, value, moves=parameter in on_device)
-            for key, value in state.items()
-            if key.rpartition(".")[0] == prefix
-        }
-        if fields:
+        name, moves = stage.names[unit.weight_of(parameter)], parameter in on_device
+        of_groups[parameter] = _fields(f"group.{name}", parameter, state, moves=moves)
+        if fields := _fields(f"optimizer.{name}", parameter, state, moves=moves):
             optimizer.state[parameter] = fields
+    unit.optimizers.put_entries(of_groups)
+
+
+def _fields(
+    prefix: str, parameter: nn.Parameter, state: Mapping[str, Any], *, moves: bool
+) -> dict[str, Any]:
+    """What `state` has behind `prefix`, by the last part of its name."""
+    return {
+        key.rpartition(".")[2]: _beside(parameter, key, value, moves=moves)
+        for key, value in state.items()
+        if key.rpartition(".")[0] == prefix
+    }
 
 
 def _steps_on_device(optimizer: Optimizer) -> set[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,8 @@ class OptimizerFactory:
                 "task: optimizer: got LBFGS, which computes the loss again and looks at all"
                 " parameters at once; need one whose step() takes no argument, such as AdamW"
             )
-        return LayerOptimizers(each, tuple(self._schedules(each, step)))
+        schedules = tuple(self._schedules(each, step))
+        return LayerOptimizers(each, schedules, tuple(set[str]() for _ in each))
 
     def _made(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
         """A learning rate that is a tensor is each optimizer's own: each has its own schedule."""
@@ -93,16 +95,21 @@ class LayerOptimizers:
     each: tuple[Optimizer, ...]
     schedules: tuple[LRScheduler, ...]
     """One per optimizer, or none at all."""
+    written: tuple[set[str], ...]
+    """Per optimizer the entries of its groups that its steps have changed: state that lies there,
+    as some optimizers count or estimate for a whole group."""
 
     def step(self, sums: Mapping[nn.Parameter, Tensor | None]) -> None:
         """Update all parameters from their gradients, which `sums` has in whatever type.
 
         None for a parameter that no gradient has reached in this step.
         """
-        for optimizer in self.each:
+        for optimizer, written in zip(self.each, self.written, strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            before = _marks(optimizer)
             with given(parameters, [sums[parameter] for parameter in parameters]):
                 optimizer.step()
+            written.update(name for _, name, _ in _marks(optimizer) - before)
 
     def move_on(self, *, skipped: bool) -> None:
         """Take the schedules one update further, also behind one that was `skipped`."""
@@ -123,6 +130,41 @@ class LayerOptimizers:
         for optimizer in self.each:
             for group in optimizer.param_groups:
                 yield from ((parameter, optimizer) for parameter in group["params"])
+
+    def entries(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+        """Of each parameter what steps have written into its group."""
+        for optimizer, written in zip(self.each, self.written, strict=True):
+            for group in optimizer.param_groups:
+                found = {name: group[name] for name in sorted(written) if name in group}
+                yield from ((parameter, found) for parameter in group["params"])
+
+    def put_entries(self, entries: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:
+        """Let groups have what `entries` of their parameters say."""
+        for optimizer, written in zip(self.each, self.written, strict=True):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    group.update(entries[parameter])
+                    written.update(entries[parameter])
+
+
+_Mark = tuple[int, str, object]
+"""Number of a group, an entry of it, something that changes when the entry does."""
+
+
+def _marks(optimizer: Optimizer) -> set[_Mark]:
+    """Of all that groups have beside parameters."""
+    return {
+        (number, name, _mark(value))
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _mark(value: object) -> object:
+    if isinstance(value, Tensor):
+        return id(value), value._version  # noqa: SLF001  torch has no public name for it
+    return value if isinstance(value, (bool, int, float, str)) else repr(value)
 
 
 def kept_fields(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import re
@@ -84,6 +85,45 @@ def test_resume_under_another_plan_is_exact(
     expected = pipelines.weights_of(trained)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+class Counting(torch.optim.SGD):
+    """Has a rate of its own, and what it follows from, in its groups, as Prodigy does."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Ever shorter ones, longer where gradients were large."""
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            largest = group.get("largest", torch.zeros(()))
+            for parameter in group["params"]:
+                largest = torch.maximum(largest, parameter.grad.abs().max())
+            group["largest"], group["lr"] = largest, 0.1 / group["count"]
+            for parameter in group["params"]:
+                parameter -= group["lr"] * largest * parameter.grad
+
+
+@pytest.mark.parametrize("file", [True, False])
+def test_state_in_groups_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: bool
+) -> None:
+    """Numbers and tensors that steps write into groups are there again, under another plan."""
+    monkeypatch.setitem(pipelines.OPTIMIZERS, "counting", lambda p: Counting(p, lr=0.1))
+    trained = save_alone(tmp_path / "c", "flush", "counting", 2)
+    state = copy.deepcopy(named_state.state_of(trained.stages.values()))
+    assert state["group.0.0.weight.count"] == 2
+    assert not any(key.endswith("momentum") for key in state), "no step has changed it"
+    trained.executor.run(2, 2)
+    resumed = worker(pipelines.plan_of([2], [0, 0], "flush", 6), "counting", LocalTransport())
+    if file:
+        named_state.load(tmp_path / "c", 2, resumed)
+    else:
+        named_state.put(resumed, 2, state, (), 0)
+    again = named_state.state_of(resumed.stages.values())
+    assert again.keys() == state.keys(), "also before the next step"
+    resumed.executor.run(2, 2)
+    expected, found = pipelines.weights_of(trained), pipelines.weights_of(resumed)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 def exchanging(plan: Plan, transport: Transport) -> Worker:
@@ -247,7 +287,7 @@ def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: st
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.param_groups[0] |= {option: True} if option else {}
-    optimizers = LayerOptimizers((optimizer,), ())
+    optimizers = LayerOptimizers((optimizer,), (), (set(),))
     unit = SimpleNamespace(optimizers=optimizers, weight_of={parameter: parameter}.get)
     saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
     stage = SimpleNamespace(names={parameter: "w"})
