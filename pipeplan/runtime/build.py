@@ -14,7 +14,7 @@ from pipeplan.host_copy import CopyEngine
 from pipeplan.nested import layer_loss
 from pipeplan.plan import LayerRanges, Plan
 from pipeplan.plan import Stage as PlannedStage
-from pipeplan.program import Pattern
+from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
 from pipeplan.runtime.interfaces import Observer
@@ -125,7 +125,9 @@ def build(
     device = device_of(split)
     ahead = ahead or RunAhead.of(device)
     host = _way_to_host(plan, device)
-    maker = _StageBuilder(plan, split, task, feed, seed, scale, number, ownership, device, host)
+    maker = _StageBuilder(
+        plan, pattern, split, task, feed, seed, scale, number, ownership, device, host
+    )
     stages = {index: maker.stage(index) for index in pattern.hosted[transport.rank]}
     links = {index: endpoints(plan.stages, split.boundaries, index, device) for index in stages}
     first_tag = first_free_tag(split.boundaries)
@@ -164,6 +166,7 @@ class _StageBuilder:
     """Makes the stages of one rank, in chain order."""
 
     plan: Plan
+    pattern: Pattern
     split: SplitModel
     task: Task
     feed: Feed
@@ -201,6 +204,7 @@ class _StageBuilder:
             device=self.device,
             autocast=self.task.autocast,
             host=self.host if planned.offloads else None,
+            shared=self._shared(planned),
             split_backward=planned.split_backward,
         )
         spec = with_programs(spec, self.plan.chain, programs_of(planned, self.plan.chain))
@@ -212,6 +216,31 @@ class _StageBuilder:
             beside=runs_beside(self.plan, planned),
         )
         return StageRunner(spec, self.plan.microbatches, held)
+
+    def _shared(self, planned: PlannedStage) -> frozenset[str]:
+        """Names of what layers of other stages have, too, which run in another order."""
+        own, found = self._names(planned), set[str]()
+        for stage in self.plan.stages:
+            common = own & self._names(stage) if stage is not planned else set[str]()
+            if common and not self._in_order({stage.id, planned.id}, stage.gpu):
+                found |= common
+        return frozenset(found)
+
+    def _names(self, planned: PlannedStage) -> set[str]:
+        """Of parameters and buffers of a stage's layers, in the user's model."""
+        rows = self.split.fqns[planned.first : planned.last + 1]
+        return {name for fqns in rows for name in fqns.values()}
+
+    def _in_order(self, stages: set[int], rank: int) -> bool:
+        """Whether forwards of two stages come in the order of the model's loop, on one rank."""
+        if not stages <= set(self.pattern.hosted[rank]):
+            return False
+        found = [
+            (action.microbatch, action.stage)
+            for action in self.pattern.actions(rank, 2 * self.pattern.microbatches)
+            if action.kind is ActionKind.F and action.stage in stages
+        ]
+        return found == sorted(found)
 
 
 def _runs(planned: PlannedStage) -> tuple[LayerRanges, LayerRanges]:

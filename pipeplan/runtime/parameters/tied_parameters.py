@@ -10,10 +10,10 @@ the last ones. On the same GPU (`colocate`) the layers share the owner's storage
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from pipeplan.errors import InputError
 from pipeplan.plan import Stage as PlannedStage
@@ -55,11 +55,14 @@ def tags_of(ties: Sequence[Tie], first: int) -> dict[int, int]:
 def untie(split: SplitModel, tied: Tied) -> SplitModel:
     """`split` with no module in two layers; under `synchronize` no trainable parameter either.
 
-    Later layers get copies of such modules. Call it before training starts.
+    Later layers get copies of such modules, for leaves of their own: what these hold as buffers
+    and tensors stays one. Call it before training starts.
 
     Raises:
-        InputError: if layers that get copies share buffers, which nothing would keep equal.
+        InputError: if layers that get copies share what nothing would keep equal: buffers under
+            `synchronize`, and what they count in Python attributes.
     """
+    _check_counting(split)
     seen: set[int] = set()
     layers, changed = [], False
     originals: dict[nn.Parameter, nn.Parameter] = {}
@@ -80,11 +83,38 @@ def untie(split: SplitModel, tied: Tied) -> SplitModel:
             originals.update((each, known) for each, known in pairs if each is not known)
             changed = True
         elif seen.intersection(modules):
-            layer = copy.deepcopy(layer, {id(tensor): tensor for tensor in tensors})
+            layer = copy.deepcopy(layer, {id(each): each for each in (*tensors, *_held(layer))})
             changed = True
         seen.update(modules, map(id, tensors))
         layers.append(layer)
     return replace(split, layers=tuple(layers), originals=originals) if changed else split
+
+
+def _held(layer: nn.Module) -> Iterator[object]:
+    """Places of buffers, where a forward may put others, and tensors that are plain attributes."""
+    for module in layer.modules():
+        yield module._buffers  # noqa: SLF001  torch has no public name for it
+        yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+
+
+def _check_counting(split: SplitModel) -> None:
+    """Refuse one module in two layers that changes its Python attributes: each copy has its own.
+
+    Raises:
+        InputError: if there is one.
+    """
+    users: dict[int, str] = {}
+    for index in split.counting:
+        modules = [id(module) for module in split.layers[index].modules()]
+        first = next((users[each] for each in modules if each in users), None)
+        if first is not None:
+            raise InputError(
+                f"task: layers {first!r} and {split.names[index]!r} are or have one module, which"
+                " changes Python attributes in its forward, need attributes that stay: each layer"
+                " would count for itself. Keep what it counts in a buffer that it changes in"
+                " place, or give each layer a module of its own."
+            )
+        users.update(dict.fromkeys(modules, split.names[index]))
 
 
 def find_ties(stages: Sequence[PlannedStage], split: SplitModel) -> tuple[Tie, ...]:

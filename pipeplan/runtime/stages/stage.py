@@ -68,6 +68,9 @@ class StageSpec:
     """What layers and loss run under."""
     host: CopyEngine | None = None
     """The way there; needed where something is offloaded."""
+    shared: frozenset[str] = frozenset()
+    """Names of buffers that layers of other stages have, too, whose forwards come in another
+    order than the model's."""
     split_backward: bool = False
     """Whether gradients of weights wait for `StageRunner.weight_backward`."""
 
@@ -98,16 +101,18 @@ class StageRunner:
         }
         """Name in the user's model of each parameter, as the optimizer knows it."""
         self._hooks = tuple(ParameterHooks(slots, self.names) for slots in self.slots)
+        self._shared: dict[str, tuple[Tensor, int]] = {}
 
     def begin(self) -> None:
         """Take the hooks that parameters have now: a run starts from an empty pipeline."""
         for hooks in self._hooks:
             hooks.follow()
+        self._shared = self._shared_buffers()
 
     def end_step(self) -> None:
         """Refuse hooks, and gradients past leaves, that came since the run began.
 
-        The gradients of a step are complete.
+        And changes of buffers that other stages have. The gradients of a step are complete.
 
         Raises:
             InputError: if there is one.
@@ -115,6 +120,28 @@ class StageRunner:
         for hooks in self._hooks:
             hooks.check_none_new()
             hooks.check_none_beside()
+        for name, (buffer, writes) in self._shared_buffers().items():
+            before, known = self._shared[name]
+            if buffer is not before or writes != known:
+                raise InputError(
+                    f"task: buffer {name!r}: changes in the forward of a layer of stage"
+                    f" {self.spec.index}, and layers of another stage have it, too, where other"
+                    " micro-batches are under way: need changes in the model's order. Give each of"
+                    " these layers a module of its own, or put them into one nn.Module, which is"
+                    " one layer."
+                )
+
+    def _shared_buffers(self) -> dict[str, tuple[Tensor, int]]:
+        """Each with how often it was written to."""
+        if not self.spec.shared:
+            return {}
+        pairs = zip(self.spec.layers, self.spec.fqns, strict=True)
+        return {
+            fqns[local]: (buffer, buffer._version)  # noqa: SLF001
+            for layer, fqns in pairs
+            for local, buffer in layer.named_buffers()
+            if fqns[local] in self.spec.shared
+        }
 
     @property
     def in_flight(self) -> int:

@@ -251,6 +251,72 @@ def test_shared_statistics_cannot_be_synchronized() -> None:
         untie(split, "synchronize")
 
 
+class Following(nn.Module):
+    """Follows the mean of what it returns: in a buffer that is put in place, or in a tensor."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear, self.count = kind, nn.Linear(6, 6), 0
+        self.register_buffer("mean", torch.zeros(6))
+        self.plain = torch.zeros(6)
+
+    def forward(self, value: Tensor) -> Tensor:
+        made = torch.tanh(self.linear(value))
+        now = made.detach().mean(0)
+        if self.kind == "buffer":
+            self.mean = 0.5 * self.mean + 0.5 * now
+        elif self.kind == "tensor":
+            self.plain.mul_(0.5).add_(now)
+        else:
+            self.count += 1
+        return made - self.mean - self.plain * (self.count + 1)
+
+
+def following(kind: str, first: int = 1) -> tuple[SplitModel, Task]:
+    """Four layers, of which one module is the third and the `first` one."""
+    torch.manual_seed(2)
+    layers = [nn.Linear(6, 6), nn.Linear(6, 6), Following(kind), nn.Linear(6, 3)]
+    layers[first] = layers[2]
+    return pipelines.split_by_hand(layers, "sgd")
+
+
+def followed(kind: str) -> list[float]:
+    """Losses of a step of a loop over the layers themselves."""
+    split, task = following(kind)
+    losses = []
+    for number in range(M):
+        value, target = task.data(number)
+        for layer in split.layers:
+            value = layer(value)
+        losses.append(nn.functional.cross_entropy(value, target).item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["buffer", "tensor"])
+@pytest.mark.parametrize("shape", [([3], [0, 1]), ([2], [0, 0])])
+def test_one_module_in_two_layers_has_one_state(
+    kind: str, shape: tuple[list[int], list[int]]
+) -> None:
+    """What the first layer puts into buffers and tensors the second one finds."""
+    split, task = following(kind)
+    plan = pipelines.plan_of(*shape, "flush", M, layers=4)
+    outcome = pipelines.train(
+        plan, pipelines.pattern_of(plan, 3), untie(split, "colocate"), task, 1
+    )
+    assert outcome.losses == followed(kind)
+
+
+def test_one_module_in_two_stages_has_states_of_two_moments() -> None:
+    """Its buffers may be there, and must not change; what it counts in Python never may."""
+    split, task = following("buffer", first=0)
+    plan = pipelines.plan_of([1, 2, 3], [0, 1, 0, 1], "flush", M, layers=4)
+    with pytest.raises(InputError, match=r"buffer '0\.mean': changes in.*stage \d.*of its own"):
+        pipelines.train(plan, pipelines.pattern_of(plan, 1), untie(split, "colocate"), task, 1)
+    split, _ = following("count")
+    with pytest.raises(InputError, match=r"layer1.*layer2.*Python attributes.*in a buffer"):
+        untie(replace(split, counting=(1, 2)), "colocate")
+
+
 class Half(nn.Module):
     """A layer under autocast: its weights stay in 32 bits, its sums are made in 16."""
 
