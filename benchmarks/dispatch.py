@@ -27,7 +27,8 @@ def measure(ranks: int) -> float:
     """CPU us per action of a 1F1B pipeline of `ranks` ranks, contiguous, with flush."""
     plan, pattern = _plan(ranks), one_f_one_b_plan(ranks)
     computes = {(kind, stage): 0 for kind in (OpKind.F, OpKind.B) for stage in range(ranks)}
-    times = PlannedTimes(computes, (0,) * ranks)
+    idle = (0,) * ranks
+    times = PlannedTimes(computes, idle, idle, plan.microbatches)
 
     def work(transport: Transport) -> int:
         executor = on_plain_links(plan, pattern, transport, VirtualClock(), times)

@@ -144,10 +144,18 @@ def ablation(found: dict[str, Any]) -> Iterator[str]:
     yield table(ablation_rows.COLUMNS, ablation_rows.measured_before(left))
     yield "## Instances"
     yield "Periods and bounds in ms per micro-batch, with every strategy."
-    yield table(
-        ("instance", "layers", "period", "bound", "gap", "found by"),
-        map(_instance, *zip(*found.items(), strict=True)),
-    )
+    for mode, members in groupby(sorted(found.items(), key=_mode), _mode):
+        yield f"### Rows of {mode}"
+        yield table(
+            ("instance", "layers", "period", "bound", "gap", "found by"),
+            [_instance(*each) for each in members],
+        )
+
+
+def _mode(item: tuple[str, Any]) -> str:
+    """What the instance asks for, behind the model of memory."""
+    mode = item[0].partition(" exact ")[2]
+    return "every layer kept" if mode == "none" else f"`{mode}`"
 
 
 def _instance(name: str, row: dict[str, Any]) -> tuple[str, ...]:
