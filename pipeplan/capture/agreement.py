@@ -31,6 +31,7 @@ from pipeplan.capture.user_model.model_call import result_of, run_layers
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
 from pipeplan.errors import InputError
+from pipeplan.gradients import given, optimizer_of
 from pipeplan.nested import MicroBatch, ModelArguments, layer_loss, returned, tensors_in
 from pipeplan.precision import casting
 from pipeplan.repeat import kept_generators, seed_all
@@ -56,11 +57,14 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
 
     Raises:
         InputError: if they differ by more than rounding, a layer trains a parameter that is none
-            of its own, or a forward registers a buffer.
+            of its own, a forward registers a buffer, or the optimizer would move a parameter that
+            no gradient reaches in the model.
     """
     whole = module_of(task)
     parts = [whole, *([task.loss] if isinstance(task.loss, nn.Module) else [])]
     worst = unit = 0.0
+    reached: set[str] = set()
+    zeros: set[str] = set()
     with kept_generators(), uncompiled(whole), _without_gradients(parts):
         batches = list(_batches_of(task, PASSES))
         for number, batch in enumerate(batches):
@@ -72,6 +76,9 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
                 got = _layers(whole, model, task, batch, number)
             unit = rounding_unit([*whole.parameters(), *expected.outputs, expected.loss], model)
             worst = max(worst, _compared(whole, expected, got, number, unit))
+            reached.update(expected.gradients)
+            zeros.update(got.gradients)
+        _check_unmoved(whole, task, sorted(zeros - reached))
     tolerance = unit**0.5 if model.compile else None
     return Agreement(
         microbatches=len(batches), largest_relative_difference=worst, tolerance=tolerance
@@ -220,6 +227,32 @@ def _check_own(name: str, layer: nn.Module, outputs: Sequence[Tensor]) -> None:
                 " Register the parameter, or the module it is of, in the module that uses it."
             )
         waiting.extend(following for following, _ in node.next_functions if following)
+
+
+def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:
+    """Refuse an optimizer that moves parameters which get gradients in the layers alone.
+
+    These are zeros: what a later layer detaches comes back over the boundary as zeros, and nobody
+    there can tell. A plain loop leaves such parameters as they are.
+
+    Raises:
+        InputError: if there is one.
+    """
+    if not names:
+        return
+    parameters = [whole.get_parameter(name) for name in names]
+    stepped = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    optimizer = optimizer_of(task.optimizer, dict(zip(parameters, stepped, strict=True)))
+    with given(stepped, [torch.zeros_like(each) for each in stepped]):
+        optimizer.step()
+    for name, parameter, moved in zip(names, parameters, stepped, strict=True):
+        if not torch.equal(parameter, moved):
+            raise InputError(
+                f"task: parameter {name!r}: no gradient reaches it in the model, so a loop leaves"
+                " it as it is, but what a later layer detaches comes back to its layer as zeros,"
+                f" by which {type(optimizer).__name__} would move it (weight decay). Freeze it"
+                " (requires_grad_(False)), or detach in the layer that uses it."
+            )
 
 
 def _seeded(_: str, real: OwnCall, given: tuple[Any, ...], named: dict[str, Any]) -> Any:

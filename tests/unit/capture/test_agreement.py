@@ -252,3 +252,46 @@ def test_a_layer_that_counts_is_not_computed_again() -> None:
     model.check_again([0, 2], "here")
     with pytest.raises(InputError, match=r"here: computes layer '1:Tanh' again.*--recompute off"):
         model.check_again([0, 1], "here")
+
+
+class Beside(nn.Module):
+    """Makes a second tensor with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(value), value @ self.weight
+
+
+class Detaching(nn.Module):
+    """Takes it as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, value: Tensor, beside: Tensor) -> Tensor:
+        return self.linear(value + beside.detach())
+
+
+def test_weights_that_zeros_would_move_are_refused() -> None:
+    """No gradient reaches them in the model; over a boundary come zeros."""
+
+    def task(decay: float) -> Task:
+        return Task(
+            model=[Beside(), Detaching()],
+            loss=nn.functional.mse_loss,
+            optimizer=lambda p: torch.optim.AdamW(p, weight_decay=decay),
+            data=lambda _: (torch.ones(2, 4), torch.ones(2, 1)),
+        )
+
+    moved = task(0.1)
+    with pytest.raises(InputError, match=r"'0\.weight': no gradient.*AdamW would.*Freeze"):
+        agreement(split(moved), moved)
+    harmless = task(0.0)
+    assert agreement(split(harmless), harmless).is_exact
+    frozen = task(0.1)
+    frozen.model[0].weight.requires_grad_(False)
+    assert agreement(split(frozen), frozen).is_exact
