@@ -21,7 +21,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation import AGAIN, KEEPING, Mode, geometric_mean, solved
+from benchmarks.ablation import geometric_mean, solved
+from benchmarks.ablation_runs import AGAIN, KEEPING, Mode
 from benchmarks.store import Store
 from pipeplan.cli import common
 from pipeplan.ilp import Limits
