@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import shutil
@@ -192,8 +193,10 @@ def judge(timed: bool) -> tuple[list[str], list[str]]:
         bytes_counted = row.unit == "bytes"
         most = MOST_PEAK_ERROR if bytes_counted else MOST_PERIOD_ERROR
         judged = bytes_counted or (timed and "period" in row.name)
-        if judged and abs(row.error) > most:
-            text = f"{row.name}: error {row.error:+.1%}, at most {most:.0%} is good"
+        # Something measured where nothing was predicted has no relative error and is never good.
+        error = math.inf if row.error is None else row.error
+        if judged and abs(error) > most:
+            text = f"{row.name}: error {error:+.1%}, at most {most:.0%} is good"
             (wrong if bytes_counted else late).append(text)
     return late, wrong
 
