@@ -16,7 +16,8 @@ from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_
 from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.exact.allocations import allocations
+from pipeplan.ilp.exact.allocations import MOST as FEW
+from pipeplan.ilp.exact.allocations import NODE_S, allocations
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, nodes
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
@@ -27,6 +28,8 @@ from pipeplan.ilp.portfolio import Arm, Portfolio, Strategy
 
 JOINT_ITEMS: Final = 14
 """Layers up to which allocation and schedule are one model."""
+MOST: Final = 60_000
+"""Allocations up to which each is looked at with k = 1: orders decide most in milliseconds."""
 
 STRATEGIES: Final[tuple[Callable[[Incumbent, SimulatedAnnealing], Strategy], ...]] = (
     InterleavedStarts,
@@ -117,7 +120,8 @@ class NoncontiguousSearch:
         out. Where the joint model decided all, what follows is short.
         """
         state = self.state
-        homes = allocations(state.costs) if state.uses("enumeration") else None
+        homes = allocations(state.costs, MOST) if state.uses("enumeration") else None
+        state.options.clock.charge(NODE_S * len(homes or ()))
         decided = True
         ks = state.model_ks if len(state.options.ks) > 1 else _parts(state.options.ks[0])
         each_s = portfolio.JOINT_ALONE * state.options.time_limit_s / len(ks)
@@ -127,7 +131,7 @@ class NoncontiguousSearch:
             asked = state.options.ks == (k,)
             seconds = state.remaining * (1.0 if asked else portfolio.JOINT)
             all_seen = True
-            if homes is None:
+            if homes is None or (k > 1 and len(homes) > FEW):
                 all_seen = joint(state, k, min(each_s, state.remaining))
             elif not joint(state, k, portfolio.FIRST_JOINT * seconds):
                 self._give("annealing", portfolio.AHEAD * seconds)

@@ -27,22 +27,57 @@ Assignment = tuple[int, ...]
 
 MOST: Final = 3000
 """Allocations up to which each is looked at."""
+VISITS: Final = 10
+"""Beginnings of allocations that are looked at, for each allocation that may be listed."""
+NODE_S: Final = 7e-5
+"""What listing an allocation and its lower bound count for, where work is counted."""
 
 
-def allocations(costs: CostModel) -> list[Assignment] | None:
-    """Every allocation of single layers, of equal GPUs in order; None if they are too many."""
-    found = list(islice(_extended(costs, gpu_classes(costs), ()), MOST + 1))
-    return found if len(found) <= MOST else None
+def allocations(costs: CostModel, most: int = MOST) -> list[Assignment] | None:
+    """Allocations of single layers in which a micro-batch may fit, of equal GPUs in order.
+
+    Args:
+        costs: Durations and bytes.
+        most: How many may be listed.
+
+    Returns:
+        None if they are too many, or too many beginnings had to be looked at.
+    """
+    listing = _Listing(costs, most * VISITS)
+    found = list(islice(listing.behind(()), most + 1))
+    return found if len(found) <= most and listing.visits else None
 
 
-def _extended(
-    costs: CostModel, classes: list[list[int]], start: Assignment
-) -> Iterator[Assignment]:
-    if len(start) == costs.layers:
-        yield start
-        return
-    for gpu in next_places(costs, classes, start):
-        yield from _extended(costs, classes, (*start, gpu))
+class _Listing:
+    """Depth-first, layer by layer, with what each GPU holds already."""
+
+    def __init__(self, costs: CostModel, visits: int) -> None:
+        self.visits = visits
+        """Beginnings that may still be looked at; at 0 the listing ended early."""
+        self._costs = costs
+        self._classes = gpu_classes(costs)
+        self._sizes = [costs.segment(layer, layer, layer > 0) for layer in range(costs.layers)]
+        self._held = [(0, 0, 0)] * costs.gpus
+        """Of each GPU: states, what a micro-batch keeps, the most that it needs at once."""
+
+    def behind(self, start: Assignment) -> Iterator[Assignment]:
+        """What begins like `start`."""
+        if len(start) == self._costs.layers:
+            yield start
+            return
+        size = self._sizes[len(start)]
+        beside = max(size.forward - size.saved, size.backward)
+        for gpu in next_places(self._costs, self._classes, start):
+            if not self.visits:
+                return
+            self.visits -= 1
+            before = states, kept, need = self._held[gpu]
+            kept += size.saved
+            states, need = states + size.states, max(need, kept + beside)
+            if states + need <= self._costs.budgets[gpu]:
+                self._held[gpu] = states, kept, need
+                yield from self.behind((*start, gpu))
+                self._held[gpu] = before
 
 
 def next_places(costs: CostModel, classes: list[list[int]], start: Assignment) -> Iterator[int]:

@@ -150,16 +150,26 @@ class BestFirstEnumeration:
         return batch
 
     def _settled(self, node: Node, end: float) -> bool:
-        """Whether orders show that a node has no period shorter than the best, as it is then."""
+        """Whether orders show that a node has no period shorter than the best, as it is then.
+
+        After a success by bisection down to the lower bound: the schedule of an order that needs
+        all its time for its bytes can be shortened ns by ns.
+        """
         costs, clock = node.state.costs, self.state.options.clock
         shorter = partial(self._shorter, node)
-        told = Status.FEASIBLE if self.k == 1 else Status.UNKNOWN
-        while told is Status.FEASIBLE and not self._reached:
+        if self.k != 1:
+            return False
+        low, sure = ceil(node.lower_bound) - 1, True
+        asked = self._high
+        while low < self._high:
             seconds = end - self.state.elapsed
-            if seconds <= 0:
+            if self._reached or seconds <= 0:
                 return False
-            told = decide(costs, node.home, self._high, shorter, clock, node_budget(seconds))
-        return told is Status.INFEASIBLE
+            told = decide(costs, node.home, asked, shorter, clock, node_budget(seconds))
+            if told is not Status.FEASIBLE:
+                low, sure = asked, told is Status.INFEASIBLE
+            asked = (low + self._high + 1) // 2
+        return sure
 
     def _shorter(self, node: Node, schedule: Schedule) -> bool:
         """Whether a schedule of orders, made as short as they allow, is the best now."""

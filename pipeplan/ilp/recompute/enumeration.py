@@ -15,7 +15,7 @@ from typing import Final
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.cpsat.period_search import upper_bound
 from pipeplan.ilp.cpsat.variables import Instance
-from pipeplan.ilp.exact.allocations import allocations
+from pipeplan.ilp.exact.allocations import NODE_S, allocations
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, Node, nodes
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.objective import cost
@@ -25,8 +25,6 @@ from pipeplan.ilp.schedule import Schedule
 
 SET_S: Final = 2e-4
 """What a set of runs counts for where work is counted instead of time: its chain is contracted."""
-NODE_S: Final = 7e-5
-"""What each allocation of it counts for."""
 MOST: Final = 80_000
 """Allocations of all contracted chains together up to which each is looked at."""
 
