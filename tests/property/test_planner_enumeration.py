@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from unittest import mock
 
@@ -40,6 +41,20 @@ def test_equal_gpus_are_taken_in_order() -> None:
         )
         is None
     )
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, suppress_health_check=CHECKS)
+@given(chains(5, st.integers(0, 2), messages=True), clusters(3, equal=True, messages=True), models)
+def test_what_is_listed_fits(chain: Chain, cluster: Cluster, model: MemoryModel) -> None:
+    """No allocation is left out that has a lower bound; in exact bytes each that is listed has."""
+    costs = CostModel(chain, cluster, "2bw", model)
+    listed = set(allocations.allocations(costs) or ())
+    ample = replace(costs, cluster=uniform(len(cluster.gpus), 2**60))
+    every = allocations.allocations(ample) or []
+    fit = {home for home in every if allocations.lower_bound(costs, home, None) is not None}
+    assert fit <= listed <= set(every)
+    if model == "exact":
+        assert fit == listed
 
 
 @settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=CHECKS)

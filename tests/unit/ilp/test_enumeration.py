@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,16 @@ from pipeplan.ilp.cpsat import period_search
 from pipeplan.ilp.cpsat.solve import PeriodResult, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact import allocations, enumeration
+from pipeplan.ilp.exact.branch_and_bound import decide
 from pipeplan.ilp.incumbent import Incumbent, SearchOptions
 from tests.property.test_planner_recompute_enumeration import machines, tiny
 from tests.searches import limits
 
 
-def slow(seed: int) -> Chain:
+def slow(seed: int, layers: int = 3) -> Chain:
     """A tiny chain whose layers take tens of milliseconds and a few ns."""
-    chain, draw = tiny(seed, 3), Random(seed)
-    layers = [
+    chain, draw = tiny(seed, layers), Random(seed)
+    slower = [
         layer.model_copy(
             update={
                 "forward_ns": layer.forward_ns * 10**7 + draw.randint(0, 99),
@@ -32,7 +34,7 @@ def slow(seed: int) -> Chain:
         )
         for layer in chain.layers
     ]
-    return chain.model_copy(update={"layers": tuple(layers)})
+    return chain.model_copy(update={"layers": tuple(slower)})
 
 
 @pytest.mark.parametrize(("seed", "best"), [(2, 80_000_178), (4, 60_000_216)])
@@ -99,3 +101,24 @@ def test_side_by_side_no_case_is_forgotten(seed: int, monkeypatch: pytest.Monkey
     (alone, proven), (together, claimed) = found
     assert alone == proven
     assert (together, claimed) == (alone, proven)
+
+
+def test_a_better_schedule_is_shortened_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ns by ns it would take fifty million questions from the first plan to the shortest one."""
+    costs = CostModel(slow(23, 4), uniform(3, 13), "2bw", "exact")
+    state = Incumbent(costs, limits(time_limit_s=60))
+    state.raise_bound("any", Fraction(1))
+    asked: list[int] = []
+
+    def watched(
+        of: CostModel, home: allocations.Assignment, period: int, *rest: Any
+    ) -> enumeration.Status:
+        asked.append(period)
+        assert len(asked) < 200
+        return decide(of, home, period, *rest)
+
+    monkeypatch.setattr(enumeration, "decide", watched)
+    nodes = enumeration.nodes(state, allocations.allocations(costs) or [])
+    assert enumeration.BestFirstEnumeration(state, 1).run(nodes, 60, 10**9)
+    assert state.best is not None
+    assert state.bounds["k1"] <= state.best.period == 60_000_216
