@@ -13,7 +13,7 @@ from pipeplan.chain import Chain
 from pipeplan.cluster import uniform
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat import period_search
-from pipeplan.ilp.cpsat.solve import PeriodResult, solve_each
+from pipeplan.ilp.cpsat.solve import PeriodResult, Status, solve_each
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.exact import allocations, enumeration
 from pipeplan.ilp.exact.branch_and_bound import decide
@@ -110,9 +110,7 @@ def test_a_better_schedule_is_shortened_by_bisection(monkeypatch: pytest.MonkeyP
     state.raise_bound("any", Fraction(1))
     asked: list[int] = []
 
-    def watched(
-        of: CostModel, home: allocations.Assignment, period: int, *rest: Any
-    ) -> enumeration.Status:
+    def watched(of: CostModel, home: allocations.Assignment, period: int, *rest: Any) -> Status:
         asked.append(period)
         assert len(asked) < 200
         return decide(of, home, period, *rest)
