@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some
-from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
+from pipeplan.capture.boundary_trace import alone, call_layer, check_loss, check_own
 from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
@@ -184,7 +184,7 @@ def _layers(
         flags = [spec.differentiable and index > 0 for spec in model.boundaries[index]]
         fed = (batch.inputs[place].clone() for place in model.fed_to(index))
         outputs = call_layer(name, layer, (*enter_some(slot, values, flags), *fed), model.autocast)
-        _check_own(name, layer, outputs)
+        check_own(f"layer {name!r}", layer, outputs)
         slots.append(slot)
         made.append(outputs)
         values = tuple(output.detach() for output in outputs)
@@ -206,27 +206,6 @@ def _backward(
         arrived = slots[index].take() or [torch.zeros_like(root) for root in roots]
         if roots:
             torch.autograd.backward(roots, arrived)
-
-
-def _check_own(name: str, layer: nn.Module, outputs: Sequence[Tensor]) -> None:
-    """Refuse a layer that trains parameters which another rank would hold."""
-    own = set(layer.parameters())
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and leaf not in own:
-            raise InputError(
-                f"task: layer {name!r}: trains a parameter of shape {tuple(leaf.shape)} that is"
-                " not among its own, need all it trains in its parameters(): another GPU may hold"
-                " it."
-                " Register the parameter, or the module it is of, in the module that uses it."
-            )
-        waiting.extend(following for following, _ in node.next_functions if following)
 
 
 def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:

@@ -58,12 +58,15 @@ def trace_boundaries(
         entering: which of them the first layer takes; empty: all.
 
     Raises:
-        InputError: if a layer or the loss fails or returns the wrong kind of value.
+        InputError: if a layer or the loss fails or returns the wrong kind of value, or the loss
+            trains a parameter that is not of the last layer.
     """
     with restored(layers.values()):
         try:
             with quiet(), fake_mode(layers.values()) as fake:
                 return _walk(layers, loss, batch.mapped(fake.from_tensor), fed, entering)
+        except ForeignParameterError:
+            raise
         except Exception as error:
             reason = str(error).split("\n")[0]
         if has_empty(layers.values()):
@@ -175,6 +178,54 @@ def check_loss(value: object) -> Tensor:
     return value
 
 
+class ForeignParameterError(InputError):
+    """A layer or a loss trains a parameter that another rank may hold."""
+
+
+def check_own(what: str, layer: nn.Module, results: Sequence[Tensor]) -> None:
+    """Refuse what trains parameters that another rank would hold: it would lose their gradients.
+
+    Args:
+        what: the layer, or the loss, for the message.
+        layer: has the parameters that may be trained.
+        results: what came of it; their graph ends at the entry of `layer`.
+
+    Raises:
+        ForeignParameterError: if their graph reaches a parameter that is not of `layer`.
+    """
+    own = set(layer.parameters())
+    waiting = [result.grad_fn for result in results if result.grad_fn is not None]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and leaf not in own:
+            raise ForeignParameterError(_foreign(what, tuple(leaf.shape)))
+        waiting.extend(following for following, _ in node.next_functions if following)
+
+
+def _foreign(what: str, shape: tuple[int, ...]) -> str:
+    if what == LOSS:
+        return (
+            f"task: loss: trains a parameter of shape {shape} that is not of the last layer, need"
+            " a function of what the model returns and the target: another GPU may hold it, and"
+            " its gradient would be lost. Let the optimizer decay weights (weight_decay), or the"
+            " model compute its loss itself (Task(loss=None), the target among its inputs)."
+        )
+    return (
+        f"task: {what}: trains a parameter of shape {shape} that is not among its own, need all"
+        " it trains in its parameters(): another GPU may hold it. Register the parameter, or the"
+        " module it is of, in the module that uses it."
+    )
+
+
+LOSS = "loss"
+"""What `check_own` is told of the loss, which counts as part of the last layer."""
+
+
 def _walk(
     layers: Mapping[str, nn.Module],
     loss: LayerLoss,
@@ -207,7 +258,10 @@ def _walk(
         raise InputError(
             f"task: loss failed: {type(error).__name__}: {error}{several * (len(values) > 1)}"
         ) from error
-    check_loss(result)
+    checked = check_loss(result)
+    if not has_fakes(layers.values()):  # else the loss may know those that the fake ones stand for
+        check_own(f"layer {name!r}", layer, values)
+        check_own(LOSS, layer, [checked])
     return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes))
 
 

@@ -206,6 +206,21 @@ def test_a_loss_that_would_be_trained() -> None:
     split(replace(task_of(Base()), loss=Weighted(trained=False)))
 
 
+@pytest.mark.parametrize("row", [False, True])
+def test_a_loss_that_trains_what_other_layers_own(row: bool) -> None:
+    """Other ranks' gradients would be lost; the last layer's own parameters are at hand."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) if row else Base()
+    first, last = list(model.children())
+
+    def loss_with(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        known = list(part.parameters())
+        return lambda output, target: (output - target).pow(2).mean() + known[0].pow(2).sum()
+
+    with pytest.raises(InputError, match=r"^task: loss: trains a parameter of shape \(4, 4\)"):
+        split(replace(task_of(model), loss=loss_with(first)))
+    split(replace(task_of(model), loss=loss_with(last)))
+
+
 def test_gradients_that_are_off() -> None:
     """What passes back between layers is found by autograd."""
     with torch.no_grad(), pytest.raises(InputError, match=r"split: .*inside of torch.no_grad"):
