@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     TensorDataset,
 )
 
@@ -150,6 +152,21 @@ def _drawing(**words: Any) -> DataLoader[Any]:
     return DataLoader(samples, batch_size=2, sampler=RandomSampler(samples, **words))
 
 
+class Backwards(SequentialSampler):
+    """An order of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(range(SAMPLES))
+
+
+class Pairs(BatchSampler):
+    """Batches of its own."""
+
+
+def _own(**words: Any) -> DataLoader[Any]:
+    return DataLoader(Noisy(), **{"batch_size": 2} | words)
+
+
 @pytest.mark.parametrize(
     ("samples", "words", "why"),
     [
@@ -165,6 +182,15 @@ def _drawing(**words: Any) -> DataLoader[Any]:
             r"replacement=True, num_samples=22\), need each of its 22",
         ),
         (_drawing(num_samples=9), {}, r"replacement=False, num_samples=9\)"),
+        (_own(sampler=Backwards(Noisy())), {}, "got a DataLoader with a Backwards"),
+        (
+            _own(batch_size=1, batch_sampler=Pairs(SequentialSampler(Noisy()), 2, drop_last=True)),
+            {},
+            "with a SequentialSampler and a Pairs and batch size None",
+        ),
+        (_own(sampler=SequentialSampler(range(9))), {}, r"another data source \(a range of 9\)"),
+        (_own(sampler=RandomSampler(range(9))), {}, r"another data source \(a range of 9\)"),
+        (_own(num_workers=1, worker_init_fn=print), {}, "with a worker_init_fn, need none"),
     ],
 )
 def test_what_has_no_numbers_is_refused(samples: Any, words: dict[str, Any], why: str) -> None:
