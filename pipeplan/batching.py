@@ -20,6 +20,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     default_collate,
+    get_worker_info,
 )
 
 from pipeplan.errors import InputError
@@ -190,7 +191,8 @@ class _ByNumber(torch.utils.data.Dataset[Any]):
         places: Sequence[int] = range(len(self._samples))
         if self._order is not None:
             places = _permutation(self._order * _SPREAD + epoch, len(self._samples))
-        with kept_generators():
+        gpus = [] if get_worker_info() else None  # a forked process cannot ask them
+        with kept_generators(gpus):
             seed_all(self._seed * _SPREAD + number)
             begin = place * self._size
             return self._collate([self._samples[i] for i in places[begin : begin + self._size]])

@@ -78,6 +78,20 @@ def test_draws_of_samples_leave_the_generators_alone() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
+def test_workers_ask_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is forked from a rank that uses CUDA, where torch refuses to start it anew."""
+
+    def refuse(*_: object) -> Tensor:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    expected = made()(7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", refuse)
+    coming = made(workers=1).ahead(iter([7]))
+    assert coming is not None
+    assert all(map(torch.equal, next(coming), expected))
+
+
 def test_workers_load_what_comes_next() -> None:
     """A feed tells them its numbers; after a jump it tells them anew; the tensors are the same."""
     task, plain = pipelines.toy()[1], made()
