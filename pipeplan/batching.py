@@ -100,10 +100,11 @@ def _check_repeats(loader: DataLoader[Any]) -> None:
             f" {loader.batch_size}, need shuffle=True or False and a batch size. {_INSTEAD}"
         )
     assert isinstance(sampler, RandomSampler | SequentialSampler)
-    if sampler.data_source is not loader.dataset:
+    source: object = sampler.data_source
+    if source is not loader.dataset:
         raise InputError(
             f"batches: got a DataLoader whose {type(sampler).__name__} has another data source"
-            f" (a {type(sampler.data_source).__name__} of {len(sampler.data_source)}) than its"
+            f" (a {type(source).__name__} of {len(sampler.data_source)}) than its"
             f" data set, need the same object: shuffle=True or False. {_INSTEAD}"
         )
     if loader.worker_init_fn is not None:
@@ -191,7 +192,8 @@ class _ByNumber(torch.utils.data.Dataset[Any]):
         places: Sequence[int] = range(len(self._samples))
         if self._order is not None:
             places = _permutation(self._order * _SPREAD + epoch, len(self._samples))
-        gpus = [] if get_worker_info() else None  # a forked process cannot ask them
+        # A forked process cannot ask GPUs.
+        gpus: list[int] | None = [] if get_worker_info() else None
         with kept_generators(gpus):
             seed_all(self._seed * _SPREAD + number)
             begin = place * self._size
