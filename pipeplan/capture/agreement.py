@@ -27,6 +27,7 @@ from pipeplan.capture.tensor_distance import (
     rounding_unit,
 )
 from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
+from pipeplan.capture.user_model.loss_state import check_keeps_nothing, restored_loss
 from pipeplan.capture.user_model.model_call import result_of, run_layers
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
@@ -49,7 +50,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     """How far the layers of `model` train as `task.model` does.
 
     The model is left as it was: parameters, gradients, buffers, attributes, random states; so is
-    the loss, where it is a module.
+    the loss, module or not.
 
     Args:
         model: what `task` was split into.
@@ -69,10 +70,10 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
         batches = list(_batches_of(task, PASSES))
         for number, batch in enumerate(batches):
             there = dict(whole.named_buffers()).keys()
-            with restored(parts):
+            with restored([whole]), restored_loss(task.loss):
                 expected = _whole(whole, model, task, batch, number)
             _check_no_new(whole, sorted(expected.buffers.keys() - there))
-            with restored(parts):
+            with restored([whole]), restored_loss(task.loss):
                 got = _layers(whole, model, task, batch, number)
             unit = rounding_unit([*whole.parameters(), *expected.outputs, expected.loss], model)
             worst = max(worst, _compared(whole, expected, got, number, unit))
@@ -162,6 +163,8 @@ def _whole(
             )
             outputs, structure = returned(result, own_loss=task.loss is None)
             given = result if structure else outputs[0]
+            if task.loss and not seed:
+                check_keeps_nothing(task.loss, given, batch.target)
             loss = check_loss(task.loss(given, batch.target) if task.loss else given)
         loss.backward()
     return _Trained.of(whole, outputs, loss)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import quiet
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.empty import has_empty, is_empty
@@ -63,7 +64,7 @@ def trace_boundaries(
     """
     with restored(layers.values()):
         try:
-            with quiet(), fake_mode(layers.values()) as fake:
+            with quiet(), restored_loss(loss), fake_mode(layers.values()) as fake:
                 return _walk(layers, loss, batch.mapped(fake.from_tensor), fed, entering)
         except ForeignParameterError:
             raise
