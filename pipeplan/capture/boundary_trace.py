@@ -22,7 +22,7 @@ from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
 from pipeplan.layout import passing_order
-from pipeplan.livebytes import key
+from pipeplan.livebytes import dense, key
 from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
 from pipeplan.split_model import TensorSpec
@@ -144,8 +144,7 @@ def call_layer(
             f" {type(error).__name__}: {error}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
-    wrong = next((value for value in outputs if not isinstance(value, Tensor)), None)
-    if wrong is not None or not outputs:
+    if not outputs or any(not isinstance(value, Tensor) for value in outputs):
         raise InputError(
             f"task: layer {name!r}: returned {_kind(result)}, need a tensor or a tuple of tensors."
             " Wrap the layer in a module that returns only tensors."
@@ -235,20 +234,20 @@ def _walk(
     entering: Sequence[int],
 ) -> BoundaryTrace:
     boundaries, aliases, writes = [], [], []
-    start = batch.inputs
+    start, whose = batch.inputs, "the model's input"
     values = tuple(start[place] for place in entering) if entering else start
     for index, (name, layer) in enumerate(layers.items()):
+        boundaries.append(tuple(spec_of(value, whose) for value in values))
         # A clone is no leaf, so that a layer may work in place as it does inside the model.
         inputs = tuple(
             value.detach().requires_grad_(value.requires_grad).clone() for value in values
         )
-        boundaries.append(tuple(map(spec_of, inputs)))
         versions = list(map(_version, inputs))
         extra = tuple(start[place].clone() for place in fed[index]) if fed else ()
-        values = call_layer(name, layer, (*inputs, *extra))
+        values, whose = call_layer(name, layer, (*inputs, *extra)), f"layer {name!r}"
         writes.append(list(map(_version, inputs)) != versions)
         held = {key(value) for value in inputs}
-        aliases.append(all(key(value) in held for value in values))
+        aliases.append(all(key(part) in held for value in values for part in dense(value)))
     try:
         result: object = loss(alone(values), batch.target)
     except Exception as error:
@@ -271,8 +270,23 @@ def _version(value: Tensor) -> int:
     return value._version  # noqa: SLF001
 
 
-def spec_of(value: Tensor) -> TensorSpec:
-    """What passes a boundary where `value` does."""
+def spec_of(value: Tensor, whose: str = "the model's input") -> TensorSpec:
+    """What passes a boundary where `value` does.
+
+    Args:
+        value: passes it.
+        whose: where it comes from, for the message.
+
+    Raises:
+        InputError: if it is sparse or nested: what lies in memory is not known by its shape.
+    """
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}"
+        raise InputError(
+            f"task: {whose}: got {kind}, need strided ones between layers, whose bytes"
+            " follow from their shape. Pass to_dense() or to_padded_tensor() on, or put the layer"
+            " that makes it and those that take it into one module."
+        )
     order = passing_order(value)
     return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad, order)
 
