@@ -32,6 +32,7 @@ from pipeplan.capture.partition.sequential import (
     sequential_eager,
     sequential_layers,
 )
+from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import check_call
 from pipeplan.capture.user_model.own_memory import check_apart
@@ -140,15 +141,11 @@ def _in_eval_mode(
     model: nn.Module, arguments: ModelArguments, kept: Mapping[str, OpaqueModule], own_loss: bool
 ) -> DataFlow | None:
     """The flow of `model` when it is evaluated; None if that has no graph."""
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        return graph_of(model, arguments, kept, own_loss=own_loss)[0]
+        with in_eval_mode(model):
+            return graph_of(model, arguments, kept, own_loss=own_loss)[0]
     except InputError:
         return None
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _told(
