@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     default_collate,
+    get_worker_info,
 )
 
 from pipeplan.errors import InputError
@@ -61,7 +63,8 @@ def batches(
         prefetch: micro-batches per worker that wait ready.
 
     Raises:
-        InputError: if there is no length, less than one batch, or an order of the loader's own.
+        InputError: if there is no length, less than one batch, an order or samples of the loader's
+            own, or a `worker_init_fn`.
     """
     if not isinstance(samples, DataLoader):
         by_number = _ByNumber(samples, size or 0, seed if shuffle else None, seed, collate)
@@ -72,18 +75,49 @@ def batches(
             "batches: got a DataLoader and size, shuffle, collate or workers, need them in one"
             " place: the loader says them"
         )
-    if not isinstance(loader.sampler, RandomSampler | SequentialSampler) or not loader.batch_size:
-        raise InputError(
-            f"batches: got a DataLoader with a {type(loader.sampler).__name__} and batch size"
-            f" {loader.batch_size}, need shuffle=True or False and a batch size. Give the data"
-            " set, or number -> micro-batch."
-        )
-    order = None
-    if isinstance(loader.sampler, RandomSampler):
-        _check_whole(loader.sampler)
-        order = seed
+    _check_repeats(loader)
+    order = seed if type(loader.sampler) is RandomSampler else None
+    assert loader.batch_size is not None
     by_number = _ByNumber(loader.dataset, loader.batch_size, order, seed, loader.collate_fn)
     return Batches(by_number, loader.num_workers, loader.prefetch_factor or prefetch)
+
+
+def _check_repeats(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose batches are not those that are made here by number.
+
+    Raises:
+        InputError: if it has an order, samples or batches of its own, or prepares its workers.
+    """
+    sampler = loader.sampler
+    if (
+        type(sampler) not in (RandomSampler, SequentialSampler)
+        or type(loader.batch_sampler) is not BatchSampler
+        or not loader.batch_size
+    ):
+        own = f" and a {type(loader.batch_sampler).__name__}" * (loader.batch_sampler is not None)
+        raise InputError(
+            f"batches: got a DataLoader with a {type(sampler).__name__}{own} and batch size"
+            f" {loader.batch_size}, need shuffle=True or False and a batch size. {_INSTEAD}"
+        )
+    assert isinstance(sampler, RandomSampler | SequentialSampler)
+    source: object = sampler.data_source
+    if source is not loader.dataset:
+        raise InputError(
+            f"batches: got a DataLoader whose {type(sampler).__name__} has another data source"
+            f" (a {type(source).__name__} of {len(sampler.data_source)}) than its"
+            f" data set, need the same object: shuffle=True or False. {_INSTEAD}"
+        )
+    if loader.worker_init_fn is not None:
+        raise InputError(
+            "batches: got a DataLoader with a worker_init_fn, need none: every rank also makes"
+            " micro-batches in its own process, where it would not be called. Do what it does in"
+            " the data set's __getitem__, at its first call."
+        )
+    if isinstance(sampler, RandomSampler):
+        _check_whole(sampler)
+
+
+_INSTEAD = "Give the data set, torch.utils.data.Subset of it, or number -> micro-batch."
 
 
 def _check_whole(sampler: RandomSampler) -> None:
@@ -158,7 +192,9 @@ class _ByNumber(torch.utils.data.Dataset[Any]):
         places: Sequence[int] = range(len(self._samples))
         if self._order is not None:
             places = _permutation(self._order * _SPREAD + epoch, len(self._samples))
-        with kept_generators():
+        # A forked process cannot ask GPUs.
+        gpus: list[int] | None = [] if get_worker_info() else None
+        with kept_generators(gpus):
             seed_all(self._seed * _SPREAD + number)
             begin = place * self._size
             return self._collate([self._samples[i] for i in places[begin : begin + self._size]])

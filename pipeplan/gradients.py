@@ -133,11 +133,13 @@ def optimizer_of(
     once. Then what is stepped takes the places of the parameters.
 
     Raises:
-        InputError: if the optimizer keeps parameters where they cannot be replaced.
+        InputError: if the optimizer holds parameters that it was not given, or keeps parameters
+            where they cannot be replaced.
     """
     others = {known: each for known, each in parameters.items() if known is not each}
     with _holding(others):
         optimizer = make(list(parameters))
+        _check_given(optimizer, parameters)
     for group in optimizer.param_groups if others else ():
         group["params"][:] = [others.get(each, each) for each in group["params"]]
     for known, each in others.items():
@@ -151,6 +153,24 @@ def optimizer_of(
             " self.param_groups."
         )
     return optimizer
+
+
+def _check_given(optimizer: Optimizer, parameters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Refuse an optimizer of other parameters: several would step the same one, on old values.
+
+    Raises:
+        InputError: if a group holds a parameter that is not among `parameters`.
+    """
+    for number, group in enumerate(optimizer.param_groups):
+        for held in group["params"]:
+            if held not in parameters:
+                raise InputError(
+                    f"task: optimizer: got {type(optimizer).__name__} whose param_groups[{number}]"
+                    f" holds a parameter of shape {tuple(held.shape)} that it was not given, need"
+                    " none but those it is called with: it is called once per layer, and the other"
+                    " layers have optimizers of their own. Make it of its argument: lambda"
+                    f" parameters: {type(optimizer).__name__}(parameters, ..)."
+                )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pipeplan.nested import Structure
 
 _Each = TypeVar("_Each")
+_REAL = ("torch.float", "torch.bfloat", "torch.complex")
+"""How the names of types begin whose tensors may have a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,25 @@ class SplitModel:
                 " torch.rand(()) in place of random.random()."
             )
 
+    def _frozen(self) -> Iterator[str]:
+        """Names of parameters that are not trained, which have no gradient and no state."""
+        for layer, fqns in zip(self.layers, self.fqns, strict=True):
+            for local, value in layer.named_parameters():
+                if not value.requires_grad:
+                    yield fqns[local]
+
+    def _detached(self) -> Iterator[list[int]]:
+        """(layer, place) of numbers between layers for which no gradient comes back."""
+        for layer, boundary in enumerate(self.boundaries[1:], 1):
+            for place, spec in enumerate(boundary):
+                if not spec.differentiable and spec.dtype.startswith(_REAL):
+                    yield [layer, place]
+
     def digest(self) -> str:
-        """What `task_digest` is: names, shapes and dtypes of all that a plan depends on."""
+        """What `task_digest` is: names, shapes and dtypes of all that a plan depends on.
+
+        So are parameters that are frozen, and tensors between layers without a gradient.
+        """
         fed: dict[str, object] = {}
         if any(self.fed):
             fed["fed"] = [list(indices) for indices in self.fed]
@@ -144,6 +163,10 @@ class SplitModel:
             fed["entering"] = list(self.entering)
         names = ("autocast", "accumulate", "master_weights", "compile")
         given = {name: str(value) for name in names if (value := getattr(self, name))}
+        if frozen := list(self._frozen()):
+            fed["frozen"] = frozen
+        if detached := list(self._detached()):
+            fed["detached"] = detached
         return digest(
             fed
             | given

@@ -73,12 +73,15 @@ def parsed(text: str) -> Reference:
 
 
 def _literals(text: str) -> dict[str, object] | None:
-    """What stands in `(name=value, ...)`; None if it is anything else."""
+    """What stands in `(name=value, ...)`, each name once; None if it is anything else."""
     try:
         call = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
             return None
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        names = [word.arg for word in call.keywords]
+        if None in names or len(set(names)) < len(names):
+            return None
+        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 

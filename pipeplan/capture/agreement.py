@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.autograd_cut import Slot, enter_some
-from pipeplan.capture.boundary_trace import alone, call_layer, check_loss
+from pipeplan.capture.boundary_trace import alone, call_layer, check_loss, check_own
 from pipeplan.capture.eager_modules.detection import uncompiled
 from pipeplan.capture.eager_modules.eager_operation import seed_like_torch
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
@@ -27,6 +27,7 @@ from pipeplan.capture.tensor_distance import (
     rounding_unit,
 )
 from pipeplan.capture.user_model.interception import OwnCall, intercepted_calls
+from pipeplan.capture.user_model.loss_state import check_keeps_nothing, restored_loss
 from pipeplan.capture.user_model.model_call import result_of, run_layers
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Agreement
@@ -49,7 +50,7 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
     """How far the layers of `model` train as `task.model` does.
 
     The model is left as it was: parameters, gradients, buffers, attributes, random states; so is
-    the loss, where it is a module.
+    the loss, module or not.
 
     Args:
         model: what `task` was split into.
@@ -69,10 +70,10 @@ def agreement(model: SplitModel, task: Task) -> Agreement:
         batches = list(_batches_of(task, PASSES))
         for number, batch in enumerate(batches):
             there = dict(whole.named_buffers()).keys()
-            with restored(parts):
+            with restored([whole]), restored_loss(task.loss):
                 expected = _whole(whole, model, task, batch, number)
             _check_no_new(whole, sorted(expected.buffers.keys() - there))
-            with restored(parts):
+            with restored([whole]), restored_loss(task.loss):
                 got = _layers(whole, model, task, batch, number)
             unit = rounding_unit([*whole.parameters(), *expected.outputs, expected.loss], model)
             worst = max(worst, _compared(whole, expected, got, number, unit))
@@ -162,6 +163,8 @@ def _whole(
             )
             outputs, structure = returned(result, own_loss=task.loss is None)
             given = result if structure else outputs[0]
+            if task.loss and not seed:
+                check_keeps_nothing(task.loss, given, batch.target)
             loss = check_loss(task.loss(given, batch.target) if task.loss else given)
         loss.backward()
     return _Trained.of(whole, outputs, loss)
@@ -184,7 +187,7 @@ def _layers(
         flags = [spec.differentiable and index > 0 for spec in model.boundaries[index]]
         fed = (batch.inputs[place].clone() for place in model.fed_to(index))
         outputs = call_layer(name, layer, (*enter_some(slot, values, flags), *fed), model.autocast)
-        _check_own(name, layer, outputs)
+        check_own(f"layer {name!r}", layer, outputs)
         slots.append(slot)
         made.append(outputs)
         values = tuple(output.detach() for output in outputs)
@@ -206,27 +209,6 @@ def _backward(
         arrived = slots[index].take() or [torch.zeros_like(root) for root in roots]
         if roots:
             torch.autograd.backward(roots, arrived)
-
-
-def _check_own(name: str, layer: nn.Module, outputs: Sequence[Tensor]) -> None:
-    """Refuse a layer that trains parameters which another rank would hold."""
-    own = set(layer.parameters())
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and leaf not in own:
-            raise InputError(
-                f"task: layer {name!r}: trains a parameter of shape {tuple(leaf.shape)} that is"
-                " not among its own, need all it trains in its parameters(): another GPU may hold"
-                " it."
-                " Register the parameter, or the module it is of, in the module that uses it."
-            )
-        waiting.extend(following for following, _ in node.next_functions if following)
 
 
 def _check_unmoved(whole: nn.Module, task: Task, names: Sequence[str]) -> None:

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import quiet
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.empty import has_empty, is_empty
 from pipeplan.errors import InputError
 from pipeplan.layout import passing_order
-from pipeplan.livebytes import key
+from pipeplan.livebytes import dense, key
 from pipeplan.nested import LayerLoss, MicroBatch
 from pipeplan.precision import casting
 from pipeplan.split_model import TensorSpec
@@ -58,12 +59,15 @@ def trace_boundaries(
         entering: which of them the first layer takes; empty: all.
 
     Raises:
-        InputError: if a layer or the loss fails or returns the wrong kind of value.
+        InputError: if a layer or the loss fails or returns the wrong kind of value, or the loss
+            trains a parameter that is not of the last layer.
     """
     with restored(layers.values()):
         try:
-            with quiet(), fake_mode(layers.values()) as fake:
+            with quiet(), restored_loss(loss), fake_mode(layers.values()) as fake:
                 return _walk(layers, loss, batch.mapped(fake.from_tensor), fed, entering)
+        except ForeignParameterError:
+            raise
         except Exception as error:
             reason = str(error).split("\n")[0]
         if has_empty(layers.values()):
@@ -140,8 +144,7 @@ def call_layer(
             f" {type(error).__name__}: {error}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
-    wrong = next((value for value in outputs if not isinstance(value, Tensor)), None)
-    if wrong is not None or not outputs:
+    if not outputs or any(not isinstance(value, Tensor) for value in outputs):
         raise InputError(
             f"task: layer {name!r}: returned {_kind(result)}, need a tensor or a tuple of tensors."
             " Wrap the layer in a module that returns only tensors."
@@ -175,6 +178,54 @@ def check_loss(value: object) -> Tensor:
     return value
 
 
+class ForeignParameterError(InputError):
+    """A layer or a loss trains a parameter that another rank may hold."""
+
+
+def check_own(what: str, layer: nn.Module, results: Sequence[Tensor]) -> None:
+    """Refuse what trains parameters that another rank would hold: it would lose their gradients.
+
+    Args:
+        what: the layer, or the loss, for the message.
+        layer: has the parameters that may be trained.
+        results: what came of it; their graph ends at the entry of `layer`.
+
+    Raises:
+        ForeignParameterError: if their graph reaches a parameter that is not of `layer`.
+    """
+    own = set(layer.parameters())
+    waiting = [result.grad_fn for result in results if result.grad_fn is not None]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and leaf not in own:
+            raise ForeignParameterError(_foreign(what, tuple(leaf.shape)))
+        waiting.extend(following for following, _ in node.next_functions if following)
+
+
+def _foreign(what: str, shape: tuple[int, ...]) -> str:
+    if what == LOSS:
+        return (
+            f"task: loss: trains a parameter of shape {shape} that is not of the last layer, need"
+            " a function of what the model returns and the target: another GPU may hold it, and"
+            " its gradient would be lost. Let the optimizer decay weights (weight_decay), or the"
+            " model compute its loss itself (Task(loss=None), the target among its inputs)."
+        )
+    return (
+        f"task: {what}: trains a parameter of shape {shape} that is not among its own, need all"
+        " it trains in its parameters(): another GPU may hold it. Register the parameter, or the"
+        " module it is of, in the module that uses it."
+    )
+
+
+LOSS = "loss"
+"""What `check_own` is told of the loss, which counts as part of the last layer."""
+
+
 def _walk(
     layers: Mapping[str, nn.Module],
     loss: LayerLoss,
@@ -183,20 +234,20 @@ def _walk(
     entering: Sequence[int],
 ) -> BoundaryTrace:
     boundaries, aliases, writes = [], [], []
-    start = batch.inputs
+    start, whose = batch.inputs, "the model's input"
     values = tuple(start[place] for place in entering) if entering else start
     for index, (name, layer) in enumerate(layers.items()):
+        boundaries.append(tuple(spec_of(value, whose) for value in values))
         # A clone is no leaf, so that a layer may work in place as it does inside the model.
         inputs = tuple(
             value.detach().requires_grad_(value.requires_grad).clone() for value in values
         )
-        boundaries.append(tuple(map(spec_of, inputs)))
         versions = list(map(_version, inputs))
         extra = tuple(start[place].clone() for place in fed[index]) if fed else ()
-        values = call_layer(name, layer, (*inputs, *extra))
+        values, whose = call_layer(name, layer, (*inputs, *extra)), f"layer {name!r}"
         writes.append(list(map(_version, inputs)) != versions)
         held = {key(value) for value in inputs}
-        aliases.append(all(key(value) in held for value in values))
+        aliases.append(all(key(part) in held for value in values for part in dense(value)))
     try:
         result: object = loss(alone(values), batch.target)
     except Exception as error:
@@ -207,7 +258,10 @@ def _walk(
         raise InputError(
             f"task: loss failed: {type(error).__name__}: {error}{several * (len(values) > 1)}"
         ) from error
-    check_loss(result)
+    checked = check_loss(result)
+    if not has_fakes(layers.values()):  # else the loss may know those that the fake ones stand for
+        check_own(f"layer {name!r}", layer, values)
+        check_own(LOSS, layer, [checked])
     return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes))
 
 
@@ -216,8 +270,23 @@ def _version(value: Tensor) -> int:
     return value._version  # noqa: SLF001
 
 
-def spec_of(value: Tensor) -> TensorSpec:
-    """What passes a boundary where `value` does."""
+def spec_of(value: Tensor, whose: str = "the model's input") -> TensorSpec:
+    """What passes a boundary where `value` does.
+
+    Args:
+        value: passes it.
+        whose: where it comes from, for the message.
+
+    Raises:
+        InputError: if it is sparse or nested: what lies in memory is not known by its shape.
+    """
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"a tensor of layout {value.layout}"
+        raise InputError(
+            f"task: {whose}: got {kind}, need strided ones between layers, whose bytes"
+            " follow from their shape. Pass to_dense() or to_padded_tensor() on, or put the layer"
+            " that makes it and those that take it into one module."
+        )
     order = passing_order(value)
     return TensorSpec(tuple(value.shape), str(value.dtype), value.requires_grad, order)
 

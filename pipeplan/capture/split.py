@@ -32,6 +32,8 @@ from pipeplan.capture.partition.sequential import (
     sequential_eager,
     sequential_layers,
 )
+from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
+from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import check_call
 from pipeplan.capture.user_model.own_memory import check_apart
 from pipeplan.compiling import backend_of, check_compiler
@@ -79,7 +81,8 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
     batch = MicroBatch.of(task, 0).mapped(lambda tensor: tensor.to(device))
     _check_input(batch)
     check_call(model, batch.arguments, own_loss=task.loss is None)
-    with kept_generators(), uncompiled(model), casting(task.autocast, device):
+    restoring = restored_loss(task.loss)
+    with restoring, kept_generators(), uncompiled(model), casting(task.autocast, device):
         if is_sequential(model):
             kept = sequential_eager(model, batch.arguments)
             loss = layer_loss(task.loss, None)
@@ -138,15 +141,11 @@ def _in_eval_mode(
     model: nn.Module, arguments: ModelArguments, kept: Mapping[str, OpaqueModule], own_loss: bool
 ) -> DataFlow | None:
     """The flow of `model` when it is evaluated; None if that has no graph."""
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        return graph_of(model, arguments, kept, own_loss=own_loss)[0]
+        with in_eval_mode(model):
+            return graph_of(model, arguments, kept, own_loss=own_loss)[0]
     except InputError:
         return None
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _told(

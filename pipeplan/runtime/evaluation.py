@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from pipeplan.empty import is_empty
+from pipeplan.layout import overwrite
 from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
@@ -60,14 +63,49 @@ def evaluate(
 
 @contextmanager
 def _eval_mode(stages: Mapping[int, StageRunner]) -> Iterator[None]:
-    modules = {m: m.training for s in stages.values() for x in s.spec.layers for m in x.modules()}
-    for module in modules:
-        module.training = False
+    modes = {m: m.training for s in stages.values() for x in s.spec.layers for m in x.modules()}
+    switched: list[nn.Module] = []
     try:
+        for module in modes:
+            module.training = False
+        for module in _with_own_switch(modes):
+            if _switch(module):
+                switched.append(module)
         yield
     finally:
-        for module, training in modules.items():
+        for module in switched:
+            module.train(True)
+        for module, training in modes.items():
             module.training = training
+
+
+def _with_own_switch(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those with a `train()` of their own, without what is inside of another one."""
+    own = [module for module in modules if type(module).train is not nn.Module.train]
+    inner = {part for module in own for part in module.modules() if part is not module}
+    return [module for module in own if module not in inner]
+
+
+def _switch(module: nn.Module) -> bool:
+    """Whether the module's own `train(False)` was called, and has changed no weight.
+
+    One that changes weights (LoRA that is merged) stays as in training, but for its flags: its
+    weights have versions, are trained, and must keep their bits.
+    """
+    weights = [*module.parameters(), *module.buffers()]
+    if any(map(is_empty, weights)):
+        return False
+    kept = [each.detach().clone() for each in weights]
+    module.train(False)
+    pairs = list(zip(weights, kept, strict=True))
+    if all(torch.equal(each.detach(), value) for each, value in pairs):
+        return True
+    module.train(True)
+    for each, value in pairs:
+        overwrite(each, value)
+    for part in module.modules():
+        part.training = False
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     TensorDataset,
 )
 
@@ -74,6 +76,20 @@ def test_draws_of_samples_leave_the_generators_alone() -> None:
     next(coming)
     data(0)
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_workers_ask_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is forked from a rank that uses CUDA, where torch refuses to start it anew."""
+
+    def refuse(*_: object) -> Tensor:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    expected = made()(7)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", refuse)
+    coming = made(workers=1).ahead(iter([7]))
+    assert coming is not None
+    assert all(map(torch.equal, next(coming), expected))
 
 
 def test_workers_load_what_comes_next() -> None:
@@ -150,6 +166,21 @@ def _drawing(**words: Any) -> DataLoader[Any]:
     return DataLoader(samples, batch_size=2, sampler=RandomSampler(samples, **words))
 
 
+class Backwards(SequentialSampler):
+    """An order of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        return reversed(range(SAMPLES))
+
+
+class Pairs(BatchSampler):
+    """Batches of its own."""
+
+
+def _own(**words: Any) -> DataLoader[Any]:
+    return DataLoader(Noisy(), **{"batch_size": 2} | words)
+
+
 @pytest.mark.parametrize(
     ("samples", "words", "why"),
     [
@@ -165,6 +196,15 @@ def _drawing(**words: Any) -> DataLoader[Any]:
             r"replacement=True, num_samples=22\), need each of its 22",
         ),
         (_drawing(num_samples=9), {}, r"replacement=False, num_samples=9\)"),
+        (_own(sampler=Backwards(Noisy())), {}, "got a DataLoader with a Backwards"),
+        (
+            _own(batch_size=1, batch_sampler=Pairs(SequentialSampler(Noisy()), 2, drop_last=True)),
+            {},
+            "with a SequentialSampler and a Pairs and batch size None",
+        ),
+        (_own(sampler=SequentialSampler(range(9))), {}, r"another data source \(a range of 9\)"),
+        (_own(sampler=RandomSampler(range(9))), {}, r"another data source \(a range of 9\)"),
+        (_own(num_workers=1, worker_init_fn=print), {}, "with a worker_init_fn, need none"),
     ],
 )
 def test_what_has_no_numbers_is_refused(samples: Any, words: dict[str, Any], why: str) -> None:

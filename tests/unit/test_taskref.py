@@ -12,6 +12,7 @@ from pipeplan.cli import entry, main
 from pipeplan.errors import InputError
 from pipeplan.launch import __main__ as launch
 from pipeplan.task import load, load_named
+from pipeplan.taskref import parsed
 from tests import launch_task
 
 BODY = """
@@ -117,6 +118,13 @@ def test_a_file_may_name_no_reference_of_another_form(ran: Path, reference: str)
     """What no user could write is refused like the user's mistakes."""
     with pytest.raises(InputError, match=r"need package\.module:function"):
         named(reference)
+
+
+@pytest.mark.parametrize("arguments", ["(**{'width': 2})", "(width=1, width=2)", "(2)"])
+def test_each_argument_is_named_once(arguments: str) -> None:
+    """None is left out in silence."""
+    with pytest.raises(InputError, match="arguments are given as function"):
+        parsed(f"here:task{arguments}")
 
 
 def test_the_user_may_name_anything(ran: Path) -> None:

@@ -28,6 +28,7 @@ from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
 from pipeplan.capture.layer_costs.whole_backwards import told
 from pipeplan.capture.split import split
+from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
 from pipeplan.errors import InputError
@@ -74,7 +75,7 @@ def estimate_task(
     check_data(task)
     batches = MicroBatches(task)
     batches.fetch(1)
-    with torch.random.fork_rng(devices=[]), _values_unknown():
+    with torch.random.fork_rng(devices=[]), _values_unknown(), restored_loss(task.loss):
         twin, mode = weightless_twin(task)
         model = split(twin, max_layers)
         say(f"split into {len(model.layers)} layers")

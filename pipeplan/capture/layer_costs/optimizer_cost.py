@@ -104,6 +104,8 @@ def step_cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> O
     try:
         with torch.no_grad():
             found = _measure(task, parameters, timer)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"task: optimizer: failed on one layer's parameters: {type(error).__name__}: {error}."

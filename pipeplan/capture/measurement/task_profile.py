@@ -26,6 +26,7 @@ from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.layer_costs.whole_backwards import told
 from pipeplan.capture.measurement.halves import compared
 from pipeplan.capture.split import split
+from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.module_attributes import restored
 from pipeplan.chain import Chain, Layer
 from pipeplan.compiling import compiled
@@ -139,6 +140,7 @@ def measure_layers(
     with (
         torch.random.fork_rng(devices=place.random_devices),
         restored(model.layers),
+        restored_loss(task.loss),
         gradient_buffers(model.layers, task.accumulate),
     ):
         if model.compile:

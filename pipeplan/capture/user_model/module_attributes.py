@@ -25,14 +25,17 @@ _TABLES = ("_parameters", "_buffers", "_modules", *HOOKS)
 class AttributeSnapshot:
     """The attributes that modules had at some instant."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Takes a copy of the attributes of `modules` and all modules inside them."""
+    def __init__(self, modules: Iterable[Any]) -> None:
+        """Takes a copy of the attributes of `modules` and all modules inside them.
+
+        Other objects with attributes count as modules with nothing inside them.
+        """
         self._kept = [
-            (name, part, _plain_copy(_of(part)))
+            (name, part, _plain_copy(attributes_of(part)))
             for module in modules
-            for name, part in module.named_modules()
+            for name, part in _inside(module)
         ]
-        self._objects = [dict(_of(part)) for _, part, _ in self._kept]
+        self._objects = [dict(attributes_of(part)) for _, part, _ in self._kept]
         self._tables = [_tables(part) for _, part, _ in self._kept]
 
     def changed(self) -> list[tuple[str, str]]:
@@ -40,7 +43,7 @@ class AttributeSnapshot:
         return [
             (name, key)
             for name, part, kept in self._kept
-            for key, value in _of(part).items()
+            for key, value in attributes_of(part).items()
             if not isinstance(value, Tensor) and not _same(value, kept.get(key, _MISSING))
         ]
 
@@ -50,7 +53,8 @@ class AttributeSnapshot:
         Not seen is what happens inside of tensors and of objects that are no containers.
         """
         return all(
-            _same(_of(part), kept, operator.is_) and _same(_tables(part), tables, operator.is_)
+            _same(attributes_of(part), kept, operator.is_)
+            and _same(_tables(part), tables, operator.is_)
             for (_, part, kept), tables in zip(self._kept, self._tables, strict=True)
         )
 
@@ -62,7 +66,7 @@ class AttributeSnapshot:
         """
         everything = zip(self._kept, self._objects, self._tables, strict=True)
         for (_, part, kept), objects, tables in everything:
-            for key in _of(part).keys() - kept.keys():
+            for key in attributes_of(part).keys() - kept.keys():
                 del part.__dict__[key]
             for key, value in objects.items():
                 _refill(value, kept[key])
@@ -89,7 +93,12 @@ def restored(modules: Iterable[nn.Module]) -> Iterator[None]:
 _MISSING = object()
 
 
-def _of(module: nn.Module) -> dict[str, Any]:
+def _inside(part: Any) -> Iterable[tuple[str, Any]]:
+    return part.named_modules() if isinstance(part, nn.Module) else [("", part)]
+
+
+def attributes_of(module: Any) -> dict[str, Any]:
+    """The attributes of a module by which it finds nothing that is registered in it."""
     return {key: value for key, value in module.__dict__.items() if key not in _TABLES}
 
 
@@ -107,7 +116,7 @@ def _plain_copy(value: Any) -> Any:
     return made
 
 
-def _tables(module: nn.Module) -> dict[str, Any]:
+def _tables(module: Any) -> dict[str, Any]:
     """Parameters, buffers, modules and hooks by the names that a module has for them."""
     return {name: dict(module.__dict__.get(name) or ()) for name in _TABLES}
 

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
 import pytest
 import torch
@@ -113,3 +114,82 @@ def test_each_block_is_attention_and_mlp(blocks: int) -> None:
     assert blocks < 24 or time.process_time() - begin <= 15
     assert len(model.layers) == 2 * blocks + 2
     assert model.names[1:3] == ("transformer.h.0.ln_1..attn", "transformer.h.0.ln_2..mlp")
+
+
+class Merging(nn.Linear):
+    """Adds a low-rank product, which its eval mode has in the weight (as loralib does)."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.low, self.high = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(4, 1))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Self:
+        """Merges and parts; the sum may round."""
+        super().train(mode)
+        if mode == self.merged:
+            product = self.high.data @ self.low.data
+            self.weight.data += -product if mode else product
+            self.merged = not mode
+        return self
+
+    def forward(self, value: Tensor) -> Tensor:
+        """The sum of both."""
+        result = super().forward(value)
+        return result if self.merged else result + value @ self.low.t() @ self.high.t()
+
+
+class Scaling(nn.Linear):
+    """Has another factor in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scale = 1.0
+
+    def train(self, mode: bool = True) -> Self:
+        """Chooses the factor."""
+        self.scale = 1.0 if mode else 0.5
+        return super().train(mode)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Scaled."""
+        return super().forward(value) * self.scale
+
+
+class Switching(nn.Module):
+    """One of them between others."""
+
+    def __init__(self, kind: Callable[[], nn.Linear]) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), kind(), nn.Linear(4, 4)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """One after the other."""
+        result: Tensor = self.last(torch.relu(self.middle(torch.relu(self.first(value)))))
+        return result
+
+
+@pytest.mark.parametrize("kind", [Merging, Scaling])
+def test_a_switch_of_the_models_own_is_undone(kind: Callable[[], nn.Linear]) -> None:
+    """Weights keep their bits, attributes their values; layers evaluate as the model does."""
+    torch.manual_seed(0)
+    model, rows = Switching(kind), torch.randn(8, 4)
+    attributes = dict(vars(model.middle))
+    before = copy.deepcopy(model.state_dict())
+    task = Task(
+        model=model,
+        loss=nn.functional.mse_loss,
+        optimizer=capture_tasks.sgd,
+        data=lambda _: (rows, rows),
+    )
+    made = split(task)
+    assert model.training
+    assert vars(model.middle) == attributes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for layer in made.layers:
+        layer.train(False)
+    with torch.no_grad():
+        found = run_layers(made, (rows,))
+        expected = copy.deepcopy(model).eval()(rows)
+    assert isinstance(found, Tensor)
+    assert torch.allclose(found, expected, atol=1e-5)

@@ -74,6 +74,27 @@ def test_digest_is_that_of_the_split_model() -> None:
     assert quick(gpt2()).task_digest == split(gpt2()).digest()
 
 
+def test_digest_tells_what_is_trained() -> None:
+    """Frozen parameters have no gradients and no states, which a plan counts on."""
+    rows = torch.ones(4, 3), torch.ones(4, 3)
+
+    def digest(*, trained: bool, rounds: bool = False) -> str:
+        first = nn.Linear(3, 3).requires_grad_(trained)
+        layers = [nn.Linear(3, 3), Rounds() if rounds else nn.ReLU(), first]
+        model = nn.Sequential(*layers)
+        return split(replace(mlp(), model=model, data=lambda _: rows)).digest()
+
+    digests = [digest(trained=True), digest(trained=False), digest(trained=True, rounds=True)]
+    assert len(set(digests)) == 3
+
+
+class Rounds(nn.Module):
+    """Hands on no gradient."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.detach().round()
+
+
 def test_threads_are_given_back(reference: str) -> None:
     """The profile's thread count does not outlive it."""
     before = torch.get_num_threads()

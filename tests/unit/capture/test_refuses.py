@@ -206,6 +206,64 @@ def test_a_loss_that_would_be_trained() -> None:
     split(replace(task_of(Base()), loss=Weighted(trained=False)))
 
 
+@pytest.mark.parametrize("row", [False, True])
+def test_a_loss_that_trains_what_other_layers_own(row: bool) -> None:
+    """Other ranks' gradients would be lost; the last layer's own parameters are at hand."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) if row else Base()
+    first, last = list(model.children())
+
+    def loss_with(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        known = list(part.parameters())
+        return lambda output, target: (output - target).pow(2).mean() + known[0].pow(2).sum()
+
+    with pytest.raises(InputError, match=r"^task: loss: trains a parameter of shape \(4, 4\)"):
+        split(replace(task_of(model), loss=loss_with(first)))
+    split(replace(task_of(model), loss=loss_with(last)))
+
+
+class Gives(nn.Module):
+    """Returns what a function makes of its input."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, value: Tensor) -> object:
+        """What it makes."""
+        return self.function(value)
+
+
+def packed(value: Tensor) -> object:
+    """A named tuple of two tensors and two Nones."""
+    lengths = torch.tensor([4] * 8)
+    return nn.utils.rnn.pack_padded_sequence(value[:, :, None], lengths, batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda value: (value, None),
+            "layer '1:Gives': returned a tuple of Tensor, NoneType, need",
+        ),
+        (packed, "layer '1:Gives': returned a tuple of Tensor, Tensor, NoneType, NoneType, need"),
+        (
+            Tensor.to_sparse,
+            "layer '1:Gives': got a tensor of layout torch.sparse_coo, need strided",
+        ),
+        (
+            lambda value: torch.nested.as_nested_tensor(list(value)),
+            "layer '1:Gives': got a nested tensor, need strided",
+        ),
+    ],
+)
+def test_rows_hand_on_plain_tensors(function: Callable[[Tensor], object], message: str) -> None:
+    """Whatever else a layer returns is named."""
+    layers = [nn.Linear(4, 4), Gives(function), Gives(lambda value: value), nn.Linear(4, 4)]
+    with pytest.raises(InputError, match=message):
+        split(replace(task_of(Base()), model=layers))
+
+
 def test_gradients_that_are_off() -> None:
     """What passes back between layers is found by autograd."""
     with torch.no_grad(), pytest.raises(InputError, match=r"split: .*inside of torch.no_grad"):

@@ -88,6 +88,18 @@ def test_optimizers_that_cannot_be_given_copies_are_refused() -> None:
     check(MAPS["looped"], "flush", split, replace(own, optimizer=task.optimizer))
 
 
+def test_an_optimizer_of_more_than_it_is_given_is_refused() -> None:
+    """One of the whole model would be stepped once per layer, with a state each time."""
+    split, task = pipelines.toy()
+    every = [parameter for layer in split.layers for parameter in layer.parameters()]
+    whole = replace(task, optimizer=lambda _: optim.SGD(every, lr=0.1))
+    refused = r"got SGD whose param_groups\[0\] holds a parameter of shape .* was not given"
+    with pytest.raises(InputError, match="^task: optimizer: " + refused):
+        profile_task(replace(whole, model=split.layers), repeats=1, warmup=0)
+    with pytest.raises(InputError, match=refused):
+        check(MAPS["one rank"], "flush", split, whole)
+
+
 def test_profiles_give_users_their_parameters() -> None:
     """The optimizer's time and bytes are measured of what a run makes."""
     layers = [nn.Linear(6, 6).bfloat16(), nn.Linear(6, 1).bfloat16()]
