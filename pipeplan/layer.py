@@ -86,6 +86,8 @@ class Layer(Record):
     frozen_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
     """Parameters that are not trained, part of `optimizer_bytes`."""
     parameters: tuple[str, ...] = ()
+    modules: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    """The modules whose code runs in it, where its name does not tell them: of exporters."""
     backward_weight_ns: Count | None = None
     """Of the gradients of weights, where a backward comes in two ops; None: not known."""
     backward_input_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)

@@ -74,9 +74,10 @@ def chains(
 
 def test_no_field_is_forgotten() -> None:
     """A field that layers get one day must be merged too: then add it there and here."""
-    single = {  # backwards of groups are never split, programs are those of single layers, and
-        # a solver counts what rides for each layer
+    single = {  # backwards of groups are never split, programs are those of single layers,
+        # exporters see no groups, and a solver counts what rides for each layer
         "options",
+        "modules",
         "riding",
         "backward_weight_ns",
         "backward_input_ns",
