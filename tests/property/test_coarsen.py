@@ -45,14 +45,16 @@ def chains(
         output = 5 if plain else draw(size)
         before = fields[-1]["output_bytes"] if layer else 0
         saved_output = draw(st.integers(0, output))
+        kept, saved = before if plain else draw(st.integers(0, before)), draw(size)
+        most = min(output - saved_output, kept + saved)
         fields.append(
             values := {
                 "output_bytes": output,
                 "output_gradient_bytes": None if plain else draw(st.none() | size),
                 "saved_output_bytes": saved_output,
-                "saved_passing_bytes": draw(st.integers(0, output - saved_output)),
-                "saved_input_bytes": before if plain else draw(st.integers(0, before)),
-                "saved_bytes": draw(size),
+                "saved_passing_bytes": draw(st.integers(0, most)),
+                "saved_input_bytes": kept,
+                "saved_bytes": saved,
                 "weight_bytes": draw(size),
                 "gradient_bytes": draw(size),
                 "waiting_gradient_bytes": draw(size),
