@@ -9,7 +9,7 @@ from functools import partial
 
 from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster
+from pipeplan.cluster import Cluster, differ_in_memory_alone
 from pipeplan.compare import ours
 from pipeplan.compare.again import AWAY, NONE
 from pipeplan.compare.field import Field, More, prepared
@@ -165,7 +165,7 @@ def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
     groups: dict[int, list[Cluster]] = {}
     for cluster in clusters:
         group = groups.setdefault(len(cluster.gpus), [cluster])
-        if _bare(cluster) != _bare(group[0]):
+        if not differ_in_memory_alone(cluster, group[0]):
             raise InputError(
                 f"compare: got two clusters of {len(cluster.gpus)} GPUs that differ in more than"
                 " memory, need equal ones"
@@ -173,11 +173,6 @@ def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
         if cluster not in group:
             group.append(cluster)
     return [sorted(group, key=_least_memory) for group in groups.values()]
-
-
-def _bare(cluster: Cluster) -> Cluster:
-    gpus = tuple(gpu.with_budget(0) for gpu in cluster.gpus)
-    return cluster.model_copy(update={"gpus": gpus})
 
 
 def _roomiest(group: Sequence[Cluster]) -> Cluster:
