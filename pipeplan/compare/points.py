@@ -189,7 +189,9 @@ def _least_memory(cluster: Cluster) -> int:
 def _others(request: Request, group: list[Cluster], count: int) -> Job[Field | Found]:
     """Everyone else, with the most memory that any cluster of the group has."""
     gpus = len(group[0].gpus)
-    setting = Setting(request.chain, _roomiest(group), request.config.memory_model, count)
+    config = request.config
+    most = config.microbatches if config.semantics == "2bw" else None
+    setting = Setting(request.chain, _roomiest(group), config.memory_model, count, most)
     return Job(
         f"{gpus} GPUs: everyone else",
         partial(prepared, setting, count, request.more, request.search_s),
