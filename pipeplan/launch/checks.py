@@ -163,8 +163,8 @@ def rank_table(plan: Plan, unloaded: str | None = None, replicas: int = 1) -> st
         lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
     ranks = len(plan.cluster.gpus) * replicas
     lines.append(
-        f"{ranks} rank{'s' if ranks > 1 else ''}: {plan.semantics}, {plan.microbatches} micro-batches per step, period"
-        f" {format_ns(plan.period_ns)} (k = {plan.k}). {_passed(unloaded)}"
+        f"{ranks} rank{'s' if ranks > 1 else ''}: {plan.semantics}, {plan.microbatches}"
+        f" micro-batches per step, period {format_ns(plan.period_ns)} (k = {plan.k}). {_passed(unloaded)}"
     )
     return "\n".join(lines)
 
