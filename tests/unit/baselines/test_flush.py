@@ -140,7 +140,7 @@ def test_lists_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="1 to 1024"):
         listed_plan(outline, flush.gpipe(2, 1), 1025)
     with pytest.raises(InputError, match="multiple"):
-        interleaved.looped(2, 3, chunks=2)
+        interleaved.looped(2, 5, chunks=2)
 
 
 def test_splits_are_balanced() -> None:
