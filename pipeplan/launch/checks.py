@@ -164,7 +164,8 @@ def rank_table(plan: Plan, unloaded: str | None = None, replicas: int = 1) -> st
     ranks = len(plan.cluster.gpus) * replicas
     lines.append(
         f"{ranks} rank{'s' if ranks > 1 else ''}: {plan.semantics}, {plan.microbatches}"
-        f" micro-batches per step, period {format_ns(plan.period_ns)} (k = {plan.k}). {_passed(unloaded)}"
+        f" micro-batches per step, period {format_ns(plan.period_ns)}"
+        f" (k = {plan.k}). {_passed(unloaded)}"
     )
     return "\n".join(lines)
 
