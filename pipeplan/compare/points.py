@@ -17,7 +17,7 @@ from pipeplan.compare.jobs import Job, Tell, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import Absent, Row, check
 from pipeplan.errors import InputError
-from pipeplan.planner import Config
+from pipeplan.planner import Config, default_microbatches
 from pipeplan.units import format_bytes
 
 
@@ -156,8 +156,8 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
 
 
 def microbatches(config: Config, gpus: int) -> int:
-    """Per update: as asked for, else four per GPU and at least 8."""
-    return config.microbatches or max(8, 4 * gpus)
+    """Per update: as asked for, else those of a step with a flush, which most rows have."""
+    return config.microbatches or default_microbatches("flush", gpus)
 
 
 def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
