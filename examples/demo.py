@@ -51,7 +51,7 @@ MOST_PEAK_ERROR = 0.03
 LEAST_LOSS_DROP = 0.5
 """In nats per byte; the loss begins near log(256) = 5.5."""
 MOST_RANKS = 8
-"""By default; the model has ten layers."""
+"""By default; the model has eighteen layers."""
 
 
 def main() -> int:

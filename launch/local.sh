@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on this machine, one process per GPU of the plan:
+# Train on this machine, one process per GPU of the plan and replica:
 #   launch/local.sh plan.json --steps 100 --out run
 # Everything is checked in one process first: a mistake gives one message and its own exit code
 # (2 wrong input, 4 invalid plan), without the report that torchrun adds to any failure.
@@ -12,8 +12,10 @@ if [ "$(uname)" = Linux ]; then
   export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}"
 fi
 
-python -m pipeplan.launch --plan "$plan" "$@" --dry-run >&2
-ranks=$(python -c 'import json, sys; print(len(json.load(open(sys.argv[1]))["cluster"]["gpus"]))' "$plan")
+checked=$(python -m pipeplan.launch --plan "$plan" "$@" --dry-run)
+printf '%s\n' "$checked" >&2
+# The last line begins with "4 ranks:", those of all replicas.
+ranks=$(printf '%s\n' "$checked" | tail -n 1 | cut -d ' ' -f 1)
 if [ "$ranks" = 1 ]; then
   exec python -m pipeplan.launch --plan "$plan" "$@"
 fi

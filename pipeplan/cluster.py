@@ -125,6 +125,27 @@ class Cluster(Document):
         return self
 
 
+def differ_in_memory_alone(one: Cluster, other: Cluster) -> bool:
+    """Whether the GPUs that both have, and all between them, are equal but for their memory.
+
+    The GPUs of the cluster that has fewer are the first ones of the other.
+    """
+    count = min(len(one.gpus), len(other.gpus))
+    return _first_without_memory(one, count) == _first_without_memory(other, count)
+
+
+def _first_without_memory(cluster: Cluster, count: int) -> Cluster:
+    pairs = tuple(
+        pair for pair in cluster.links.pairs if pair.source < count and pair.target < count
+    )
+    return cluster.model_copy(
+        update={
+            "gpus": tuple(gpu.with_budget(0) for gpu in cluster.gpus[:count]),
+            "links": cluster.links.model_copy(update={"pairs": pairs}),
+        }
+    )
+
+
 def uniform(
     gpus: int,
     memory_bytes: int,

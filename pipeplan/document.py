@@ -22,8 +22,10 @@ from pipeplan.units import MAX_INT
 from pipeplan.validation_errors import describe, show
 
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
-Signed = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
 """A size in bytes, a time in nanoseconds, or an index: an integer from 0 to 2**62."""
+
+Signed = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+"""A difference of sizes: an integer from -2**62 to 2**62."""
 
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
 

@@ -74,7 +74,8 @@ class Layer(Record):
     saved_output_bytes: Count = 0
     """The part of the layer's output that autograd keeps; at most `output_bytes`."""
     saved_passing_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
-    """The part that is a kept input, passed on: in `saved_input_bytes`, not in the one before."""
+    """The part that is a kept input, passed on: it is in `saved_input_bytes`, not in the field
+    before; of merged layers in `saved_bytes` as well."""
     riding: tuple[RidingTensor, ...] = Field(default=(), exclude_if=lambda riding: not riding)
     """Those that the layer before passes on, in its order; then those that ride from here on."""
     forward_workspace_bytes: Signed = 0
@@ -86,6 +87,8 @@ class Layer(Record):
     frozen_bytes: Count = Field(default=0, exclude_if=lambda size: size == 0)
     """Parameters that are not trained, part of `optimizer_bytes`."""
     parameters: tuple[str, ...] = ()
+    modules: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    """The modules whose code runs in it, where its name does not tell them: of exporters."""
     backward_weight_ns: Count | None = None
     """Of the gradients of weights, where a backward comes in two ops; None: not known."""
     backward_input_ns: Count | None = Field(default=None, exclude_if=lambda time: time is None)
@@ -145,6 +148,7 @@ class Layer(Record):
                     f" {option.saved_passing_bytes} saved_passing_bytes, need at most output_bytes"
                     f" = {self.output_bytes} together: they are parts of the output"
                 )
+            _check_passing(option, f"options[{number}].")
         if self.saved_output_bytes > self.output_bytes:
             raise ValueError(
                 f"saved_output_bytes: got {self.saved_output_bytes}, need at most"
@@ -156,6 +160,7 @@ class Layer(Record):
                 f" {self.output_bytes - self.saved_output_bytes}, output_bytes without"
                 " saved_output_bytes: it is another part of the output"
             )
+        _check_passing(self, "")
         self._check_split_times()
         kept = self.saved_for_weight_bytes
         if self.saved_input_for_weight_bytes > (kept or 0):
@@ -191,6 +196,20 @@ class Layer(Record):
                 f"forward_split_ns: got {self.forward_split_ns}, need at least forward_ns ="
                 f" {self.forward_ns}: it does more than another forward"
             )
+
+
+def _check_passing(keeps: Layer | LayerOption, where: str) -> None:
+    """Messages are less by what passes, since it is kept: so it is part of what is kept.
+
+    Raises:
+        ValueError: if not.
+    """
+    most = keeps.saved_input_bytes + keeps.saved_bytes
+    if keeps.saved_passing_bytes > most:
+        raise ValueError(
+            f"{where}saved_passing_bytes: got {keeps.saved_passing_bytes}, need at most"
+            f" saved_input_bytes + saved_bytes = {most}: it is kept as part of them"
+        )
 
 
 _OPTION = tuple(LayerOption.model_fields.keys() - {"program"})

@@ -46,6 +46,8 @@ class ActionKind(StrEnum):
     OPT = "OPT"
 
 
+MOST_ACTIONS = 5_000_000
+"""Of a program: a longer one would take minutes and gigabytes."""
 _KINDS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
 _STAGE = r"[0-9]{1,6}"
 _MICROBATCH = r"[0-9]{1,19}"
@@ -222,8 +224,23 @@ class Pattern:
                 updates = reversed(self.hosted[rank])
                 yield from (Action(ActionKind.OPT, stage) for stage in updates)
 
+    @property
+    def most_unrolled(self) -> int:
+        """How many micro-batches `unroll` makes a program of: it keeps every action."""
+        return max(1, MOST_ACTIONS * self.k // max(1, sum(map(len, self.ranks))))
+
     def unroll(self, microbatches: int, first: int = 0) -> Program:
-        """The finite program of all ranks for `microbatches` micro-batches."""
+        """The finite program of all ranks for `microbatches` micro-batches.
+
+        Raises:
+            InputError: if there are more than `most_unrolled`.
+        """
+        if microbatches > self.most_unrolled:
+            raise InputError(
+                f"pattern: got {microbatches} micro-batches to write out, need at most"
+                f" {self.most_unrolled}: every action of each is kept. Plan with fewer per step"
+                " (--microbatches)."
+            )
         ranks = range(len(self.ranks))
         return Program(tuple(tuple(self.actions(rank, microbatches, first)) for rank in ranks))
 

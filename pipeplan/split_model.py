@@ -52,6 +52,8 @@ class SplitModel:
     names: tuple[str, ...]
     fqns: tuple[dict[str, str], ...]
     """Per layer: parameter or buffer name inside the layer -> its name in the user's model."""
+    modules: tuple[tuple[str, ...], ...] = ()
+    """Per layer: modules of the user's model whose code runs in it; empty: names tell them."""
     boundaries: tuple[tuple[TensorSpec, ...], ...]
     """Boundary l is the input of layer l; one entry per layer."""
     microbatch_size: int

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from pipeplan import verifier
 from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster
+from pipeplan.cluster import Cluster, differ_in_memory_alone
 from pipeplan.errors import InfeasibleError, InputError, TimeLimitError
 from pipeplan.plan import Bounds, Plan, Rational
 from pipeplan.planner import Config, Progress, default_microbatches, in_turn, solve
@@ -47,7 +48,8 @@ def sweep(
 
     Args:
         chain: What is trained.
-        clusters: They may differ in the number of GPUs and their memory only.
+        clusters: They may differ in the number of GPUs and their memory only: the GPUs of a
+            smaller one are the first ones of a larger one.
         config: For each point; the time limit is one point's.
         progress: As for `solve`; phases begin with the point.
 
@@ -56,9 +58,11 @@ def sweep(
         the sweep with the points that have one.
 
     Raises:
-        InputError: if a pin names what even the largest cluster or the chain does not have.
+        InputError: if clusters differ in more, or a pin names what even the largest cluster or
+            the chain does not have.
     """
     ordered = sorted(clusters, key=_size)
+    _check_alike(ordered)
     for largest in ordered[-1:]:
         resolve(config.pins, chain, largest)
     if config.semantics == "flush" and config.microbatches is None:
@@ -76,6 +80,21 @@ def sweep(
     for point in in_turn(named, planned, progress):
         points.append(point)  # where the next one sees it
     return tuple(_with_bounds(point, points, config) for point in points)
+
+
+def _check_alike(ordered: list[Cluster]) -> None:
+    """Refuse clusters of which one's plans and bounds say nothing of another.
+
+    Raises:
+        InputError: if there are two.
+    """
+    for cluster in ordered:
+        if not differ_in_memory_alone(cluster, ordered[-1]):
+            raise InputError(
+                f"sweep: got clusters of {len(cluster.gpus)} and {len(ordered[-1].gpus)} GPUs that"
+                " differ in speeds, names, links, overhead or host, need those of the smaller to"
+                " be the first of the larger, but for memory. Sweep each kind of machine alone."
+            )
 
 
 def _size(cluster: Cluster) -> tuple[int, list[int]]:
@@ -141,7 +160,9 @@ def _with_bounds(point: Point, points: list[Point], config: Config) -> Point:
             "status": "optimal" if bound == period else "feasible",
         }
     )
-    return replace(point, plan=point.plan.model_copy(update={"solver": solver}))
+    plan = point.plan.model_copy(update={"solver": solver})
+    verifier.check(plan)
+    return replace(point, plan=plan)
 
 
 def _largest(point: Point, points: list[Point]) -> Iterator[tuple[str, Rational | None]]:

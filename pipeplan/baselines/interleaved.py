@@ -24,35 +24,40 @@ def looped_gpus(gpus: int, chunks: int) -> list[int]:
 
 
 def looped(gpus: int, microbatches: int, *, chunks: int) -> list[list[ListedOp]]:
-    """Micro-batches pass in groups of P; every GPU does a group's chunks one after the other.
+    """Micro-batches pass in rounds; every GPU does a round's chunks one after the other.
 
-    GPU g starts with 2 * (P - 1 - g) + (v - 1) * P forwards, then alternates.
+    The rounds are as long as each other, P micro-batches or more: as many as there are whole P,
+    as torch's `ScheduleInterleaved1F1B` has them. With r micro-batches in each, GPU g starts with
+    2 * (P - 1 - g) + (v - 1) * r forwards, then alternates.
 
     Raises:
-        InputError: if the number of micro-batches is no multiple of the number of GPUs.
+        InputError: if the micro-batches make no equal rounds.
     """
-    if microbatches % gpus:
+    rounds = max(1, microbatches // gpus)
+    if microbatches % rounds:
         raise InputError(
-            f"interleaved: got {microbatches} micro-batches on {gpus} GPUs, need a multiple."
+            f"interleaved: got {microbatches} micro-batches on {gpus} GPUs, need a multiple of"
+            f" {rounds}: as many rounds of equal size."
         )
+    size = microbatches // rounds
     return [
         alternating(
-            _rounds(OpKind.F, gpu, gpus, list(range(chunks)), microbatches),
-            _rounds(OpKind.B, gpu, gpus, list(range(chunks))[::-1], microbatches),
-            2 * (gpus - 1 - gpu) + (chunks - 1) * gpus,
+            _rounds(OpKind.F, gpu, gpus, list(range(chunks)), microbatches, size),
+            _rounds(OpKind.B, gpu, gpus, list(range(chunks))[::-1], microbatches, size),
+            2 * (gpus - 1 - gpu) + (chunks - 1) * size,
         )
         for gpu in range(gpus)
     ]
 
 
 def _rounds(
-    kind: OpKind, gpu: int, gpus: int, chunks: list[int], microbatches: int
+    kind: OpKind, gpu: int, gpus: int, chunks: list[int], microbatches: int, size: int
 ) -> list[ListedOp]:
     return [
         (kind, chunk * gpus + gpu, begin + m)
-        for begin in range(0, microbatches, gpus)
+        for begin in range(0, microbatches, size)
         for chunk in chunks
-        for m in range(gpus)
+        for m in range(size)
     ]
 
 

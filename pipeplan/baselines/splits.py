@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+
+import numpy as np
 
 from pipeplan.chain import Chain
 from pipeplan.errors import InputError
@@ -54,10 +56,42 @@ def parameter_balanced(chain: Chain, parts: int) -> list[int]:
     return balanced([layer.weight_bytes for layer in chain.layers], parts)
 
 
-def time_balanced(chain: Chain, parts: int) -> list[int]:
-    """Ends of `parts` stages whose largest sum of forward and backward times is smallest."""
-    check_parts(chain, parts)
-    return balanced([layer.forward_ns + layer.backward_ns for layer in chain.layers], parts)
+def time_balanced(chain: Chain, speeds: Sequence[float]) -> list[int]:
+    """Ends of stages whose largest time of forward and backward is smallest.
+
+    Args:
+        chain: what is cut.
+        speeds: of each stage's GPU.
+    """
+    check_parts(chain, len(speeds))
+    times = [layer.forward_ns + layer.backward_ns for layer in chain.layers]
+    if len(set(speeds)) == 1:
+        return balanced(times, len(speeds))
+    return _balanced_by_speed(times, speeds)
+
+
+def _balanced_by_speed(times: Sequence[int], speeds: Sequence[float]) -> list[int]:
+    """Ends of runs of `times`, the longest as short as it can be; run s is as fast as `speeds[s]`.
+
+    A dynamic program: the best first runs that end anywhere, then one more run behind them.
+    """
+    sums = np.array([0, *accumulate(times)], dtype=np.float64)
+    count = len(times)
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    begins: list[list[int]] = []
+    for speed in speeds:
+        longest, chosen = np.full(count + 1, np.inf), [0] * (count + 1)
+        for end in range(1, count + 1):
+            whole = np.maximum(best[:end], (sums[end] - sums[:end]) / speed)
+            chosen[end] = int(np.argmin(whole))
+            longest[end] = whole[chosen[end]]
+        best = longest
+        begins.append(chosen)
+    ends = [count]
+    for chosen in begins[:0:-1]:
+        ends.append(chosen[ends[-1]])
+    return ends[::-1]
 
 
 def balanced(sizes: Sequence[int], parts: int) -> list[int]:

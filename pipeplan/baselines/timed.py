@@ -23,12 +23,15 @@ class Setting:
     """What all baselines of a comparison share.
 
     microbatches: per optimizer step; 2bw plans raise it to what two weight versions need (R6).
+    most_microbatches: what they may raise it to, of a comparison in which all train so many; a
+        plan that needs more is still judged. None: any number.
     """
 
     chain: Chain
     cluster: Cluster
     memory_model: MemoryModel = "exact"
     microbatches: int = 8
+    most_microbatches: int | None = None
 
     @cached_property
     def digest(self) -> str:

@@ -112,7 +112,7 @@ def _by_graph(
     cuts = layer_cuts(flow)
     if max_layers is not None:
         cuts = coarsened_cuts(flow, cuts, max_layers)
-    made, entering = graph_layers(flow, cuts, evaluation)
+    made, entering = graph_layers(flow, cuts, evaluation, model)
     layers: dict[str, nn.Module] = {piece.name: piece.module for piece in made}
     fed = tuple(piece.fed for piece in made)
     loss = layer_loss(task.loss, flow.exported.returned)
@@ -120,7 +120,8 @@ def _by_graph(
     eager = tuple(index for index, piece in enumerate(made) if piece.is_eager)
     found = _made(task, batch, layers, traced, kept, fed)
     notes = (*found.notes, flow.exported.note) if flow.exported.note else found.notes
-    found = replace(found, returned=flow.exported.returned, notes=notes)
+    modules = tuple(piece.modules for piece in made)
+    found = replace(found, returned=flow.exported.returned, notes=notes, modules=modules)
     if len(entering) < len(batch.inputs):
         specs = tuple(map(spec_of, batch.inputs))
         found = replace(found, inputs=specs, entering=entering)

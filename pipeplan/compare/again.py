@@ -44,7 +44,7 @@ def full(chain: Chain, cluster: Cluster, config: Config) -> Plan | None:
     Raises:
         InputError: if the chain has too few layers, or a cut would part tied ones.
     """
-    stages = to_stages(time_balanced(chain, len(cluster.gpus)))
+    stages = to_stages(time_balanced(chain, [gpu.speed for gpu in cluster.gpus]))
     if chain.tied == "colocate" and not keeps_ties(chain, stages):
         raise InputError(f"{FULL}: stages of equal times part tied layers")
     return _planned(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
@@ -19,12 +19,13 @@ from pipeplan.errors import InputError
 from pipeplan.plan import Plan, Stage
 from pipeplan.self_timed import staircase
 
-Split = Callable[[Chain, int], list[int]]
+Split = Callable[[Chain, Sequence[float]], list[int]]
+"""(chain, speed of each stage's GPU) -> the ends of the stages."""
 
 SPLITS: dict[str, Split] = {
     "equal times": splits.time_balanced,
-    "equal layers": splits.uniform_split,
-    "equal parameters": splits.parameter_balanced,
+    "equal layers": lambda chain, speeds: splits.uniform_split(chain, len(speeds)),
+    "equal parameters": lambda chain, speeds: splits.parameter_balanced(chain, len(speeds)),
 }
 CHUNKS = (2, 3, 4)
 """Stages per GPU that the looped schedule tries."""
@@ -60,7 +61,7 @@ def _one_stage_each(
 def _split_1f1b(kind: str) -> Ways:
     def ways(setting: Setting, name: str, _: int) -> Iterator[Row]:
         depth = _depth(setting)
-        ends = SPLITS[kind](setting.chain, depth)
+        ends = SPLITS[kind](setting.chain, _speeds(setting, range(depth)))
         yield from _one_stage_each(setting, name, ends, depth, "")
 
     return ways
@@ -80,7 +81,7 @@ def listed(*schedules: ListedSchedule) -> Ways:
             gpus = schedule.place(_depth(setting))
             if len(gpus) > len(setting.chain.layers):
                 continue
-            for kind, stages in _stages(setting, len(gpus), list(gpus)):
+            for kind, stages in _stages(setting, list(gpus)):
                 outline = setting.outline(stages, "flush", name)
                 detail = ", ".join(filter(None, (kind, schedule.detail)))
                 try:
@@ -114,13 +115,15 @@ def _step_row(
     return row_of(name, plan, detail)
 
 
-def _stages(
-    setting: Setting, parts: int, gpus: list[int]
-) -> Iterator[tuple[str, tuple[Stage, ...]]]:
-    """The different splits into `parts` that can be trained, by name."""
+def _speeds(setting: Setting, gpus: Iterable[int]) -> list[float]:
+    return [setting.cluster.gpus[gpu].speed for gpu in gpus]
+
+
+def _stages(setting: Setting, gpus: list[int]) -> Iterator[tuple[str, tuple[Stage, ...]]]:
+    """The different splits into a stage for each of `gpus` that can be trained, by name."""
     seen: set[tuple[int, ...]] = set()
     for kind, split in SPLITS.items():
-        ends = tuple(split(setting.chain, parts))
+        ends = tuple(split(setting.chain, _speeds(setting, gpus)))
         stages = splits.to_stages(ends, gpus)
         if ends not in seen and splits.keeps_ties(setting.chain, stages):
             seen.add(ends)

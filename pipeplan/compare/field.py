@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -76,7 +77,8 @@ class Field:
         more = {name: listed(*schedules) for name, schedules in self._more.items()}
         for name, ways in (FAMILIES | more).items():
             try:
-                found = non_dominated(list(ways(self._setting, name, self._microbatches)))
+                rows = map(self._limited, ways(self._setting, name, self._microbatches))
+                found = non_dominated(list(rows))
                 self._ways[name] = found or "the chain has too few layers or tied ones"
             except InputError as error:
                 self._ways[name] = str(error)
@@ -88,7 +90,7 @@ class Field:
         memory = min(gpu.budget_bytes for gpu in cluster.gpus)
         for name, target in ((UNLIMITED, None), (LIMITED, memory)):
             try:
-                yield from pipedream(setting, name, target)
+                yield from map(self._limited, pipedream(setting, name, target))
             except InputError as error:
                 yield Absent(name, str(error))
         for name, ways in self._ways.items():
@@ -105,7 +107,11 @@ class Field:
             nearest = "" if least is None else f"; the smallest needs {format_bytes(least)}"
             return Absent(EXHAUSTIVE, f"none of its plans fits{nearest}")
         detail = f"stages end at {', '.join(map(str, point.ends))}; caps {point.policy.caps}"
-        return row_of(EXHAUSTIVE, point.plan(self._setting.on(cluster), EXHAUSTIVE), detail)
+        plan = point.plan(self._setting.on(cluster), EXHAUSTIVE)
+        return self._limited(row_of(EXHAUSTIVE, plan, detail))
+
+    def _limited(self, row: Row) -> Row:
+        return replace(row, most_microbatches=self._setting.most_microbatches)
 
 
 def prepared(setting: Setting, microbatches: int, more: More, seconds: float) -> Field:

@@ -9,7 +9,7 @@ from functools import partial
 
 from pipeplan.baselines.timed import Setting
 from pipeplan.chain import Chain
-from pipeplan.cluster import Cluster
+from pipeplan.cluster import Cluster, differ_in_memory_alone
 from pipeplan.compare import ours
 from pipeplan.compare.again import AWAY, NONE
 from pipeplan.compare.field import Field, More, prepared
@@ -17,7 +17,7 @@ from pipeplan.compare.jobs import Job, Tell, run_jobs
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import Absent, Row, check
 from pipeplan.errors import InputError
-from pipeplan.planner import Config
+from pipeplan.planner import Config, default_microbatches
 from pipeplan.units import format_bytes
 
 
@@ -156,8 +156,8 @@ def compare(request: Request, tell: Tell = lambda share, what: None) -> Comparis
 
 
 def microbatches(config: Config, gpus: int) -> int:
-    """Per update: as asked for, else four per GPU and at least 8."""
-    return config.microbatches or max(8, 4 * gpus)
+    """Per update: as asked for, else those of a step with a flush, which most rows have."""
+    return config.microbatches or default_microbatches("flush", gpus)
 
 
 def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
@@ -165,7 +165,7 @@ def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
     groups: dict[int, list[Cluster]] = {}
     for cluster in clusters:
         group = groups.setdefault(len(cluster.gpus), [cluster])
-        if _bare(cluster) != _bare(group[0]):
+        if not differ_in_memory_alone(cluster, group[0]):
             raise InputError(
                 f"compare: got two clusters of {len(cluster.gpus)} GPUs that differ in more than"
                 " memory, need equal ones"
@@ -173,11 +173,6 @@ def _groups(clusters: Sequence[Cluster]) -> list[list[Cluster]]:
         if cluster not in group:
             group.append(cluster)
     return [sorted(group, key=_least_memory) for group in groups.values()]
-
-
-def _bare(cluster: Cluster) -> Cluster:
-    gpus = tuple(gpu.with_budget(0) for gpu in cluster.gpus)
-    return cluster.model_copy(update={"gpus": gpus})
 
 
 def _roomiest(group: Sequence[Cluster]) -> Cluster:
@@ -194,7 +189,9 @@ def _least_memory(cluster: Cluster) -> int:
 def _others(request: Request, group: list[Cluster], count: int) -> Job[Field | Found]:
     """Everyone else, with the most memory that any cluster of the group has."""
     gpus = len(group[0].gpus)
-    setting = Setting(request.chain, _roomiest(group), request.config.memory_model, count)
+    config = request.config
+    most = config.microbatches if config.semantics == "2bw" else None
+    setting = Setting(request.chain, _roomiest(group), config.memory_model, count, most)
     return Job(
         f"{gpus} GPUs: everyone else",
         partial(prepared, setting, count, request.more, request.search_s),

@@ -59,6 +59,8 @@ class Row:
     plan: Plan
     detail: str = ""
     """What the baseline chose: stages, micro-batches in flight."""
+    most_microbatches: int | None = None
+    """Per step, where a number is asked for; None: as many as the schedule needs."""
 
     @property
     def over_bytes(self) -> int:
@@ -69,8 +71,14 @@ class Row:
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU has the bytes it needs."""
-        return self.over_bytes <= 0
+        """Whether every GPU has the bytes it needs, and a step the micro-batches."""
+        return self.over_bytes <= 0 and self.needed_microbatches is None
+
+    @property
+    def needed_microbatches(self) -> int | None:
+        """By (R6), for two versions of the weights; None if that is no more than there may be."""
+        needed, most = self.plan.microbatches, self.most_microbatches
+        return needed if most is not None and self.semantics == "2bw" and needed > most else None
 
     def samples_per_second(self, microbatch_size: int, microbatches: int) -> float:
         """With an update every `microbatches` micro-batches; a step takes a nanosecond or more."""
@@ -97,11 +105,17 @@ def best(rows: Sequence[Row]) -> Row:
 
 
 def non_dominated(rows: Sequence[Row]) -> list[Row]:
-    """The rows that may be `best` on a cluster: no other one is as fast with as little memory."""
+    """The rows that may be `best` on a cluster.
+
+    No other one is as fast with as little memory and as few micro-batches per step.
+    """
     kept: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.period_ns, row.over_bytes)):
         if not any(
-            all(one <= other for one, other in zip(each.peak_bytes, row.peak_bytes, strict=True))
+            each.plan.microbatches <= row.plan.microbatches
+            and all(
+                one <= other for one, other in zip(each.peak_bytes, row.peak_bytes, strict=True)
+            )
             for each in kept
         ):
             kept.append(row)

@@ -56,7 +56,6 @@ def _unit(largest: int) -> tuple[int, str]:
 def _cells(comparison: Comparison, row: Row, size: int) -> list[str | Text]:
     rate = row.samples_per_second(comparison.chain.microbatch_size, comparison.microbatches)
     shares = [row.bubble.total, *(getattr(row.bubble, name) for name in _SHARES)]
-    over = Text(f"{format_bytes(row.over_bytes)} over", style="red")
     return [
         Text(row.name, style="bold" if row.name == OURS else ""),
         row.semantics,
@@ -64,8 +63,15 @@ def _cells(comparison: Comparison, row: Row, size: int) -> list[str | Text]:
         f"{rate:,.4g}",
         *(f"{share:.0%}" for share in shares),
         " ".join(f"{peak / size:.1f}" for peak in row.peak_bytes),
-        "yes" if row.fits else over,
+        "yes" if row.fits else Text(_missing(row), style="red"),
     ]
+
+
+def _missing(row: Row) -> str:
+    """What a row that does not fit has too little of."""
+    if row.over_bytes > 0:
+        return f"{format_bytes(row.over_bytes)} over"
+    return f"needs M = {row.needed_microbatches}"
 
 
 def absences(point: ComparisonPoint) -> list[str]:
@@ -135,5 +141,6 @@ def _row(comparison: Comparison, row: Row) -> dict[str, object]:
         "peak_bytes": list(row.peak_bytes),
         "fits": row.fits,
         "over_bytes": row.over_bytes,
+        "needed_microbatches": row.needed_microbatches,
         "detail": row.detail,
     }

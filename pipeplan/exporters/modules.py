@@ -1,7 +1,8 @@
 """Which modules of the user's model each stage holds.
 
 Other tools cut a model between modules: members of a row of blocks (`blocks.3`), and modules
-outside of rows (`norm`). The names of layers and of their parameters tell them.
+outside of rows (`norm`). The chain tells them; where it does not, names of layers and of their
+parameters do, but for a layer that is named after the first and the last of its modules.
 """
 
 from __future__ import annotations
@@ -22,20 +23,18 @@ _MEMBER = re.compile(r"([^:]+):\w+")
 def stage_modules(plan: Plan, tool: str) -> list[list[str]]:
     """Names of the modules of each stage, in the order of the chain.
 
-    A module without parameters is seen only where a layer is named after it.
-
     Args:
         plan: its chain's layers are named after modules, as `profile` names them.
         tool: that will read the names, for messages.
 
     Raises:
-        InputError: if a cut lies inside of a module.
+        InputError: if a cut lies inside of a module, or the chain does not tell the modules.
     """
     owner: dict[str, int] = {}
     known: set[str] = set()
     for stage in plan.stages:
         for layer in plan.chain.layers[stage.first : stage.last + 1]:
-            for module in _modules(layer, known):
+            for module in _modules(layer, known, tool):
                 first = owner.setdefault(module, stage.id)
                 if first != stage.id:
                     raise InputError(
@@ -49,20 +48,32 @@ def stage_modules(plan: Plan, tool: str) -> list[list[str]]:
     return [[name for name, where in owner.items() if where == stage.id] for stage in plan.stages]
 
 
-def _modules(layer: Layer, known: set[str]) -> Iterator[str]:
+def _modules(layer: Layer, known: set[str], tool: str) -> Iterator[str]:
     """The modules of `layer`; parameters that are `known` are those of layers before it."""
-    yield from map(_outermost, _named(layer.name))
+    yield from map(_outermost, layer.modules or _named(layer.name, tool))
     for parameter in layer.parameters:
         path, _, _ = parameter.rpartition(".")
         if path and parameter not in known:
             yield _outermost(path)
 
 
-def _named(layer: str) -> list[str]:
-    """Paths of modules in a layer's name: all of `0:Linear+1:Tanh`, the first of `a.b.c..d`."""
+def _named(layer: str, tool: str) -> list[str]:
+    """Paths of modules in a layer's name, such as `0:Linear+1:Tanh` or `norm`.
+
+    Raises:
+        InputError: if it is a range, such as `a.b.c..d`: what lies inside has no name.
+    """
     members = [_MEMBER.fullmatch(part) for part in layer.split("+")]
     paths = [member[1] for member in members if member]
-    return paths if len(paths) == len(members) else [_AGAIN.sub("", layer).split("..")[0]]
+    if len(paths) == len(members):
+        return paths
+    if ".." in layer:
+        raise InputError(
+            f"export to {tool}: layer {layer!r}: got the first and the last of its modules, need"
+            " all of them: one without parameters would be lost. Profile the task again (pipeplan"
+            " profile writes `modules` of each layer) and plan again."
+        )
+    return [_AGAIN.sub("", layer)]
 
 
 def _outermost(path: str) -> str:

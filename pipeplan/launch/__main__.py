@@ -53,12 +53,14 @@ def _run(options: LaunchOptions, place: TorchrunEnv) -> int:
 
     if options.clock != "real":
         plan, pattern = checks.planned_run(options, place)
-        return _table(plan, place) if options.dry_run else _dry_run(options, place, plan, pattern)
+        if options.dry_run:
+            return _table(plan, options, place)
+        return _dry_run(options, place, plan, pattern)
     if options.dry_run and (foreign := checks.foreign_task(options)):
-        return _table(checks.check_without_task(options, place), place, foreign)
+        return _table(checks.check_without_task(options, place), options, place, foreign)
     setup = checks.prepare(options, place)
     if options.dry_run:
-        return _table(setup.plan, place)
+        return _table(setup.plan, options, place)
     from pipeplan.launch import train
 
     return train.run(setup, place)
@@ -70,11 +72,13 @@ def _dry_run(options: LaunchOptions, place: TorchrunEnv, plan: Plan, pattern: Pa
     return dry_run.run(options, place, plan, pattern)
 
 
-def _table(plan: Plan, place: TorchrunEnv, unloaded: str | None = None) -> int:
+def _table(
+    plan: Plan, options: LaunchOptions, place: TorchrunEnv, unloaded: str | None = None
+) -> int:
     from pipeplan.launch import checks
 
     if place.rank == 0:
-        print(checks.rank_table(plan, unloaded))
+        print(checks.rank_table(plan, unloaded, options.replicas))
     return 0
 
 

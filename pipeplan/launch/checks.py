@@ -139,10 +139,15 @@ def planned_run(options: LaunchOptions, place: TorchrunEnv) -> tuple[Plan, Patte
     return plan, pattern
 
 
-def rank_table(plan: Plan, unloaded: str | None = None) -> str:
+def rank_table(plan: Plan, unloaded: str | None = None, replicas: int = 1) -> str:
     """What each rank hosts and how many bytes it is predicted to hold at most, for people.
 
-    `unloaded` is the task that nothing was checked of.
+    The last line begins with the number of ranks to start, which the recipes read.
+
+    Args:
+        plan: that would run.
+        unloaded: the task that nothing was checked of.
+        replicas: pipelines side by side; ranks of all but the first are as those of the first.
     """
     names = [layer.name for layer in plan.chain.layers]
     away = any(row.host_bytes for row in plan.memory)
@@ -156,9 +161,11 @@ def rank_table(plan: Plan, unloaded: str | None = None) -> str:
         on_host = f"{format_bytes(row.host_bytes):>14}  " if away else ""
         peak = format_bytes(row.peak_bytes)
         lines.append(f"{gpu:>4}  {peak:>14}  {on_host}{hosted or 'none'}")
+    ranks = len(plan.cluster.gpus) * replicas
     lines.append(
-        f"{plan.semantics}, {plan.microbatches} micro-batches per step, period"
-        f" {format_ns(plan.period_ns)} (k = {plan.k}). {_passed(unloaded)}"
+        f"{ranks} rank{'s' if ranks > 1 else ''}: {plan.semantics}, {plan.microbatches}"
+        f" micro-batches per step, period {format_ns(plan.period_ns)}"
+        f" (k = {plan.k}). {_passed(unloaded)}"
     )
     return "\n".join(lines)
 

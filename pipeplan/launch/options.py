@@ -126,7 +126,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--tensorboard", action="store_true", help="scalars for TensorBoard, in DIR/tensorboard")
     add("--timeout", type=_time, default="600s", help="longest wait for a peer (default 600s)")
-    add("--dry-run", action="store_true", help="check everything, print the table of ranks, stop")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="check everything, print the table of ranks as text, stop",
+    )
     add("--json", action="store_true", help="one JSON object per step on stdout")
     add(
         "--log-format",
@@ -247,12 +251,6 @@ def _check_kept(given: argparse.Namespace) -> None:
 
 def _check_log(given: argparse.Namespace) -> None:
     """One form of the log."""
-    named = {"--json": given.json, "--log-format json": given.log_format == "json"}
-    asked = [name for name, there in named.items() if there]
-    if asked and given.dry_run:
-        raise InputError(
-            f"launch: got {asked[0]} with --dry-run, whose table is text. Leave one out."
-        )
     if given.json and given.log_format:
         raise InputError(
             "launch: got --json with --log-format, need one of them: --json prints steps alone,"

@@ -199,8 +199,16 @@ def _bound(plan: Plan) -> str:
         "k1": "no plan with k = 1",
         "contiguous": "no contiguous plan",
     }[plan.solver.gap_bound]
-    proven += f"{' with these pins' if plan.solver.pins else ''} has a shorter one"
+    proven += f"{' with these pins' if plan.solver.pins else ''}{_steps(plan)} has a shorter one"
     return f"{format_ns(value)} per micro-batch: {proven}; gap {gap:.2%} ({plan.solver.status})"
+
+
+def _steps(plan: Plan) -> str:
+    """Of which steps the bound is, where a number of micro-batches was asked for."""
+    most = plan.solver.most_microbatches
+    if most is None:
+        return ""
+    return f" with at most {most} micro-batch{'es' if most > 1 else ''} per step"
 
 
 def _percent(value: Fraction) -> str:

@@ -22,9 +22,6 @@ from pipeplan.simulator.tape import Does, Entry, Ops, record
 from pipeplan.simulator.window import Window
 from pipeplan.units import ceil_div
 
-MOST_ACTIONS = 5_000_000
-"""A longer replay would take minutes and gigabytes."""
-
 
 def simulate(
     plan: Plan,
@@ -144,8 +141,7 @@ def _enough(plan: Plan, planned: Planned, ops: Ops, updates: bool) -> int:
 
 
 def _check_count(count: int, pattern: Pattern) -> None:
-    per_period = sum(map(len, pattern.ranks))
-    most = max(1, MOST_ACTIONS * pattern.k // max(1, per_period))
+    most = pattern.most_unrolled
     if not 1 <= count <= most:
         raise InputError(
             f"simulate: got {count} micro-batches, need 1 to {most}: a replay keeps every action."

@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeplan.chain import Chain, Layer
+from pipeplan.cli import output
+from pipeplan.errors import InputError
 
 FLOPS = 15.7e12 * 0.55
 """Reached floating-point operations per second."""
@@ -326,8 +328,11 @@ def build(name: str, batch: int | None = None, image: int | None = None) -> Chai
     Shilova (2020), section 7.
 
     Raises:
-        ValueError: if no such network is known.
+        InputError: if no such network is known, or a size is none.
     """
+    for what, size in (("samples per micro-batch", batch), ("pixels a side", image)):
+        if size is not None and size < 1:
+            raise InputError(f"network {name}: got {size} {what}, need at least 1")
     match = re.fullmatch(r"([a-z]+)(\d+)(split)?", name)
     kind, number, split = (match[1], int(match[2]), bool(match[3])) if match else ("", 0, False)
     if kind == "resnet" and number in RESNETS:
@@ -340,11 +345,11 @@ def build(name: str, batch: int | None = None, image: int | None = None) -> Chai
         return transformer(
             kind, number, batch or 4, 1024, width, vocabulary=vocabulary, split=split
         )
-    raise ValueError(f"network: got {name!r}, need resnet18, densenet121, gpt24, llama32, ...")
+    raise InputError(f"network: got {name!r}, need resnet18, densenet121, gpt24, llama32, ...")
 
 
-def main() -> int:
-    """Write one chain file."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write one chain file; what is wrong with the arguments is one line and exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="resnet18|34|50|101|152, densenet121, gpt24, gpt96split, ...")
     parser.add_argument("--batch", type=int, help="samples per micro-batch")
@@ -352,10 +357,15 @@ def main() -> int:
         "--image", type=int, help="side of the input image in pixels (224; resnet18: 1000)"
     )
     parser.add_argument("-o", "--output", required=True, help="chain file to write")
-    args = parser.parse_args()
-    chain = build(args.name, args.batch, args.image)
-    with open(args.output, "x", encoding="utf-8") as file:
-        file.write(chain.to_json())
+    parser.add_argument("--force", action="store_true", help="replace the file")
+    args = parser.parse_args(argv)
+    try:
+        output.check_output(args.output, args.force)
+        chain = build(args.name, args.batch, args.image)
+    except InputError as error:
+        print(f"networks: {error}", file=sys.stderr)
+        return error.exit_code
+    output.write(args.output, chain.to_json(), args.force)
     print(f"{args.output}: {len(chain.layers)} layers", file=sys.stderr)
     return 0
 

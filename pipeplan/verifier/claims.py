@@ -15,10 +15,18 @@ GAP_TOLERANCE = 1e-9
 def bounds(plan: Plan, *, has_sound_stages: bool) -> Iterator[Violation]:
     """No bound exceeds what it bounds; gap and status follow from the bound `gap_bound` names.
 
-    What is proven is proven for plans with these pins, so it says nothing of a plan that breaks
-    one.
+    What is proven is proven for plans with these pins and at most so many micro-batches per step,
+    so it says nothing of a plan that breaks one or has more.
     """
     yield from _pins(plan, has_sound_stages)
+    most = plan.solver.most_microbatches
+    if most is not None and plan.microbatches > most:
+        yield Violation(
+            Rule.BOUNDS,
+            "solver.most_microbatches",
+            f"got {most}, need at least {plan.microbatches}, the plan's micro-batches per step:"
+            " its bounds say nothing of it",
+        )
     known = _known(plan)
     period = plan.period_per_microbatch
     holds = {"any": True, "k1": plan.k == 1, "contiguous": is_contiguous(plan)}

@@ -45,14 +45,16 @@ def chains(
         output = 5 if plain else draw(size)
         before = fields[-1]["output_bytes"] if layer else 0
         saved_output = draw(st.integers(0, output))
+        kept, saved = before if plain else draw(st.integers(0, before)), draw(size)
+        most = min(output - saved_output, kept + saved)
         fields.append(
             values := {
                 "output_bytes": output,
                 "output_gradient_bytes": None if plain else draw(st.none() | size),
                 "saved_output_bytes": saved_output,
-                "saved_passing_bytes": draw(st.integers(0, output - saved_output)),
-                "saved_input_bytes": before if plain else draw(st.integers(0, before)),
-                "saved_bytes": draw(size),
+                "saved_passing_bytes": draw(st.integers(0, most)),
+                "saved_input_bytes": kept,
+                "saved_bytes": saved,
                 "weight_bytes": draw(size),
                 "gradient_bytes": draw(size),
                 "waiting_gradient_bytes": draw(size),
@@ -74,9 +76,10 @@ def chains(
 
 def test_no_field_is_forgotten() -> None:
     """A field that layers get one day must be merged too: then add it there and here."""
-    single = {  # backwards of groups are never split, programs are those of single layers, and
-        # a solver counts what rides for each layer
+    single = {  # backwards of groups are never split, programs are those of single layers,
+        # exporters see no groups, and a solver counts what rides for each layer
         "options",
+        "modules",
         "riding",
         "backward_weight_ns",
         "backward_input_ns",

@@ -48,6 +48,7 @@ YOUNGER: dict[str, Any] = {
     "offload": [],
     "offload_input": False,
     "frozen_bytes": 0,
+    "modules": [],
     "update_bytes_per_s": None,
     "states": "gpu",
     "host_bytes": 0,

@@ -131,3 +131,21 @@ def test_refuses_what_cannot_ride(layers: list[list[dict[str, Any]]], message: s
     """What is passed on arrives, from a boundary that is large enough, in another layer."""
     with pytest.raises(ValueError, match=message):
         riding(*layers)
+
+
+@pytest.mark.parametrize("of_option", [False, True])
+def test_what_passes_is_kept(*, of_option: bool) -> None:
+    """A message is less by it, so bytes that nobody keeps would be in no term of memory."""
+    fields = {"forward_ns": 1, "backward_ns": 1, "output_bytes": 9}
+    kept = {"saved_input_bytes": 2, "saved_bytes": 3}
+    for passing, fits in ((5, True), (6, False)):
+        told = {**kept, "saved_passing_bytes": passing}
+        option = {**told, "program": 0, "forward_ns": 1, "backward_ns": 1}
+        layer = {**fields, "options": (option,)} if of_option else fields | told
+        if fits:
+            Layer.model_validate({"name": "x", **layer})
+        else:
+            with pytest.raises(
+                ValueError, match=r"saved_passing_bytes: got 6, need at most .* = 5"
+            ):
+                Layer.model_validate({"name": "x", **layer})

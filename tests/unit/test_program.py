@@ -55,6 +55,13 @@ def test_unroll_2bw() -> None:
     ]
 
 
+def test_a_program_that_takes_gigabytes_is_refused() -> None:
+    """A pattern of a plan file may have any number of micro-batches per step."""
+    pattern = Pattern.parse(TWO_BW)
+    with pytest.raises(InputError, match=rf"got 1000000000 .* at most {pattern.most_unrolled}: "):
+        pattern.unroll(10**9)
+
+
 def test_unroll_flush() -> None:
     """Under flush every step drains before its update; an incomplete step has no update."""
     program = Pattern.parse(FLUSH).unroll(3)

@@ -15,7 +15,7 @@ from pipeplan import planner, verifier
 from pipeplan.cli import main
 from pipeplan.cli.common import count, ranges, size
 from pipeplan.cli.sweep import sweep_table
-from pipeplan.cluster import uniform
+from pipeplan.cluster import Cluster, Gpu, Links, Pair, differ_in_memory_alone, uniform
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.sweep import Point, sweep
@@ -78,6 +78,29 @@ def test_a_plan_to_resume_from_competes_wherever_it_fits() -> None:
     assert same.plan is not None
     assert best.period_per_microbatch < less.plan.period_per_microbatch
     assert same.plan.period_per_microbatch <= best.period_per_microbatch
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        uniform(2, 30, bandwidth_bytes_per_s=10**9),
+        uniform(2, 30, action_overhead_ns=1),
+        Cluster(gpus=tuple(Gpu(name=f"gpu{i}", memory_bytes=30, speed=0.5) for i in range(2))),
+    ],
+)
+def test_machines_that_differ_are_refused(other: Cluster) -> None:
+    """A bound for fast links or GPUs is none for slow ones."""
+    with pytest.raises(InputError, match="sweep: got clusters of 2 and 3 GPUs that differ"):
+        sweep(CHAIN, [uniform(3, 30), other], planner.Config(time_limit_s=0.1))
+
+
+def test_links_that_only_the_larger_has_may_differ() -> None:
+    """They are no part of the smaller one."""
+    far = Pair(source=0, target=2, latency_ns=7)
+    large = uniform(3, 30)
+    large = large.model_copy(update={"links": Links(pairs=(far,))})
+    assert differ_in_memory_alone(large, uniform(2, 9))
+    assert not differ_in_memory_alone(large, uniform(3, 30))
 
 
 def test_an_interrupt_keeps_what_is_there() -> None:

@@ -42,6 +42,18 @@ def test_ours_are_torchs(gpus: int, microbatches: int) -> None:
         assert torchs("Interleaved1F1B", chunks) == ours
 
 
+@pytest.mark.parametrize(("gpus", "microbatches"), [(4, 2), (4, 6), (4, 10), (3, 8), (2, 5)])
+def test_rounds_of_interleaved_1f1b_are_torchs(gpus: int, microbatches: int) -> None:
+    """Of more or fewer micro-batches than GPUs, too; what torch refuses is refused."""
+    try:
+        torchs = torch_lists(gpus, microbatches, "Interleaved1F1B", 2)
+    except InputError:
+        with pytest.raises(InputError, match="need a multiple of"):
+            interleaved.looped(gpus, microbatches, chunks=2)
+    else:
+        assert interleaved.looped(gpus, microbatches, chunks=2) == torchs
+
+
 def test_lists_are_in_the_order_that_torch_prints() -> None:
     """Two ranks: what `pipeline_order` of torch 2.13 prints, overlaps as F then B."""
     assert text(torch_lists(2, 4, "ZBVZeroBubble", 2)) == [

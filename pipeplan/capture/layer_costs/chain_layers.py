@@ -194,4 +194,5 @@ def _layer(
         input_backward_workspace_bytes=halves.input_workspace,
         weight_backward_workspace_bytes=halves.weight_workspace,
         parameters=tuple(dict.fromkeys(fqns[local] for local, _ in layer.named_parameters())),
+        modules=model.modules[index] if model.modules else (),
     )

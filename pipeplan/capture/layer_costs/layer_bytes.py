@@ -183,7 +183,7 @@ def _run(run: LayerRun, live: LiveBytes | RecordedBytes) -> LayerBytes:
     saved_output = min(one.outputs.alive(), one.output_bytes)
     # An output that stays with the layer takes the place of the one before: nothing more lives.
     saved = max(0, kept - saved_input - saved_output)
-    saved_passing = min(one.passing(), one.output_bytes - saved_output)
+    saved_passing = min(one.passing(), saved_input, one.output_bytes - saved_output)
     kept_inputs = one.kept()
     incoming = one.receive_gradients()
     live.reset_peak()

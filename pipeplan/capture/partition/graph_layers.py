@@ -16,6 +16,7 @@ from pipeplan.capture.eager_modules.eager_operation import (
 )
 from pipeplan.capture.graph.data_flow import DataFlow, Node
 from pipeplan.capture.partition.graph_cuts import Cut
+from pipeplan.capture.partition.layer_modules import layer_modules
 from pipeplan.capture.partition.layer_names import layer_names
 from pipeplan.errors import InputError
 from pipeplan.layout import memory_order
@@ -53,6 +54,8 @@ class CutLayer:
     module: GraphLayer
     fed: tuple[int, ...]
     """Which of the model's inputs it gets behind its boundary."""
+    modules: tuple[str, ...]
+    """Names of the modules whose code runs in it."""
 
     @property
     def is_eager(self) -> bool:
@@ -61,7 +64,7 @@ class CutLayer:
 
 
 def graph_layers(
-    flow: DataFlow, cuts: Sequence[Cut], evaluation: DataFlow | None
+    flow: DataFlow, cuts: Sequence[Cut], evaluation: DataFlow | None, model: nn.Module
 ) -> tuple[list[CutLayer], tuple[int, ...]]:
     """The layers between `cuts`, and which of the model's inputs the first one takes.
 
@@ -69,6 +72,7 @@ def graph_layers(
         flow: of the model in the mode in which it is trained.
         cuts: in order.
         evaluation: of the model in eval mode, if that can be exported.
+        model: the user's.
     """
     edges = [0, *(cut.after for cut in cuts), len(flow.steps)]
     groups = [flow.steps[begin:end] for begin, end in pairwise(edges)]
@@ -79,15 +83,19 @@ def graph_layers(
     carried = [tuple(inputs[i] for i in entering), *behind]
     twins = _twins(flow, evaluation, {node for values in carried for node in values})
     found = []
-    for name, nodes, (taken, given) in zip(
-        layer_names(flow, groups), computed, pairwise(carried), strict=True
+    for name, modules, nodes, (taken, given) in zip(
+        layer_names(flow, groups),
+        layer_modules(flow, groups, model),
+        computed,
+        pairwise(carried),
+        strict=True,
     ):
         fed = _fed(flow, nodes, taken)
         train = _LayerBuilder(flow, taken, fed, given).module(nodes, {})
         judge = None
         if evaluation and twins:
             judge = _LayerBuilder(evaluation, taken, fed, given).behind(twins)
-        found.append(CutLayer(name, GraphLayer(train, judge), fed))
+        found.append(CutLayer(name, GraphLayer(train, judge), fed, modules))
     return found, entering
 
 

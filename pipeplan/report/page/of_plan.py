@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pipeplan.memory_terms import GpuTerms, MemoryReport
-from pipeplan.plan import OpKind, Plan, Rational, Stage
+from pipeplan.plan import OpKind, Plan, Rational, Solver, Stage
 from pipeplan.report import tables
 from pipeplan.report.grid import LETTER, grid_rows, short
 from pipeplan.report.memory import compared, measured_of
@@ -69,7 +69,7 @@ def _figures(plan: Plan) -> Iterator[Figure]:
     per = float(plan.period_per_microbatch)
     yield Figure("period per micro-batch", "ns", per, remark=estimated)
     if bound is not None:
-        yield Figure("proven bound on it", "ns", float(bound), remark=solver.status)
+        yield Figure("proven bound on it", "ns", float(bound), remark=_proven(solver))
     if solver.gap is not None:
         yield Figure("gap", "share", solver.gap)
     batches = f"{plan.microbatches} micro-batches, update included"
@@ -79,6 +79,12 @@ def _figures(plan: Plan) -> Iterator[Figure]:
         name = short(plan.cluster.gpus[row.gpu].name)
         remark = f"{(row.peak_bytes / max(1, row.budget_bytes)):.1%} of the budget"
         yield Figure(f"peak of {name}", "bytes", row.peak_bytes, remark=remark)
+
+
+def _proven(solver: Solver) -> str:
+    most = solver.most_microbatches
+    limit = "" if most is None else f", with at most {most} micro-batches per step"
+    return f"{solver.status}{limit}"
 
 
 def planned_timeline(table: PlannedActivities) -> Timeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from math import ceil
 
 import pytest
 
@@ -12,7 +13,7 @@ from pipeplan.baselines import flush, interleaved, splits
 from pipeplan.baselines.listed import listed_plan
 from pipeplan.errors import DeadlockError, InputError
 from pipeplan.plan import OpKind, Plan
-from tests.baselines import chain, judged_step, runs, setting, splits_of
+from tests.baselines import chain, judged_step, random_chain, runs, setting, splits_of
 
 SHAPES = [(2, 2), (2, 6), (3, 9), (4, 4), (4, 8), (8, 16)]
 """(GPUs, micro-batches)."""
@@ -140,7 +141,7 @@ def test_lists_that_wait_for_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="1 to 1024"):
         listed_plan(outline, flush.gpipe(2, 1), 1025)
     with pytest.raises(InputError, match="multiple"):
-        interleaved.looped(2, 3, chunks=2)
+        interleaved.looped(2, 5, chunks=2)
 
 
 def test_splits_are_balanced() -> None:
@@ -155,7 +156,7 @@ def test_splits_are_balanced() -> None:
         }
     )
     assert splits.uniform_split(of, 2) == [3, 5]
-    assert splits.time_balanced(of, 3) == [2, 3, 5]
+    assert splits.time_balanced(of, (1, 1, 1)) == [2, 3, 5]
     assert splits.parameter_balanced(heavy, 2) == [1, 5]
     ends = splits.balanced([0, 0, 0, 5], 3)
     assert len(ends) == 3
@@ -174,6 +175,23 @@ def test_no_split_is_more_balanced(seed: int) -> None:
         ends = splits.balanced(sizes, parts)
         assert ends in [list(every) for every in splits_of(8, parts)]
         assert largest(sizes, ends) == min(largest(sizes, every) for every in splits_of(8, parts))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_split_is_more_balanced_on_gpus_that_differ(seed: int) -> None:
+    """Times count on the GPU of the stage: half as many on one of half the speed."""
+    source = random.Random(seed)
+    of = random_chain(seed, 7)
+    times = [layer.forward_ns + layer.backward_ns for layer in of.layers]
+    for parts in range(2, 8):
+        speeds = [source.choice((0.5, 1.0, 2.0)) for _ in range(parts - 1)] + [3.0]
+
+        def longest(ends: Sequence[int], speeds: Sequence[float] = speeds) -> int:
+            pairs = zip(runs(ends), speeds, strict=True)
+            return max(ceil(sum(times[slice(*run)]) / speed) for run, speed in pairs)
+
+        ends = splits.time_balanced(of, speeds)
+        assert longest(ends) == min(map(longest, splits_of(7, parts)))
 
 
 def largest(sizes: Sequence[int], ends: Sequence[int]) -> int:

@@ -104,6 +104,32 @@ def test_a_view_as_first_layer_joins_the_next() -> None:
     assert split(simple(model)).names == ("0:Flatten+1:Linear",)
 
 
+class Row(nn.Module):
+    """Modules without parameters between those that have some; two of them do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        modules = [nn.Linear(4, 4), nn.ReLU(), nn.Identity(), nn.Linear(4, 4), nn.ReLU()]
+        self.row = nn.ModuleList(modules)
+        self.drop, self.last = nn.Dropout(0.1), nn.Identity()
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """One after the other."""
+        for module in (*self.row, self.drop, self.last, self.head):
+            value = module(value)
+        return value
+
+
+def test_every_module_is_in_a_layer() -> None:
+    """Those without parameters are where they run, those that do nothing behind their elder."""
+    result = split(simple(Row()))
+    whole = [f"row.{number}" for number in range(5)] + ["drop", "last", "head"]
+    assert [name for modules in result.modules for name in modules] == whole
+    assert len(result.modules) == len(result.layers) > 1
+    assert result.modules[0] == ("row.0", "row.1", "row.2")
+
+
 def test_splitting_leaves_no_trace() -> None:
     """Random state, running statistics and weights are as before."""
     task = conv()

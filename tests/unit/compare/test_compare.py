@@ -16,10 +16,10 @@ from pipeplan.chain import Chain
 from pipeplan.cli import main
 from pipeplan.cluster import Cluster, Gpu
 from pipeplan.compare import Absent, Comparison, ComparisonPoint, Request, Row, compare, ours
-from pipeplan.compare.field import EXHAUSTIVE
+from pipeplan.compare.field import EXHAUSTIVE, Field
 from pipeplan.compare.ours import CONTIGUOUS, OURS, Found
 from pipeplan.compare.rows import best, check, non_dominated, row_of
-from pipeplan.compare.table import loss
+from pipeplan.compare.table import loss, point_table
 from pipeplan.errors import InputError
 from pipeplan.plan import Plan
 from pipeplan.planner import Config
@@ -203,6 +203,25 @@ def test_a_loss_is_shouted() -> None:
     )
     assert ComparisonPoint(machines(1), None, (mine, theirs.on(machines(1)))).lost is None
     assert ComparisonPoint(machines(9), None, (Absent(OURS, "time"), theirs)).lost is theirs
+
+
+def test_who_needs_more_microbatches_than_asked_for_has_beaten_nobody() -> None:
+    """With one micro-batch per step no 2bw plan overlaps any: those that do say what they need."""
+    of = replace(setting(SIX, 3), microbatches=1, most_microbatches=1)
+    field = Field(of, 1)
+    field.execute()
+    found = [row for row in field.rows(of.cluster) if isinstance(row, Row)]
+    more = [row for row in found if row.needed_microbatches is not None]
+    assert more
+    for row in more:
+        assert row.plan.microbatches == row.needed_microbatches > 1
+        assert (row.fits, row.over_bytes <= 0, row.semantics) == (False, True, "2bw")
+    ours = replace(eager_row(OURS, (1, 1), 1000), period_ns=Fraction(10**6))
+    rows = (ours, *more)
+    assert ComparisonPoint(of.cluster, None, rows).lost is None
+    asked = Comparison(SIX, 1, (), ())
+    text = point_table(asked, ComparisonPoint(of.cluster, None, rows)).columns[-1]
+    assert str([*text.cells][1]) == f"needs M = {more[0].needed_microbatches}"
 
 
 def test_clusters_of_one_size_differ_in_memory_only() -> None:

@@ -16,6 +16,12 @@ from pipeplan.torch_schedules import torch_lists
 from tests import baselines, handmade
 
 LLAMA = ("tokens..drop", "blocks.0.norm_1..mlp", "blocks.1", "blocks.2.norm_1..norm", "head")
+MODULES = {
+    "tokens..drop": ("tokens", "drop"),
+    "blocks.0.norm_1..mlp": ("blocks.0.norm_1", "blocks.0.mlp"),
+    "blocks.2.norm_1..norm": ("blocks.2.norm_1", "blocks.2.mlp", "norm"),
+}
+"""What `profile` writes beside such names."""
 
 
 def plan(
@@ -28,7 +34,12 @@ def plan(
     """A flush plan of layers `names` whose stages end before layers `ends`."""
     own = parameters or {}
     layers = [
-        {"name": name, "parameters": tuple(own.get(index, ()))} for index, name in enumerate(names)
+        {
+            "name": name,
+            "parameters": tuple(own.get(index, ())),
+            "modules": MODULES.get(name, ()),
+        }
+        for index, name in enumerate(names)
     ]
     chain = handmade.chain([(0, 2)] * len(names), layers, tied="synchronize")
     stages = [
@@ -62,13 +73,17 @@ def test_ranks_are_gpus_in_the_order_of_their_first_stages() -> None:
 
 
 def test_cuts_in_the_words_of_each_tool() -> None:
-    """The final norm goes with Megatron's last block, and is a layer of DeepSpeed's own."""
+    """The final norm goes with Megatron's last block, and is a layer of DeepSpeed's own.
+
+    So is a dropout behind the embedding, which has no parameters.
+    """
     own = {0: ["tokens.weight"], 1: ["blocks.0.norm_1.bias"], 3: ["norm.weight", "blocks.2.w"]}
     given = plan(parameters=own | {4: ["head.weight"]})
     assert exporters.megatron(given) == "E|t|t*2|L\n"
-    assert exporters.deepspeed(given) == "[0, 1, 2, 5, 6]\n"
+    assert exporters.deepspeed(given) == "[0, 2, 3, 6, 7]\n"
     assert exporters.torchtitan(given) == (
-        '[\n  ["tokens"],\n  ["blocks.0"],\n  ["blocks.1", "blocks.2", "norm"],\n  ["head"]\n]\n'
+        '[\n  ["tokens", "drop"],\n  ["blocks.0"],\n'
+        '  ["blocks.1", "blocks.2", "norm"],\n  ["head"]\n]\n'
     )
     row = ["0:Linear+1:Tanh", "2:Linear", "3:Linear"]
     assert exporters.deepspeed(plan(row, ends=(1, 3))) == "[0, 2, 4]\n"
@@ -102,6 +117,7 @@ REFUSED = [
     (("deepspeed",), plan(gpus=(0, 1, 0, 1)), "ranks 0 1 0 1: need one stage on each rank"),
     (("megatron",), plan(gpus=(0, 1, 1, 0)), "ranks 0 1 1 0: need .* --method contiguous"),
     (("torchtitan",), plan(gpus=(0, 1, 1, 1)), "ranks 0 1 1 1: need as many stages on each rank"),
+    (CUTS, plan(("layers.0..1", *LLAMA[1:])), "'layers.0..1': got the first and the last .* need"),
     (("torchtitan",), plan(("model.embed", *LLAMA[1:])), "'model.embed': got one inside of"),
     (("megatron",), plan(("one", "two", "three", "four", "five")), "need a row of blocks"),
     (("megatron",), plan(("a", "b", *LLAMA[1:3], "head")), "stages of E | E | tt | L .*: need"),

@@ -69,7 +69,7 @@ REFUSED = [
     ("--plan @plan1.json --save-every 2", 2, "got --save-every without --out"),
     ("--plan @plan1.json --instrument", 2, "got --instrument without --out"),
     ("--plan @plan1.json --save-in-background --out @run", 2, "without --save-every"),
-    ("--plan @plan1.json --dry-run --json", 2, "got --json with --dry-run"),
+    ("--plan @plan1.json --dry-run --json --log-format json", 2, "got --json with --log-format"),
     ("--plan @plan1.json --json --log-format json", 2, "got --json with --log-format, need one"),
     ("--plan @plan1.json --clock virtual --log-format json", 2, "got --log-format with --clock"),
     ("--plan @plan1.json --validate-every 2", 2, "and a task without validation data. Give Task("),
@@ -147,7 +147,23 @@ def test_dry_run_shows_the_ranks(plans: Path, capfd: pytest.CaptureFixture[str])
     ends = [part.split(" .. ") for part in named]
     assert all(len(set(pair)) == len(pair) for pair in ends), "a layer alone is named once"
     assert "All checks passed" in lines[-1]
+    assert lines[-1].startswith("2 ranks: ")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("logs", ["--json", "--log-format json", "--clock virtual --json"])
+def test_a_dry_run_takes_the_flags_of_the_run(
+    plans: Path, capfd: pytest.CaptureFixture[str], logs: str
+) -> None:
+    """How the run would log is no matter: recipes add --dry-run to whatever they are given."""
+    assert run(plans, f"--plan @plan1.json {logs} --dry-run") == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith("1 rank: ")
+
+
+def test_a_dry_run_counts_replicas(plans: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As many ranks as torchrun has to start."""
+    assert run(plans, "--plan @plan2.json --replicas 3 --dry-run") == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith("6 ranks: ")
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,23 @@ def test_slurm(tmp_path: Path) -> None:
     given = understood(rest)
     assert given["rdzv_endpoint"] == "node7:29400"
     assert (given["nnodes"], given["nproc_per_node"]) == ("2", "4")
+
+
+def test_local(tmp_path: Path) -> None:
+    """As many ranks as the dry run says, whatever the task prints before."""
+    log = tmp_path / "log"
+    for name, does in (
+        ("torchrun", f'echo "$@" >> {log}'),
+        ("python", f'echo "9 ranks: of the task"; echo "4 ranks: flush, ..";echo "$@" >> {log}'),
+    ):
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/sh\n{does}\n")
+        stub.chmod(0o755)
+    words = ["plan.json", "--replicas", "2", "--json"]
+    bash = shutil.which("bash")
+    assert bash is not None
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([bash, ROOT / "launch" / "local.sh", *words], env=environ, check=True)
+    dry, started = log.read_text().splitlines()
+    assert dry == f"-m pipeplan.launch --plan {' '.join(words)} --dry-run"
+    assert understood(started.split())["nproc_per_node"] == "4"

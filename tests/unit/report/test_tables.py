@@ -296,3 +296,12 @@ def test_headline_tells_of_pins_and_what_the_bound_is_about() -> None:
         "pinned layers 0-1, 3 to gpu1",
     ]
     assert any("no plan with these pins has a shorter one" in line for line in shown)
+
+
+def test_headline_tells_of_which_steps_the_bound_is() -> None:
+    """A step of more micro-batches may keep more of them in flight."""
+    solver = Solver(bounds=Bounds(any=(6, 1)), gap=1 / 3, most_microbatches=2)
+    shown = " ".join(
+        text(tables.headline(_named([()]).model_copy(update={"solver": solver}))).split()
+    )
+    assert "no plan with at most 2 micro-batches per step has a shorter one" in shown

@@ -18,6 +18,14 @@ def test_true_claims_are_accepted() -> None:
         assert verify(handmade.with_(handmade.base(), solver=claim)) == ()
 
 
+def test_a_bound_for_few_microbatches_says_nothing_of_more() -> None:
+    """A plan with more per step may be shorter than what is proven for less."""
+    base = handmade.base()
+    for most, broken in ((base.microbatches, []), (1, ["solver.most_microbatches"])):
+        claim = Solver(bounds=Bounds(any=(50, 1)), gap=0.2, most_microbatches=most)
+        assert [v.where for v in verify(handmade.with_(base, solver=claim))] == broken
+
+
 def test_contiguous_bound_binds_contiguous_plans() -> None:
     """On a plan with one stage per GPU, a contiguous bound above its period is refused."""
     chain = handmade.chain([(1, 1), (1, 1)])
