@@ -4,9 +4,9 @@ A second forward of a micro-batch must see buffers, and tensors that are plain a
 first one did, though later micro-batches have changed them since (spectral norm, a codebook of
 moving averages, a memory), and leave no trace. What a forward changes a trial on a copy of the
 layers shows, before the run. All of that is kept: it may steer what comes out, or the gradient
-alone. The exception are the statistics of torch's own norms, which write what they do not read in
-training; the trial shows that nothing else reads them. A frozen parameter that a forward moves is
-refused by name.
+alone. The exception is what no operation of the trial reads: statistics that a batch norm in
+training only writes, and their counter. A frozen parameter that a forward moves is refused by
+name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
 from pipeplan.layout import overwrite
+from pipeplan.livebytes import key
 
 Forward = Callable[[Sequence[nn.Module]], Sequence[Tensor]]
 """Layers -> what they return for some input, always the same one."""
@@ -45,13 +48,6 @@ class _Buffer:
         """What is there now; layers may change it in place, or put another tensor there."""
         held = getattr(self.module, self.name, None)
         return held if isinstance(held, Tensor) else None
-
-    @property
-    def is_statistic(self) -> bool:
-        """Whether a norm of torch has it, which in training does not read it."""
-        module = self.module
-        own = isinstance(module, _NormBase) and type(module).__module__.startswith("torch.nn.")
-        return own and not self.is_attribute
 
     def put(self, tensor: Tensor | None) -> None:
         """Let it be there; an attribute that may be a property's is put past it."""
@@ -98,9 +94,9 @@ class ModuleBuffers:
     def __init__(self, layers: Sequence[nn.Module], forward: Forward) -> None:
         """Finds out how the layers use their buffers; `forward` gets a copy of them."""
         self._all = [*_buffers(layers), *_attributes(layers)]
-        changed, read = _tried(layers, forward) if self._all else ([], False)
+        changed, read = _tried(layers, forward) if self._all else ([], [])
         self._changed = {self._all[index] for index in changed}
-        self._read = {each for each in self._changed if read or not each.is_statistic}
+        self._read = {self._all[index] for index in read}
         self._frozen = _Frozen(layers)
 
     def before(self) -> Values:
@@ -249,26 +245,64 @@ def _values(buffers: Iterable[_Buffer], copied: Collection[_Buffer]) -> list[_Va
     return values
 
 
-def _tried(layers: Sequence[nn.Module], forward: Forward) -> tuple[Sequence[int], bool]:
-    """What a forward changes, by index, and whether statistics among it change its result."""
+def _tried(layers: Sequence[nn.Module], forward: Forward) -> tuple[Sequence[int], Sequence[int]]:
+    """What a forward changes, and what of that it reads, by index."""
     try:
         copied = copy.deepcopy(list(layers))
         buffers = [*_buffers(copied), *_attributes(copied)]
         before = _values(buffers, copied=buffers)
-        result = forward(copied)
-        changed = [index for index, value in enumerate(before) if value.has_changed]
-        statistics = [index for index in changed if buffers[index].is_statistic]
-        put_back(before)
-        for index in statistics:
-            _spoil(buffers[index].tensor)
-        same = not statistics or all(map(torch.equal, result, forward(copied)))
+        with _Uses() as uses:
+            forward(copied)
     except Exception:  # layers that only their own data suit: what they need must be kept
-        return range(len(_buffers(layers)) + len(_attributes(layers))), True
-    return changed, not same
+        every = range(len(_buffers(layers)) + len(_attributes(layers)))
+        return every, every
+    changed = [index for index, value in enumerate(before) if value.has_changed]
+    return changed, [index for index in changed if uses.read(before[index])]
 
 
-def _spoil(tensor: Tensor | None) -> None:
-    """Put other values in it, which spread to whatever is computed from it."""
-    if tensor is not None:
-        odd = tensor.is_floating_point() or tensor.is_complex()
-        tensor.data.copy_(torch.full_like(tensor, torch.nan) if odd else tensor == 0)
+_STATISTICS = {
+    "aten::native_batch_norm": 5,
+    "aten::_native_batch_norm_legit": 5,
+    "aten::cudnn_batch_norm": 5,
+    "aten::miopen_batch_norm": 5,
+    "aten::_batch_norm_with_update": None,
+}
+"""Batch norms, with the place of the flag by which they write statistics and do not read them."""
+
+
+class _Uses(TorchDispatchMode):
+    """Sees which tensors operations read, and which they only add to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: set[object] = set()
+        self._counted: set[object] = set()
+        self._statistics: set[object] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operation = func.name().partition(".")[0]
+        written = _only_written(operation, args)
+        places = {key(args[place]) for place in written if args[place] is not None}
+        (self._statistics if operation in _STATISTICS else self._counted).update(places)
+        others = [each for place, each in enumerate(args) if place not in written]
+        leaves = tree_leaves((others, kwargs or {}))
+        self._read.update(key(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        return result
+
+    def read(self, value: _Value) -> bool:
+        """Whether more may be done with it than to write to it, in the backward, too."""
+        if value.tensor is None or key(value.tensor) in self._read:
+            return True
+        is_counter = value.buffer.name.endswith("num_batches_tracked")
+        return key(value.tensor) not in self._statistics | (self._counted if is_counter else set())
+
+
+def _only_written(operation: str, args: Sequence[Any]) -> tuple[int, ...]:
+    """Places of arguments that `operation` changes and whose values go nowhere else."""
+    if operation == "aten::add_":
+        return (0,)
+    if operation in _STATISTICS:
+        flag = _STATISTICS[operation]
+        return (3, 4) if flag is None or args[flag] else ()
+    return ()

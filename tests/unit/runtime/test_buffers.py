@@ -84,8 +84,8 @@ class Reversed(Own):
     """Reads it in its backward only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.mean += 1
-        return Reverse.apply(self.linear(x), self.mean / 10)  # type: ignore[no-untyped-call]
+        self.mean = self.mean + 1
+        return Reverse.apply(self.linear(x), self.mean)  # type: ignore[no-untyped-call]
 
 
 class Warming(Own):
