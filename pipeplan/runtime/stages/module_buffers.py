@@ -274,7 +274,7 @@ class _Uses(TorchDispatchMode):
     """Sees which tensors operations read, and which they only add to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._read: set[object] = set()
         self._counted: set[object] = set()
         self._statistics: set[object] = set()
