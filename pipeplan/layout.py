@@ -22,11 +22,17 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 def is_dense(tensor: Tensor) -> bool:
     """Whether `tensor` is contiguous but for the order of its dimensions.
 
-    No sparse tensor is, nor one whose size depends on values.
+    No sparse tensor is, nor one whose size depends on values, nor one whose numbers are not those
+    in memory (`is_lazy`).
     """
-    if tensor.layout is not torch.strided or not has_size(tensor):
+    if tensor.layout is not torch.strided or not has_size(tensor) or is_lazy(tensor):
         return False
     return tensor.permute(memory_order(tensor)).is_contiguous()
+
+
+def is_lazy(tensor: Tensor) -> bool:
+    """Whether memory holds the conjugate or negative of its numbers, as `.conj()` does it."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def is_repeated(tensor: Tensor) -> bool:
@@ -59,8 +65,12 @@ def passing_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def travelling(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """`tensor` as a contiguous one whose dimensions are in `order`; a copy where it lies apart."""
-    return (tensor.permute(*order) if order else tensor).contiguous()
+    """`tensor` as a contiguous one with dimensions in `order`, whose bytes are its numbers.
+
+    A copy where it lies apart, or is conjugated or negated when it is read (`is_lazy`).
+    """
+    ordered = tensor.permute(*order) if order else tensor
+    return ordered.resolve_conj().resolve_neg().contiguous()
 
 
 def arrived(tensor: Tensor, order: Sequence[int]) -> Tensor:

@@ -1,7 +1,8 @@
 """Python attributes of modules: what a forward changes beside parameters, and puts back.
 
 Plain values (numbers, texts, and containers of them) are compared and copied; of anything else
-only which object it is.
+only which object it is. A tensor that carries a graph counts as the one before: it is derived of
+parameters, or shows what came out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class AttributeSnapshot:
             (name, key)
             for name, part, kept in self._kept
             for key, value in attributes_of(part).items()
-            if not isinstance(value, Tensor) and not _same(value, kept.get(key, _MISSING))
+            if not _same(value, kept.get(key, _MISSING))
         ]
 
     def untouched(self) -> bool:
@@ -129,14 +130,16 @@ def _refill_table(table: object, kept: dict[str, Any]) -> None:
 
 
 def _alike(value: Any, kept: Any) -> bool:
-    """Whether something that is no container counts as what it was: any tensor does."""
+    """Whether something that is no container counts as what it was."""
     if isinstance(value, _PLAIN):
         return bool(value == kept or value != value)
-    return value is kept or isinstance(value, Tensor)
+    return value is kept
 
 
 def _same(value: Any, kept: Any, alike: Callable[[Any, Any], bool] = _alike) -> bool:
     """Whether `value` still is what the copy `kept` was made of, by what no container holds."""
+    if isinstance(value, Tensor) and isinstance(kept, Tensor):
+        return value is kept or (alike is _alike and value.grad_fn is not None)
     if type(value) is not type(kept):
         return False
     if isinstance(value, dict) and type(value) in _CONTAINERS:

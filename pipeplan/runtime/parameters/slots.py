@@ -43,15 +43,6 @@ def attributes_of(layer: nn.Module) -> dict[nn.Parameter, list[ModuleAttribute]]
     return found
 
 
-def merged_attributes(layers: Iterable[nn.Module]) -> dict[nn.Parameter, list[ModuleAttribute]]:
-    """`attributes_of` all of these layers together."""
-    found: dict[nn.Parameter, list[ModuleAttribute]] = {}
-    for module in dict.fromkeys(layers):
-        for parameter, places in attributes_of(module).items():
-            found.setdefault(parameter, []).extend(places)
-    return found
-
-
 class ParameterSlots:
     """Some parameters of one stage as its graphs see them."""
 

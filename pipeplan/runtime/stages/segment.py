@@ -108,7 +108,8 @@ class StoredSegment:
             target: called by the last segment only, just before its last layer.
 
         Raises:
-            InputError: if the loss is no scalar.
+            InputError: if the loss is no scalar, or an output has a graph though none had at
+                the split: no gradient would come back for it.
         """
         saved = SavedTensors(
             self.spec.offload, self.spec.first_layer, own_input=self.spec.offload_input
@@ -118,6 +119,7 @@ class StoredSegment:
         outputs = self._run_layers(
             microbatch, self._enter(graph.entry, inputs), target, saved, waiting
         )
+        self._check_left(outputs)
         if any(tensor.requires_grad for tensor in outputs):
             graph.root = leave(graph.exit, self._differentiable(outputs))
         self._graphs[microbatch] = graph
@@ -209,6 +211,18 @@ class StoredSegment:
             saved.made(index, value)
         result: tuple[Tensor, ...] = value
         return result
+
+    def _check_left(self, outputs: Sequence[Tensor]) -> None:
+        for number, (tensor, flag) in enumerate(zip(outputs, self.spec.left, strict=True)):
+            if tensor.requires_grad and not flag:
+                layer = self.spec.first_layer + len(self.spec.layers) - 1
+                kind = type(self.spec.layers[-1]).__name__
+                raise InputError(
+                    f"task: layer {layer} ({kind}): output {number}: got one with a gradient,"
+                    " need none, as when the model was split: nothing"
+                    " would come back for it. Let the layer return the same kind in every forward:"
+                    " multiply by a buffer that is 0 at first in place of .detach()."
+                )
 
     def _is_loss(self, index: int) -> bool:
         """Whether the loss comes behind layer `index`."""

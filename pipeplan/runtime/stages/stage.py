@@ -100,6 +100,7 @@ class StageRunner:
             for local, parameter in layer.named_parameters()
         }
         """Name in the user's model of each parameter, as the optimizer knows it."""
+        self._trained = self._flags()
         self._hooks = tuple(ParameterHooks(slots, self.names) for slots in self.slots)
         self._shared: dict[str, tuple[Tensor, int]] = {}
 
@@ -112,7 +113,8 @@ class StageRunner:
     def end_step(self) -> None:
         """Refuse hooks, and gradients past leaves, that came since the run began.
 
-        And changes of buffers that other stages have. The gradients of a step are complete.
+        And changes of buffers that other stages have, and parameters that were frozen or unfrozen.
+        The gradients of a step are complete.
 
         Raises:
             InputError: if there is one.
@@ -120,6 +122,7 @@ class StageRunner:
         for hooks in self._hooks:
             hooks.check_none_new()
             hooks.check_none_beside()
+        self._check_trained()
         for name, (buffer, writes) in self._shared_buffers().items():
             before, known = self._shared[name]
             if buffer is not before or writes != known:
@@ -129,6 +132,24 @@ class StageRunner:
                     " micro-batches are under way: need changes in the model's order. Give each of"
                     " these layers a module of its own, or put them into one nn.Module, which is"
                     " one layer."
+                )
+
+    def _flags(self) -> dict[str, bool]:
+        """Of each parameter, whether it is trained, by name in the user's model."""
+        return {
+            fqns[local]: parameter.requires_grad
+            for layer, fqns in zip(self.spec.layers, self.spec.fqns, strict=True)
+            for local, parameter in layer.named_parameters()
+        }
+
+    def _check_trained(self) -> None:
+        now = self._flags()
+        for name, before in self._trained.items():
+            if now.get(name, before) != before:
+                raise InputError(
+                    f"task: {name}: got requires_grad={not before} during the run, need {before}"
+                    " as when it began: gradients, optimizers and bytes were planned for that."
+                    " Save a checkpoint before, and profile and plan the changed model."
                 )
 
     def _shared_buffers(self) -> dict[str, tuple[Tensor, int]]:

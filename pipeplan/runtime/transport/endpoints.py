@@ -14,7 +14,6 @@ from pipeplan.plan import Stage as PlannedStage
 from pipeplan.split_model import TensorSpec
 
 CPU = torch.device("cpu")
-_META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +26,20 @@ class Endpoint:
     specs: tuple[TensorSpec, ...]
     device: torch.device
     """Where its tensors are."""
-    sizes: tuple[int, ...]
-    """Bytes of each."""
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Refuse to send what the other end does not wait for, and could not tell from silence.
 
         Raises:
-            ValueError: if a tensor has not its size.
+            ValueError: if a tensor has another shape or dtype than its message.
         """
-        for number, (tensor, size) in enumerate(zip(tensors, self.sizes, strict=True)):
-            if tensor.nbytes != size:
-                spec = self.specs[number]
+        for number, (tensor, spec) in enumerate(zip(tensors, self.specs, strict=True)):
+            dimensions = spec.order or range(len(spec.shape))
+            there = tuple(spec.shape[dimension] for dimension in dimensions)
+            if tuple(tensor.shape) != there or str(tensor.dtype) != spec.dtype:
+                got = tuple(arrived(tensor, spec.order).shape)
                 raise ValueError(
-                    f"boundary: tensor {number}: got {tuple(tensor.shape)} {tensor.dtype}, need"
+                    f"boundary: tensor {number}: got {got} {tensor.dtype}, need"
                     f" {spec.shape} {spec.dtype}, as when the model was split: shapes and dtypes"
                     " must be the same for every micro-batch"
                 )
@@ -115,8 +114,7 @@ class _Boundary:
     def _endpoint(self, here: int, specs: tuple[TensorSpec, ...], direction: int) -> Endpoint:
         peer = self.ranks[1] if here == self.ranks[0] else self.ranks[0]
         tags = tuple(2 * (self.first_tag + i) + direction for i in range(len(specs)))
-        sizes = tuple(empty(spec, _META).nbytes for spec in specs)
-        return Endpoint(peer, tags, specs, self.device, sizes)
+        return Endpoint(peer, tags, specs, self.device)
 
 
 def _boundary(

@@ -199,7 +199,7 @@ def test_what_a_call_registers_is_taken_away() -> None:
 
 
 def test_any_other_content_of_a_module_is_seen() -> None:
-    """A tensor or a buffer for another one, too, which is no change of a plain attribute."""
+    """A tensor or a buffer for another one, too; the latter is no change of a plain attribute."""
     module = nn.BatchNorm1d(3)
     module.table, module.rows = torch.ones(2), [torch.ones(1)]
 
@@ -215,12 +215,38 @@ def test_any_other_content_of_a_module_is_seen() -> None:
     def one_more_part() -> None:
         module.add_module("part", nn.Identity())
 
-    for change in (other_table, other_row, other_buffer, one_more_part):
+    seen = {other_table: ["table"], other_row: ["rows"], other_buffer: [], one_more_part: []}
+    for change, names in seen.items():
         attributes = AttributeSnapshot([module])
         assert attributes.untouched()
         change()
         assert not attributes.untouched(), change
-        assert attributes.changed() == []
+        assert attributes.changed() == [("", name) for name in names]
+
+
+class Remembers(nn.Module):
+    """Subtracts what it got before; what it gives stands in an attribute for whoever looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.shown = torch.zeros(1), torch.zeros(1)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """What is new."""
+        self.shown = value - self.memory
+        self.memory = value.detach()
+        return self.shown
+
+
+def test_a_memory_that_is_an_attribute_is_seen() -> None:
+    """What is only shown has a graph; of a memory the user hears that no checkpoint has it."""
+    task = replace(mlp(), model=nn.Sequential(nn.Linear(6, 6), Remembers(), nn.Linear(6, 3)))
+    model = split(task)
+    assert model.counting == (1,)
+    said = [note for note in model.notes if "'memory'" in note]
+    assert len(said) == 1
+    assert "no checkpoint holds what it changes" in said[0]
+    assert not any("'shown'" in note for note in model.notes)
 
 
 class CountsLater(nn.Module):

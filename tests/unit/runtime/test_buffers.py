@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 from torch.nn.utils.parametrizations import spectral_norm
 
 from pipeplan.errors import InputError, RankError
@@ -64,6 +67,76 @@ class Late(Own):
         return self.linear(x) - self.mean.clone()
 
 
+class Reverse(torch.autograd.Function):
+    """The gradient the other way round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.factor * gradients[0], None
+
+
+class Reversed(Own):
+    """Reads it in its backward only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean + 1
+        return Reverse.apply(self.linear(x), self.mean)  # type: ignore[no-untyped-call]
+
+
+class Warming(Own):
+    """Takes another branch once an integer is large enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.linear(x) * (2 if self.calls > 5 else 1)
+
+
+class Remembered(Own):
+    """Reads what it has put into a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.linear(x) - (0.0 if self.memory is None else self.memory.detach())
+        self.memory = made.mean(0)
+        return made
+
+
+class Averaged(Own):
+    """Works in place on a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moving = torch.zeros(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.moving.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return self.linear(x) - self.moving.clone()
+
+
+class Teacher(Own):
+    """Has a frozen copy of its weight, which follows that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = nn.Parameter(torch.zeros(6, 6), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.slow.data.mul_(0.9).add_(self.linear.weight.detach(), alpha=0.1)
+        return self.linear(x) + x @ self.slow.clone()
+
+
 def layers(make: Callable[[], nn.Module]) -> list[nn.Module]:
     """Eight layers, three of them `make`, with dropout and statistics among them."""
     return [
@@ -99,6 +172,10 @@ MAKERS: dict[str, Callable[[], nn.Module]] = {
     "replaced and read": Replaced,
     "replaced": Counted,
     "written through data": Written,
+    "read by the backward": Reversed,
+    "a branch of an integer": Warming,
+    "an attribute": Remembered,
+    "an attribute in place": Averaged,
     "spectral norm": lambda: spectral_norm(nn.Linear(6, 6)),
 }
 
@@ -126,6 +203,23 @@ def test_a_buffer_that_changes_later_is_refused() -> None:
     """The value before is gone: no wrong gradient, but its name."""
     with pytest.raises((InputError, RankError), match="Late: changes its buffer 'mean' in some"):
         trained(plan("2bw", [], [0]), Late)
+
+
+def test_a_frozen_parameter_that_moves_is_refused() -> None:
+    """No copy of it is kept, as most never move: the message has its name."""
+    with pytest.raises(
+        (InputError, RankError), match="Teacher: changes its parameter 'slow', whi"
+    ):
+        trained(plan("flush", [], [0]), Teacher)
+
+
+def test_what_torch_derives_of_weights_is_not_kept() -> None:
+    """Such an attribute is another tensor in each forward, made of parameters alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        layer = weight_norm(nn.Linear(6, 6))
+    buffers = ModuleBuffers([layer], lambda made: [made[0](torch.ones(5, 6))])
+    assert not buffers.before()
 
 
 def test_statistics_are_not_kept() -> None:

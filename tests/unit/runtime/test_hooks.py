@@ -191,6 +191,38 @@ def test_hooks_registered_in_a_forward_are_refused(semantics: Semantics) -> None
         pipelines.train(plan, pipelines.pattern_of(plan, 3), split, task, 3)
 
 
+class Turning(nn.Module):
+    """Freezes or unfreezes its weight in its sixth forward."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.linear.weight.requires_grad_(trained)
+        self.calls = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 6:
+            weight = self.linear.weight
+            weight.requires_grad = not weight.requires_grad
+        return self.linear(value)
+
+
+@pytest.mark.parametrize("semantics", MODES)
+@pytest.mark.parametrize("trained", [True, False])
+def test_weights_frozen_or_unfrozen_during_a_run_are_refused(
+    trained: bool, semantics: Semantics
+) -> None:
+    """Optimizers would not follow, and nobody would hear of it."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6), Turning(trained=trained), nn.Linear(6, 3)]
+    split, task = pipelines.split_by_hand(layers, "sgd")
+    plan = pipelines.plan_of([1], [0, 1], semantics, M, layers=3)
+    says = rf"1\.linear\.weight: got requires_grad={not trained} during the run, need {trained}"
+    with pytest.raises(InputError, match=says):
+        pipelines.train(plan, pipelines.pattern_of(plan, 3), split, task, 3)
+
+
 @pytest.mark.parametrize("how", ["colocate", "synchronize"])
 def test_hooks_on_shared_parameters_are_refused(how: Tied) -> None:
     """Layers add up their gradients at the end of a step only: no hook sees the micro-batch's."""

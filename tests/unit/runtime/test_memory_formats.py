@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from pipeplan.capture import profile_task, split
-from pipeplan.layout import arrived, kept, passing_order, travelling
+from pipeplan.layout import arrived, is_dense, kept, passing_order, travelling
 from pipeplan.plan import Semantics
 from pipeplan.runtime.transport.endpoints import empty, gradient_specs
+from pipeplan.runtime.transport.send_queue import raw_bytes
 from pipeplan.task import Task
 from tests.unit.runtime import test_memory
 from tests.zoo import trial
@@ -66,6 +67,29 @@ def test_what_has_holes_is_copied() -> None:
     assert passing_order(tensor) == ()
     assert torch.equal(travelling(tensor, ()), tensor)
     assert kept(tensor).is_contiguous()
+
+
+def conjugate() -> Tensor:
+    """One whose memory holds the numbers that it is the conjugate of."""
+    return torch.randn(3, 4, dtype=torch.complex64).conj()
+
+
+LAZY: dict[str, Callable[[], Tensor]] = {
+    "conjugated": conjugate,
+    "negated": lambda: torch.randn(1, dtype=torch.complex64).conj().imag,
+    "conjugated and transposed": lambda: conjugate().t(),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_what_is_conjugated_when_it_is_read_is_so_in_its_message(kind: str) -> None:
+    """The bytes that travel are the numbers; the tensor's own memory has others."""
+    tensor = LAZY[kind]()
+    assert tensor.is_conj() or tensor.is_neg()
+    assert not is_dense(tensor)
+    message = travelling(tensor, passing_order(tensor))
+    sent = torch.frombuffer(bytearray(raw_bytes(message)), dtype=tensor.dtype)
+    assert torch.equal(sent.view(tensor.shape), tensor)
 
 
 def test_boundaries_say_in_which_order_tensors_travel() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.capture import split
-from pipeplan.errors import InternalError, RankError
+from pipeplan.errors import InputError, InternalError, RankError
 from pipeplan.runtime.build import build
 from pipeplan.runtime.data.feed import TaskFeed, Uses
 from pipeplan.runtime.transport.base import PeerLostError, Pending, Transport
@@ -44,15 +45,20 @@ class _Wrapped:
         return getattr(self._transport, name)
 
 
-def trained(layer: nn.Module, around: Callable[[Transport], Any]) -> None:
-    """One step of two ranks."""
+def trained(
+    layer: nn.Module,
+    around: Callable[[Transport], Any],
+    behind: nn.Module | None = None,
+    gpus: Sequence[int] = (0, 1),
+) -> None:
+    """One step of two stages."""
     task = Task(
-        model=[layer, nn.Linear(5, 2)],
+        model=[layer, behind or nn.Linear(5, 2)],
         loss=lambda output, target: (output - target[: len(output)]).square().mean(),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         data=lambda _: (torch.ones(2, 3), torch.ones(2, 2)),
     )
-    model, plan = split(task), pipelines.plan_of([1], [0, 1], "flush", 4, layers=2)
+    model, plan = split(task), pipelines.plan_of([1], gpus, "flush", 4, layers=2)
     layer.calls = 0  # those of the split are over
     pattern = pipelines.pattern_of(plan, period=3)
 
@@ -61,7 +67,7 @@ def trained(layer: nn.Module, around: Callable[[Transport], Any]) -> None:
         words = feed, around(transport), pipelines.Listener()
         build(plan, pattern, model, task, *words, seed=0).executor.run(0, 1)
 
-    run_ranks(2, work)
+    run_ranks(len(set(gpus)), work)
 
 
 def test_another_size_than_planned_is_not_sent() -> None:
@@ -71,6 +77,55 @@ def test_another_size_than_planned_is_not_sent() -> None:
     message = str(caught.value)
     assert message.startswith("rank 0: action 0SEND_F2 (stage 0, micro-batch 2, peer rank 1) ")
     assert "tensor 0: got (4, 5) torch.float32, need (2, 5) torch.float32" in message
+
+
+class _Turns(nn.Module):
+    """Returns other numbers of as many bytes, or one with a graph, from its third call on."""
+
+    def __init__(
+        self, other: Callable[[Tensor], Tensor], usual: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+        self.calls, self.other, self.usual = 0, other, usual
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        out: Tensor = self.layer(x)
+        return out, (self.other if self.calls > 2 else self.usual)(out)
+
+
+class _First(nn.Linear):
+    """Works on the first of two tensors."""
+
+    def forward(self, x: Tensor, _: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+KINDS: dict[str, tuple[_Turns, str]] = {
+    "dtype": (
+        _Turns(lambda x: (x > 0).float(), lambda x: (x > 0).int()),
+        r"action 0SEND_F2 \(.*tensor 1: got \(2, 5\) torch.float32, need \(2, 5\) torch.int32",
+    ),
+    "shape": (
+        _Turns(lambda x: x.detach().t(), lambda x: x.detach()),
+        r"action 0SEND_F2 \(.*tensor 1: got \(5, 2\) torch.float32, need \(2, 5\) torch.float32",
+    ),
+    "gradient": (
+        _Turns(lambda x: x, lambda x: x.detach()),
+        r"layer 0 \(_Turns\): output 1: got one with a gradient, need none",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus"), [*((kind, (0, 1)) for kind in KINDS), ("gradient", (0, 0))]
+)
+def test_another_kind_than_at_the_split_is_not_handed_on(kind: str, gpus: Sequence[int]) -> None:
+    """As many bytes would be read as other numbers, and a gradient would be lost."""
+    layer, says = copy.deepcopy(KINDS[kind])
+    with pytest.raises((InputError, RankError), match=says):
+        trained(layer, lambda transport: transport, _First(5, 2), gpus)
 
 
 class _Disagrees:
