@@ -246,7 +246,7 @@ def _shorter_steps(state: Incumbent, solver: ContiguousDP, points: int = 24) -> 
     if state.best is None:
         return
     state.set_phase("flush periods")
-    low, high = state.best.period, solver.serial_ns
+    low, high = int(state.best.per_microbatch), solver.serial_ns
     for point in range(1, points + 1):
         if state.remaining <= 0:
             return

@@ -96,12 +96,11 @@ def contracted_plan(plan: Plan) -> tuple[ContractedChain, Plan]:
     first = {piece[0]: number for number, piece in enumerate(result.pieces)}
     last = {piece[1]: number for number, piece in enumerate(result.pieces)}
     stages = tuple(
-        Stage(
-            id=stage.id,
-            layers=(first[stage.first], last[stage.last]),
-            gpu=stage.gpu,
-            remat=_renumbered(stage.remat, first, last),
-            states=stage.states,
+        stage.model_copy(
+            update={
+                "layers": (first[stage.first], last[stage.last]),
+                "remat": _renumbered(stage.remat, first, last),
+            }
         )
         for stage in plan.stages
     )

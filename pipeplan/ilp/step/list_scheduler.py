@@ -5,7 +5,8 @@ Two things go beyond plain list scheduling (Graham 1969):
 - *Patience*: a GPU stays idle for an op that ranks before all that are ready and that is known to
   be ready within so many ns. Without it every transfer costs the length of whatever is ready.
 - *Safety* (the banker's algorithm, Dijkstra 1965): a forward starts only if afterwards the
-  micro-batches in flight on its GPU could still end one after the other. So no rule deadlocks.
+  micro-batches in flight on its GPU could still end one after the other. So no rule deadlocks
+  but for messages: those that wait on a GPU are room that the check does not plan for.
 
 Bytes are those of stages and messages at the times of this schedule; a few that depend on when
 a rank posts a receive are left to the exact count (`ilp.memory`). Source: ours.
@@ -177,7 +178,9 @@ class ListScheduler:
         gpu, stage = line.gpu, line.stage
         if line.begun - backwards[stage].begun >= self.rule.in_flight[stage]:
             return False
-        free, whole = of.room[gpu] - self.held[gpu] - of.saved[stage], self.whole[gpu]
+        # The input that waits becomes part of what the forward keeps.
+        held = self.held[gpu] - self.inputs[F][stage]
+        free, whole = of.room[gpu] - held - of.saved[stage], self.whole[gpu]
         own = of.hosted[gpu]
         for microbatch in range(backwards[own[0]].begun, forwards[own[0]].begun + 1):
             if free >= whole or free < 0:

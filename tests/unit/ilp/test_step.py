@@ -145,6 +145,18 @@ def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
             check_ends(of, random)
 
 
+@pytest.mark.parametrize("memory", [90, 98])
+def test_an_input_that_waits_has_its_room_already(memory: int) -> None:
+    """Where less is free than a message, a forward that frees its own may start all the same."""
+    fields = {"saved_bytes": 4, "output_bytes": 1, "weight_bytes": 4, "gradient_bytes": 4}
+    chain = handmade.chain([(1000, 2000)] * 16, [fields | {"optimizer_bytes": 8}] * 16)
+    costs = CostModel(chain, uniform(4, memory), "flush", "exact")
+    placed = (0, 1, 2, 3, 3, 2, 1, 0)
+    check_ends(
+        instance(costs, stages_of(costs, range(0, 16, 2), placed, [False] * 8), 16), Random(1)
+    )
+
+
 def check_ends(of: StepInstance, random: Random) -> None:
     """Ten random rules, an op of which ranks later, end with all micro-batches."""
     for rule in [random_rule(of, random) for _ in range(10)]:

@@ -130,6 +130,26 @@ class TestPaperIlp:
         assert plan is None or plan.solver.status == "feasible"
 
 
+def test_several_micro_batches_a_period_do_not_lengthen_a_step() -> None:
+    """Under flush longer periods are tried from that of one micro-batch on, whatever k is."""
+    draw, layers = random.Random(0), 12
+    times = [(draw.randint(500, 1500), draw.randint(1000, 3000)) for _ in range(layers)]
+    fields = [{"saved_bytes": draw.randint(1, 4), "output_bytes": 1} for _ in range(layers)]
+    chain = handmade.chain(times, fields)
+    steps = [
+        planner.solve(
+            chain,
+            uniform(4, 10**6, latency_ns=50),
+            planner.Config(
+                semantics="flush", method="contiguous", k=k, microbatches=8, time_limit_s=0.3,
+                workers=1, deterministic=True,
+            ),
+        ).step_ns
+        for k in (1, 2)
+    ]  # fmt: skip
+    assert steps[1] <= steps[0]
+
+
 def test_long_fractions_fit_into_a_plan() -> None:
     """A bound of more digits than a plan file holds is rounded down, and by next to nothing."""
     rng = random.Random(0)

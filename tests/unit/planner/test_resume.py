@@ -181,3 +181,17 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert Plan.read(again).ops == Plan.read(out).ops
     assert main(["plan", *flags, "--resume", str(chain), "-o", str(again), "--force"]) == 2
     assert "chain.json" in capsys.readouterr().err
+
+
+def test_what_recomputes_and_splits_goes_on() -> None:
+    """Stages of a step plan keep their two halves when their recomputed layers become one."""
+    halves = {"backward_weight_ns": 10, "saved_for_weight_bytes": 1}
+    chain = handmade.chain([(10, 20)] * 4, [{"saved_bytes": 6, "output_bytes": 1} | halves] * 4)
+    options: dict[str, Any] = {
+        "semantics": "flush", "microbatches": 4, "recompute": "auto", "time_limit_s": 0.2,
+        "deterministic": True,
+    }  # fmt: skip
+    plan = solve(uniform(2, 12), chain, **options)
+    assert plan.splits
+    assert plan.recomputes
+    assert solve(uniform(2, 12), chain, **options, resume=plan).period_ns <= plan.period_ns
