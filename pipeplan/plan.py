@@ -15,8 +15,6 @@ from pydantic import Field, model_validator
 from pipeplan.chain import Chain
 from pipeplan.cluster import Cluster
 from pipeplan.document import Count, Document, Positive, Record
-from pipeplan.errors import InputError
-from pipeplan.sums import check_sums
 from pipeplan.units import MAX_INT
 
 Semantics = Literal["2bw", "flush"]
@@ -268,20 +266,6 @@ class Plan(Document):
     def hosted(self, gpu: int) -> tuple[Stage, ...]:
         """The stages on `gpu`, in chain order."""
         return tuple(stage for stage in self.stages if stage.gpu == gpu)
-
-    @classmethod
-    def from_data(cls, data: object, where: str = "input") -> Self:
-        """The plan in already parsed JSON `data`.
-
-        Raises:
-            InputError: if it breaks a rule of the format, or its numbers add up to too much.
-        """
-        plan = super().from_data(data, where)
-        try:
-            check_sums(plan.chain, plan.cluster, plan.microbatches)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        return plan
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from pipeplan.cluster import Cluster, Gpu, uniform
 from pipeplan.compare import Request, compare
 from pipeplan.errors import InputError
-from pipeplan.plan import Plan
 from pipeplan.planner import Config, solve
 from pipeplan.remat import from_chain
 from pipeplan.sums import MOST, check_sums
@@ -54,12 +52,3 @@ def test_one_device_knows_no_transfers() -> None:
     check_sums(chain, uniform(1, 1, bandwidth_bytes_per_s=1))
     with pytest.raises(InputError, match="'handmade': its times sum to"):
         from_chain(handmade.chain([(MOST, 1)]))
-
-
-def test_plans_that_nobody_can_add_up_are_not_read() -> None:
-    """Verifier, replay and tables sum up layers of a run in fields that end at 2**62."""
-    data = json.loads(handmade.base().to_json())
-    for layer in data["chain"]["layers"]:
-        layer["weight_bytes"] = 2**62
-    with pytest.raises(InputError, match=r"plan\.json: chain .* bytes sum to"):
-        Plan.from_data(data, "plan.json")
