@@ -182,18 +182,25 @@ class ForeignParameterError(InputError):
     """A layer or a loss trains a parameter that another rank may hold."""
 
 
-def check_own(what: str, layer: nn.Module, results: Sequence[Tensor]) -> None:
+def check_own(
+    what: str,
+    layer: nn.Module,
+    results: Sequence[Tensor],
+    others: Iterable[nn.Module] | None = None,
+) -> None:
     """Refuse what trains parameters that another rank would hold: it would lose their gradients.
 
     Args:
         what: the layer, or the loss, for the message.
         layer: has the parameters that may be trained.
         results: what came of it; their graph ends at the entry of `layer`.
+        others: whose parameters alone are refused; None: all that are not of `layer`.
 
     Raises:
         ForeignParameterError: if their graph reaches a parameter that is not of `layer`.
     """
     own = set(layer.parameters())
+    foreign = {parameter for other in others or () for parameter in other.parameters()}
     waiting = [result.grad_fn for result in results if result.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -202,7 +209,8 @@ def check_own(what: str, layer: nn.Module, results: Sequence[Tensor]) -> None:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and leaf not in own:
+        refused = leaf not in own and (others is None or leaf in foreign)
+        if isinstance(leaf, nn.Parameter) and refused:
             raise ForeignParameterError(_foreign(what, tuple(leaf.shape)))
         waiting.extend(following for following, _ in node.next_functions if following)
 
@@ -261,7 +269,8 @@ def _walk(
     checked = check_loss(result)
     if not has_fakes(layers.values()):  # else the loss may know those that the fake ones stand for
         check_own(f"layer {name!r}", layer, values)
-        check_own(LOSS, layer, [checked])
+        # What no layer has is the caller's to train, as of a loss beside a rematerialized module.
+        check_own(LOSS, layer, [checked], layers.values())
     return BoundaryTrace(tuple(boundaries), tuple(aliases), tuple(writes))
 
 
