@@ -2,9 +2,9 @@
 # Train on several machines under SLURM, one torchrun per node:
 #   sbatch --nodes=2 launch/slurm.sh plan.json --steps 1000 --out /shared/run
 # RANKS_PER_NODE times the number of nodes must equal the GPUs of the plan, times --replicas. The
-# plan, the task and --out must be visible on every node. 120 s before the time limit SLURM sends SIGTERM: the run
-# stops and saves, for which torchrun gives it 110 s (its default is 30 s), and the same command
-# with --resume instead of --out goes on.
+# plan, the task and --out must be visible on every node. 120 s before the time limit SLURM sends
+# SIGTERM: the run stops and saves, for which torchrun gives it 110 s (its default is 30 s), and the
+# same command with --resume instead of --out goes on.
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=TERM@120
 set -euo pipefail
