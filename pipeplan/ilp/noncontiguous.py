@@ -16,8 +16,7 @@ from pipeplan.ilp.cpsat.period_search import FINE_ITEMS, minimize_period, upper_
 from pipeplan.ilp.cpsat.solve import Status
 from pipeplan.ilp.cpsat.variables import Instance
 from pipeplan.ilp.cycle_ratio import minimize_period_for_order
-from pipeplan.ilp.exact.allocations import MOST as FEW
-from pipeplan.ilp.exact.allocations import NODE_S, allocations
+from pipeplan.ilp.exact.allocations import FEW, NODE_S, allocations
 from pipeplan.ilp.exact.enumeration import BestFirstEnumeration, nodes
 from pipeplan.ilp.incumbent import MODEL_K, Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing

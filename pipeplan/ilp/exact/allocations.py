@@ -25,15 +25,15 @@ from pipeplan.ilp.symmetry import gpu_classes
 Assignment = tuple[int, ...]
 """GPU of each layer."""
 
-MOST: Final = 3000
-"""Allocations up to which each is looked at."""
+FEW: Final = 3000
+"""Allocations up to which CP-SAT looks at each that orders leave open."""
 VISITS: Final = 10
 """Beginnings of allocations that are looked at, for each allocation that may be listed."""
 NODE_S: Final = 7e-5
 """What listing an allocation and its lower bound count for, where work is counted."""
 
 
-def allocations(costs: CostModel, most: int = MOST) -> list[Assignment] | None:
+def allocations(costs: CostModel, most: int = FEW) -> list[Assignment] | None:
     """Allocations of single layers in which a micro-batch may fit, of equal GPUs in order.
 
     Args:
