@@ -2,8 +2,9 @@
 
 All placements with their cuts play with random rules, and after each round the worse half go; the
 best are improved by simulated annealing, the better ones for longer (successive halving: Jamieson
-and Talwalkar 2016). Steps of many micro-batches are searched with fewer: a rule says what to do
-for any number. Source: ours.
+and Talwalkar 2016). Where that ends, rules are drawn anew: random restarts, each twice as long as
+the one before. Steps of many micro-batches are searched with fewer: a rule says what to do for any
+number. Source: ours.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ KEPT: Final = 4
 OPENING: Final = 0.35
 """Share of the time for scheduling all placements with random rules."""
 FIRST_RULES: Final = 2
-"""Rules of each contender that the first round tries."""
-MORE_RULES: Final = 8
-"""As many where local search found nothing in the best of these contenders."""
+"""Rules of each contender that the first round of the first draw tries."""
 SLACK: Final = 1.15
 """A contender's step that is that much longer than another one's is given up."""
 CUTS_S: Final = 0.03
@@ -48,10 +47,12 @@ SET_UP: Final = 40
 """Events that every try counts for besides its own, so that tries without any end, too."""
 STANDS: Final = 0.001
 """Local search that shortens a step by less has found nothing."""
-ENOUGH: Final = 400
-"""Tries of local search that say something."""
-NEAR: Final = 1.05
-"""Candidates whose step is longer than the best one by more are no hope."""
+LOCAL: Final = 2.0
+"""Time of local search in times of the draw before it; its rounds have equal shares."""
+ROUNDS: Final = 3
+"""Of local search until one candidate has been improved alone."""
+GROWTH: Final = 2
+"""How many times as many rules the next draw begins with."""
 TEMPERATURE: Final = 0.01
 """At the start of a slice, as a share of the step."""
 NEVER: Final = 10**18
@@ -72,10 +73,10 @@ class StepSearch:
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)
         self._beyond_searched = self.microbatches - self.searched
-        self._candidates: list[Candidate] | None = None
+        self._candidates: list[Candidate] = []
+        """Of this draw, the best one first; none: rules are to be drawn."""
         self._all: list[Contender] = []
-        self._tries = 0
-        """Of local search."""
+        self._rules, self._round_s = FIRST_RULES, 0.0
         self._expected: float = inf
         """Least step of an offer, expected of fewer micro-batches and the load: all take long."""
         self._shortest = inf
@@ -85,58 +86,65 @@ class StepSearch:
         """Search for so long at most."""
         state = self.state
         end = state.elapsed + min(seconds, state.remaining)
-        if self._candidates is None:
-            state.set_phase(f"{self.name}: placements")
-            self._candidates = self._opening(state.elapsed + OPENING * (end - state.elapsed))
-        hopeful = False
-        while self._candidates and not self._over(end):
-            state.set_phase(self.name)
-            before = [(each, each.cost) for each in self._candidates]
-            slice_s = (end - state.elapsed) / (2 * len(self._candidates))
-            for candidate in self._candidates:
-                self._improve(candidate, min(end, state.elapsed + slice_s))
-            self._candidates.sort(key=lambda each: each.cost)
-            near = NEAR * self._candidates[0].cost
-            hopeful |= any(each.cost < min(near, (1 - STANDS) * cost) for each, cost in before)
-            hopeful |= self._tries < ENOUGH
-            if hopeful:
-                self._candidates = self._candidates[: (len(self._candidates) + 1) // 2]
-            elif not self._over(end):
-                state.set_phase(f"{self.name}: placements")
-                self._candidates = self._reopened((state.elapsed + end) / 2)
+        while not self._over(end):
+            if not self._candidates:
+                self._draw(end)
+                if not self._all:
+                    return
+            else:
+                state.set_phase(self.name)
+                self._round(end)
+
+    def _draw(self, end: float) -> None:
+        """The best candidates of all contenders, whose rules are drawn anew."""
+        state = self.state
+        state.set_phase(f"{self.name}: placements")
+        begin = state.elapsed
+        opened = begin + OPENING * (end - begin)
+        for contender in self._all or self._entered():
+            contender.best = None
+            self._play(contender, self._rules, opened)
+            if self._over(opened):
+                break
+        self._candidates = self._leaders(self._rules, opened)
+        self._round_s = LOCAL * (state.elapsed - begin) / ROUNDS
+        self._rules *= GROWTH
+
+    def _entered(self) -> Iterator[Contender]:
+        """All contenders, which are known from then on."""
+        for contender in self._contenders():
+            self._all.append(contender)
+            yield contender
+
+    def _round(self, end: float) -> None:
+        """Improve every candidate; the worse half go, and the last one that nothing improves."""
+        shortest, left = self._candidates[0].cost, len(self._candidates)
+        for candidate in self._candidates:
+            self._improve(candidate, min(end, self.state.elapsed + self._round_s / left))
+        self._candidates.sort(key=lambda each: each.cost)
+        improved = self._candidates[0].cost < (1 - STANDS) * shortest
+        if left > 1:
+            del self._candidates[(left + 1) // 2 :]
+        elif not (improved or self._over(end)):
+            self._candidates.clear()
 
     def _over(self, end: float) -> bool:
         return self.state.options.clock.spent >= end or self.state.closed
-
-    def _opening(self, end: float) -> list[Candidate]:
-        """The best candidates of all contenders."""
-        for contender in self._contenders():
-            self._all.append(contender)
-            self._play(contender, FIRST_RULES, end)
-            if self._over(end):
-                break
-        return self._leaders(FIRST_RULES, end)
 
     def _leaders(self, rules: int, end: float) -> list[Candidate]:
         """Contenders play, and after each round the worse half go; the best of the last ones.
 
         Every round tries as many rules of each contender that is left as all before together.
         """
-        contenders = self._all
-        while contenders and not self._over(end):
-            contenders = sorted(contenders, key=lambda each: each.best.cost if each.best else inf)
+        contenders = sorted(self._all, key=lambda each: each.best.cost if each.best else inf)
+        while len(contenders) > KEPT and not self._over(end):
             contenders = contenders[: max(KEPT, (len(contenders) + 1) // 2)]
             rules *= 2
             for contender in contenders:
                 self._play(contender, rules, end)
+            contenders.sort(key=lambda each: each.best.cost if each.best else inf)
         found = [contender.best for contender in contenders if contender.best is not None]
-        return sorted(found, key=lambda each: each.cost)[:KEPT]
-
-    def _reopened(self, end: float) -> list[Candidate]:
-        """As the opening, with more rules at first: who went early may have had bad luck."""
-        for contender in self._all:
-            self._play(contender, MORE_RULES, end)
-        return self._leaders(MORE_RULES, end)
+        return found[:KEPT]
 
     def _contenders(self) -> Iterator[Contender]:
         """Every placement with its cuts, first the best plan's stages where they are others."""
@@ -228,7 +236,6 @@ class StepSearch:
 
     def _changed(self, old: Candidate, most: float) -> Candidate | None:
         """A neighbour, scheduled; None if it would cost more than `most`."""
-        self._tries += 1
         found = self._neighbour(old)
         if found is None:
             self._charge(0)
