@@ -141,7 +141,7 @@ def call_layer(
         shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
         raise InputError(
             f"task: layer {name!r}, input of shape {shapes}: forward failed:"
-            f" {type(error).__name__}: {error}"
+            f" {type(error).__name__}: {error}{_hint(error)}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
     if not outputs or any(not isinstance(value, Tensor) for value in outputs):
@@ -150,6 +150,15 @@ def call_layer(
             " Wrap the layer in a module that returns only tensors."
         )
     return outputs
+
+
+def _hint(error: Exception) -> str:
+    if "cannot register a hook on a tensor that doesn't require" not in str(error):
+        return ""
+    return (
+        ". Layers also run without autograd: to find shapes, to evaluate, and first where they are"
+        " computed again. Register it `if tensor.requires_grad`."
+    )
 
 
 def alone(values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
