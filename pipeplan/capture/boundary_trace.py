@@ -209,7 +209,7 @@ def check_own(
         ForeignParameterError: if their graph reaches a parameter that is not of `layer`.
     """
     own = set(layer.parameters())
-    foreign = {parameter for other in others or () for parameter in other.parameters()}
+    foreign = None if others is None else {p for other in others for p in other.parameters()}
     waiting = [result.grad_fn for result in results if result.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -218,7 +218,7 @@ def check_own(
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        refused = leaf not in own and (others is None or leaf in foreign)
+        refused = leaf not in own and (foreign is None or leaf in foreign)
         if isinstance(leaf, nn.Parameter) and refused:
             raise ForeignParameterError(_foreign(what, tuple(leaf.shape)))
         waiting.extend(following for following, _ in node.next_functions if following)
