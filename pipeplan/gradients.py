@@ -175,15 +175,23 @@ def _check_given(optimizer: Optimizer, parameters: Mapping[nn.Parameter, nn.Para
 
 @contextmanager
 def _holding(others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
-    """Lets parameters hold the values, in their type and place, of what is stepped for them."""
+    """Lets parameters hold the values, in their type and place, of what is stepped for them.
+
+    One on `meta`, which has no values, stays there: it can hold nothing else.
+    """
     kept = [(known, known.data) for known in others]
     try:
         for known, each in others.items():
-            known.data = each.data
+            known.data = _meta_like(each) if known.is_meta else each.data
         yield
     finally:
         for known, data in kept:
             known.data = data
+
+
+def _meta_like(tensor: Tensor) -> Tensor:
+    shape = tensor.size(), tensor.stride()
+    return torch.empty_strided(*shape, dtype=tensor.dtype, device="meta")
 
 
 def _tensors_within(value: object) -> Iterator[Tensor]:

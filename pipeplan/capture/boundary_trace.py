@@ -141,7 +141,7 @@ def call_layer(
         shapes = ", ".join(str(tuple(value.shape)) for value in boundary)
         raise InputError(
             f"task: layer {name!r}, input of shape {shapes}: forward failed:"
-            f" {type(error).__name__}: {error}"
+            f" {type(error).__name__}: {error}{_hint(error)}"
         ) from error
     outputs = result if isinstance(result, tuple) else (result,)
     if not outputs or any(not isinstance(value, Tensor) for value in outputs):
@@ -150,6 +150,15 @@ def call_layer(
             " Wrap the layer in a module that returns only tensors."
         )
     return outputs
+
+
+def _hint(error: Exception) -> str:
+    if "cannot register a hook on a tensor that doesn't require" not in str(error):
+        return ""
+    return (
+        ". Layers also run without autograd: to find shapes, to evaluate, and first where they are"
+        " computed again. Register it `if tensor.requires_grad`."
+    )
 
 
 def alone(values: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
@@ -200,7 +209,7 @@ def check_own(
         ForeignParameterError: if their graph reaches a parameter that is not of `layer`.
     """
     own = set(layer.parameters())
-    foreign = {parameter for other in others or () for parameter in other.parameters()}
+    foreign = None if others is None else {p for other in others for p in other.parameters()}
     waiting = [result.grad_fn for result in results if result.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -209,7 +218,7 @@ def check_own(
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        refused = leaf not in own and (others is None or leaf in foreign)
+        refused = leaf not in own and (foreign is None or leaf in foreign)
         if isinstance(leaf, nn.Parameter) and refused:
             raise ForeignParameterError(_foreign(what, tuple(leaf.shape)))
         waiting.extend(following for following, _ in node.next_functions if following)

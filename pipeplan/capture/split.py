@@ -36,6 +36,7 @@ from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.capture.user_model.model_call import check_call
 from pipeplan.capture.user_model.own_memory import check_apart
+from pipeplan.capture.user_model.weight_memory import memory_kept
 from pipeplan.compiling import backend_of, check_compiler
 from pipeplan.errors import InputError
 from pipeplan.gradients import check_recorded, check_updates
@@ -81,8 +82,13 @@ def split(task: Task, max_layers: int | None = None, *, evaluates: bool = True) 
     batch = MicroBatch.of(task, 0).mapped(lambda tensor: tensor.to(device))
     _check_input(batch)
     check_call(model, batch.arguments, own_loss=task.loss is None)
-    restoring = restored_loss(task.loss)
-    with restoring, kept_generators(), uncompiled(model), casting(task.autocast, device):
+    with (
+        memory_kept(model),
+        restored_loss(task.loss),
+        kept_generators(),
+        uncompiled(model),
+        casting(task.autocast, device),
+    ):
         if is_sequential(model):
             kept = sequential_eager(model, batch.arguments)
             loss = layer_loss(task.loss, None)

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from pipeplan import lowering, verifier
-from pipeplan.capture.split import module_of
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.filling import fill
 from pipeplan.gradients import check_recorded
@@ -160,7 +159,11 @@ class Pipeline:
         )
         self._ending.session = self._session = Session(job, transport, self._heard, options)
         GpuMemoryUse.start(self._device)
-        self._as_made = AsMade(module_of(self.task), self._split.layers)
+        stages = self._session.worker.stages.values()
+        leaves = (
+            leaf for each in stages for slots in each.slots for row in slots.leaves for leaf in row
+        )
+        self._as_made = AsMade(self.task, self._split.layers, leaves)
 
     @property
     def steps(self) -> int:
@@ -223,13 +226,15 @@ class Pipeline:
 
         Raises:
             InputError: if `steps` is negative, an earlier run ended in its middle, there are no
-                gradients around the call, or other parameters are to be trained than before.
+                gradients around the call, or the model has other modules or parameters, or other
+                ones are to be trained, than before.
             RankError: if a rank failed, or a number is not finite: on all ranks, which have the
                 same steps behind them.
         """
         whole("run: steps", steps)
         check_recorded("run")
         self._as_made.check("run")
+        self._as_made.check_parts("run")
         first = self.steps
         with self._whole():
             self._session.train(steps)
@@ -260,8 +265,10 @@ class Pipeline:
             numbers: instead of both, numbers of micro-batches of the task's data.
 
         Raises:
-            InputError: if nothing is given, or the batch does not divide into micro-batches.
+            InputError: if nothing is given, the batch does not divide into micro-batches, or the
+                model has other modules or parameters than before.
         """
+        self._as_made.check_parts("evaluate")
         session = self._session
         if counted := numbers_of(numbers):
             with self._whole():

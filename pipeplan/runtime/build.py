@@ -25,6 +25,7 @@ from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.parameters.optimizer_steps import OptimizerSteps
 from pipeplan.runtime.parameters.ownership import ParameterOwnership
 from pipeplan.runtime.parameters.replicas import Replicas, Shard
+from pipeplan.runtime.parameters.state_room import rooms_of
 from pipeplan.runtime.parameters.step_reports import StepReports
 from pipeplan.runtime.parameters.tied_gradients import TiedGradients
 from pipeplan.runtime.parameters.tied_parameters import find_ties
@@ -115,6 +116,7 @@ def build(
             task.accumulate,
             task.master_weights,
             split.originals,
+            rooms_of(plan, split),
         ),
         versions=versions,
         microbatches=plan.microbatches,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pipeplan.empty import is_empty
-from pipeplan.layout import overwrite
+from pipeplan.eval_switch import switch_to_eval
 from pipeplan.program import ActionKind, Pattern
 from pipeplan.runtime.data.feed import Feed
 from pipeplan.runtime.executor import Executor
@@ -63,49 +61,17 @@ def evaluate(
 
 @contextmanager
 def _eval_mode(stages: Mapping[int, StageRunner]) -> Iterator[None]:
-    modes = {m: m.training for s in stages.values() for x in s.spec.layers for m in x.modules()}
-    switched: list[nn.Module] = []
+    layers = [layer for stage in stages.values() for layer in stage.spec.layers]
+    modes = {module: module.training for layer in layers for module in layer.modules()}
+    own: list[nn.Module] = []
     try:
-        for module in modes:
-            module.training = False
-        for module in _with_own_switch(modes):
-            if _switch(module):
-                switched.append(module)
+        own += switch_to_eval(layers)
         yield
     finally:
-        for module in switched:
-            module.train(True)
+        for module in own:
+            module.train(modes[module])
         for module, training in modes.items():
             module.training = training
-
-
-def _with_own_switch(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those with a `train()` of their own, without what is inside of another one."""
-    own = [module for module in modules if type(module).train is not nn.Module.train]
-    inner = {part for module in own for part in module.modules() if part is not module}
-    return [module for module in own if module not in inner]
-
-
-def _switch(module: nn.Module) -> bool:
-    """Whether the module's own `train(False)` was called, and has changed no weight.
-
-    One that changes weights (LoRA that is merged) stays as in training, but for its flags: its
-    weights have versions, are trained, and must keep their bits.
-    """
-    weights = [*module.parameters(), *module.buffers()]
-    if any(map(is_empty, weights)):
-        return False
-    kept = [each.detach().clone() for each in weights]
-    module.train(False)
-    pairs = list(zip(weights, kept, strict=True))
-    if all(torch.equal(each.detach(), value) for each, value in pairs):
-        return True
-    module.train(True)
-    for each, value in pairs:
-        overwrite(each, value)
-    for part in module.modules():
-        part.training = False
-    return False
 
 
 @dataclass(frozen=True, slots=True)

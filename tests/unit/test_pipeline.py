@@ -188,6 +188,40 @@ def test_what_is_trained_cannot_change(
         assert len(pipeline.run(2)) == 2
 
 
+@pytest.mark.parametrize("semantics", ["flush", "2bw"])
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (_by_graph, lambda m: setattr(m, "one", nn.Linear(6, 6)), "module 'one': got another"),
+        (_by_graph, lambda m: setattr(m, "more", nn.ReLU()), "module 'more': got a new one"),
+        (
+            lambda: launch_task.task(0),
+            lambda m: setattr(m[3], "weight", nn.Parameter(torch.zeros(6, 6))),
+            "parameter '3.weight': got another",
+        ),
+        (lambda: launch_task.task(0), lambda m: m.pop(4), "module '4': got another"),
+    ],
+)
+def test_modules_cannot_change(
+    semantics: Semantics,
+    make: Callable[[], Task],
+    change: Callable[[nn.Module], None],
+    message: str,
+) -> None:
+    """The former ones would be trained, and evaluated, in silence."""
+    task = make()
+    chain = launch_task.leveled(profile_task(task, repeats=1, warmup=0))
+    with Pipeline(task, launch_task.plan_of(chain, 1, semantics)) as pipeline:
+        pipeline.run(1)
+        pipeline.evaluate(numbers=[0])
+        pipeline.run(1)
+        change(task.model)
+        with pytest.raises(InputError, match=f"run: {message}"):
+            pipeline.run(1)
+        with pytest.raises(InputError, match=f"evaluate: {message}"):
+            pipeline.evaluate(numbers=[0])
+
+
 def test_a_mode_that_layers_ask_for_may_change() -> None:
     """In a row the modules are the user's own: they run in the mode that they are in."""
     task = launch_task.task(0)

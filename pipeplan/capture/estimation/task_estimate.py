@@ -27,7 +27,7 @@ from pipeplan.capture.layer_costs.layer_timer import gradient_buffers
 from pipeplan.capture.layer_costs.micro_batches import MicroBatches
 from pipeplan.capture.layer_costs.optimizer_cost import OptimizerCost
 from pipeplan.capture.layer_costs.whole_backwards import told
-from pipeplan.capture.split import split
+from pipeplan.capture.split import module_of, split
 from pipeplan.capture.user_model.loss_state import restored_loss
 from pipeplan.chain import Chain
 from pipeplan.devices import Device
@@ -88,7 +88,7 @@ def estimate_task(
                 found = _walk(model, twin, batch.mapped(mode.from_tensor), device, say)
             for line in told(model.names, [size.whole for size, _, _ in found]):
                 say(line)
-            steps = _steps(model, task, device)
+            steps = _steps(model, task, device, _users(twin, task))
             costs = [
                 LayerCost(
                     forward_ns=f,
@@ -141,20 +141,28 @@ def _walk(
     return result
 
 
-def _steps(model: SplitModel, task: Task, device: Device) -> list[OptimizerCost]:
-    """The optimizer's cost of each layer; parameters of the same shapes cost the same.
+def _users(twin: Task, task: Task) -> dict[nn.Parameter, nn.Parameter]:
+    """Fake parameters -> those of the user's model, which an optimizer may know by identity."""
+    both = zip(module_of(twin).parameters(), module_of(task).parameters(), strict=True)
+    return dict(both)
+
+
+def _steps(
+    model: SplitModel, task: Task, device: Device, users: optimizer_cost.Users
+) -> list[OptimizerCost]:
+    """The optimizer's cost of each layer; the same groups of the same shapes cost the same.
 
     Not inside the fake mode: what is made from nothing (step counters) stays real, so an
     optimizer may look at it.
     """
     timer = optimizer_cost.roofline_timer(device)
-    known: dict[tuple[object, ...], OptimizerCost] = {}
+    known: dict[object, OptimizerCost] = {}
 
     def cost(parameters: list[nn.Parameter]) -> OptimizerCost:
-        shapes = tuple((tuple(p.shape), p.stride(), p.dtype) for p in parameters)
-        if shapes not in known:
-            known[shapes] = optimizer_cost.step_cost(task, parameters, timer)
-        return known[shapes]
+        kind = optimizer_cost.step_kind(task, parameters, users)
+        if kind not in known:
+            known[kind] = optimizer_cost.step_cost(task, parameters, timer, users)
+        return known[kind]
 
     return [optimizer_cost.total_cost(map(cost, each)) for each in stepped_parameters(model, task)]
 

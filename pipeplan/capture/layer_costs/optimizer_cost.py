@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_iter
 
@@ -21,6 +22,8 @@ from pipeplan.livebytes import LiveBytes, storage_bytes
 from pipeplan.task import Task
 
 Work = Callable[[], None]
+Users = Mapping[nn.Parameter, nn.Parameter]
+"""Parameters that stand for others -> those that the user knows."""
 Timer = Callable[[Work], int]
 """Runs the work, as often as it likes, and says how many nanoseconds it takes once."""
 
@@ -85,7 +88,27 @@ def total_cost(costs: Iterable[OptimizerCost]) -> OptimizerCost:
     )
 
 
-def step_cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> OptimizerCost:
+def step_kind(task: Task, parameters: Sequence[nn.Parameter], users: Users) -> object:
+    """What makes the steps of two layers cost the same: shapes, and groups with their options."""
+    known = {users.get(each, each): each for each in parameters}
+    places = {each: place for place, each in enumerate(parameters)}
+    groups = tuple(
+        (
+            tuple(places[each] for each in group["params"]),
+            *(
+                (n, repr(value))
+                for n, value in group.items()
+                if n not in ("params", "param_names")
+            ),
+        )
+        for group in optimizer_of(task.optimizer, known).param_groups
+    )
+    return groups, tuple((tuple(p.shape), p.stride(), p.dtype) for p in parameters)
+
+
+def step_cost(
+    task: Task, parameters: Sequence[nn.Parameter], timer: Timer, users: Users | None = None
+) -> OptimizerCost:
     """Steps the task's optimizer of `parameters` as a rank does; they keep their values.
 
     The first steps, which make the state, do not count for the time, but for the bytes. With fake
@@ -96,6 +119,7 @@ def step_cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> O
         task: gives the optimizer, and whether it steps master weights.
         parameters: trainable ones, with gradient buffers; at least one.
         timer: of one step.
+        users: those of `parameters` that stand for others, with the ones that the user knows.
 
     Raises:
         InputError: if the optimizer cannot be made for them, or its step fails.
@@ -103,7 +127,7 @@ def step_cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> O
     values = [parameter.detach().clone() for parameter in parameters]
     try:
         with torch.no_grad():
-            found = _measure(task, parameters, timer)
+            found = _measure(task, parameters, timer, users or {})
     except InputError:
         raise
     except Exception as error:
@@ -117,7 +141,9 @@ def step_cost(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> O
     return found
 
 
-def _measure(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> OptimizerCost:
+def _measure(
+    task: Task, parameters: Sequence[nn.Parameter], timer: Timer, users: Users
+) -> OptimizerCost:
     found = (sum_of(parameter) for parameter in parameters)
     gradients = [gradient for gradient in found if gradient is not None]
     masters = stepped(parameters, master_weights=task.master_weights)
@@ -130,7 +156,11 @@ def _measure(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> Op
         cast_back(parameters, masters)
 
     with live:
-        optimizer = optimizer_of(task.optimizer, dict(zip(parameters, masters, strict=True)))
+        theirs = [users.get(each, each) for each in parameters]
+        with live.paused():  # or memory of those that the user knows would count
+            optimizer = optimizer_of(task.optimizer, dict(zip(theirs, masters, strict=True)))
+            _fake_state(optimizer)
+        live.count(_state(optimizer))
         update()
         live.count(_state(optimizer))
         update()
@@ -151,6 +181,17 @@ def _measure(task: Task, parameters: Sequence[nn.Parameter], timer: Timer) -> Op
         state_bytes=state_bytes,
         workspace_bytes=live.peak - storage_bytes(known) - state_bytes,
     )
+
+
+def _fake_state(optimizer: Optimizer) -> None:
+    """What was made at once of parameters that held fake values: torch leaves it on `meta`."""
+    for parameter, entry in optimizer.state.items():
+        mode = parameter.fake_mode if isinstance(parameter, FakeTensor) else None
+        for name, value in entry.items() if mode else ():
+            if isinstance(value, Tensor) and value.device.type == "meta":
+                assert mode is not None
+                with mode:
+                    entry[name] = torch.empty_like(value, device=parameter.device)
 
 
 def _state(optimizer: Optimizer) -> list[Tensor]:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pipeplan.errors import InputError
 from pipeplan.gradients import MakeOptimizer, given, optimizer_of
+from pipeplan.runtime.parameters.state_room import StateRoom
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class OptimizerFactory:
     """Whether copies in 32 bits of such weights are stepped."""
     originals: Mapping[nn.Parameter, nn.Parameter] = field(default_factory=dict)
     """Copies of shared parameters -> the parameters that the user knows."""
+    rooms: Mapping[nn.Parameter, tuple[str, int]] = field(default_factory=dict)
+    """What the plan's chain has for optimizers (`rooms_of`)."""
 
     def begin(
         self, layers: Iterable[Mapping[nn.Parameter, nn.Parameter]], step: int
@@ -44,14 +47,21 @@ class OptimizerFactory:
         Raises:
             InputError: if either function cannot work here.
         """
-        each = tuple(self._made(layer) for layer in layers if layer)
+        stepped = [layer for layer in layers if layer]
+        each = tuple(map(self._made, stepped))
         if any(isinstance(optimizer, LBFGS) for optimizer in each):
             raise InputError(
                 "task: optimizer: got LBFGS, which computes the loss again and looks at all"
                 " parameters at once; need one whose step() takes no argument, such as AdamW"
             )
         schedules = tuple(self._schedules(each, step))
-        return LayerOptimizers(each, schedules, tuple(set[str]() for _ in each))
+        rooms = tuple(map(self._room, stepped))
+        return LayerOptimizers(each, schedules, tuple(set[str]() for _ in each), rooms)
+
+    def _room(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> StateRoom | None:
+        room = self.rooms.get(next(iter(layer)))
+        masters = [each for parameter, each in layer.items() if each.dtype != parameter.dtype]
+        return StateRoom(*room, sum(each.nbytes for each in masters)) if room else None
 
     def _made(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
         """A learning rate that is a tensor is each optimizer's own: each has its own schedule."""
@@ -98,18 +108,26 @@ class LayerOptimizers:
     written: tuple[set[str], ...]
     """Per optimizer the entries of its groups that its steps have changed: state that lies there,
     as some optimizers count or estimate for a whole group."""
+    rooms: tuple[StateRoom | None, ...]
+    """Per optimizer; None where the chain does not tell."""
 
     def step(self, sums: Mapping[nn.Parameter, Tensor | None]) -> None:
         """Update all parameters from their gradients, which `sums` has in whatever type.
 
         None for a parameter that no gradient has reached in this step.
+
+        Raises:
+            InputError: if an optimizer keeps more than the plan's chain counts.
         """
-        for optimizer, written in zip(self.each, self.written, strict=True):
+        rows = zip(self.each, self.written, self.rooms, strict=True)
+        for optimizer, written, room in rows:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             before = _marks(optimizer)
             with given(parameters, [sums[parameter] for parameter in parameters]):
                 optimizer.step()
             written.update(name for _, name, _ in _marks(optimizer) - before)
+            if room:
+                room.check(optimizer)
 
     def move_on(self, *, skipped: bool) -> None:
         """Take the schedules one update further, also behind one that was `skipped`."""

@@ -25,6 +25,7 @@ from pipeplan.precision import casting
 from pipeplan.runtime.stages.module_buffers import ModuleBuffers, Values, put_back
 from pipeplan.runtime.stages.random_state import seed_layer
 from pipeplan.runtime.stages.saved_tensors import SavedTensors
+from pipeplan.runtime.stages.second_forward import SecondForward
 from pipeplan.runtime.transport.endpoints import CPU, empty
 from pipeplan.split_model import TensorSpec
 from pipeplan.weight_gradients import WeightGradients
@@ -256,6 +257,7 @@ class CheckpointedSegment(StoredSegment):
         super().__init__(spec)
         self._again = tuple(again)
         self._buffers = ModuleBuffers(spec.layers, self._try)
+        self._second = SecondForward(_told(spec))
         self._inputs: dict[int, tuple[list[Tensor], Target, Values]] = {}
 
     def forward(self, microbatch: int, inputs: list[Tensor], target: Target) -> list[Tensor]:
@@ -275,14 +277,20 @@ class CheckpointedSegment(StoredSegment):
                 " to compute the layer again. Make the operation out of place."
             )
         self._inputs[microbatch] = (kept, target, self._buffers.kept(buffers))
+        self._second.made(microbatch, outputs)
         return list(outputs)
 
     def backward(self, microbatch: int, gradients: list[Tensor], scale: float) -> list[Tensor]:
-        """As `StoredSegment.backward`, after a forward with the same random draws and buffers."""
+        """As `StoredSegment.backward`, after a forward with the same random draws and buffers.
+
+        Raises:
+            InputError: if that gives other outputs than the first one.
+        """
         value, target, then = self._inputs.pop(microbatch)
         now = self._buffers.turn_back(then)
         for segment in self._again:
             value = segment.forward(microbatch, value, target)
+        self._second.check(microbatch, value)
         del value
         now = self._buffers.settle(now)
         for segment in reversed(self._again):
@@ -304,6 +312,12 @@ class CheckpointedSegment(StoredSegment):
             fed = {index: _made_up(each, spec.device) for index, each in spec.fed.items()}
             tried = StoredSegment(replace(spec, layers=tuple(layers), loss=None, seed=0, fed=fed))
             return tried.evaluate(0, list(boundary), _no_target)
+
+
+def _told(spec: SegmentSpec) -> str:
+    """Its layers, for messages."""
+    kinds = ", ".join(type(layer).__name__ for layer in spec.layers)
+    return f"layers {spec.first_layer} to {spec.first_layer + len(spec.layers) - 1} ({kinds})"
 
 
 def _no_target(microbatch: int) -> Tensor:

@@ -22,6 +22,7 @@ from pipeplan.plan import LayerRanges, inside, outermost
 from pipeplan.runtime.parameters.hooks import ParameterHooks
 from pipeplan.runtime.parameters.ownership import StageParameters
 from pipeplan.runtime.stages.activation_offload import ActivationOffload
+from pipeplan.runtime.stages.in_place import explained
 from pipeplan.runtime.stages.segment import (
     CheckpointedSegment,
     Fed,
@@ -254,7 +255,8 @@ class StageRunner:
         for slots in self.slots:
             slots.bind(step)
         marks = [hooks.before(step) for hooks in self._hooks]
-        yield
+        with explained(self.spec.first_layer, self.spec.layers, self.spec.fqns):
+            yield
         for hooks, before in zip(self._hooks, marks, strict=True):
             hooks.check(step, before)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.nn import functional
 
 from pipeplan.capture import estimate, estimate_task, profile_task, split
@@ -44,6 +46,35 @@ def test_bytes_are_those_of_a_measured_profile(make: Callable[[], Task]) -> None
     assert bytes_of(fake) == bytes_of(real)
     assert fake.task_digest == real.task_digest
     assert fake.input_bytes == real.input_bytes
+
+
+@pytest.mark.parametrize("kind", ["groups", "adagrad"])
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_optimizers_know_parameters_by_identity(kind: str, on_meta: bool) -> None:
+    """Layers of one shape with other options, and state that is made at once."""
+    rows = torch.ones(4, 6)
+
+    def made() -> Task:
+        layers = [nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)]
+        heads = set(layers[2].parameters())
+
+        def groups(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+            each = [{"params": [p], "momentum": 0.9 * (p in heads)} for p in parameters]
+            return optim.SGD(each, lr=0.1)
+
+        optimizer = groups if kind == "groups" else optim.Adagrad
+        return replace(mlp(), model=layers, optimizer=optimizer, data=lambda _: (rows, rows))
+
+    with weightless() if on_meta else nullcontext():
+        task = made()
+    assert not isinstance(task.model, nn.Module)
+    kept = [
+        (each, each.data_ptr(), each.device) for each in nn.ModuleList(task.model).parameters()
+    ]
+    assert bytes_of(estimate_task(task, H100)) == bytes_of(
+        profile_task(made(), repeats=1, warmup=0)
+    )
+    assert all(each.data_ptr() == at and each.device == place for each, at, place in kept)
 
 
 def test_two_profiles_agree_in_bytes() -> None:

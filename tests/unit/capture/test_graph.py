@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeplan import tasks
 from pipeplan.capture import split
+from pipeplan.capture.user_model.evaluation_mode import in_eval_mode
 from pipeplan.capture.user_model.model_call import run_layers
 from pipeplan.split_model import SplitModel
 from pipeplan.task import Task
@@ -193,3 +194,15 @@ def test_a_switch_of_the_models_own_is_undone(kind: Callable[[], nn.Linear]) -> 
         expected = copy.deepcopy(model).eval()(rows)
     assert isinstance(found, Tensor)
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_one_that_merges_leaves_the_others_their_switch() -> None:
+    """Each module is switched by itself, as a stage does."""
+    torch.manual_seed(0)
+    model, rows = nn.ModuleDict({"merging": Merging(), "scaling": Scaling()}), torch.randn(8, 4)
+    with in_eval_mode(model), torch.no_grad():
+        found = model["scaling"](model["merging"](rows))
+    assert model["scaling"].scale == 1.0
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()
+        assert torch.allclose(found, expected["scaling"](expected["merging"](rows)), atol=1e-5)

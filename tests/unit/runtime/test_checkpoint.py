@@ -287,7 +287,7 @@ def test_steps_lie_where_the_optimizer_reads_them(option: str | None, device: st
     parameter = nn.Parameter(torch.zeros(2, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.param_groups[0] |= {option: True} if option else {}
-    optimizers = LayerOptimizers((optimizer,), (), (set(),))
+    optimizers = LayerOptimizers((optimizer,), (), (set(),), (None,))
     unit = SimpleNamespace(optimizers=optimizers, weight_of={parameter: parameter}.get)
     saved = {"optimizer.w.step": torch.tensor(3.0), "optimizer.w.exp_avg": torch.ones(2)}
     stage = SimpleNamespace(names={parameter: "w"})
