@@ -81,8 +81,8 @@ class ChainSearch:
         if periodic.best is not None:
             state.offer(periodic.best)
             state.contiguous = None
-        if state.best is None and state.costs.pins:
-            _find_any_plan(state)  # no placement that is tried by itself may keep the pins
+        if state.best is None and (state.costs.pins or state.costs.tied_groups):
+            _find_any_plan(state)  # no placement that is tried by itself may keep them
         state.give(StepSearch.name, StepSearch(state).run, state.remaining)
         if state.best is None:
             _find_any_plan(state)

@@ -34,7 +34,7 @@ SEARCHED: Final = 4
 KEPT: Final = 4
 """Candidates that local search begins with."""
 OPENING: Final = 0.35
-"""Share of the time for scheduling all placements with random rules."""
+"""Share of the time for scheduling all placements with random rules, at most."""
 FIRST_RULES: Final = 2
 """Rules of each contender that the first round of the first draw tries."""
 SLACK: Final = 1.15
@@ -83,13 +83,14 @@ class StepSearch:
         """Of the opening."""
 
     def run(self, seconds: float) -> None:
-        """Search for so long at most."""
+        """Search for so long at most, and for a share of it where no plan is known or found."""
         state = self.state
-        end = state.elapsed + min(seconds, state.remaining)
+        seconds = min(seconds, state.remaining)
+        in_vain, end = state.elapsed + OPENING * seconds, state.elapsed + seconds
         while not self._over(end):
             if not self._candidates:
                 self._draw(end)
-                if not self._all:
+                if not self._all or (self._best() is None and self._over(in_vain)):
                     return
             else:
                 state.set_phase(self.name)
@@ -153,14 +154,14 @@ class StepSearch:
             yield Contender(self._instance(stages, ()))
 
     def _beyond(self, every: Sequence[tuple[int, ...]]) -> Iterator[tuple[Stage, ...]]:
-        """The best plan's stages, of a start or by pins, which no cuts of `every` may have."""
-        best = self.state.best
+        """The best plan's stages, of a start, by pins or ties, which no cuts of `every` may have."""
+        best, costs = self.state.best, self.state.costs
         gpus = () if best is None else tuple(stage.gpu for stage in best.stages)
-        if best is None or (gpus in every and not self.state.costs.pins):
+        if best is None or (gpus in every and not (costs.pins or costs.tied_groups)):
             return
         cuts = [stage.first for stage in best.stages]
         for split in self._splits:
-            yield stages_of(self.state.costs, cuts, gpus, [split] * len(cuts))
+            yield stages_of(costs, cuts, gpus, [split] * len(cuts))
 
     @property
     def _splits(self) -> tuple[bool, ...]:

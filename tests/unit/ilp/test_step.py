@@ -210,6 +210,25 @@ def test_a_search_ends_where_nothing_fits() -> None:
     assert options.clock.spent >= 4.0 * OPENING
 
 
+def test_ties_that_no_listed_placement_keeps() -> None:
+    """Two pairs of tied layers, on three GPUs of which none holds half: still no serial plan."""
+    sizes = [{"saved_bytes": 10, "weight_bytes": 20, "gradient_bytes": 20} for _ in range(8)]
+    ties = {0: "a", 4: "a", 2: "b", 6: "b"}
+    tied = [
+        size | ({"parameters": (ties[layer],)} if layer in ties else {})
+        for layer, size in enumerate(sizes)
+    ]
+    chain = handmade.chain([(1000, 2000)] * 8, tied)
+    problem = Problem(
+        chain=chain, cluster=uniform(3, 260), semantics="flush", microbatches=8, ks=AUTO_K
+    )
+    found = solve(problem, Limits(time_limit_s=1.0, deterministic=True))
+    home = {layer: s.gpu for s in found.stages for layer in range(s.first, s.last + 1)}
+    assert home[0] == home[4]
+    assert home[2] == home[6]
+    assert found.per_microbatch < 10_000  # one micro-batch at a time takes 24,000
+
+
 def test_patience_pays_for_short_messages() -> None:
     """A GPU that never waits for what is 5 ns away loses an op's length again and again."""
     _, costs = equal(4, split=True, memory=Fraction(1))
