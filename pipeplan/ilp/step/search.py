@@ -85,8 +85,8 @@ class StepSearch:
     def run(self, seconds: float) -> None:
         """Search for so long at most, and for a share of it where no plan is known or found."""
         state = self.state
-        seconds = min(seconds, state.remaining)
-        in_vain, end = state.elapsed + OPENING * seconds, state.elapsed + seconds
+        begin, seconds = state.elapsed, min(seconds, state.remaining)
+        in_vain, end = begin + OPENING * seconds, begin + seconds
         while not self._over(end):
             if not self._candidates:
                 self._draw(end)
@@ -154,7 +154,7 @@ class StepSearch:
             yield Contender(self._instance(stages, ()))
 
     def _beyond(self, every: Sequence[tuple[int, ...]]) -> Iterator[tuple[Stage, ...]]:
-        """The best plan's stages, of a start, by pins or ties, which no cuts of `every` may have."""
+        """The best plan's stages, which no cuts of `every` may have: of a start, by pins or ties."""
         best, costs = self.state.best, self.state.costs
         gpus = () if best is None else tuple(stage.gpu for stage in best.stages)
         if best is None or (gpus in every and not (costs.pins or costs.tied_groups)):
