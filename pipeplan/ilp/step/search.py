@@ -154,7 +154,7 @@ class StepSearch:
             yield Contender(self._instance(stages, ()))
 
     def _beyond(self, every: Sequence[tuple[int, ...]]) -> Iterator[tuple[Stage, ...]]:
-        """The best plan's stages, which no cuts of `every` may have: of a start, by pins or ties."""
+        """The best plan's stages, which no cuts of `every` may have: a start, pins or ties."""
         best, costs = self.state.best, self.state.costs
         gpus = () if best is None else tuple(stage.gpu for stage in best.stages)
         if best is None or (gpus in every and not (costs.pins or costs.tied_groups)):
