@@ -59,9 +59,11 @@ class OptimizerFactory:
         return LayerOptimizers(each, schedules, tuple(set[str]() for _ in each), rooms)
 
     def _room(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> StateRoom | None:
-        room = self.rooms.get(next(iter(layer)))
+        """That of the layers in which its parameters count: copies may be of several."""
+        rooms = dict(self.rooms[parameter] for parameter in layer if parameter in self.rooms)
         masters = [each for parameter, each in layer.items() if each.dtype != parameter.dtype]
-        return StateRoom(*room, sum(each.nbytes for each in masters)) if room else None
+        size, copied = sum(rooms.values()), sum(each.nbytes for each in masters)
+        return StateRoom(", ".join(rooms), size, copied) if rooms else None
 
     def _made(self, layer: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
         """A learning rate that is a tensor is each optimizer's own: each has its own schedule."""

@@ -12,6 +12,7 @@ from pipeplan.capture import profile_task
 from pipeplan.errors import InputError
 from pipeplan.gradients import MakeOptimizer
 from pipeplan.plan import Semantics
+from pipeplan.runtime.parameters.optimizer_factory import OptimizerFactory
 from pipeplan.runtime.transport.base import Transport
 from pipeplan.testing.in_process import run_ranks
 from tests import launch_task, pipelines
@@ -55,3 +56,16 @@ def test_more_state_than_planned_is_refused(
 def test_as_much_state_or_less_is_trained(profiled: MakeOptimizer) -> None:
     """The optimizer of the profile, and one that keeps less."""
     run(profiled, MOMENTUM, "flush")
+
+
+def test_copies_of_several_layers_have_the_room_of_each() -> None:
+    """One optimizer steps them: AdamW keeps two states and a counter of each."""
+    weights = [torch.nn.Parameter(torch.zeros(8)) for _ in range(2)]
+    room = 2 * weights[0].nbytes + 4
+    rooms = {weight: (f"layer{number}", room) for number, weight in enumerate(weights)}
+    sums = {weight: torch.ones(8) for weight in weights}
+    copies = [{weight: weight for weight in weights}]
+    OptimizerFactory(ADAMW, rooms=rooms).begin(copies, 0).step(sums)
+    less = rooms | {weights[1]: ("layer1", room - 1)}
+    with pytest.raises(InputError, match=r"136 B of states for layer 'layer0, layer1', .* 135 B"):
+        OptimizerFactory(ADAMW, rooms=less).begin(copies, 0).step(sums)
