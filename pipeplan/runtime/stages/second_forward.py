@@ -49,7 +49,10 @@ class SecondForward:
 
 
 def _sizes(outputs: Sequence[Tensor]) -> list[tuple[float, float, float]]:
-    """Of each tensor of real numbers its sum, the sum of its magnitudes, its unit of rounding."""
+    """Of each tensor of real numbers its sum, the sum of its magnitudes, its unit of rounding.
+
+    Numbers of 8 bits are left out: torch has no sums of them, and rounding is most of them.
+    """
     with torch.no_grad():
         return [
             (
@@ -58,5 +61,5 @@ def _sizes(outputs: Sequence[Tensor]) -> list[tuple[float, float, float]]:
                 torch.finfo(each.dtype).eps,
             )
             for each in outputs
-            if each.is_floating_point()
+            if each.is_floating_point() and each.itemsize > 1
         ]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pipeplan.capture import profile_task
 from pipeplan.errors import InputError
 from pipeplan.plan import Remat, Semantics
+from pipeplan.runtime.stages.second_forward import SecondForward
 from pipeplan.task import Task
 from pipeplan.testing import reference
 from tests import pipelines
@@ -89,3 +90,12 @@ def test_hooks_without_autograd_are_refused() -> None:
     )
     with pytest.raises(InputError, match=r"Register it `if tensor\.requires_grad`"):
         profile_task(task, repeats=1, warmup=0)
+
+
+def test_outputs_of_8_bits_are_not_compared() -> None:
+    """Torch cannot sum them up; outputs of more bits beside them are compared."""
+    second, rows = SecondForward("layers 0 to 1"), torch.ones(3)
+    second.made(0, [rows.to(torch.float8_e4m3fn), rows])
+    second.check(0, [rows.to(torch.float8_e4m3fn), rows])
+    with pytest.raises(InputError, match="layers 0 to 1: got other outputs"):
+        second.check(0, [rows.to(torch.float8_e4m3fn), 2 * rows])
