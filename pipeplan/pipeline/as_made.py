@@ -6,12 +6,13 @@ as a graph of operations, layers do what its modules did at that time: their mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
 from pipeplan.capture.split import module_of
 from pipeplan.errors import InputError
+from pipeplan.runtime.parameters.slots import ParameterSlots
 from pipeplan.task import Task
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -22,21 +23,22 @@ class AsMade:
     """Modules and parameters of a model, and their flags."""
 
     def __init__(
-        self, task: Task, layers: Iterable[nn.Module], leaves: Iterable[nn.Parameter]
+        self, task: Task, layers: Iterable[nn.Module], slots: Sequence[ParameterSlots]
     ) -> None:
         """Takes them as they are now.
 
         Args:
             task: the user's, whose model may be a list.
             layers: what runs; modules among them are asked for their mode in each forward.
-            leaves: what stands in for parameters while the pipeline lives.
+            slots: the parameters of this rank, and what stands in for them while it runs.
         """
         self._task = task
         model = module_of(task)
         running = {module for layer in layers for module in layer.modules()}
         self._modules = _modules(model)
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._leaves = set(leaves)
+        self._own = {each for some in slots for each in some.parameters}
+        self._leaves = {leaf for some in slots for row in some.leaves for leaf in row}
         self._trained = {name: each.requires_grad for name, each in model.named_parameters()}
         self._modes = {
             name: module.training
@@ -64,11 +66,11 @@ class AsMade:
         """
         model = module_of(self._task)
         _compare_parts(where, "module", _modules(model), self._modules)
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        now = {
-            name: self._parameters.get(name, each) if each in self._leaves else each
-            for name, each in parameters.items()
-        }
+        now = dict(model.named_parameters(remove_duplicate=False))
+        for name, made in self._parameters.items():
+            # Other ranks look at theirs; where they are threads, a model has their leaves, too.
+            if name in now and (made not in self._own or now[name] in self._leaves):
+                now[name] = made
         _compare_parts(where, "parameter", now, self._parameters)
 
 

@@ -159,11 +159,8 @@ class Pipeline:
         )
         self._ending.session = self._session = Session(job, transport, self._heard, options)
         GpuMemoryUse.start(self._device)
-        stages = self._session.worker.stages.values()
-        leaves = (
-            leaf for each in stages for slots in each.slots for row in slots.leaves for leaf in row
-        )
-        self._as_made = AsMade(self.task, self._split.layers, leaves)
+        slots = [each for stage in self._session.worker.stages.values() for each in stage.slots]
+        self._as_made = AsMade(self.task, self._split.layers, slots)
 
     @property
     def steps(self) -> int:

@@ -64,7 +64,8 @@ def rooms_of(plan: Plan, split: SplitModel) -> dict[nn.Parameter, tuple[str, int
     if not plan.task_digest:
         return found
     for layer, module in zip(plan.chain.layers, split.layers, strict=True):
-        rest = layer.frozen_bytes + storage_bytes(module.buffers())
+        # Buffers of a rank may lie closer than those that were profiled, as sparse ones do.
+        rest = layer.frozen_bytes + min(layer.buffer_bytes, storage_bytes(module.buffers()))
         for parameter in module.parameters():
             found.setdefault(parameter, (layer.name, layer.optimizer_bytes - rest))
     return found
