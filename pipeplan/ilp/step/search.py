@@ -76,6 +76,7 @@ class StepSearch:
         self._candidates: list[Candidate] = []
         """Of this draw, the best one first; none: rules are to be drawn."""
         self._all: list[Contender] = []
+        self._waiting: Iterator[Contender] | None = None
         self._rules, self._round_s = FIRST_RULES, 0.0
         self._expected: float = inf
         """Least step of an offer, expected of fewer micro-batches and the load: all take long."""
@@ -83,11 +84,14 @@ class StepSearch:
         """Of the opening."""
 
     def run(self, seconds: float) -> None:
-        """Search for so long at most, and for a share of it where no plan is known or found."""
+        """Search for so long at most, and for a share of it where no plan is known or found.
+
+        One contender plays at least, also where no time is left.
+        """
         state = self.state
         begin, seconds = state.elapsed, min(seconds, state.remaining)
         in_vain, end = begin + OPENING * seconds, begin + seconds
-        while not self._over(end):
+        while not (self._all and self._over(end)):
             if not self._candidates:
                 self._draw(end)
                 if not self._all or (self._best() is None and self._over(in_vain)):
@@ -102,7 +106,7 @@ class StepSearch:
         state.set_phase(f"{self.name}: placements")
         begin = state.elapsed
         opened = begin + OPENING * (end - begin)
-        for contender in self._all or self._entered():
+        for contender in chain(tuple(self._all), self._entered()):
             contender.best = None
             self._play(contender, self._rules, opened)
             if self._over(opened):
@@ -112,8 +116,9 @@ class StepSearch:
         self._rules *= GROWTH
 
     def _entered(self) -> Iterator[Contender]:
-        """All contenders, which are known from then on."""
-        for contender in self._contenders():
+        """Contenders that no draw has had time for; they are known from then on."""
+        self._waiting = self._waiting or self._contenders()
+        for contender in self._waiting:
             self._all.append(contender)
             yield contender
 
