@@ -27,12 +27,12 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[^A-Za-z0-9_-]", line, maxsplit=1)[0] for line in requirements}
 
 
-def test_extras_keep_torch_and_ortools_apart() -> None:
-    """Planning pulls no torch, a training node no ortools."""
+def test_extras_keep_torch_and_solvers_apart() -> None:
+    """Planning pulls no torch, a training node neither ortools nor numba."""
     base, extras = names(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
-    assert not base & {"torch", "ortools", "transformers", "matplotlib"}
+    assert not base & {"torch", "ortools", "transformers", "matplotlib", "numba"}
     assert "torch" not in names(extras["plan"])
-    assert "ortools" not in names(extras["run"])
+    assert not names(extras["run"]) & {"ortools", "numba"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert f"pipeplan-{pipeplan.__version__}-" in wheel.name
 
 
-@pytest.mark.parametrize("missing", [("torch",), ("torch", "ortools", "matplotlib")])
+@pytest.mark.parametrize("missing", [("torch",), ("torch", "ortools", "numba", "matplotlib")])
 def test_wheel_plans_without(missing: tuple[str, ...], wheel: Path, tmp_path: Path) -> None:
     """The unpacked wheel plans a chain file without torch; also without the planner's extra.
 
@@ -103,7 +103,7 @@ sys.exit(main(["plan", "chain.json", *machines, "-o", "plan.json"]))
 
 
 def test_training_needs_no_ortools(tmp_path: Path) -> None:
-    """Without ortools and matplotlib a plan is launched, its run reported and made a page."""
+    """Without the planner's extra a plan is launched, its run reported and made a page."""
     chain, plan, run = (str(tmp_path / name) for name in ("chain.json", "plan.json", "run"))
     task = f"{ROOT / 'examples' / 'mlp.py'}:task"
     assert main(["profile", task, "--repeats", "2", "--warmup", "0", "-o", chain]) == 0
@@ -111,7 +111,7 @@ def test_training_needs_no_ortools(tmp_path: Path) -> None:
     assert main(["plan", chain, *machines, "--semantics", "flush", "-o", plan]) == 0
     code = f"""
 import sys
-sys.modules["ortools"] = sys.modules["matplotlib"] = None
+sys.modules.update(dict.fromkeys(("ortools", "numba", "matplotlib")))
 from pipeplan.launch.__main__ import main as launch
 from pipeplan.cli import main
 from pipeplan.plan import Plan

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+
+from pipeplan.ilp.compiled import Ints
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.runs import Runs
+from pipeplan.ilp.segment_bytes import SegmentBytes
+from pipeplan.ilp.step.dispatch import GPU, LINE, B, F, Records, W
 from pipeplan.plan import Stage
 
 Link = tuple[int, ...]
 """What transfers exclude each other on (R4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """A message between neighbouring stages on two GPUs: link, ns, bytes at its two ends."""
-
-    link: Link
-    ns: int
-    sent: int
-    received: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,12 +31,11 @@ class StepInstance:
         microbatches: Of the step.
         hosted: By GPU: its stages.
         forward, backward, weight: Durations of F, of B or I, and of W; W is 0 where B is whole.
-        outward: Message to the next stage; None on the same GPU and for the last stage.
-        homeward: Message of the gradient to the stage before; None likewise.
-        saved: Bytes from F to B or I.
-        kept: Bytes from I to W.
-        direct: Bytes between this stage and the next, if on one GPU: (output, its gradient).
-        room: By GPU: its budget without states and without what any op needs beyond `saved`.
+        lines: Of F, B or I, and W of every stage, as `dispatch.LINE` says, before any op.
+        gpus: As `dispatch.GPU` says, before any op; the room is the budget without states and
+            without what any op needs beyond what is saved.
+        in_turn: Stages, GPU by GPU.
+        links: How many there are.
     """
 
     costs: CostModel
@@ -51,12 +47,10 @@ class StepInstance:
     forward: list[int]
     backward: list[int]
     weight: list[int]
-    outward: list[Hop | None]
-    homeward: list[Hop | None]
-    saved: list[int]
-    kept: list[int]
-    direct: list[tuple[int, int]]
-    room: list[int]
+    lines: Records
+    gpus: Records
+    in_turn: Ints
+    links: int
 
     @property
     def load_ns(self) -> int:
@@ -65,9 +59,7 @@ class StepInstance:
 
     def work_ns(self, gpu: int) -> int:
         """What all micro-batches keep a GPU busy."""
-        own = self.hosted[gpu]
-        one = sum(self.forward[s] + self.backward[s] + self.weight[s] for s in own)
-        return one * self.microbatches
+        return int(self.gpus[gpu].work) * self.microbatches
 
     def least_ns(self, gpu: int) -> int:
         """No step is shorter: the GPU's work, and what comes before and after all of it.
@@ -77,12 +69,19 @@ class StepInstance:
         own = self.hosted[gpu]
         if not own:
             return 0
-        before = sum(self.forward[: own[0]])
-        before += sum(hop.ns for hop in self.outward[: own[0]] if hop)
+        before = sum(self.forward[: own[0]]) + self.hops_ns(F, own[0])
         if not any(self.weight[stage] for stage in own):
-            before += sum(self.backward[: own[0]])
-            before += sum(hop.ns for hop in self.homeward[: own[0] + 1] if hop)
+            before += sum(self.backward[: own[0]]) + self.hops_ns(B, own[0])
         return self.work_ns(gpu) + before
+
+    def hop_ns(self, kind: int, stage: int) -> int:
+        """What the output of a stage's F, or of its B or I, takes to its neighbour."""
+        return int(self.lines[kind * len(self.stages) + stage].hop_ns)
+
+    def hops_ns(self, kind: int, stage: int) -> int:
+        """What outputs take from the first stage to this one, or back."""
+        begin = kind * len(self.stages)
+        return int(self.lines.hop_ns[begin + kind : begin + kind + stage].sum())
 
 
 def instance(
@@ -107,11 +106,21 @@ def instance(
     sizes = [
         costs.segment(s.first, s.last, s.id > 0 and stages[s.id - 1].gpu == s.gpu) for s in stages
     ]
-    room = []
-    for gpu, own in enumerate(hosted):
-        beyond = [sizes[s].most_beyond_saved(stages[s].split_backward) for s in own]
-        states = sum(sizes[s].states for s in own)
-        room.append(costs.budgets[gpu] - states - max(beyond, default=0))
+    forward = [
+        (costs.split_forward_ns if s.split_backward else costs.forward_ns)(s.first, s.last, s.gpu)
+        for s in stages
+    ]
+    backward = [
+        (costs.input_backward_ns if s.split_backward else costs.backward_ns)(
+            s.first, s.last, s.gpu
+        )
+        for s in stages
+    ]
+    weight = [
+        costs.weight_backward_ns(s.first, s.last, s.gpu) if s.split_backward else 0 for s in stages
+    ]
+    links: dict[Link, int] = {}
+    lines = _lines(costs, stages, (forward, backward, weight), sizes, links)
     return StepInstance(
         costs=costs,
         stages=stages,
@@ -119,53 +128,88 @@ def instance(
         runs=runs,
         microbatches=microbatches,
         hosted=hosted,
-        forward=[
-            (costs.split_forward_ns if s.split_backward else costs.forward_ns)(
-                s.first, s.last, s.gpu
-            )
-            for s in stages
-        ],
-        backward=[
-            (costs.input_backward_ns if s.split_backward else costs.backward_ns)(
-                s.first, s.last, s.gpu
-            )
-            for s in stages
-        ],
-        weight=[
-            costs.weight_backward_ns(s.first, s.last, s.gpu) if s.split_backward else 0
-            for s in stages
-        ],
-        outward=[_hop(costs, stages, s.id, s.id + 1, backward=False) for s in stages],
-        homeward=[_hop(costs, stages, s.id, s.id - 1, backward=True) for s in stages],
-        saved=[size.saved for size in sizes],
-        kept=[size.weight for size in sizes],
-        direct=[_direct(costs, stages, s.id) for s in stages],
-        room=room,
+        forward=forward,
+        backward=backward,
+        weight=weight,
+        lines=lines,
+        gpus=_gpus(costs, stages, hosted, lines.ns, sizes),
+        in_turn=np.array([stage for own in hosted for stage in own]),
+        links=len(links),
     )
+
+
+class _Hop(NamedTuple):
+    """An output that is handed on: as in `dispatch.LINE`."""
+
+    to: int = -1
+    link: int = -1
+    ns: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+def _lines(
+    costs: CostModel,
+    stages: tuple[Stage, ...],
+    durations: Sequence[Sequence[int]],
+    sizes: Sequence[SegmentBytes],
+    links: dict[Link, int],
+) -> Records:
+    """Lines before any op; links that are new get the next numbers."""
+    hops = [_hop(costs, stages, kind, s.id, links) for kind in (F, B) for s in stages]
+    hops += [_Hop()] * len(stages)
+    received = {hop.to: hop.received for hop in hops}
+    rows = []
+    for kind in (F, B, W):
+        for stage, size, ns in zip(stages, sizes, durations[kind], strict=True):
+            number = kind * len(stages) + stage.id
+            kept = size.weight if durations[W][stage.id] else 0
+            saved, left = ((size.saved, 0), (0, kept - size.saved), (0, -kept))[kind]
+            own = stage.gpu, ns, received.get(number, 0), saved, left
+            rows.append((*own, *hops[number], 0, 0, 0))
+    return np.array(rows, LINE).view(np.recarray)
 
 
 def _hop(
-    costs: CostModel, stages: tuple[Stage, ...], here: int, there: int, *, backward: bool
-) -> Hop | None:
-    """The message from one stage to a neighbour, if they are on two GPUs."""
-    if not 0 <= there < len(stages) or stages[here].gpu == stages[there].gpu:
-        return None
-    source, target = stages[here].gpu, stages[there].gpu
+    costs: CostModel, stages: tuple[Stage, ...], kind: int, here: int, links: dict[Link, int]
+) -> _Hop:
+    """What becomes of the output of a stage's F, or of its B or I."""
+    there = here + 1 if kind == F else here - 1
+    if there == len(stages):
+        return _Hop(to=B * len(stages) + here)
+    if there < 0:
+        return _Hop()
     boundary = stages[max(here, there)].first - 1
-    lasts = costs.send_backward_ns if backward else costs.send_forward_ns
-    return Hop(
-        costs.cluster.links.resource(source, target),
-        lasts(boundary, source, target),
-        costs.unsaved_bytes(boundary, backward=backward),
-        costs.tensor_bytes(boundary, backward=backward),
+    source, target = stages[here].gpu, stages[there].gpu
+    unsaved = costs.unsaved_bytes(boundary, backward=kind == B)
+    if source == target:
+        return _Hop(to=kind * len(stages) + there, received=unsaved)
+    lasts = costs.send_forward_ns if kind == F else costs.send_backward_ns
+    return _Hop(
+        to=kind * len(stages) + there,
+        link=links.setdefault(costs.cluster.links.resource(source, target), len(links)),
+        ns=lasts(boundary, source, target),
+        sent=unsaved,
+        received=costs.tensor_bytes(boundary, backward=kind == B),
     )
 
 
-def _direct(costs: CostModel, stages: tuple[Stage, ...], here: int) -> tuple[int, int]:
-    if here + 1 == len(stages) or stages[here].gpu != stages[here + 1].gpu:
-        return 0, 0
-    boundary = stages[here].last
-    return (
-        costs.unsaved_bytes(boundary, backward=False),
-        costs.unsaved_bytes(boundary, backward=True),
-    )
+def _gpus(
+    costs: CostModel,
+    stages: tuple[Stage, ...],
+    hosted: Sequence[Sequence[int]],
+    durations: Ints,
+    sizes: Sequence[SegmentBytes],
+) -> Records:
+    """GPUs before any op."""
+    rows, first = [], 0
+    works = durations.reshape(-1, len(stages)).sum(axis=0)
+    for gpu, own in enumerate(hosted):
+        beyond = [sizes[s].most_beyond_saved(stages[s].split_backward) for s in own]
+        states = sum(sizes[s].states for s in own)
+        room = costs.budgets[gpu] - states - max(beyond, default=0)
+        whole = sum(sizes[s].saved for s in own)
+        work = sum(works[s] for s in own)
+        rows.append((first, first + len(own), room, whole, work, 0, False, False, 0))
+        first += len(own)
+    return np.array(rows, GPU).view(np.recarray)

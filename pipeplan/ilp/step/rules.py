@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.step.dispatch import B, F, W
 from pipeplan.ilp.step.instance import StepInstance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule
 
@@ -75,16 +76,12 @@ def _steady_state(
 
     times: list[list[float]] = [[0] * len(of.stages) for _ in range(3)]
     now = 0
-    for kind, order, lasts, hops in (
-        (0, stages, of.forward, of.outward),
-        (1, reversed(stages), of.backward, of.homeward),
-    ):
+    for kind, order, lasts in ((F, stages, of.forward), (B, reversed(stages), of.backward)):
         for stage in order:
             times[kind][stage] = start = place(stage, now, lasts[stage])
-            hop = hops[stage]
-            now = start + lasts[stage] + (hop.ns if hop else 0)
+            now = start + lasts[stage] + of.hop_ns(kind, stage)
     for stage in random.sample(stages, len(stages)):
-        ready = times[1][stage] + of.backward[stage] + late
-        times[2][stage] = place(stage, ready, of.weight[stage])
+        ready = times[B][stage] + of.backward[stage] + late
+        times[W][stage] = place(stage, ready, of.weight[stage])
     forward, backward, weight = times
     return forward, backward, weight

@@ -15,6 +15,9 @@ from itertools import chain
 from math import inf, log
 from typing import Final
 
+import numpy as np
+
+from pipeplan.ilp.compiled import AVAILABLE
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
@@ -23,7 +26,7 @@ from pipeplan.ilp.schedule import Schedule
 from pipeplan.ilp.step.candidates import EARLY, Candidate, Contender
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import StepInstance, instance
-from pipeplan.ilp.step.list_scheduler import DispatchingRule, ListScheduler, StepTimes, as_schedule
+from pipeplan.ilp.step.list_scheduler import DispatchingRule, StepTimes, as_schedule, schedule_step
 from pipeplan.ilp.step.moves import Moves
 from pipeplan.ilp.step.placements import placements, stages_of
 from pipeplan.ilp.step.rules import random_rule
@@ -39,11 +42,11 @@ FIRST_RULES: Final = 2
 """Rules of each contender that the first round of the first draw tries."""
 SLACK: Final = 1.15
 """A contender's step that is that much longer than another one's is given up."""
-CUTS_S: Final = 0.03
+CUTS_S: Final = 0.002
 """What finding cuts counts for where work is counted."""
-EVENT_S: Final = 2.4e-6
+EVENT_S: Final = 0.16e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
-SET_UP: Final = 40
+SET_UP: Final = 1200
 """Events that every try counts for besides its own, so that tries without any end, too."""
 STANDS: Final = 0.001
 """Local search that shortens a step by less has found nothing."""
@@ -53,12 +56,16 @@ ROUNDS: Final = 3
 """Of local search until one candidate has been improved alone."""
 GROWTH: Final = 2
 """How many times as many rules the next draw begins with."""
-TEMPERATURE: Final = 0.01
+TEMPERATURE: Final = 0.001
 """At the start of a slice, as a share of the step."""
 NEVER: Final = 10**18
 """End of a step that does not fit: every other one is better."""
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
+NO_COMPILER: Final = (
+    "numba is not installed, so steps were searched some ten times slower:"
+    " pip install 'pipeplan[plan]'"
+)
 
 
 class StepSearch:
@@ -69,6 +76,8 @@ class StepSearch:
     def __init__(self, state: Incumbent) -> None:
         """Repeatable for a seed."""
         self.state, self.random = state, state.random(self.name)
+        if not AVAILABLE:
+            state.notes.append(NO_COMPILER)
         self.moves = Moves(state.costs, self.random)
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)
@@ -216,9 +225,8 @@ class StepSearch:
     def _scheduled(
         self, of: StepInstance, rule: DispatchingRule, horizon: float
     ) -> StepTimes | None:
-        scheduler = ListScheduler(of, rule, horizon)
-        times = scheduler.run()
-        self._charge(scheduler.events)
+        times, events = schedule_step(of, rule, horizon)
+        self._charge(events)
         return times
 
     def _charge(self, events: int) -> None:
@@ -270,8 +278,9 @@ class StepSearch:
         return instance(self.state.costs, stages, self.searched)
 
     def _with_less(self, made: StepInstance, reserve: tuple[int, ...]) -> StepInstance:
-        room = [own - more for own, more in zip(made.room, reserve, strict=True)]
-        return replace(made, room=room)
+        gpus = made.gpus.copy()
+        gpus.room -= np.array(reserve)
+        return replace(made, gpus=gpus)
 
     def _best(self) -> Schedule | None:
         """The best schedule known."""
@@ -309,7 +318,7 @@ class StepSearch:
             again = self._instance(of.origin, of.runs)
             candidate.of, candidate.reserve = self._with_less(again, reserve), reserve
             fitting = self._scheduled(candidate.of, candidate.rule, inf)
-            candidate.times = fitting or replace(candidate.times, end=NEVER)
+            candidate.times = fitting or candidate.times._replace(end=NEVER)
 
     def _for_all(self, rule: DispatchingRule) -> DispatchingRule:
         """What was no limit for fewer micro-batches is none for all."""

@@ -29,7 +29,8 @@ from pipeplan.testing.plans_programs import with_options
 from pipeplan.testing.plans_split import random_split_plan
 from pipeplan.verifier.recompute import without_runs
 from tests import handmade
-from tests.unit.ilp.test_step import CHECKS, chains, equal
+from tests.equal_steps import equal
+from tests.unit.ilp.test_step import CHECKS, chains
 
 
 def planned(chain: Chain, cluster: Cluster, microbatches: int, seconds: float = 0.5) -> Plan:
