@@ -21,6 +21,8 @@ AVAILABLE: Final = find_spec("numba") is not None
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Records = Any
+"""An array of a structured type, or a record; compiled functions read fields as attributes."""
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -34,3 +36,8 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     except RuntimeError:  # neither the source's folder nor the user's cache can be written
         machine_code = njit(function)
     return cast("Callable[_P, _R]", machine_code)
+
+
+def with_attributes(records: Records) -> Records:
+    """The same records for a function that is `compiled`, whether it is or not."""
+    return records if AVAILABLE else records.view(np.recarray)

@@ -46,7 +46,7 @@ class RecomputeStepSearch(StepSearch):
         self.joint, self._pieces = joint, ContractionCache(joint.state.costs)
 
     def _over(self, end: float) -> bool:
-        return self.state.options.clock.spent >= end or self.joint.done
+        return self._spent(end) or self.joint.closed
 
     def _best(self) -> Schedule | None:
         return self.joint.best.state.best

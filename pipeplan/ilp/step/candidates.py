@@ -33,9 +33,8 @@ class Candidate:
     @property
     def due_to_stages(self) -> float:
         """The share of the time beyond the mean work that stages explain, whatever the rule."""
-        of, gpus = self.of, range(len(self.of.hosted))
-        mean = sum(map(of.work_ns, gpus)) / len(gpus)
-        return (max(map(of.least_ns, gpus)) - mean) / max(1.0, self.times.end - mean)
+        of = self.of
+        return (of.least_ns - of.mean_ns) / max(1.0, self.times.end - of.mean_ns)
 
 
 @dataclass(slots=True)

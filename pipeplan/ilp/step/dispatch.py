@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Floats, Ints, compiled
+from pipeplan.ilp.compiled import Floats, Ints, Records, compiled
 
 KINDS: Final = 3
 F, B, W = range(KINDS)
@@ -58,7 +58,6 @@ GPU: Final = np.dtype(
 that a micro-batch keeps in all its stages; ns of all its ops of one micro-batch; then bytes that
 it keeps now, whether an op runs, whether something may start, and the end of its last op."""
 
-Records = np.recarray
 Queue = list[tuple[int, int, int]]
 """Time, number and line of what ends."""
 

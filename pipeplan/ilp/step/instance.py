@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Ints
+from pipeplan.ilp.compiled import Ints, Records
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.runs import Runs
 from pipeplan.ilp.segment_bytes import SegmentBytes
-from pipeplan.ilp.step.dispatch import GPU, LINE, B, F, Records, W
+from pipeplan.ilp.step.dispatch import GPU, LINE, B, F, W
 from pipeplan.plan import Stage
 
 Link = tuple[int, ...]
 """What transfers exclude each other on (R4)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepInstance:
     """Stages on GPUs; lists are by stage unless stated, times in ns, sizes in bytes.
 
@@ -52,36 +53,46 @@ class StepInstance:
     in_turn: Ints
     links: int
 
-    @property
+    @cached_property
+    def works_ns(self) -> list[int]:
+        """By GPU: what one micro-batch keeps it busy."""
+        works: list[int] = self.gpus["work"].tolist()
+        return works
+
+    @cached_property
     def load_ns(self) -> int:
         """What one micro-batch keeps the busiest GPU busy."""
-        return max(self.work_ns(gpu) for gpu in range(len(self.hosted))) // self.microbatches
+        return max(self.works_ns)
 
-    def work_ns(self, gpu: int) -> int:
-        """What all micro-batches keep a GPU busy."""
-        return int(self.gpus[gpu].work) * self.microbatches
+    @cached_property
+    def mean_ns(self) -> float:
+        """What all micro-batches keep a GPU busy in the mean."""
+        return self.microbatches * sum(self.works_ns) / len(self.hosted)
 
-    def least_ns(self, gpu: int) -> int:
-        """No step is shorter: the GPU's work, and what comes before and after all of it.
+    @cached_property
+    def least_ns(self) -> int:
+        """No step is shorter: a GPU's work, and what comes before and after all of it.
 
         Micro-batch 0 must come there; where no W may follow, the last one must go home from there.
         """
+        return max(map(self._least_ns, range(len(self.hosted))))
+
+    @cached_property
+    def hops_ns(self) -> tuple[list[int], list[int]]:
+        """Of F, and of B or I, by stage: what the output takes to its neighbour."""
+        stages = len(self.stages)
+        hops = self.lines["hop_ns"].tolist()
+        return hops[:stages], hops[stages : 2 * stages]
+
+    def _least_ns(self, gpu: int) -> int:
         own = self.hosted[gpu]
         if not own:
             return 0
-        before = sum(self.forward[: own[0]]) + self.hops_ns(F, own[0])
+        first, (outward, homeward) = own[0], self.hops_ns
+        before = sum(self.forward[:first]) + sum(outward[:first])
         if not any(self.weight[stage] for stage in own):
-            before += sum(self.backward[: own[0]]) + self.hops_ns(B, own[0])
-        return self.work_ns(gpu) + before
-
-    def hop_ns(self, kind: int, stage: int) -> int:
-        """What the output of a stage's F, or of its B or I, takes to its neighbour."""
-        return int(self.lines[kind * len(self.stages) + stage].hop_ns)
-
-    def hops_ns(self, kind: int, stage: int) -> int:
-        """What outputs take from the first stage to this one, or back."""
-        begin = kind * len(self.stages)
-        return int(self.lines.hop_ns[begin + kind : begin + kind + stage].sum())
+            before += sum(self.backward[:first]) + sum(homeward[: first + 1])
+        return self.microbatches * self.works_ns[gpu] + before
 
 
 def instance(
@@ -132,7 +143,7 @@ def instance(
         backward=backward,
         weight=weight,
         lines=lines,
-        gpus=_gpus(costs, stages, hosted, lines.ns, sizes),
+        gpus=_gpus(costs, stages, hosted, lines["ns"], sizes),
         in_turn=np.array([stage for own in hosted for stage in own]),
         links=len(links),
     )
@@ -167,7 +178,7 @@ def _lines(
             saved, left = ((size.saved, 0), (0, kept - size.saved), (0, -kept))[kind]
             own = stage.gpu, ns, received.get(number, 0), saved, left
             rows.append((*own, *hops[number], 0, 0, 0))
-    return np.array(rows, LINE).view(np.recarray)
+    return np.array(rows, LINE)
 
 
 def _hop(
@@ -212,4 +223,4 @@ def _gpus(
         work = sum(works[s] for s in own)
         rows.append((first, first + len(own), room, whole, work, 0, False, False, 0))
         first += len(own)
-    return np.array(rows, GPU).view(np.recarray)
+    return np.array(rows, GPU)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Floats, Ints
+from pipeplan.ilp.compiled import Floats, Ints, with_attributes
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.ilp.step.dispatch import simulate
 from pipeplan.ilp.step.instance import StepInstance
@@ -76,14 +76,14 @@ class Attempt(NamedTuple):
 def schedule_step(instance: StepInstance, rule: DispatchingRule, horizon: float = inf) -> Attempt:
     """The step as the rule has it, if it fits and ends before `horizon`."""
     lines, gpus = instance.lines.copy(), instance.gpus.copy()
-    lines.ready[0] = instance.microbatches
-    gpus.work *= instance.microbatches
-    gpus.concerned = True
+    lines["ready"][0] = instance.microbatches
+    gpus["work"] *= instance.microbatches
+    gpus["concerned"] = True
     rows = (len(_KINDS), len(instance.stages), instance.microbatches)
     starts = np.full(rows, -1)
     fits, end, events = simulate(
-        lines,
-        gpus,
+        with_attributes(lines),
+        with_attributes(gpus),
         instance.in_turn,
         _ranks(instance, rule),
         np.array(rule.in_flight),
@@ -92,7 +92,9 @@ def schedule_step(instance: StepInstance, rule: DispatchingRule, horizon: float 
         float(horizon),
         starts.reshape(-1, instance.microbatches),
     )
-    return Attempt(StepTimes(starts, int(end), gpus.end.tolist()) if fits else None, int(events))
+    return Attempt(
+        StepTimes(starts, int(end), gpus["end"].tolist()) if fits else None, int(events)
+    )
 
 
 def _ranks(instance: StepInstance, rule: DispatchingRule) -> Floats:

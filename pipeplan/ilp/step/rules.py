@@ -13,8 +13,10 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from pipeplan.ilp.reservation_table import ReservationTable
-from pipeplan.ilp.step.dispatch import B, F, W
+import numpy as np
+
+from pipeplan.ilp.compiled import Bools, Ints, compiled
+from pipeplan.ilp.step.dispatch import B, W
 from pipeplan.ilp.step.instance import StepInstance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule
 
@@ -55,33 +57,84 @@ def shortest_op(of: StepInstance) -> int:
     return min((each for each in (*of.forward, *of.backward) if each), default=0)
 
 
-def _steady_state(
-    of: StepInstance, period: int, random: Random
-) -> tuple[list[float], list[float], list[float]]:
+def _steady_state(of: StepInstance, period: int, random: Random) -> list[list[float]]:
     """Start times of F, of B or I, and of W by stage."""
-    busy = [ReservationTable(period) for _ in of.hosted]
-    stages, second = range(len(of.stages)), random.choice(SECOND_PLACE)
-    late = random.choice(LATENESS) * period
+    stages = len(of.stages)
+    second = random.choice(SECOND_PLACE)
+    late = int(random.choice(LATENESS) * period)
+    in_turn = [
+        *range(stages),
+        *reversed(range(B * stages, W * stages)),
+        *random.sample(range(W * stages, 3 * stages), stages),
+    ]
+    again = np.array([random.random() < second for _ in in_turn])
+    starts = np.empty(len(in_turn), np.int64)
+    lines = of.lines
+    gpus, ns, hops = lines["gpu"], lines["ns"], lines["hop_ns"]
+    _place(period, np.array(in_turn), gpus, ns, hops, again, late, starts)
+    times: list[list[float]] = starts.reshape(3, stages).astype(np.float64).tolist()
+    return times
 
-    def place(stage: int, ready: float, lasts: int) -> int:
-        """Where the table has none, the op is late by what it lacks."""
-        table = busy[of.stages[stage].gpu]
-        start = table.earliest_fit(int(ready), lasts)
-        if start is not None and random.random() < second:
-            start = table.earliest_fit(start + lasts, lasts)
-        if start is None:
-            return int(ready)
-        table.add(start, lasts)
-        return start
 
-    times: list[list[float]] = [[0] * len(of.stages) for _ in range(3)]
+@compiled
+def _place(
+    period: int,
+    in_turn: Ints,
+    gpus: Ints,
+    ns: Ints,
+    hops: Ints,
+    again: Bools,
+    late: int,
+    starts: Ints,
+) -> None:
+    """Give each line a place that is free on its GPU.
+
+    Args:
+        period: in ns.
+        in_turn: lines, those of F and B as a micro-batch passes them.
+        gpus: by line.
+        ns: by line, of an op.
+        hops: by line, what its output takes to the next one, in ns.
+        again: by turn, whether the second place is taken.
+        late: how far W is behind B, in ns.
+        starts: by line, in ns; filled in. Where nothing is free, what would be the best.
+    """
+    stages = in_turn.size // 3
+    placed = np.zeros(in_turn.size, np.bool_)
     now = 0
-    for kind, order, lasts in ((F, stages, of.forward), (B, reversed(stages), of.backward)):
-        for stage in order:
-            times[kind][stage] = start = place(stage, now, lasts[stage])
-            now = start + lasts[stage] + of.hop_ns(kind, stage)
-    for stage in random.sample(stages, len(stages)):
-        ready = times[B][stage] + of.backward[stage] + late
-        times[W][stage] = place(stage, ready, of.weight[stage])
-    forward, backward, weight = times
-    return forward, backward, weight
+    for turn in range(in_turn.size):
+        line = in_turn[turn]
+        if line >= W * stages:
+            now = starts[line - stages] + ns[line - stages] + late
+        start = _free(period, in_turn[:turn], gpus, ns, starts, placed, line, now)
+        if start >= now and again[turn]:
+            start = _free(period, in_turn[:turn], gpus, ns, starts, placed, line, start + ns[line])
+        placed[line] = start >= now
+        starts[line] = max(start, now)
+        now = starts[line] + ns[line] + hops[line]
+
+
+@compiled
+def _free(
+    period: int,
+    others: Ints,
+    gpus: Ints,
+    ns: Ints,
+    starts: Ints,
+    placed: Bools,
+    line: int,
+    now: int,
+) -> int:
+    """The first start from `now` on that is free modulo the period; -1 if none is."""
+    start, moved = now, True
+    while moved and start < now + period:
+        moved = False
+        for other in others:
+            if gpus[other] != gpus[line] or not placed[other]:
+                continue
+            ahead, behind = (starts[other] - start) % period, (start - starts[other]) % period
+            if ahead < ns[line] or behind < ns[other]:
+                # Where the other one ends just here, it begins too soon again: nothing is free.
+                start += (starts[other] + ns[other] - start) % period or period
+                moved = True
+    return -1 if moved or ns[line] > period else start

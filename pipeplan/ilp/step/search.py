@@ -46,7 +46,7 @@ CUTS_S: Final = 0.002
 """What finding cuts counts for where work is counted."""
 EVENT_S: Final = 0.16e-6
 """What an event of list scheduling counts for where work is counted instead of time."""
-SET_UP: Final = 1200
+SET_UP: Final = 400
 """Events that every try counts for besides its own, so that tries without any end, too."""
 STANDS: Final = 0.001
 """Local search that shortens a step by less has found nothing."""
@@ -144,7 +144,11 @@ class StepSearch:
             self._candidates.clear()
 
     def _over(self, end: float) -> bool:
-        return self.state.options.clock.spent >= end or self.state.closed
+        return self._spent(end) or self.state.closed
+
+    def _spent(self, end: float) -> bool:
+        """`_over` where nothing is offered: looks are free."""
+        return self.state.options.clock.spent >= end
 
     def _leaders(self, rules: int, end: float) -> list[Candidate]:
         """Contenders play, and after each round the worse half go; the best of the last ones.
@@ -212,7 +216,7 @@ class StepSearch:
                 new = Candidate(contender.of, rule, times, reserve, self._beyond_searched)
                 if best is None or new.cost < best.cost:
                     contender.best = new
-            if self._over(end):
+            if self._spent(end):
                 break
         if contender.best is not None:
             self._offer(contender.best)
@@ -236,7 +240,7 @@ class StepSearch:
         """Simulated annealing over the rule and the cuts; the candidate becomes the best one."""
         clock, random = self.state.options.clock, self.random
         begin, first, now = clock.spent, candidate.times.end, replace(candidate)
-        while not self._over(end):
+        while not self._spent(end):
             left = (end - clock.spent) / (end - begin)
             warmth = TEMPERATURE * left * candidate.cost
             new = self._changed(now, now.cost - warmth * log(1 - random.random()))
@@ -255,8 +259,7 @@ class StepSearch:
             self._charge(0)
             return None
         of, rule = found
-        gpus = range(len(of.hosted))
-        least = EARLY * sum(map(of.work_ns, gpus)) / len(gpus) + self._beyond_ns(of)
+        least = EARLY * of.mean_ns + self._beyond_ns(of)
         times = self._scheduled(of, rule, most - least + 1)
         if times is None:
             return None
@@ -279,7 +282,7 @@ class StepSearch:
 
     def _with_less(self, made: StepInstance, reserve: tuple[int, ...]) -> StepInstance:
         gpus = made.gpus.copy()
-        gpus.room -= np.array(reserve)
+        gpus["room"] -= np.array(reserve)
         return replace(made, gpus=gpus)
 
     def _best(self) -> Schedule | None:

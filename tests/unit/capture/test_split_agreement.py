@@ -87,12 +87,25 @@ def trained(build: Build, splits: Iterable[bool]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_what_may_be_split_trains_as_a_plain_loop_does(name: str) -> None:
-    """Bit-equal with every stage split that the profile allows; with all of them it is not."""
+    """Bit-equal with every stage split that the profile allows."""
     build = odd_models.EXACT[name]
-    expected = plain_loop(build)
-    assert_equal(trained(build, told(measured(build))), expected)
-    by_force = trained(build, [True] * len(measured(build).layers))
-    assert any(not torch.equal(value, expected[key]) for key, value in by_force.items())
+    assert_equal(trained(build, told(measured(build))), plain_loop(build))
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_what_may_not_be_split_trains_otherwise(name: str) -> None:
+    """With all stages split, some of ten first weights end in other bits: which, CPUs decide."""
+
+    def differs(seed: int) -> bool:
+        def build() -> nn.Module | list[nn.Module]:
+            torch.manual_seed(seed)
+            return odd_models.EXACT[name]()
+
+        expected = plain_loop(build)
+        by_force = trained(build, [True] * 3)
+        return any(not torch.equal(value, expected[key]) for key, value in by_force.items())
+
+    assert any(map(differs, range(10)))
 
 
 class _Watched(nn.Module):

@@ -132,7 +132,7 @@ def test_no_rule_deadlocks(split: bool, memory: Fraction) -> None:
     for placement in placements(costs):
         for cuts in CutSearch(costs, random, 5, split=split).all(placement):
             of = instance(costs, stages_of(costs, cuts, placement, [split] * len(cuts)), 5)
-            if (of.gpus.whole <= of.gpus.room).all():
+            if (of.gpus["whole"] <= of.gpus["room"]).all():
                 check_ends(of, random)
 
 
