@@ -13,6 +13,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.load import closed_form_bound
+from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.cpsat.solve import configured, run
 from pipeplan.ilp.incumbent import Incumbent
@@ -40,7 +41,9 @@ def _costs(chain: Chain, memory: int, gpus: int = 3) -> CostModel:
 
 def _searched(costs: CostModel, ks: tuple[int, ...] = (1, 2, 3)) -> Incumbent:
     """The best plan that a short search finds."""
-    options = limits(ks=ks, time_limit_s=0.3, deterministic=True, workers=2)
+    options = limits(
+        ks=ks, time_limit_s=1, deterministic=True, workers=2, clock=DeterministicClock()
+    )
     state = Incumbent(costs, options)
     search.run(state)
     return state

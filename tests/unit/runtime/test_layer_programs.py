@@ -34,7 +34,7 @@ from tests.captured import captured
 from tests.unit.runtime import test_memory
 
 GPUS, STEPS = 2, 3
-SECONDS = 2
+SECONDS = 6
 """For the search of programs."""
 TASKS: dict[str, Callable[[], Task]] = {
     "gpt2": partial(tasks.gpt2, batch=2, dropout=0.1),
