@@ -18,23 +18,10 @@ from pipeplan.ilp.compiled import Floats, Ints, Records, compiled
 KINDS: Final = 3
 F, B, W = range(KINDS)
 
-LINE: Final = np.dtype(
-    [
-        ("gpu", np.int64),
-        ("ns", np.int64),
-        ("input", np.int64),
-        ("saved", np.int64),
-        ("left", np.int64),
-        ("to", np.int64),
-        ("link", np.int64),
-        ("hop_ns", np.int64),
-        ("sent", np.int64),
-        ("received", np.int64),
-        ("expected", np.int64),
-        ("ready", np.int64),
-        ("begun", np.int64),
-    ]
-)
+_STAYS: Final = ("gpu", "ns", "input", "saved", "left", "to", "link", "hop_ns", "sent", "received")
+_CHANGES: Final = ("expected", "ready", "begun")
+
+LINE: Final = np.dtype([(name, np.int64) for name in (*_STAYS, *_CHANGES)])
 """Of every line: its GPU and an op's ns; bytes of the input that lies there until an op starts,
 bytes that the op keeps from its start, and what its end leaves of all that the stage keeps (less
 than 0: it frees them); the line that gets its output (-1: none), over which link (-1: it is on
@@ -42,21 +29,12 @@ the same GPU) in how many ns, with how many bytes at either end; then micro-batc
 on its way or there, is there, and that have begun."""
 
 GPU: Final = np.dtype(
-    [
-        ("first", np.int64),
-        ("behind", np.int64),
-        ("room", np.int64),
-        ("whole", np.int64),
-        ("work", np.int64),
-        ("held", np.int64),
-        ("busy", np.bool_),
-        ("concerned", np.bool_),
-        ("end", np.int64),
-    ]
+    [(name, np.int64) for name in ("first", "behind", "room", "whole", "work", "held", "end")]
+    + [("busy", np.bool_), ("concerned", np.bool_)]
 )
 """Of every GPU: where its stages are in the list of all, and end; bytes that it may keep, and
 that a micro-batch keeps in all its stages; ns of all its ops of one micro-batch; then bytes that
-it keeps now, whether an op runs, whether something may start, and the end of its last op."""
+it keeps now, the end of its last op, whether an op runs, and whether something may start."""
 
 Queue = list[tuple[int, int, int]]
 """Time, number and line of what ends."""
@@ -66,7 +44,7 @@ Queue = list[tuple[int, int, int]]
 def simulate(
     lines: Records,
     gpus: Records,
-    hosted: Ints,
+    by_gpu: Ints,
     ranks: Floats,
     in_flight: Ints,
     links: int,
@@ -79,7 +57,7 @@ def simulate(
     Args:
         lines: as `LINE` says; changed.
         gpus: as `GPU` says; changed.
-        hosted: stages, GPU by GPU.
+        by_gpu: stages, GPU by GPU.
         ranks: by line and micro-batch, in ns.
         in_flight: by stage, the most micro-batches.
         links: how many there are.
@@ -105,7 +83,7 @@ def simulate(
                 continue
             if now >= horizon - own.work:
                 return False, now, events
-            chosen = _first(lines, gpus, hosted, ranks, in_flight, arrivals, gpu, now + patience)
+            chosen = _first(lines, gpus, by_gpu, ranks, in_flight, arrivals, gpu, now + patience)
             if chosen >= 0 and lines[chosen].begun < lines[chosen].ready:
                 events += 1
                 _start(lines, own, arrivals, starts, chosen, now)
@@ -127,7 +105,7 @@ def simulate(
 def _first(
     lines: Records,
     gpus: Records,
-    hosted: Ints,
+    by_gpu: Ints,
     ranks: Floats,
     in_flight: Ints,
     arrivals: Ints,
@@ -138,21 +116,21 @@ def _first(
     best, chosen, stages = inf, -1, in_flight.size
     for place in range(gpus[gpu].first, gpus[gpu].behind):
         for kind in (W, B, F):
-            number = kind * stages + hosted[place]
+            number = kind * stages + by_gpu[place]
             line = lines[number]
             turn = line.begun
             if turn == ranks.shape[1] or ranks[number, turn] >= best:
                 continue
             if turn >= line.ready and (turn >= line.expected or arrivals[number, turn] > soon):
                 continue
-            if kind == F and not _may_enter(lines, gpus[gpu], hosted, in_flight, number):
+            if kind == F and not _may_enter(lines, gpus[gpu], by_gpu, in_flight, number):
                 continue
             best, chosen = ranks[number, turn], number
     return chosen
 
 
 @compiled
-def _may_enter(lines: Records, gpu: Records, hosted: Ints, in_flight: Ints, stage: int) -> bool:
+def _may_enter(lines: Records, gpu: Records, by_gpu: Ints, in_flight: Ints, stage: int) -> bool:
     """Whether a forward keeps its limit and leaves the GPU in a safe state."""
     stages = in_flight.size
     line = lines[stage]
@@ -160,13 +138,13 @@ def _may_enter(lines: Records, gpu: Records, hosted: Ints, in_flight: Ints, stag
         return False
     # The input that waits becomes part of what the forward keeps.
     free = gpu.room - gpu.held + line.input - line.saved
-    first = hosted[gpu.first]
+    first = by_gpu[gpu.first]
     for microbatch in range(lines[B * stages + first].begun, lines[first].begun + 1):
         if free >= gpu.whole or free < 0:
             break
         needs = returns = 0
         for place in range(gpu.first, gpu.behind):
-            other = hosted[place]
+            other = by_gpu[place]
             if lines[other].begun + (other == stage) <= microbatch:
                 needs += lines[other].saved
             elif lines[B * stages + other].begun <= microbatch:

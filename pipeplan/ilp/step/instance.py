@@ -35,8 +35,6 @@ class StepInstance:
         lines: Of F, B or I, and W of every stage, as `dispatch.LINE` says, before any op.
         gpus: As `dispatch.GPU` says, before any op; the room is the budget without states and
             without what any op needs beyond what is saved.
-        in_turn: Stages, GPU by GPU.
-        links: How many there are.
     """
 
     costs: CostModel
@@ -50,8 +48,16 @@ class StepInstance:
     weight: list[int]
     lines: Records
     gpus: Records
-    in_turn: Ints
-    links: int
+
+    @cached_property
+    def by_gpu(self) -> Ints:
+        """Stages, GPU by GPU."""
+        return np.array([stage for own in self.hosted for stage in own])
+
+    @cached_property
+    def links(self) -> int:
+        """How many there are."""
+        return int(self.lines["link"].max()) + 1
 
     @cached_property
     def works_ns(self) -> list[int]:
@@ -130,8 +136,7 @@ def instance(
     weight = [
         costs.weight_backward_ns(s.first, s.last, s.gpu) if s.split_backward else 0 for s in stages
     ]
-    links: dict[Link, int] = {}
-    lines = _lines(costs, stages, (forward, backward, weight), sizes, links)
+    lines = _lines(costs, stages, (forward, backward, weight), sizes)
     return StepInstance(
         costs=costs,
         stages=stages,
@@ -144,8 +149,6 @@ def instance(
         weight=weight,
         lines=lines,
         gpus=_gpus(costs, stages, hosted, lines["ns"], sizes),
-        in_turn=np.array([stage for own in hosted for stage in own]),
-        links=len(links),
     )
 
 
@@ -164,9 +167,9 @@ def _lines(
     stages: tuple[Stage, ...],
     durations: Sequence[Sequence[int]],
     sizes: Sequence[SegmentBytes],
-    links: dict[Link, int],
 ) -> Records:
-    """Lines before any op; links that are new get the next numbers."""
+    """Lines before any op."""
+    links: dict[Link, int] = {}
     hops = [_hop(costs, stages, kind, s.id, links) for kind in (F, B) for s in stages]
     hops += [_Hop()] * len(stages)
     received = {hop.to: hop.received for hop in hops}
@@ -184,7 +187,7 @@ def _lines(
 def _hop(
     costs: CostModel, stages: tuple[Stage, ...], kind: int, here: int, links: dict[Link, int]
 ) -> _Hop:
-    """What becomes of the output of a stage's F, or of its B or I."""
+    """What becomes of the output of a stage's F, or of its B or I; a new link gets a number."""
     there = here + 1 if kind == F else here - 1
     if there == len(stages):
         return _Hop(to=B * len(stages) + here)
@@ -221,6 +224,6 @@ def _gpus(
         room = costs.budgets[gpu] - states - max(beyond, default=0)
         whole = sum(sizes[s].saved for s in own)
         work = sum(works[s] for s in own)
-        rows.append((first, first + len(own), room, whole, work, 0, False, False, 0))
+        rows.append((first, first + len(own), room, whole, work, 0, 0, False, False))
         first += len(own)
     return np.array(rows, GPU)

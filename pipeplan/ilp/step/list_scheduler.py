@@ -84,7 +84,7 @@ def schedule_step(instance: StepInstance, rule: DispatchingRule, horizon: float 
     fits, end, events = simulate(
         with_attributes(lines),
         with_attributes(gpus),
-        instance.in_turn,
+        instance.by_gpu,
         _ranks(instance, rule),
         np.array(rule.in_flight),
         instance.links,

@@ -125,7 +125,7 @@ def _free(
     line: int,
     now: int,
 ) -> int:
-    """The first start from `now` on that is free modulo the period; -1 if none is."""
+    """As `ReservationTable.earliest_fit`, which machine code cannot call; -1 if none is free."""
     start, moved = now, True
     while moved and start < now + period:
         moved = False

@@ -58,8 +58,8 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys\n"
         "from pipeplan.cli.entry import parser\n"
         "parser().format_help()\n"
-        "heavy = {'pydantic', 'numpy', 'torch', 'ortools', 'numba', 'matplotlib', 'networkx'}\n"
-        "heavy.add('rich')\n"
+        "heavy = {'pydantic', 'numpy', 'torch', 'ortools', 'numba'}\n"
+        "heavy |= {'matplotlib', 'networkx', 'rich'}\n"
         "sys.exit(repr(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)\n"
     )
     done = subprocess.run(

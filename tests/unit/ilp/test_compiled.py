@@ -7,11 +7,14 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.step import search
+from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.step import rules, search
 from tests.equal_steps import equal
 from tests.searches import limits
 
@@ -55,6 +58,26 @@ def test_machine_code_computes_what_python_does() -> None:
     assert len(rows) == 84
     assert any(row.endswith("None") for row in rows)
     assert len(set(rows)) > 30
+
+
+def test_free_places_are_those_of_a_reservation_table() -> None:
+    """Ops of some length, placed one after the other on one GPU until it is full."""
+    random, none = Random(0), 0
+    for _ in range(200):
+        period, count = random.randint(4, 30), random.randint(1, 8)
+        table, ns = ReservationTable(period), [random.randint(1, 6) for _ in range(count)]
+        gpus, starts = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        placed, lengths = np.zeros(count, np.bool_), np.array(ns)
+        for line in range(count):
+            now, others = random.randint(0, 60), np.arange(line)
+            found = rules._free(period, others, gpus, lengths, starts, placed, line, now)
+            expected = table.earliest_fit(now, ns[line])
+            assert found == (-1 if expected is None else expected)
+            none += expected is None
+            if expected is not None:
+                table.add(expected, ns[line])
+                starts[line], placed[line] = expected, True
+    assert none > 20
 
 
 def printed(*, missing: bool) -> list[str]:
