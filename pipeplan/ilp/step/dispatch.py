@@ -29,12 +29,12 @@ the same GPU) in how many ns, with how many bytes at either end; then micro-batc
 on its way or there, is there, and that have begun."""
 
 GPU: Final = np.dtype(
-    [(name, np.int64) for name in ("first", "behind", "room", "whole", "work", "held", "end")]
+    [(name, np.int64) for name in ("first", "behind", "room", "whole", "work", "held")]
     + [("busy", np.bool_), ("concerned", np.bool_)]
 )
 """Of every GPU: where its stages are in the list of all, and end; bytes that it may keep, and
 that a micro-batch keeps in all its stages; ns of all its ops of one micro-batch; then bytes that
-it keeps now, the end of its last op, whether an op runs, and whether something may start."""
+it keeps now, whether an op runs, and whether something may start."""
 
 Queue = list[tuple[int, int, int]]
 """Time, number and line of what ends."""
@@ -51,6 +51,7 @@ def simulate(
     patience: int,
     horizon: float,
     starts: Ints,
+    ends: Ints,
 ) -> tuple[bool, int, int]:
     """Run events in order of time; after each, every idle GPU that it concerns takes an op.
 
@@ -64,6 +65,7 @@ def simulate(
         patience: for how long a GPU waits for an op that ranks first, in ns.
         horizon: a step that ends then or later is given up.
         starts: by line or transfer, and by micro-batch; filled in.
+        ends: by GPU, of its last op; filled in.
 
     Returns:
         whether all ops have run, the time of the last event, and how many events there were.
@@ -74,7 +76,7 @@ def simulate(
     queue.clear()
     now, events = 0, 0
     while True:
-        for gpu in range(gpus.size):
+        for gpu in range(len(gpus)):
             own = gpus[gpu]
             if not own.concerned:
                 continue
@@ -93,9 +95,9 @@ def simulate(
         now = queue[0][0]
         while len(queue) > 0 and queue[0][0] == now:
             number = heappop(queue)[2]
-            events += _end(lines, gpus, link_free, starts, queue, number, now, events)
+            events += _end(lines, gpus, link_free, starts, ends, queue, number, now, events)
     done = True
-    for number in range(lines.size):
+    for number in range(len(lines)):
         used = number < W * in_flight.size or lines[number].ns > 0
         done &= not used or lines[number].begun == ranks.shape[1]
     return done, now, events
@@ -177,20 +179,21 @@ def _end(
     gpus: Records,
     link_free: Ints,
     starts: Ints,
+    ends: Ints,
     queue: Queue,
     number: int,
     now: int,
     events: int,
 ) -> int:
     """An op or a transfer ends; 1 if that begins another transfer."""
-    if number >= lines.size:
-        line = lines[number - lines.size]
+    if number >= len(lines):
+        line = lines[number - len(lines)]
         gpus[line.gpu].held -= line.sent
         _arrive(lines, gpus, line.to)
         return 0
-    line, stages = lines[number], lines.size // KINDS
+    line, stages = lines[number], len(lines) // KINDS
     gpu = gpus[line.gpu]
-    gpu.busy, gpu.concerned, gpu.end = False, True, now
+    gpu.busy, gpu.concerned, ends[line.gpu] = False, True, now
     gpu.held += line.left
     if B * stages <= number < W * stages and lines[number + stages].ns > 0:
         lines[number + stages].ready += 1
@@ -203,7 +206,7 @@ def _end(
     start = max(now, link_free[line.link])
     link_free[line.link] = start + line.hop_ns
     gpu.held += line.sent
-    number += lines.size
+    number += len(lines)
     starts[number, line.begun - 1] = start
     heappush(queue, (start + line.hop_ns, events + 1, number))
     return 1

@@ -224,6 +224,6 @@ def _gpus(
         room = costs.budgets[gpu] - states - max(beyond, default=0)
         whole = sum(sizes[s].saved for s in own)
         work = sum(works[s] for s in own)
-        rows.append((first, first + len(own), room, whole, work, 0, 0, False, False))
+        rows.append((first, first + len(own), room, whole, work, 0, False, False))
         first += len(own)
     return np.array(rows, GPU)

@@ -80,7 +80,7 @@ def schedule_step(instance: StepInstance, rule: DispatchingRule, horizon: float 
     gpus["work"] *= instance.microbatches
     gpus["concerned"] = True
     rows = (len(_KINDS), len(instance.stages), instance.microbatches)
-    starts = np.full(rows, -1)
+    starts, ends = np.full(rows, -1), np.zeros(len(instance.hosted), np.int64)
     fits, end, events = simulate(
         with_attributes(lines),
         with_attributes(gpus),
@@ -91,10 +91,9 @@ def schedule_step(instance: StepInstance, rule: DispatchingRule, horizon: float 
         rule.patience,
         float(horizon),
         starts.reshape(-1, instance.microbatches),
+        ends,
     )
-    return Attempt(
-        StepTimes(starts, int(end), gpus["end"].tolist()) if fits else None, int(events)
-    )
+    return Attempt(StepTimes(starts, int(end), ends.tolist()) if fits else None, int(events))
 
 
 def _ranks(instance: StepInstance, rule: DispatchingRule) -> Floats:

@@ -63,7 +63,7 @@ NEVER: Final = 10**18
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
 NO_COMPILER: Final = (
-    "numba is not installed, so steps were searched some ten times slower:"
+    "numba is not installed, so steps were searched some thirty times slower:"
     " pip install 'pipeplan[plan]'"
 )
 
