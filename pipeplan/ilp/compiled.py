@@ -7,6 +7,7 @@ first process that calls one compiles it; what it compiled lies in a cache besid
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import update_wrapper
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -26,17 +27,47 @@ Records = Any
 """An array of a structured type, or a record; compiled functions read fields as attributes."""
 
 
+NO_COMPILER: Final = (
+    "numba is not installed, so schedules were searched some thirty times slower:"
+    " pip install 'pipeplan[plan]'"
+)
+
+
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function as machine code, if numba is there; it is compiled when it is first called."""
-    if not AVAILABLE:
-        return function
+    """The function as machine code, if numba is there.
+
+    numba takes half a second to load, so that nothing happens before a function is called. Then
+    all of its module are taken: they call each other. Those of another module they cannot call,
+    for what is kept of a function would outlive changes of that module.
+    """
+    return cast("Callable[_P, _R]", _Lazy(function)) if AVAILABLE else function
+
+
+class _Lazy:
+    """A function that is compiled when it is called."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.machine_code: Any = None
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.machine_code is None:
+            _compile(self.function.__globals__)
+        return self.machine_code(*args)
+
+
+def _compile(names: dict[str, Any]) -> None:
+    """Replace the lazy functions of one module by machine code."""
     from numba import njit
 
-    try:
-        machine_code: Any = njit(cache=True)(function)
-    except RuntimeError:  # neither the source's folder nor the user's cache can be written
-        machine_code = njit(function)
-    return cast("Callable[_P, _R]", machine_code)
+    for name, value in list(names.items()):
+        if isinstance(value, _Lazy) and value.function.__globals__ is names:
+            try:
+                value.machine_code = njit(cache=True)(value.function)
+            except RuntimeError:  # neither the source's folder nor the user's cache can be written
+                value.machine_code = njit(value.function)
+            names[name] = value.machine_code
 
 
 def with_attributes(records: Records) -> Records:

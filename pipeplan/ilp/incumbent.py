@@ -11,6 +11,7 @@ from random import Random
 from typing import Literal
 
 from pipeplan.ilp.clock import SearchClock
+from pipeplan.ilp.compiled import AVAILABLE, NO_COMPILER
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, in_flight_until_update, memory_rows
 from pipeplan.ilp.objective import cost
@@ -72,6 +73,11 @@ class Incumbent:
     infeasible: str | None = None
     """Why no plan exists, if that is proven."""
     notes: list[str] = field(default_factory=list)
+
+    def note_missing_compiler(self) -> None:
+        """Say once that schedules are searched without machine code, if they are."""
+        if not AVAILABLE and NO_COMPILER not in self.notes:
+            self.notes.append(NO_COMPILER)
 
     @property
     def most_in_flight(self) -> int | None:

@@ -23,6 +23,7 @@ from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.step.bound import step_bound
+from pipeplan.ilp.step.search import StepSearch
 
 NO_SOLVER = (
     "ortools is not installed, so plans with several stages on a GPU were only searched greedily:"
@@ -82,9 +83,6 @@ class ChainSearch:
             state.contiguous = None
         if state.best is None and (state.costs.pins or state.costs.tied_groups):
             _find_any_plan(state)  # no placement that is tried by itself may keep them
-        # Only here: its compiler takes a while to load.
-        from pipeplan.ilp.step.search import StepSearch
-
         state.give(StepSearch.name, StepSearch(state).run, state.remaining)
         if state.best is None:
             _find_any_plan(state)

@@ -21,7 +21,6 @@ from pipeplan.ilp.cycle_ratio import minimize_period_for_order
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation, Waits
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
-from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.schedule import Schedule
 
@@ -58,6 +57,7 @@ class SimulatedAnnealing:
     def __post_init__(self) -> None:
         """Repeatable for a seed."""
         self.random = self.state.random(self.name)
+        self.state.note_missing_compiler()
 
     def run(self, seconds: float) -> None:
         """Anneal for `seconds` from the best plan so far, if there is one."""
@@ -177,7 +177,7 @@ class SimulatedAnnealing:
 
     def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
         """Estimated bytes beyond memory, as shares of each GPU's, summed."""
-        return memory_overflow(estimate_peaks(costs, placing), costs.budgets)
+        return memory_overflow(placing.peaks(), costs.budgets)
 
     def _take(self, costs: CostModel, schedule: Schedule) -> float:
         """Offer a schedule, also as short as its orders allow; the share of exact bytes beyond.

@@ -12,62 +12,92 @@ backtracks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain, compress, pairwise
+from typing import Final
 
+import numpy as np
+
+from pipeplan.ilp.compiled import Records, with_attributes
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.packing_lookahead import fits_rest, place_pair
-from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.local_search.peak_estimate import peaks
+from pipeplan.ilp.modulo_scheduling import STAGE, place
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
-
-F, B, SEND_F, SEND_B = OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B
 
 PlacedStage = tuple[int, int, int]
 """(first layer, last layer, GPU)."""
 
+NO_GPU: Final = -1
+"""Before the first stage and behind the last one."""
+
 Wait = tuple[int, int]
 """Between the end of a stage's F and what needs it, and between what its B needs and its B."""
 
+_KINDS: Final = (OpKind.F, OpKind.B, OpKind.SEND_F, OpKind.SEND_B)
+"""As `modulo_scheduling` numbers them."""
 
-@dataclass
+
 class ModuloListScheduler:
-    """One placement of `runs` at `period` for k = len(centres) micro-batches.
+    """One placement of stages at a period.
 
-    `centres` say around which instants the copies' turns from F to B lie, in increasing order.
+    Attributes:
+        costs: Durations and bytes.
+        runs: The stages.
+        period: Of all copies, in ns.
+        copies: k.
+        placed: Stages that found room, from the last one on.
     """
 
-    costs: CostModel
-    runs: Sequence[PlacedStage]
-    period: int
-    centres: Sequence[int] = (0,)
-    waits: Mapping[int, Wait] = field(default_factory=dict)
-    """Of stages that are to be placed apart from the later ones though there may be room beside
-    them; ns."""
-    placed: int = 0
-    """Stages that found room."""
-    times: dict[OpId, tuple[int, ...]] = field(default_factory=dict)
-    """Starts of all copies, by op."""
-    _tables: dict[tuple[int, ...], ReservationTable] = field(default_factory=dict)
-    _rest: dict[int, list[int]] = field(default_factory=dict)
-    """Lengths of the ops that each GPU has still to place."""
+    def __init__(
+        self,
+        costs: CostModel,
+        runs: Sequence[PlacedStage],
+        period: int,
+        centres: Sequence[int] = (0,),
+        waits: Mapping[int, Wait] | None = None,
+    ) -> None:
+        """Nothing is placed yet.
 
-    def __post_init__(self) -> None:
-        """Collect what is to be placed on each GPU."""
-        for first, last, gpu in self.runs:
-            lengths = self._lengths(first, last, gpu)
-            self._rest.setdefault(gpu, []).extend(lengths * len(self.centres))
+        Args:
+            costs: durations and bytes.
+            runs: the stages, in chain order.
+            period: of all copies, in ns.
+            centres: around which instants the copies' turns from F to B lie, rising; as many as
+                there are copies.
+            waits: of stages that are to be placed apart from the later ones though there may be
+                room beside them; ns.
+        """
+        self.costs, self.runs, self.period, self.copies = costs, runs, period, len(centres)
+        self.placed = 0
+        self._centres = np.array(centres)
+        self._stages, self._tables = _stage_rows(costs).of(runs, waits or {})
+        self._times = np.zeros((len(_KINDS), len(runs), self.copies), np.int64)
 
     def place(self) -> bool:
         """Whether all ops find room and none overtakes the next period's (R5)."""
-        opening, closing = list(self.centres), list(self.centres)
-        last = len(self.runs) - 1
-        for stage in range(last, -1, -1):
-            if stage < last and not self._send(stage, opening, closing):
-                return False
-            if not self._compute(stage, opening, closing):
-                return False
-            self.placed += 1
-        return all(row[-1] < row[0] + self.period for row in self.times.values())
+        self.placed = place(
+            self._stages, self._tables, self.period, self._centres, self._times
+        )
+        spread = self._times[:, :, -1] - self._times[:, :, 0]
+        return self.placed == len(self.runs) and bool((spread < self.period).all())
+
+    def peaks(self) -> list[int]:
+        """Bytes of every GPU at its peak, nearly: see `peak_estimate`."""
+        found = peaks(self._stages, self.period, self._times, self.costs.gpus)
+        return list(map(int, found))
+
+    @cached_property
+    def times(self) -> dict[OpId, tuple[int, ...]]:
+        """Starts of all copies, by op, once all are placed."""
+        found: dict[OpId, tuple[int, ...]] = {}
+        sends = [before[2] != after[2] for before, after in pairwise(self.runs)]
+        there = {OpKind.SEND_F: [*sends, False], OpKind.SEND_B: [False, *sends]}
+        for kind, rows in zip(_KINDS, self._times.tolist(), strict=True):
+            used = there.get(kind, [True] * len(rows))
+            for stage in compress(range(len(rows)), used):
+                found[kind, stage] = tuple(rows[stage])
+        return found
 
     def schedule(self) -> Schedule:
         """What was placed, from time 0 on."""
@@ -77,136 +107,78 @@ class ModuloListScheduler:
             Stage(id=index, layers=(first, last), gpu=gpu)
             for index, (first, last, gpu) in enumerate(self.runs)
         )
-        return Schedule(stages, self.period, len(self.centres), times)
+        return Schedule(stages, self.period, self.copies, times)
 
-    def _compute(self, stage: int, opening: list[int], closing: list[int]) -> bool:
-        first, last, gpu = self.runs[stage]
-        before, behind = self.waits.get(stage, (0, 0))
-        opening[:] = [end - before for end in opening]
-        closing[:] = [begin + behind for begin in closing]
-        table = self._table((gpu,))
-        lengths = self._lengths(first, last, gpu)
-        ops = (F, stage), (B, stage)
-        return self._pairs(ops, (table, table), lengths, opening, closing, self._rest[gpu])
 
-    def _lengths(self, first: int, last: int, gpu: int) -> tuple[int, int]:
-        return self.costs.forward_ns(first, last, gpu), self.costs.backward_ns(first, last, gpu)
+class _StageRows:
+    """What `modulo_scheduling.STAGE` says of a chain's stages, each made once."""
 
-    def _send(self, stage: int, opening: list[int], closing: list[int]) -> bool:
-        """Both transfers of the cut behind a stage, if there is one."""
-        _, boundary, here = self.runs[stage]
-        there = self.runs[stage + 1][2]
-        if here == there:
-            return True
-        costs, links = self.costs, self.costs.cluster.links
-        tables = (
-            self._table(links.resource(here, there)),
-            self._table(links.resource(there, here)),
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._links: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def of(
+        self, runs: Sequence[PlacedStage], waits: Mapping[int, Wait]
+    ) -> tuple[Records, int]:
+        """A record of each stage, and how many tables they name."""
+        homes = [NO_GPU, *(gpu for _, _, gpu in runs), NO_GPU]
+        rows = []
+        for run, before, after in zip(runs, homes, homes[2:], strict=False):
+            asked = *run, before, after
+            row = self._known.get(asked)
+            if row is None:
+                row = self._known[asked] = self._row(*asked)
+            rows.append(row)
+        records = np.array(rows).view(STAGE)[:, 0]
+        for stage, wait in waits.items():
+            records["in_wait"][stage], records["out_wait"][stage] = wait
+        return with_attributes(records), self._costs.gpus + len(self._links)
+
+    def _row(self, first: int, last: int, gpu: int, before: int, after: int) -> tuple[int, ...]:
+        costs = self._costs
+        forward = costs.forward_ns(first, last, gpu)
+        size = costs.segment(first, last, covered=before == gpu)
+        messages = self._messages(last, gpu, after)
+        fixed, kept_after, running = size.states, 0, size.running - size.saved
+        if not costs.exact:
+            # Both buffers of a cut are always there; a micro-batch's bytes count from F's end on.
+            ends = *messages, *self._messages(first - 1, before, gpu)
+            fixed += sum(received for _, received in ends)
+            kept_after, running = forward, size.running
+            messages = tuple((0 if received else sent, 0) for sent, received in messages)
+        return (
+            *(gpu, forward, costs.backward_ns(first, last, gpu)),
+            *self._ways(last, gpu, after),
+            *(0, 0),
+            *(fixed, kept_after, size.saved, running, size.backward),
+            *chain.from_iterable(messages),
         )
-        forward = costs.send_forward_ns(boundary, here, there)
-        backward = costs.send_backward_ns(boundary, there, here)
-        ops = (SEND_F, stage), (SEND_B, stage + 1)
-        return self._pairs(ops, tables, (forward, backward), opening, closing, None)
 
-    def _table(self, key: tuple[int, ...]) -> ReservationTable:
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = ReservationTable(self.period)
-        return table
+    def _ways(self, boundary: int, here: int, there: int) -> tuple[int, int, int, int]:
+        """Table and ns of the output's transfer and of its gradient's, if there are any."""
+        if there in (here, NO_GPU):
+            return -1, 0, -1, 0
+        costs, links = self._costs, self._costs.cluster.links
+        ways = links.resource(here, there), links.resource(there, here)
+        out, back = (self._links.setdefault(way, costs.gpus + len(self._links)) for way in ways)
+        send_forward = costs.send_forward_ns(boundary, here, there)
+        return out, send_forward, back, costs.send_backward_ns(boundary, there, here)
 
-    def _pairs(
-        self,
-        ops: tuple[OpId, OpId],
-        tables: tuple[ReservationTable, ReservationTable],
-        lengths: tuple[int, int],
-        opening: list[int],
-        closing: list[int],
-        rest: list[int] | None,
-    ) -> bool:
-        """Place an op on the way in and its counterpart on the way out, for all copies.
-
-        Copies are alike, so their starts are handed out in order: FIFO (R5). On a GPU, what is
-        left of `rest` afterwards must find room too.
-        """
-        ins: list[int] = []
-        outs: list[int] = []
-        for window in zip(opening, closing, strict=True):
-            found = _pair(*tables, *lengths, *window)
-            if rest is not None:
-                found = _roomy(tables[0], lengths, window, rest, found)
-            elif found is None and tables[0] is tables[1]:
-                found = _anywhere(tables[0], lengths, window, ())
-            if found is None:
-                return False
-            ins.append(found[0])
-            outs.append(found[1])
-        ins.sort()
-        outs.sort()
-        self.times[ops[0]], self.times[ops[1]] = tuple(ins), tuple(outs)
-        opening[:] = ins
-        closing[:] = [start + lengths[1] for start in outs]
-        return True
+    def _messages(self, boundary: int, here: int, there: int) -> tuple[tuple[int, int], ...]:
+        """(bytes with the sender, bytes with the receiver) of the output and of its gradient."""
+        if NO_GPU in (here, there):
+            return (0, 0), (0, 0)
+        costs, apart = self._costs, here != there
+        return tuple(
+            (
+                costs.unsaved_bytes(boundary, backward=backward),
+                costs.tensor_bytes(boundary, backward=backward) if apart else 0,
+            )
+            for backward in (False, True)
+        )
 
 
-def _pair(
-    table_in: ReservationTable,
-    table_out: ReservationTable,
-    long_in: int,
-    long_out: int,
-    end: int,
-    begin: int,
-) -> tuple[int, int] | None:
-    """Start one op as late as it can end by `end`, another as early as from `begin` on.
-
-    Where both want the same place, the one yields that lengthens the whole stay the least.
-    """
-    early = table_out.earliest_fit(begin, long_out)
-    late = table_in.latest_fit(end, long_in)
-    if early is None or late is None:
-        return None
-    table_out.add(early, long_out)
-    yielding = table_in.latest_fit(end, long_in)
-    if yielding == late:
-        table_in.add(late, long_in)
-        return late, early
-    table_out.remove(early, long_out)
-    table_in.add(late, long_in)
-    waiting = table_out.earliest_fit(begin, long_out)
-    if waiting is not None and (yielding is None or waiting - early <= late - yielding):
-        table_out.add(waiting, long_out)
-        return late, waiting
-    table_in.remove(late, long_in)
-    if yielding is None:
-        return None
-    table_in.add(yielding, long_in)
-    table_out.add(early, long_out)
-    return yielding, early
-
-
-def _roomy(
-    table: ReservationTable,
-    lengths: tuple[int, int],
-    window: tuple[int, int],
-    rest: list[int],
-    found: tuple[int, int] | None,
-) -> tuple[int, int] | None:
-    """The places found if they leave room for all that is to come, else others that do."""
-    for length in lengths:
-        rest.remove(length)
-    if found is not None:
-        if fits_rest(table.free_intervals(), rest):
-            return found
-        for start, length in zip(found, lengths, strict=True):
-            table.remove(start, length)
-    return _anywhere(table, lengths, window, rest)
-
-
-def _anywhere(
-    table: ReservationTable, lengths: tuple[int, int], window: tuple[int, int], rest: Sequence[int]
-) -> tuple[int, int] | None:
-    """Occupy the nearest places that leave room for all that is to come."""
-    found = place_pair(table.free_intervals(), table.period, lengths, window, rest)
-    if found is not None:
-        for start, length in zip(found, lengths, strict=True):
-            table.add(start, length)
-    return found
+@lru_cache(maxsize=64)
+def _stage_rows(costs: CostModel) -> _StageRows:
+    return _StageRows(costs)

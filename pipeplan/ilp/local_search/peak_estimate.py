@@ -8,93 +8,97 @@ posting deferred by running ops, updates, second slots of the paper model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Final
 
-from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.list_scheduler import SEND_B, SEND_F, B, F, ModuloListScheduler
+import numpy as np
 
+from pipeplan.ilp.compiled import Ints, Records, compiled
+from pipeplan.ilp.modulo_scheduling import SEND_B, SEND_F, B, F
 
-@dataclass
-class _Gpu:
-    """What one GPU hosts."""
-
-    fixed: int = 0
-    ops: list[tuple[int, int, int]] = field(default_factory=list)
-    """(start, length, working set)."""
-    stays: list[tuple[int, int, int]] = field(default_factory=list)
-    """(from, until, bytes), counted at an op's start."""
-    arrivals: list[tuple[int, int, int]] = field(default_factory=list)
-    """As `stays`, but there for any op that still runs at `from`: the receive is posted before."""
-
-    def peak(self, period: int) -> int:
-        """The largest sum at the start of an op."""
-        best = 0
-        for start, length, working in self.ops:
-            level = working
-            for begin, until, size in self.stays:
-                level += size * ((start - begin) // period - (start - until) // period)
-            end = start + length - 1
-            for begin, until, size in self.arrivals:
-                level += size * ((end - begin) // period - (start - until) // period)
-            best = max(best, level)
-        return self.fixed + best
+GPU, BEGIN, UNTIL, BYTES, POSTED = range(5)
+"""Of a stay: where, from when, until when, how much, and whether it is there for any op that
+still runs at `BEGIN`, too: the receive is posted before."""
+MOST_STAYS: Final = 5
+"""Of a micro-batch at a stage: what it keeps, two tensors that leave and two that arrive."""
 
 
-def estimate_peaks(costs: CostModel, placed: ModuloListScheduler) -> list[int]:
-    """Bytes of every GPU at its peak, nearly."""
-    gpus = [_Gpu() for _ in range(costs.gpus)]
-    runs, times = placed.runs, placed.times
-    for stage, (first, last, gpu) in enumerate(runs):
-        covered = stage > 0 and runs[stage - 1][2] == gpu
-        size = costs.segment(first, last, covered)
-        here = gpus[gpu]
-        here.fixed += size.states
-        forward = costs.forward_ns(first, last, gpu)
-        backward = costs.backward_ns(first, last, gpu)
-        kept_from = 0 if costs.exact else forward
-        own = size.saved if costs.exact else 0
-        for begin, end in zip(times[F, stage], times[B, stage], strict=True):
-            here.ops.append((begin, forward, size.running - own))
-            here.ops.append((end, backward, size.backward))
-            here.stays.append((begin + kept_from, end + backward, size.saved))
-        if stage:
-            _boundary(costs, placed, stage, gpus)
-    return [gpu.peak(placed.period) for gpu in gpus]
+@compiled
+def peaks(stages: Records, period: int, times: Ints, gpus: int) -> Ints:
+    """Bytes of every GPU at its peak, nearly.
+
+    Args:
+        stages: as `modulo_scheduling.STAGE` says.
+        period: in ns.
+        times: as `modulo_scheduling.place` fills them in.
+        gpus: how many there are.
+    """
+    stays = _stays(stages, times)
+    fixed, best = np.zeros(gpus, np.int64), np.zeros(gpus, np.int64)
+    for number in range(len(stages)):
+        stage = stages[number]
+        fixed[stage.gpu] += stage.fixed
+        for copy in range(times.shape[2]):
+            for op in (F, B):
+                length, working = stage.forward, stage.running
+                if op == B:
+                    length, working = stage.backward, stage.returning
+                start = times[op, number, copy]
+                level = working + _staying(stays, stage.gpu, start, start + length - 1, period)
+                best[stage.gpu] = max(best[stage.gpu], level)
+    return fixed + best
 
 
-def _boundary(
-    costs: CostModel, placed: ModuloListScheduler, stage: int, gpus: Sequence[_Gpu]
-) -> None:
-    """The tensors between a stage and the one before it."""
-    (first, boundary, source), (_, last, target) = placed.runs[stage - 1 : stage + 1]
-    times = placed.times
-    ways = (
-        ((F, stage - 1), (SEND_F, stage - 1), (F, stage), source, target, False),
-        ((B, stage), (SEND_B, stage), (B, stage - 1), target, source, True),
-    )
-    lengths = (
-        costs.forward_ns(first, boundary, source),
-        costs.backward_ns(boundary + 1, last, target),
-    )
-    for (maker, send, user, here, there, backward), length in zip(ways, lengths, strict=True):
-        sent = costs.unsaved_bytes(boundary, backward=backward)
-        if here == there:
-            if sent:
-                for made, used in zip(times[maker], times[user], strict=True):
-                    gpus[here].stays.append((made + length, used, sent))
-            continue
-        received = costs.tensor_bytes(boundary, backward=backward)
-        if not costs.exact:
-            gpus[here].fixed += received
-            gpus[there].fixed += received
-            continue
-        trip = (
-            costs.send_backward_ns(boundary, here, there)
-            if backward
-            else costs.send_forward_ns(boundary, here, there)
-        )
-        for made, left, used in zip(times[maker], times[send], times[user], strict=True):
-            if sent:
-                gpus[here].stays.append((made + length, left + trip, sent))
-            gpus[there].arrivals.append((left, used, received))
+@compiled
+def _staying(stays: Ints, gpu: int, start: int, end: int, period: int) -> int:
+    """Bytes that stay on a GPU while an op runs from `start` to `end`."""
+    level = 0
+    for row in stays:
+        if row[GPU] == gpu:
+            seen = end if row[POSTED] else start
+            begun, over = (seen - row[BEGIN]) // period, (start - row[UNTIL]) // period
+            level += row[BYTES] * (begun - over)
+    return level
+
+
+@compiled
+def _stays(stages: Records, times: Ints) -> Ints:
+    """What stays where, in rows."""
+    copies, count = times.shape[2], 0
+    stays = np.zeros((MOST_STAYS * copies * len(stages), 5), np.int64)
+    for number in range(len(stages)):
+        stage = stages[number]
+        for copy in range(copies):
+            begun = times[F, number, copy] + stage.kept_after
+            over = times[B, number, copy] + stage.backward
+            count = _stay(stays, count, stage.gpu, begun, over, stage.saved, 0)
+            if number == len(stages) - 1:
+                continue
+            following = stages[number + 1]
+            made = times[F, number, copy] + stage.forward
+            returned = times[B, number + 1, copy] + following.backward
+            used, home = times[F, number + 1, copy], times[B, number, copy]
+            gone, back = used, home
+            if stage.out >= 0:
+                left, returns = times[SEND_F, number, copy], times[SEND_B, number + 1, copy]
+                count = _stay(stays, count, following.gpu, left, used, stage.received, 1)
+                count = _stay(
+                    stays, count, stage.gpu, returns, home, stage.gradient_received, 1
+                )
+                gone, back = left + stage.send_forward, returns + stage.send_backward
+            count = _stay(stays, count, stage.gpu, made, gone, stage.sent, 0)
+            count = _stay(
+                stays, count, following.gpu, returned, back, stage.gradient_sent, 0
+            )
+    return stays[:count]
+
+
+@compiled
+def _stay(
+    stays: Ints, count: int, gpu: int, begin: int, until: int, size: int, posted: int
+) -> int:
+    """Fill in one more row, if it has bytes; how many there are."""
+    if size == 0:
+        return count
+    stays[count, GPU], stays[count, BEGIN], stays[count, UNTIL] = gpu, begin, until
+    stays[count, BYTES], stays[count, POSTED] = size, posted
+    return count + 1

@@ -10,9 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
+from pipeplan.ilp.compiled import Ints
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory_events import ExactMemoryEvents
-from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.modulo_scheduling import (
+    NOWHERE,
+    add,
+    clear,
+    earliest_fit,
+    latest_fit,
+    remove,
+)
 from pipeplan.ilp.schedule import Schedule, StageOffload, duration
 from pipeplan.plan import OpKind
 from pipeplan.units import ceil_div
@@ -45,8 +55,8 @@ class CopyPlacement:
         """
         host = self.costs.cluster.host
         assert host is not None
-        out = ReservationTable(self.schedule.period)
-        back = out if host.duplex == "half" else ReservationTable(self.schedule.period)
+        out = self._empty_table(2 * len(chosen))
+        back = out if host.duplex == "half" else self._empty_table(len(chosen))
         made = {
             stage: StageOffload(stage, runs, size, transfer_ns(self.costs, size), {})
             for stage, size, runs in chosen
@@ -59,9 +69,15 @@ class CopyPlacement:
             tried = replace(offload, times={**offload.times, copy: pair})
             if self._orderly(tried):
                 made[stage] = tried
-                out.add(pair[0], offload.ns)
-                back.add(pair[1], offload.ns)
+                add(out, pair[0], offload.ns)
+                add(back, pair[1], offload.ns)
         return tuple(made[stage] for stage in sorted(made) if made[stage].times)
+
+    def _empty_table(self, stages: int) -> Ints:
+        """Of a way that each copy of so many stages takes once, and one more while it is tried."""
+        table = np.zeros((2, 2 + stages * self.schedule.k), np.int64)
+        clear(table, self.schedule.period)
+        return table
 
     def _by_rest(self, chosen: Sequence[Choice]) -> list[tuple[int, int, int, int]]:
         """(stage, copy, end of F, start of B), longest rest first."""
@@ -79,32 +95,32 @@ class CopyPlacement:
         offload: StageOffload,
         left: int,
         due: int,
-        tables: tuple[ReservationTable, ReservationTable],
+        tables: tuple[Ints, Ints],
         back_first: bool,
     ) -> tuple[int, int] | None:
         """Start of OFFLOAD and of PREFETCH; None where there is no room for both."""
         out, back = tables
         shared, length = out is back, offload.ns
         if shared and back_first:
-            returns = back.latest_fit(due, length)
-            if returns is None:
+            returns = latest_fit(back, due, length)
+            if returns == NOWHERE:
                 return None
-            back.add(returns, length)
-            leaves = out.earliest_fit(left, length)
-            back.remove(returns, length)
+            add(back, returns, length)
+            leaves = earliest_fit(out, left, length)
+            remove(back, returns, length)
         else:
-            leaves = out.earliest_fit(left, length)
-            if leaves is None:
+            leaves = earliest_fit(out, left, length)
+            if leaves == NOWHERE:
                 return None
             if shared:
-                out.add(leaves, length)
-            returns = back.latest_fit(due, length)
+                add(out, leaves, length)
+            returns = latest_fit(back, due, length)
             if shared:
-                out.remove(leaves, length)
-        if leaves is None or returns is None:
+                remove(out, leaves, length)
+        if NOWHERE in (leaves, returns):
             return None
         rests = leaves + length <= self.sweep.deferred(offload.stage, returns)
-        return (leaves, returns) if rests else None
+        return (int(leaves), int(returns)) if rests else None
 
     def _orderly(self, offload: StageOffload) -> bool:
         """(R5) among the copies that have them."""

@@ -21,7 +21,6 @@ from pipeplan.ilp.local_search.annealing import (
     memory_overflow,
 )
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
-from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.offload.relief_estimate import estimate_relief
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
@@ -75,7 +74,7 @@ class RecomputeAnnealing(SimulatedAnnealing):
 
     def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
         """As `SimulatedAnnealing` counts, less what may be offloaded."""
-        peaks = estimate_peaks(costs, placing)
+        peaks = placing.peaks()
         if self.state.options.offload:
             peaks = offloaded_overflow(costs, placing, peaks)
         return memory_overflow(peaks, costs.budgets)

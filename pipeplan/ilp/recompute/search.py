@@ -29,6 +29,7 @@ from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import ways
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.search_result import SearchResult
+from pipeplan.ilp.recompute.step_search import RecomputeStepSearch
 from pipeplan.ilp.recompute.trim import trim
 from pipeplan.ilp.step.bound import step_bound
 from pipeplan.ilp.warm_start import offer_warm_start
@@ -185,9 +186,6 @@ def _search_steps(joint: JointIncumbent, state: Incumbent, starts: Sequence[Plan
     _started(joint, starts)
     _keep(joint, state)
     if not joint.interrupted and not _reached(joint):
-        # Only here: its compiler takes a while to load.
-        from pipeplan.ilp.recompute.step_search import RecomputeStepSearch
-
         steps = RecomputeStepSearch(joint)
         joint.state.give(steps.name, steps.run, joint.state.remaining)
         if joint.period is None and not joint.interrupted:

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Bools, Ints, compiled
+from pipeplan.ilp.modulo_scheduling import place_in_turn
 from pipeplan.ilp.step.dispatch import B, W
 from pipeplan.ilp.step.instance import StepInstance
 from pipeplan.ilp.step.list_scheduler import DispatchingRule
@@ -68,73 +68,8 @@ def _steady_state(of: StepInstance, period: int, random: Random) -> list[list[fl
         *random.sample(range(W * stages, 3 * stages), stages),
     ]
     again = np.array([random.random() < second for _ in in_turn])
-    starts = np.empty(len(in_turn), np.int64)
     lines = of.lines
     gpus, ns, hops = lines["gpu"], lines["ns"], lines["hop_ns"]
-    _place(period, np.array(in_turn), gpus, ns, hops, again, late, starts)
+    starts = place_in_turn(period, np.array(in_turn), gpus, ns, hops, again, late)
     times: list[list[float]] = starts.reshape(3, stages).astype(np.float64).tolist()
     return times
-
-
-@compiled
-def _place(
-    period: int,
-    in_turn: Ints,
-    gpus: Ints,
-    ns: Ints,
-    hops: Ints,
-    again: Bools,
-    late: int,
-    starts: Ints,
-) -> None:
-    """Give each line a place that is free on its GPU.
-
-    Args:
-        period: in ns.
-        in_turn: lines, those of F and B as a micro-batch passes them.
-        gpus: by line.
-        ns: by line, of an op.
-        hops: by line, what its output takes to the next one, in ns.
-        again: by turn, whether the second place is taken.
-        late: how far W is behind B, in ns.
-        starts: by line, in ns; filled in. Where nothing is free, what would be the best.
-    """
-    stages = in_turn.size // 3
-    placed = np.zeros(in_turn.size, np.bool_)
-    now = 0
-    for turn in range(in_turn.size):
-        line = in_turn[turn]
-        if line >= W * stages:
-            now = starts[line - stages] + ns[line - stages] + late
-        start = _free(period, in_turn[:turn], gpus, ns, starts, placed, line, now)
-        if start >= now and again[turn]:
-            start = _free(period, in_turn[:turn], gpus, ns, starts, placed, line, start + ns[line])
-        placed[line] = start >= now
-        starts[line] = max(start, now)
-        now = starts[line] + ns[line] + hops[line]
-
-
-@compiled
-def _free(
-    period: int,
-    others: Ints,
-    gpus: Ints,
-    ns: Ints,
-    starts: Ints,
-    placed: Bools,
-    line: int,
-    now: int,
-) -> int:
-    """As `ReservationTable.earliest_fit`, which machine code cannot call; -1 if none is free."""
-    start, moved = now, True
-    while moved and start < now + period:
-        moved = False
-        for other in others:
-            if gpus[other] != gpus[line] or not placed[other]:
-                continue
-            ahead, behind = (starts[other] - start) % period, (start - starts[other]) % period
-            if ahead < ns[line] or behind < ns[other]:
-                # Where the other one ends just here, it begins too soon again: nothing is free.
-                start += (starts[other] + ns[other] - start) % period or period
-                moved = True
-    return -1 if moved or ns[line] > period else start

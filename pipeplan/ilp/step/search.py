@@ -17,7 +17,6 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.compiled import AVAILABLE
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.memory import memory_rows
@@ -62,10 +61,6 @@ NEVER: Final = 10**18
 """End of a step that does not fit: every other one is better."""
 TIGHTER: Final = 4
 """How often room is made smaller where the exact count of a schedule does not fit."""
-NO_COMPILER: Final = (
-    "numba is not installed, so steps were searched some thirty times slower:"
-    " pip install 'pipeplan[plan]'"
-)
 
 
 class StepSearch:
@@ -76,8 +71,7 @@ class StepSearch:
     def __init__(self, state: Incumbent) -> None:
         """Repeatable for a seed."""
         self.state, self.random = state, state.random(self.name)
-        if not AVAILABLE:
-            state.notes.append(NO_COMPILER)
+        state.note_missing_compiler()
         self.moves = Moves(state.costs, self.random)
         self.microbatches = state.options.microbatches
         self.searched = min(self.microbatches, SEARCHED * state.costs.gpus)

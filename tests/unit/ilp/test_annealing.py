@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,12 +20,12 @@ from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import PLACED_S, STEP_S, SimulatedAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
-from pipeplan.ilp.local_search.peak_estimate import estimate_peaks
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.modulo_scheduling import NOWHERE, add, clear, earliest_fit, latest_fit, remove
 from pipeplan.ilp.search import contiguous
 from pipeplan.plan import MemoryModel, OpKind
 from tests import handmade
+from tests.random_placements import random_costs, random_runs
 from tests.searches import limits
 
 PERIOD = 12
@@ -37,14 +38,18 @@ PERIOD = 12
     st.integers(1, 5),
 )
 def test_ring_finds_nearest(arcs: list[tuple[int, int]], time: int, length: int) -> None:
-    """`earliest_fit` and `latest_fit` are the nearest free places, as instant by instant."""
-    ring, busy = ReservationTable(PERIOD), set[int]()
+    """`earliest_fit` and `latest_fit` are the nearest free places, as instant by instant.
+
+    They still are when another arc was there for a while.
+    """
+    ring, busy = np.zeros((2, len(arcs) + 2), np.int64), set[int]()
+    clear(ring, PERIOD)
     borders: set[int] = set()
     for start, long in arcs:
         inside = {(start + tick) % PERIOD for tick in range(long)}
         covered = not long and start in busy and (start - 1) % PERIOD in busy
         if not inside & busy and not covered and not _across(start, long, borders):
-            ring.add(start, long)
+            add(ring, start, long)
             busy |= inside
             borders |= {start} if not long else set()
     free = [
@@ -53,38 +58,20 @@ def test_ring_finds_nearest(arcs: list[tuple[int, int]], time: int, length: int)
         if not {(start + tick) % PERIOD for tick in range(length)} & busy
         and not _across(start, length, borders)
     ]
-    assert ring.earliest_fit(time, length) == min((x for x in free if x >= time), default=None)
-    assert ring.latest_fit(time, length) == max(
-        (x for x in free if x + length <= time), default=None
-    )
+    earliest = min((x for x in free if x >= time), default=NOWHERE)
+    latest = max((x for x in free if x + length <= time), default=NOWHERE)
+    assert earliest_fit(ring, time, length) == earliest
+    assert latest_fit(ring, time, length) == latest
+    if free:
+        add(ring, earliest, length)
+        remove(ring, earliest, length)
+        assert earliest_fit(ring, time, length) == earliest
+        assert latest_fit(ring, time, length) == latest
 
 
 def _across(start: int, length: int, points: set[int]) -> bool:
     """Whether an arc without length lies strictly inside."""
     return any((start + tick) % PERIOD in points for tick in range(1, length))
-
-
-def random_costs(random: Random, model: MemoryModel, gpus: int) -> CostModel:
-    """A chain of a few layers with messages on equal GPUs with half-duplex links."""
-    layers = random.randint(2, 8)
-    times = [(random.randint(1, 9), random.randint(1, 9)) for _ in range(layers)]
-    fields = [
-        {
-            "output_bytes": random.randint(0, 3),
-            "saved_bytes": random.randint(0, 4),
-            "weight_bytes": random.randint(0, 2),
-        }
-        for _ in range(layers)
-    ]
-    cluster = uniform(gpus, 10**6, bandwidth_bytes_per_s=10**9, duplex="half")
-    return CostModel(handmade.chain(times, fields), cluster, "2bw", model)
-
-
-def random_runs(random: Random, costs: CostModel) -> list[PlacedStage]:
-    """Stages on random GPUs, several on some."""
-    cuts = sorted(random.sample(range(1, costs.layers), random.randint(0, costs.layers - 1)))
-    edges = [0, *cuts, costs.layers]
-    return [(first, behind - 1, random.randrange(costs.gpus)) for first, behind in pairwise(edges)]
 
 
 def test_placements_keep_rules() -> None:
@@ -156,7 +143,7 @@ def test_glance_is_near_the_exact_bytes() -> None:
         if not placed.place():
             continue
         rows = memory_rows(costs, placed.schedule())
-        near = estimate_peaks(costs, placed)
+        near = placed.peaks()
         for row, peak in zip(rows, near, strict=True):
             assert peak <= row.peak_bytes
             total += 1
@@ -193,7 +180,7 @@ def test_a_step_counts_for_its_list_schedule(monkeypatch: pytest.MonkeyPatch) ->
 
     def counted(self: ModuloListScheduler) -> bool:
         found = place(self)
-        placed.append(self.placed * len(self.centres))
+        placed.append(self.placed * self.copies)
         return found
 
     monkeypatch.setattr(ModuloListScheduler, "place", counted)

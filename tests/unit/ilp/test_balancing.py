@@ -7,6 +7,8 @@ from itertools import pairwise
 from random import Random
 from typing import Literal
 
+import numpy as np
+
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import closed_form_bound, must_share_groups
 from pipeplan.ilp.clock import DeterministicClock
@@ -17,9 +19,8 @@ from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule, measured_estimate
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
-from pipeplan.ilp.local_search.packing_lookahead import fits_rest, place_pair
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.reservation_table import ReservationTable
+from pipeplan.ilp.modulo_scheduling import NOWHERE, add, clear, fits_rest, free_intervals, place_pair
 from pipeplan.ilp.search import contiguous
 from tests import handmade
 from tests.searches import limits
@@ -27,20 +28,21 @@ from tests.searches import limits
 
 def test_holes_are_what_is_free() -> None:
     """Holes are the free arcs, one across the period's end too; points split them."""
-    ring = ReservationTable(20)
-    assert ring.free_intervals() == [(0, 20)]
+    ring = np.zeros((2, 5), np.int64)
+    clear(ring, 20)
+    assert free_intervals(ring).tolist() == [[0, 20]]
     for start, length in ((2, 3), (5, 1), (10, 0), (14, 2)):
-        ring.add(start, length)
-    assert sorted(ring.free_intervals()) == [(6, 4), (10, 4), (16, 6)]
+        add(ring, start, length)
+    assert sorted(free_intervals(ring).tolist()) == [[6, 4], [10, 4], [16, 6]]
 
 
 def test_a_pair_leaves_room_for_the_rest() -> None:
     """In 10 free with 4 and 4 to come, 1 and 1 go to the ends, not where they would be first."""
-    holes = [(0, 10)]
-    assert fits_rest(holes, [4, 4])
-    assert not fits_rest([(0, 3), (5, 5)], [4, 4])
-    found = place_pair(holes, 30, (1, 1), (3, 3), [4, 4])
-    assert found is not None
+    holes, rest = np.array([[0, 10]]), np.array([4, 4])
+    assert fits_rest(holes, rest)
+    assert not fits_rest(np.array([[0, 3], [5, 5]]), rest)
+    found = place_pair(holes, 30, 1, 1, 3, 3, rest)
+    assert NOWHERE not in found
     free = sorted(set(range(10)) - {time % 30 for time in found})
     runs = [one for one, other in pairwise([*free, 99]) if other - one > 1]
     assert len(runs) == 1, "one hole of eight is left"

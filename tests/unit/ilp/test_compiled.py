@@ -7,14 +7,14 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
-from random import Random
 
-import numpy as np
 import pytest
 
+from pipeplan.ilp import incumbent
+from pipeplan.ilp.compiled import NO_COMPILER
 from pipeplan.ilp.incumbent import Incumbent
-from pipeplan.ilp.reservation_table import ReservationTable
-from pipeplan.ilp.step import rules, search
+from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.step.search import StepSearch
 from tests.equal_steps import equal
 from tests.searches import limits
 
@@ -27,12 +27,14 @@ if {missing}:
 from fractions import Fraction
 from random import Random
 from pipeplan.ilp.compiled import AVAILABLE
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import instance
 from pipeplan.ilp.step.list_scheduler import schedule_step
 from pipeplan.ilp.step.placements import stages_of
 from pipeplan.ilp.step.rules import random_rule
 from tests.equal_steps import equal
+from tests.random_placements import random_costs, random_runs
 
 print("numba" if AVAILABLE else "plain")
 for split in (True, False):
@@ -45,39 +47,34 @@ for split in (True, False):
             for _ in range(10):
                 times, events = schedule_step(of, random_rule(of, random), horizon)
                 print(events, times and (times.starts.tolist(), times.end, times.ends))
+random = Random(0)
+for model in ("exact", "paper"):
+    for _ in range(100):
+        costs, k = random_costs(random, model, 3), random.choice((1, 1, 2, 3))
+        runs, wait = random_runs(random, costs), (random.randint(0, 3), random.randint(0, 3))
+        period = int(k * costs.load_ns(0, costs.layers - 1, 0) * random.choice((0.5, 0.7, 1)))
+        centres = [copy * period // k for copy in range(k)]
+        placing = ModuloListScheduler(costs, runs, period, centres, dict([(0, wait)]))
+        done = placing.place()
+        print(done, placing.placed, done and (placing.peaks(), placing.schedule()))
 """
 
 
 def test_machine_code_computes_what_python_does() -> None:
-    """80 rules and some cuts, with ample and scarce memory: all numbers are the same."""
+    """80 rules and some cuts, with ample and scarce memory; 200 periodic schedules.
+
+    All numbers are the same.
+    """
     pytest.importorskip("numba")
     first, *rows = printed(missing=False)
     other, *plain = printed(missing=True)
     assert (first, other) == ("numba", "plain")
     assert rows == plain
-    assert len(rows) == 84
-    assert any(row.endswith("None") for row in rows)
-    assert len(set(rows)) > 30
-
-
-def test_free_places_are_those_of_a_reservation_table() -> None:
-    """Ops of some length, placed one after the other on one GPU until it is full."""
-    random, none = Random(0), 0
-    for _ in range(200):
-        period, count = random.randint(4, 30), random.randint(1, 8)
-        table, ns = ReservationTable(period), [random.randint(1, 6) for _ in range(count)]
-        gpus, starts = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        placed, lengths = np.zeros(count, np.bool_), np.array(ns)
-        for line in range(count):
-            now, others = random.randint(0, 60), np.arange(line)
-            found = rules._free(period, others, gpus, lengths, starts, placed, line, now)
-            expected = table.earliest_fit(now, ns[line])
-            assert found == (-1 if expected is None else expected)
-            none += expected is None
-            if expected is not None:
-                table.add(expected, ns[line])
-                starts[line], placed[line] = expected, True
-    assert none > 20
+    assert len(rows) == 284
+    assert any(row.endswith("None") for row in rows[:84])
+    assert any(row.startswith("False") for row in rows[84:])
+    assert len(set(rows[:84])) > 30
+    assert len(set(rows[84:])) > 80
 
 
 def printed(*, missing: bool) -> list[str]:
@@ -96,8 +93,9 @@ def printed(*, missing: bool) -> list[str]:
 def test_a_missing_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, as a note of the plan."""
     _, costs = equal(2, split=False, memory=Fraction(1))
-    for available, notes in ((True, []), (False, [search.NO_COMPILER])):
-        monkeypatch.setattr(search, "AVAILABLE", available)
+    for available, notes in ((True, []), (False, [NO_COMPILER])):
+        monkeypatch.setattr(incumbent, "AVAILABLE", available)
         state = Incumbent(costs, limits())
-        search.StepSearch(state)
+        StepSearch(state)
+        SimulatedAnnealing(state)
         assert state.notes == notes
