@@ -59,7 +59,7 @@ def add(table: Ints, start: int, length: int) -> None:
     at = table[0, 0] + 1
     # An arc without length comes before one that starts with it.
     while at > 1 and (table[0, at - 1] > offset or (length == 0 and table[0, at - 1] == offset)):
-        table[:, at] = table[:, at - 1]
+        table[0, at], table[1, at] = table[0, at - 1], table[1, at - 1]
         at -= 1
     table[0, at], table[1, at] = offset, offset + length
     table[0, 0] += 1
@@ -73,7 +73,7 @@ def remove(table: Ints, start: int, length: int) -> None:
     while table[0, at] != offset or table[1, at] != offset + length:
         at += 1
     for later in range(at, table[0, 0]):
-        table[:, later] = table[:, later + 1]
+        table[0, later], table[1, later] = table[0, later + 1], table[1, later + 1]
     table[0, 0] -= 1
 
 
@@ -134,22 +134,40 @@ def free_intervals(table: Ints) -> Ints:
 
 
 @compiled
-def fits_rest(free: Ints, rest: Ints) -> bool:
-    """Whether ops of these lengths, which rise, fit into free intervals.
+def insert(values: Ints, value: int) -> None:
+    """Put one more among values that rise, whose number comes before them."""
+    at = values[0] + 1
+    while at > 1 and values[at - 1] > value:
+        values[at] = values[at - 1]
+        at -= 1
+    values[at] = value
+    values[0] += 1
 
-    The longest op first, each into the tightest interval.
+
+@compiled
+def fits_rest(free: Ints, rest: Ints) -> bool:
+    """Whether ops fit into free intervals, the longest first, each into the tightest one.
+
+    Args:
+        free: intervals.
+        rest: how many ops, then their lengths, rising.
     """
-    if rest.size == 0:
-        return True
-    room = np.sort(free[:, 1])
-    if room.size > 0 and room[-1] >= rest.sum():
-        return True
-    for length in rest[::-1]:
-        at = np.searchsorted(room, length)
-        if at == room.size:
+    missing = 0
+    for op in range(1, rest[0] + 1):
+        missing += rest[op]
+    room = np.zeros(len(free) + 1, np.int64)
+    for interval in free:
+        if interval[1] >= missing:
+            return True
+        insert(room, interval[1])
+    for op in range(rest[0], 0, -1):
+        at = 1
+        while at <= room[0] and room[at] < rest[op]:
+            at += 1
+        if at > room[0]:
             return False
-        left = room[at] - length
-        while at > 0 and room[at - 1] > left:
+        left = room[at] - rest[op]
+        while at > 1 and room[at - 1] > left:
             room[at] = room[at - 1]
             at -= 1
         room[at] = left
@@ -169,7 +187,7 @@ def place_pair(
         long_out: ns of the op that begins.
         end: by when.
         begin: from when on.
-        rest: lengths of ops that come later and must still find room, rising.
+        rest: how many ops come later and must still find room, then their lengths, rising.
 
     Returns:
         The two starts with the least waiting, or NOWHERE twice.
@@ -177,68 +195,98 @@ def place_pair(
     latest = end - long_in
     ins = _waits(free, period, long_in, latest, -1)
     outs = _waits(free, period, long_out, begin, 1)
-    if ins.size == 0 or outs.size == 0:
+    if ins[0] == 0 or outs[0] == 0:
         return NOWHERE, NOWHERE
-    queue = [(ins[0] + outs[0], 0, 0)]
+    left = np.empty((len(free) + 2, 2), np.int64)
+    queue = [(ins[1] + outs[1], 1, 1)]
     for _ in range(MOST_PAIRS):
         if len(queue) == 0:
             break
         _, one, other = heappop(queue)
-        starts = latest - ins[one], begin + outs[other]
-        fits, left = _without(free, starts[1], long_out, period)
-        if fits:
-            fits, left = _without(left, starts[0], long_in, period)
-        if fits and fits_rest(left, rest):
-            return starts
-        if other == 0 and one + 1 < ins.size:
-            heappush(queue, (ins[one + 1] + outs[0], one + 1, 0))
-        if other + 1 < outs.size:
+        start, later = latest - ins[one], begin + outs[other]
+        count = _carve(free, len(free), later, long_out, period, left)
+        if count >= 0:
+            count = _carve(left, count, start, long_in, period, left)
+        if count >= 0 and fits_rest(left[:count], rest):
+            return start, later
+        if other == 1 and one < ins[0]:
+            heappush(queue, (ins[one + 1] + outs[1], one + 1, 1))
+        if other < outs[0]:
             heappush(queue, (ins[one] + outs[other + 1], one, other + 1))
     return NOWHERE, NOWHERE
 
 
 @compiled
 def _waits(free: Ints, period: int, length: int, time: int, way: int) -> Ints:
-    """How far from `time` an op may start, onward (way 1) or backward (-1), rising.
+    """How far from `time` an op may start, onward (way 1) or backward (-1): how many, rising.
 
     At once, if that lies in a free interval, and at both ends of each.
     """
-    waits = np.empty(3 * len(free), np.int64)
-    found = 0
-    for begin, size in free:
+    waits = np.zeros(3 * len(free) + 1, np.int64)
+    for interval in free:
+        begin, size = interval[0], interval[1]
         if size < length:
             continue
         if (time - begin) % period + length <= size:
-            waits[found] = 0
-            found += 1
-        waits[found] = way * (begin - time) % period
-        waits[found + 1] = way * (begin + size - length - time) % period
-        found += 2
-    return np.unique(waits[:found])
+            _insert_new(waits, 0)
+        _insert_new(waits, way * (begin - time) % period)
+        _insert_new(waits, way * (begin + size - length - time) % period)
+    return waits
 
 
 @compiled
-def _without(free: Ints, start: int, length: int, period: int) -> tuple[bool, Ints]:
-    """Whether an op lies in one of the intervals, and what it leaves of them."""
-    for at in range(len(free)):
-        begin, size = free[at]
-        offset = (start - begin) % period
-        if offset + length > size:
-            continue
-        left = np.empty((len(free) + 1, 2), np.int64)
-        left[:at] = free[:at]
-        found = at
-        if offset > 0:
-            left[found, 0], left[found, 1] = begin, offset
-            found += 1
-        if size - offset - length > 0:
-            left[found, 0] = (begin + offset + length) % period
-            left[found, 1] = size - offset - length
-            found += 1
-        behind = len(free) - at - 1
-        left[found : found + behind] = free[at + 1 :]
-        return True, left[: found + behind]
-    return False, free
+def _insert_new(values: Ints, value: int) -> None:
+    """As `insert`, if there is none like it."""
+    for at in range(1, values[0] + 1):
+        if values[at] == value:
+            return
+    insert(values, value)
+
+
+@compiled
+def _carve(free: Ints, count: int, start: int, length: int, period: int, left: Ints) -> int:
+    """Take an op out of the first of so many intervals in which it lies.
+
+    `left`, which may be `free`, gets what is left, in two rows where an interval is split.
+
+    Returns:
+        How many intervals are left; -1 where the op lies in none.
+    """
+    found = 0
+    while found < count and (start - free[found, 0]) % period + length > free[found, 1]:
+        found += 1
+    if found == count:
+        return -1
+    begin, size = free[found, 0], free[found, 1]
+    before = (start - begin) % period
+    behind = size - before - length
+    more = (before > 0) + (behind > 0) - 1
+    if more >= 0:
+        for at in range(count - 1, found, -1):
+            left[at + more, 0], left[at + more, 1] = free[at, 0], free[at, 1]
+    else:
+        for at in range(found + 1, count):
+            left[at - 1, 0], left[at - 1, 1] = free[at, 0], free[at, 1]
+    for at in range(found):
+        left[at, 0], left[at, 1] = free[at, 0], free[at, 1]
+    if before > 0:
+        left[found, 0], left[found, 1] = begin, before
+    if behind > 0:
+        at = found + (before > 0)
+        left[at, 0], left[at, 1] = (begin + before + length) % period, behind
+    return count + more
+
+
+@compiled
+def overload_ns(stages: Records, period: int, copies: int, gpus: int) -> int:
+    """What all copies of the stages, as `STAGE` says, keep GPUs busy beyond the period."""
+    loads = np.zeros(gpus, np.int64)
+    for stage in stages:
+        loads[stage.gpu] += copies * (stage.forward + stage.backward)
+    beyond = 0
+    for load in loads:
+        beyond += max(0, load - period)
+    return beyond
 
 
 @compiled
@@ -265,33 +313,57 @@ def place(stages: Records, tables: int, period: int, centres: Ints, times: Ints)
             clear(busy[stage.back], period)
     for stage in stages:
         for _ in range(copies):
-            _put(lengths[stage.gpu], stage.forward)
-            _put(lengths[stage.gpu], stage.backward)
+            insert(lengths[stage.gpu], stage.forward)
+            insert(lengths[stage.gpu], stage.backward)
     opening, closing = centres.copy(), centres.copy()
     for number in range(count - 1, -1, -1):
         stage = stages[number]
         if stage.out >= 0:
-            ways = busy[stage.out], busy[stage.back], stage.out == stage.back
-            ns = stage.send_forward, stage.send_backward
-            if not _pairs(ways, ns, opening, closing, lengths[stage.out]):
+            found = _pairs(
+                busy[stage.out],
+                busy[stage.back],
+                stage.out == stage.back,
+                stage.send_forward,
+                stage.send_backward,
+                opening,
+                closing,
+                lengths[stage.out],
+            )
+            if not found:
                 return count - 1 - number
-            times[SEND_F, number], times[SEND_B, number + 1] = opening, closing
-            closing += stage.send_backward
-        opening -= stage.in_wait
-        closing += stage.out_wait
-        own = busy[stage.gpu], busy[stage.gpu], True
-        ns = stage.forward, stage.backward
-        if not _pairs(own, ns, opening, closing, lengths[stage.gpu]):
+            for copy in range(copies):
+                times[SEND_F, number, copy] = opening[copy]
+                times[SEND_B, number + 1, copy] = closing[copy]
+                closing[copy] += stage.send_backward
+        for copy in range(copies):
+            opening[copy] -= stage.in_wait
+            closing[copy] += stage.out_wait
+        own = busy[stage.gpu]
+        found = _pairs(
+            own,
+            own,
+            True,
+            stage.forward,
+            stage.backward,
+            opening,
+            closing,
+            lengths[stage.gpu],
+        )
+        if not found:
             return count - 1 - number
-        times[F, number], times[B, number] = opening, closing
-        closing += stage.backward
+        for copy in range(copies):
+            times[F, number, copy], times[B, number, copy] = opening[copy], closing[copy]
+            closing[copy] += stage.backward
     return count
 
 
 @compiled
 def _pairs(
-    tables: tuple[Ints, Ints, bool],
-    lengths: tuple[int, int],
+    table_in: Ints,
+    table_out: Ints,
+    same: bool,
+    long_in: int,
+    long_out: int,
     opening: Ints,
     closing: Ints,
     rest: Ints,
@@ -301,8 +373,11 @@ def _pairs(
     Copies are alike, so their starts are handed out in order: FIFO (R5).
 
     Args:
-        tables: of the way in and of the way out, and whether they are one.
-        lengths: of the two ops, in ns.
+        table_in: of the way in.
+        table_out: of the way out.
+        same: whether that is the same one.
+        long_in: of the first op, in ns.
+        long_out: of the other one.
         opening: by copy, when the first op must end; then, when it starts.
         closing: by copy, from when on the other one may begin; then, when it starts.
         rest: how many ops of the table must find room, and their lengths, rising; the copies' are
@@ -311,31 +386,31 @@ def _pairs(
     Returns:
         Whether there is room.
     """
-    table_in, table_out, same = tables
-    long_in, long_out = lengths
-    for copy in range(opening.size):
+    copies = opening.size
+    ins, outs = np.zeros(copies + 1, np.int64), np.zeros(copies + 1, np.int64)
+    for copy in range(copies):
         end, begin = opening[copy], closing[copy]
         if rest[0] > 0:
             _take(rest, long_in)
             _take(rest, long_out)
-        left = rest[1 : 1 + rest[0]]
-        starts = _nearest_pair(table_in, table_out, long_in, long_out, end, begin)
-        if starts[0] != NOWHERE and left.size > 0:
-            if not fits_rest(free_intervals(table_in), left):
-                remove(table_in, starts[0], long_in)
-                remove(table_in, starts[1], long_out)
-                starts = NOWHERE, NOWHERE
-        if starts[0] == NOWHERE and same:
+        start, later = _nearest_pair(table_in, table_out, long_in, long_out, end, begin)
+        if start != NOWHERE and rest[0] > 0 and not fits_rest(free_intervals(table_in), rest):
+            remove(table_in, start, long_in)
+            remove(table_in, later, long_out)
+            start = NOWHERE
+        if start == NOWHERE and same:
             free = free_intervals(table_in)
-            starts = place_pair(free, table_in[1, 0], long_in, long_out, end, begin, left)
-            if starts[0] != NOWHERE:
-                add(table_in, starts[0], long_in)
-                add(table_in, starts[1], long_out)
-        if starts[0] == NOWHERE:
+            period = table_in[1, 0]
+            start, later = place_pair(free, period, long_in, long_out, end, begin, rest)
+            if start != NOWHERE:
+                add(table_in, start, long_in)
+                add(table_in, later, long_out)
+        if start == NOWHERE:
             return False
-        opening[copy], closing[copy] = starts
-    opening.sort()
-    closing.sort()
+        insert(ins, start)
+        insert(outs, later)
+    for copy in range(copies):
+        opening[copy], closing[copy] = ins[copy + 1], outs[copy + 1]
     return True
 
 
@@ -371,24 +446,14 @@ def _nearest_pair(
 
 
 @compiled
-def _put(lengths: Ints, length: int) -> None:
-    """One more of the lengths, which rise and whose number comes first."""
-    lengths[0] += 1
-    at = lengths[0]
-    while at > 1 and lengths[at - 1] > length:
-        lengths[at] = lengths[at - 1]
-        at -= 1
-    lengths[at] = length
-
-
-@compiled
 def _take(lengths: Ints, length: int) -> None:
-    """One less."""
+    """Undo `insert`."""
     at = 1
     while lengths[at] != length:
         at += 1
-    lengths[at : lengths[0]] = lengths[at + 1 : lengths[0] + 1]
     lengths[0] -= 1
+    for later in range(at, lengths[0] + 1):
+        lengths[later] = lengths[later + 1]
 
 
 @compiled

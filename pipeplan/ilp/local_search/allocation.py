@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from pipeplan.ilp.local_search.list_scheduler import PlacedStage, Wait
@@ -14,7 +15,7 @@ Waits = Mapping[int, tuple[float, float]]
 """By first layer of a stage: its `list_scheduler.Wait` in periods."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Allocation:
     """Where layers sit, where stages are split, when copies turn, what waits and is recomputed.
 
@@ -42,18 +43,19 @@ class Allocation:
         splits = {two.first for one, two in pairwise(schedule.stages) if one.gpu == two.gpu}
         return cls(tuple(homes), frozenset(splits), tuple(copy / k for copy in range(k)))
 
-    def runs(self) -> list[PlacedStage]:
+    @cached_property
+    def runs(self) -> tuple[PlacedStage, ...]:
         """Runs of layers on one GPU, cut at splits."""
-        runs, first, home = [], 0, self.homes[0]
+        runs, first, home = list[PlacedStage](), 0, self.homes[0]
         for layer, gpu in enumerate(self.homes):
             if gpu != home or (layer in self.splits and layer > first):
                 runs.append((first, layer - 1, home))
                 first, home = layer, gpu
-        return [*runs, (first, len(self.homes) - 1, home)]
+        return (*runs, (first, len(self.homes) - 1, home))
 
     def segments(self) -> list[tuple[int, int]]:
         """First and last layer of each stage."""
-        return [(first, last) for first, last, _ in self.runs()]
+        return [(first, last) for first, last, _ in self.runs]
 
     def waits_by_stage(self, period: int) -> dict[int, Wait]:
         """Nanoseconds that stages wait, by their number."""

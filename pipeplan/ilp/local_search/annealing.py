@@ -32,9 +32,9 @@ LARGE_TARGET_REDUCTIONS: Final = (0.2, 0.1, 0.05)
 """The same while the bound allows it: where memory is scarce, plans lie far from each other."""
 INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
-STEP_S: Final = 2e-5
+STEP_S: Final = 5e-5
 """What a step counts for where work is counted instead of time, beside its list schedule."""
-PLACED_S: Final = 3e-5
+PLACED_S: Final = 2.5e-6
 """What each copy of a stage counts for that it places."""
 WAITING: Final = 0.3
 """Share of the changes that let a stage wait, or no longer."""
@@ -86,11 +86,6 @@ class SimulatedAnnealing:
         """Whether the gap asked for is reached."""
         return self.state.closed
 
-    def _spent(self, end: float) -> bool:
-        """`_over` within a round, whose steps charge what they do: looks are free."""
-        options = self.state.options
-        return options.clock.spent >= min(end, options.time_limit_s) or self._closed
-
     def anneal_from(
         self,
         layout: Allocation,
@@ -124,9 +119,15 @@ class SimulatedAnnealing:
     ) -> None:
         """From hot to cold; a plan found makes the target shorter on the way, by `shrink`."""
         excess = self._excess(at, target)
+        options, known = self.state.options, None
         for step in range(steps):
-            if self._spent(end) or target < self.state.bound:
+            # Steps charge what they do, and only plans change what is left to do: looks are free.
+            if options.clock.spent >= min(end, options.time_limit_s):
                 return
+            if self._best is not known:
+                if self._closed or target < self.state.bound:
+                    return
+                known = self._best
             new = self._step(at)
             found = self._excess(new, target)
             heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
@@ -158,12 +159,12 @@ class SimulatedAnnealing:
         self.state.options.clock.charge(self.step_s)
         costs, runs = self._seen(layout)
         period = max(1, int(target * len(layout.turns)))
-        over = _overload(costs, runs, period, len(layout.turns))
-        if over > 0:
-            return 2 + over
         centres = [int(turn * period) for turn in layout.turns]
         waits = layout.waits_by_stage(period) if layout.waits else {}
         placing = ModuloListScheduler(costs, runs, period, centres, waits)
+        over = placing.overload
+        if over > 0:
+            return 2 + over
         found = placing.place()
         self.state.options.clock.charge(PLACED_S * placing.placed * len(centres))
         if not found:
@@ -171,9 +172,9 @@ class SimulatedAnnealing:
         excess = self._beside(costs, placing)
         return excess or self._take(costs, placing.schedule())
 
-    def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
+    def _seen(self, layout: Allocation) -> tuple[CostModel, Sequence[PlacedStage]]:
         """The chain whose layers are placed, and the stages in layers of it."""
-        return self.state.costs, layout.runs()
+        return self.state.costs, layout.runs
 
     def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
         """Estimated bytes beyond memory, as shares of each GPU's, summed."""
@@ -224,7 +225,7 @@ class SimulatedAnnealing:
 
     def _change(self, layout: Allocation) -> Allocation:
         """Move a border, a run of layers or a whole stage; swap two; split, join; shift; wait."""
-        draw, runs = self.random.random(), layout.runs()
+        draw, runs = self.random.random(), layout.runs
         if self.random.random() < WAITING:
             return replace(layout, waits=self._waiting(layout, runs))
         if len(layout.turns) > 1 and draw < 0.1:
@@ -248,7 +249,7 @@ class SimulatedAnnealing:
             return replace(layout, splits=self._resplit(layout))
         return replace(layout, homes=tuple(homes))
 
-    def _move_border(self, runs: list[PlacedStage], homes: list[int]) -> None:
+    def _move_border(self, runs: Sequence[PlacedStage], homes: list[int]) -> None:
         index = self.random.randrange(1, len(runs))
         (begin, _, before), (first, end, behind) = runs[index - 1 : index + 1]
         count = self.random.choice((1, 1, 1, 2, 3))
@@ -267,7 +268,7 @@ class SimulatedAnnealing:
             return frozenset()
         return frozenset(real | {self.random.randrange(1, len(homes))})
 
-    def _waiting(self, layout: Allocation, runs: list[PlacedStage]) -> Waits:
+    def _waiting(self, layout: Allocation, runs: Sequence[PlacedStage]) -> Waits:
         """No wait for one of the stages that wait, or one for any stage, at its F or its B."""
         firsts = [first for first, _, _ in runs]
         kept = {first: layout.waits[first] for first in firsts if first in layout.waits}
@@ -282,14 +283,6 @@ class SimulatedAnnealing:
         copy = self.random.randrange(1, len(turns))
         moved = turns[copy] + self.random.uniform(-0.15, 0.15)
         return (0.0, *sorted([*turns[1:copy], min(max(moved, 0.0), 0.999), *turns[copy + 1 :]]))
-
-
-def _overload(costs: CostModel, runs: list[PlacedStage], period: int, k: int) -> float:
-    """Load beyond the period, as a share of it."""
-    loads = [0] * costs.gpus
-    for first, last, gpu in runs:
-        loads[gpu] += k * costs.load_ns(first, last, gpu)
-    return sum(max(0, load - period) for load in loads) / max(1, period)
 
 
 def memory_overflow(peaks: Sequence[int], budgets: Sequence[int]) -> float:

@@ -174,7 +174,7 @@ class BalanceAndSchedule:
         best = self._best()
         assert best is not None
         costs = self.state.costs
-        placing = ModuloListScheduler(costs, layout.runs(), period)
+        placing = ModuloListScheduler(costs, layout.runs, period)
         if period >= best.per_microbatch or not placing.place():
             return None
         return ScheduledAllocation(layout, costs, placing.schedule())

@@ -21,7 +21,7 @@ import numpy as np
 from pipeplan.ilp.compiled import Records, with_attributes
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.peak_estimate import peaks
-from pipeplan.ilp.modulo_scheduling import STAGE, place
+from pipeplan.ilp.modulo_scheduling import STAGE, overload_ns, place
 from pipeplan.ilp.schedule import OpId, Schedule
 from pipeplan.plan import OpKind, Stage
 
@@ -73,6 +73,12 @@ class ModuloListScheduler:
         self._centres = np.array(centres)
         self._stages, self._tables = _stage_rows(costs).of(runs, waits or {})
         self._times = np.zeros((len(_KINDS), len(runs), self.copies), np.int64)
+
+    @property
+    def overload(self) -> float:
+        """Load beyond the period, of all GPUs, as a share of it."""
+        found = overload_ns(self._stages, self.period, self.copies, self.costs.gpus)
+        return float(found / max(1, self.period))
 
     def place(self) -> bool:
         """Whether all ops find room and none overtakes the next period's (R5)."""

@@ -66,11 +66,11 @@ class RecomputeAnnealing(SimulatedAnnealing):
     def _over(self, end: float) -> bool:
         return self.joint.done or self.state.elapsed >= end
 
-    def _seen(self, layout: Allocation) -> tuple[CostModel, list[PlacedStage]]:
+    def _seen(self, layout: Allocation) -> tuple[CostModel, Sequence[PlacedStage]]:
         """The contracted chain, and the stages in its layers."""
         contracted, costs = self.pieces.of(clip_to_stages(layout.recompute, layout.segments()))
         self._contracted = contracted
-        return costs, contracted.renumbered(layout.runs())
+        return costs, contracted.renumbered(layout.runs)
 
     def _beside(self, costs: CostModel, placing: ModuloListScheduler) -> float:
         """As `SimulatedAnnealing` counts, less what may be offloaded."""

@@ -95,7 +95,7 @@ class RecomputeBalancing(BalanceAndSchedule):
             return None
         for runs in joined(layout.recompute, layout.segments()):
             contracted, costs = self._pieces.of(runs)
-            placing = ModuloListScheduler(costs, contracted.renumbered(layout.runs()), period)
+            placing = ModuloListScheduler(costs, contracted.renumbered(layout.runs), period)
             if placing.place():
                 found.append(
                     ScheduledAllocation(replace(layout, recompute=runs), costs, placing.schedule())

@@ -38,7 +38,7 @@ def test_holes_are_what_is_free() -> None:
 
 def test_a_pair_leaves_room_for_the_rest() -> None:
     """In 10 free with 4 and 4 to come, 1 and 1 go to the ends, not where they would be first."""
-    holes, rest = np.array([[0, 10]]), np.array([4, 4])
+    holes, rest = np.array([[0, 10]]), np.array([2, 4, 4])
     assert fits_rest(holes, rest)
     assert not fits_rest(np.array([[0, 3], [5, 5]]), rest)
     found = place_pair(holes, 30, 1, 1, 3, 3, rest)
