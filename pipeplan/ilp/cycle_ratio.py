@@ -2,7 +2,8 @@
 
 With the cyclic order on every resource fixed, each rule is a difference constraint
 `t_v >= t_u + d_u - n * T`; the smallest feasible T is the maximum cycle ratio `sum(d) / sum(n)` of
-that graph (Dasdan, Irani, Gupta 1999), found by bisection on integers with Bellman-Ford (numpy).
+that graph (Dasdan, Irani, Gupta 1999). From a lower bound on, the period is raised to the ratio of
+a cycle for which Bellman-Ford finds it too short, until there is none (Burns 1991).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeplan.ilp.compiled import Ints, compiled
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.schedule import (
     OpId,
@@ -24,7 +25,6 @@ from pipeplan.ilp.schedule import (
     resource,
 )
 
-Array = NDArray[np.int64]
 Node = tuple[OpId, int]
 """(op, copy)."""
 
@@ -32,21 +32,85 @@ Node = tuple[OpId, int]
 @dataclass(frozen=True, slots=True)
 class _Graph:
     nodes: list[Node]
-    source: Array
-    target: Array
-    length: Array
-    periods: Array
+    edges: Ints
+    """(source, target, length, periods) in rows."""
 
-    def earliest(self, period: int) -> Array | None:
+    def earliest(self, period: int) -> list[int] | None:
         """Earliest times at `period`, from 0; None if the period is too short."""
-        weight = self.length - self.periods * period
-        times = np.zeros(len(self.nodes), dtype=np.int64)
-        for _ in range(len(self.nodes) + 1):
-            before = times.copy()
-            np.maximum.at(times, self.target, times[self.source] + weight)
-            if np.array_equal(before, times):
-                return times
-        return None
+        times = np.zeros(len(self.nodes), np.int64)
+        return times.tolist() if _settle(self.edges, period, times)[0] < 0 else None
+
+    def shortest_period(self, lowest: int) -> int:
+        """The shortest one >= `lowest`.
+
+        Raises:
+            ValueError: if no period is long enough, for the orders contradict each other.
+        """
+        period = int(_shortest_period(self.edges, len(self.nodes), lowest))
+        if period < 0:
+            raise ValueError("schedule: its orders contradict each other")
+        return period
+
+
+@compiled
+def _shortest_period(edges: Ints, nodes: int, lowest: int) -> int:
+    """Raise the period to what a cycle asks for that it is too short for; -1 if none suffices."""
+    period = lowest
+    while True:
+        begin, behind = _settle(edges, period, np.zeros(nodes, np.int64))
+        if begin < 0:
+            return period
+        edge = edges[behind[begin]]
+        length, periods = edge[2], edge[3]
+        while edge[0] != begin:
+            edge = edges[behind[edge[0]]]
+            length += edge[2]
+            periods += edge[3]
+        if periods <= 0:
+            return -1
+        period = -(-length // periods)
+
+
+@compiled
+def _settle(edges: Ints, period: int, times: Ints) -> tuple[int, Ints]:
+    """Bellman-Ford: raise times until every edge holds.
+
+    Args:
+        edges: (source, target, length, periods) in rows.
+        period: in ns.
+        times: by node, 0; changed.
+
+    Returns:
+        A node of a cycle for which the period is too short, or -1; by node, the edge that raised
+        its time last.
+    """
+    raised_by = np.full(len(times), -1)
+    while True:
+        raised = False
+        for number in range(len(edges)):
+            edge = edges[number]
+            least = times[edge[0]] + edge[2] - edge[3] * period
+            if least > times[edge[1]]:
+                times[edge[1]], raised_by[edge[1]], raised = least, number, True
+        if not raised:
+            return -1, raised_by
+        node = _on_a_cycle(edges, raised_by)
+        if node >= 0:
+            return node, raised_by
+
+
+@compiled
+def _on_a_cycle(edges: Ints, raised_by: Ints) -> int:
+    """A node that raises itself, in several steps, or -1."""
+    walks = np.full(len(raised_by), -1)
+    for begin in range(len(raised_by)):
+        node = begin
+        while walks[node] < 0 and raised_by[node] >= 0:
+            walks[node] = begin
+            node = edges[raised_by[node], 0]
+        if walks[node] == begin and raised_by[node] >= 0:
+            return node
+    return -1
 
 
 def minimize_period_for_order(costs: CostModel, schedule: Schedule, lowest: int) -> Schedule:
@@ -59,18 +123,12 @@ def minimize_period_for_order(costs: CostModel, schedule: Schedule, lowest: int)
 
     Returns:
         A schedule that keeps (R2)-(R5), nothing offloaded; its memory is to be counted again.
+
+    Raises:
+        ValueError: if the orders contradict each other, whatever the period.
     """
     graph = _graph(costs, schedule)
-    low, high = lowest, max(lowest, schedule.period)
-    while graph.earliest(high) is None:
-        low, high = high + 1, 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        if graph.earliest(middle) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return asap_times(costs, schedule, high)
+    return _early(graph, schedule, graph.shortest_period(lowest))
 
 
 def asap_times(costs: CostModel, schedule: Schedule, period: int) -> Schedule:
@@ -79,13 +137,16 @@ def asap_times(costs: CostModel, schedule: Schedule, period: int) -> Schedule:
     Raises:
         ValueError: if the period is too short for these orders.
     """
-    graph = _graph(costs, schedule)
+    return _early(_graph(costs, schedule), schedule, period)
+
+
+def _early(graph: _Graph, schedule: Schedule, period: int) -> Schedule:
     times = graph.earliest(period)
     if times is None:
         raise ValueError(f"period: got {period}, need more for these orders")
     early: dict[OpId, list[int]] = {op: [0] * schedule.k for op in chain_ops(schedule.stages)}
     for (op, copy), time in zip(graph.nodes, times, strict=True):
-        early[op][copy] = int(time)
+        early[op][copy] = time
     times_ = {op: tuple(row) for op, row in early.items()}
     return replace(schedule, period=period, times=times_, offloads=())
 
@@ -112,8 +173,7 @@ def _graph(costs: CostModel, schedule: Schedule) -> _Graph:
             (index[one], index[other], lengths[one[0]], periods)
             for one, other, periods in _cyclic(schedule, lengths, shared)
         ]
-    table = np.array(edges, dtype=np.int64).T
-    return _Graph(nodes, table[0], table[1], table[2], table[3])
+    return _Graph(nodes, np.array(edges))
 
 
 def _cyclic(

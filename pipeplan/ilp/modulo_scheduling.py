@@ -260,7 +260,7 @@ def _carve(free: Ints, count: int, start: int, length: int, period: int, left: I
     begin, size = free[found, 0], free[found, 1]
     before = (start - begin) % period
     behind = size - before - length
-    more = (before > 0) + (behind > 0) - 1
+    more = int(before > 0) + int(behind > 0) - 1
     if more >= 0:
         for at in range(count - 1, found, -1):
             left[at + more, 0], left[at + more, 1] = free[at, 0], free[at, 1]
@@ -272,7 +272,7 @@ def _carve(free: Ints, count: int, start: int, length: int, period: int, left: I
     if before > 0:
         left[found, 0], left[found, 1] = begin, before
     if behind > 0:
-        at = found + (before > 0)
+        at = found + int(before > 0)
         left[at, 0], left[at, 1] = (begin + before + length) % period, behind
     return count + more
 

@@ -32,9 +32,9 @@ LARGE_TARGET_REDUCTIONS: Final = (0.2, 0.1, 0.05)
 """The same while the bound allows it: where memory is scarce, plans lie far from each other."""
 INITIAL_TEMPERATURE: Final = 0.03
 """Excess, as a share of a GPU's memory, that a hot step accepts with probability 1/e."""
-STEP_S: Final = 5e-5
+STEP_S: Final = 8e-5
 """What a step counts for where work is counted instead of time, beside its list schedule."""
-PLACED_S: Final = 2.5e-6
+PLACED_S: Final = 4e-6
 """What each copy of a stage counts for that it places."""
 WAITING: Final = 0.3
 """Share of the changes that let a stage wait, or no longer."""

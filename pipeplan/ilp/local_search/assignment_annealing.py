@@ -4,16 +4,23 @@ Without times a step costs a few additions: the load of each GPU and link, and t
 GPU if every layer kept a given number of micro-batches. Annealing (Kirkpatrick et al. 1983) drives
 what exceeds the period and the memories to zero, with few cuts. How many micro-batches a layer
 keeps is an estimate, which `balancing` corrects by schedules. The surrogate is ours.
+
+Units, layers that must share a GPU, may run in several ways, of which `recompute` makes use: with
+other loads and bytes. Steps are machine code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from math import exp
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from pipeplan.ilp.bounds.load import min_link_occupancy, must_share_groups
+from pipeplan.ilp.compiled import Bools, Floats, Ints, compiled
 from pipeplan.ilp.costs import CostModel
 
 TRIP: Final = 10
@@ -22,20 +29,76 @@ INITIAL_TEMPERATURE: Final = 0.02
 """Excess that a hot step accepts with probability 1/e."""
 BUSY_CUTS: Final = 6
 """Links are looked at where so many of the longest cuts fill a period."""
+FLIPS: Final = 0.4
+"""Share of the steps that decide anew how a unit runs, where that is open."""
 SWAP: Final = 0.3
-"""Share of the steps that also take a unit back."""
+"""Share of the other steps that also take a unit back."""
 NEAR: Final = 0.6
-"""Share of the steps that move a unit to the GPU of a neighbour."""
+"""Share of them that move a unit to the GPU of a neighbour."""
+DRAWS: Final = 5
+"""Random numbers of a step."""
+AT_ONCE: Final = 50_000
+"""Steps whose random numbers are drawn at once."""
+ROUNDING: Final = 1e-9
+"""Of sums of shares."""
+
+
+class LayerRows(NamedTuple):
+    """Of each layer by itself: ns of F and of F and B by GPU, without overhead; bytes."""
+
+    forward: Floats
+    load: Floats
+    states: Floats
+    saved: Floats
+
+
+class Units(NamedTuple):
+    """What annealing knows of units, cuts and links; it changes none of it.
+
+    Attributes:
+        work, size: By unit, way to run and GPU: shares of a period, and of the GPU's memory.
+        prices: By unit and way: what running so costs.
+        ways: By unit: how many there are.
+        pinned: By unit: whether it stays where it is.
+        first, boundaries, beyond: By unit and one more: where its row of neighbours begins in the
+            others; the boundary to a neighbour, and the unit beyond it.
+        cuts: By boundary: price of a cut.
+        busy: By boundary and class of links: share of a period; without rows where links are not
+            watched.
+        classes: By GPU and GPU.
+    """
+
+    work: Floats
+    size: Floats
+    prices: Floats
+    ways: Ints
+    pinned: Bools
+    first: Ints
+    boundaries: Ints
+    beyond: Ints
+    cuts: Floats
+    busy: Floats
+    classes: Ints
+
+
+class Assignment(NamedTuple):
+    """What annealing changes: GPU and way of each unit; shares of each GPU's time and memory, and
+    of each link's time, by the GPUs at its ends."""
+
+    homes: Ints
+    chosen: Ints
+    loads: Floats
+    bytes: Floats
+    links: Floats
 
 
 class AssignmentAnnealing:
     """An allocation of units, layers that must share a GPU at this period, under improvement.
 
     Attributes:
-        homes: GPU of each layer.
         conflicting_pins: Whether layers of one unit are pinned to different GPUs: no plan is this
             short.
-        total: What is beyond the period and the memories, as shares of them, and all cuts' prices.
+        total: What is beyond the period and the memories, as shares of them, and all prices.
     """
 
     def __init__(
@@ -58,150 +121,131 @@ class AssignmentAnnealing:
             beside: Share of each GPU's memory that is taken by anything else.
             price: Of a cut, in periods of load beyond the period.
         """
-        self._costs, self._period, self._counts = costs, period, counts
+        self._costs, self._period, self._counts = costs, period, np.array(counts)
         cuts = min_link_occupancy(costs)
         self.units = must_share_groups(costs, cuts, period)
-        gpus = range(costs.gpus)
-        self._work = [[self._load_of(unit, gpu) for gpu in gpus] for unit in self.units]
-        self._size = [[self._size_of(unit, gpu) for gpu in gpus] for unit in self.units]
-        self._near, self._price = (
-            self._neighbours(),
-            [price * (1 + TRIP * cut / period) for cut in cuts],
-        )
-        self._links: dict[tuple[int, int], float] = {}
-        self._busy: dict[tuple[int, int, int], float] = {}
-        longest = sorted((cut for cut in cuts if cut <= period), reverse=True)[:BUSY_CUTS]
-        self._watched = costs.gpus > 1 and sum(longest) > period
-        self._loads, self._bytes = [0.0] * costs.gpus, list(beside)
         given = [{costs.pinned_gpus[layer] for layer in unit} - {None} for unit in self.units]
         self.conflicting_pins = any(len(gpus) > 1 for gpus in given)
-        self._pinned = [bool(gpus) for gpus in given]
-        self._homes = [
-            next((gpu for gpu in gpus if gpu is not None), homes[unit[0]])
-            for unit, gpus in zip(self.units, given, strict=True)
-        ]
-        self.total = 0.0
-        self._add_up()
+        first, boundaries, beyond = self._neighbours()
+        classes, busy = self._links(cuts)
+        work, size, prices, ways = self._ways()
+        self._units = Units(
+            work=work,
+            size=size,
+            prices=prices,
+            ways=ways,
+            pinned=np.array([bool(gpus) for gpus in given]),
+            first=first,
+            boundaries=boundaries,
+            beyond=beyond,
+            cuts=np.array([price * (1 + TRIP * cut / period) for cut in cuts]),
+            busy=busy,
+            classes=classes,
+        )
+        self._at = Assignment(
+            homes=np.array(
+                [
+                    next((gpu for gpu in gpus if gpu is not None), homes[unit[0]])
+                    for unit, gpus in zip(self.units, given, strict=True)
+                ]
+            ),
+            chosen=np.array(self._begin()),
+            loads=np.zeros(costs.gpus),
+            bytes=np.array(beside, np.float64),
+            links=np.zeros((costs.gpus, costs.gpus)),
+        )
+        self.total = float(_add_up(self._units, self._at))
 
     @property
     def homes(self) -> tuple[int, ...]:
         """GPU of each layer."""
-        homes = [0] * self._costs.layers
-        for unit, gpu in zip(self.units, self._homes, strict=True):
-            for layer in unit:
-                homes[layer] = gpu
-        return tuple(homes)
+        return tuple(self._by_layer(self._at.homes))
 
     @property
     def overload(self) -> float:
         """How far the fullest GPU or link is beyond the period, as a share of it."""
-        return max(0.0, *(load - 1 for load in (*self._loads, *self._links.values())))
+        return max(0.0, float(self._at.loads.max() - 1), float(self._at.links.max() - 1))
 
     @property
     def bytes(self) -> list[float]:
         """Estimated share of each GPU's memory that is taken."""
-        return self._bytes
+        found: list[float] = self._at.bytes.tolist()
+        return found
 
     def anneal(self, random: Random, steps: int) -> None:
         """Random changes from hot to cold."""
-        for step in range(steps):
-            before = self.total
-            undo = self._change(random)
-            worse = self.total - before
-            heat = INITIAL_TEMPERATURE * (1 - step / steps) + 1e-9
-            if undo and worse > 0 and random.random() >= exp(-worse / heat):
-                undo()
-                self.total = before
+        draws = np.random.default_rng(random.getrandbits(64))
+        for done in range(0, steps, AT_ONCE):
+            some = draws.random((min(AT_ONCE, steps - done), DRAWS))
+            self.total = float(_anneal(self._units, self._at, some, done, steps, self.total))
 
-    def _change(self, random: Random) -> Callable[[], None] | None:
-        """Move a unit, perhaps another one back; how to undo that, or None if nothing is done."""
-        count, homes = len(self.units), self._homes
-        unit, draw = int(random.random() * count), random.random()
-        here = homes[unit]
-        if draw < NEAR and self._near[unit]:
-            there = homes[random.choice(self._near[unit])[1]]
-        else:
-            there = int(random.random() * self._costs.gpus)
-        if there == here or self._pinned[unit]:
-            return None
-        self._move(unit, there)
-        back = int(random.random() * count) if random.random() < SWAP else unit
-        swapped = back != unit and homes[back] == there and not self._pinned[back]
-        if swapped:
-            self._move(back, here)
+    def _ways(self) -> tuple[Floats, Floats, Floats, Ints]:
+        """Work, size, prices and number of ways, as `Units` has them: there is one way to run."""
+        rows = layer_rows(self._costs)
+        work, size = self._work_of(rows.load), self._size_of(rows)
+        return (
+            work[:, None],
+            size[:, None],
+            np.zeros((len(self.units), 1)),
+            np.ones(len(self.units), np.int64),
+        )
 
-        def undo() -> None:
-            self._move(unit, here)
-            if swapped:
-                self._move(back, there)
+    def _begin(self) -> list[int]:
+        """How each unit runs at first."""
+        return [0] * len(self.units)
 
-        return undo
-
-    def _add_up(self) -> None:
-        """Loads, bytes, links and the total from scratch."""
-        for unit, gpu in enumerate(self._homes):
-            self._loads[gpu] += self._work[unit][gpu]
-            self._bytes[gpu] += self._size[unit][gpu]
-        self.total = sum(map(over, self._loads)) + sum(map(over, self._bytes))
-        for unit, near in enumerate(self._near):
-            for boundary, other in near:
-                if unit < other and self._homes[unit] != self._homes[other]:
-                    self._cross(boundary, self._homes[unit], self._homes[other], 1)
-
-    def _move(self, unit: int, there: int) -> None:
-        homes = self._homes
-        here = homes[unit]
-        for table, sizes in ((self._loads, self._work[unit]), (self._bytes, self._size[unit])):
-            old, new = table[here], table[there]
-            table[here] = left = old - sizes[here]
-            table[there] = grown = new + sizes[there]
-            self.total += over(left) - over(old) + over(grown) - over(new)
-        for boundary, other in self._near[unit]:
-            home = homes[other]
-            if home != here:
-                self._cross(boundary, here, home, -1)
-            if home != there:
-                self._cross(boundary, there, home, 1)
-        homes[unit] = there
-
-    def _cross(self, boundary: int, one: int, other: int, sign: int) -> None:
-        """Count a cut between two GPUs (sign 1), or no longer (-1)."""
-        self.total += sign * self._price[boundary]
-        if self._watched:
-            key = (one, other) if one < other else (other, one)
-            old = self._links.get(key, 0.0)
-            new = self._links[key] = old + sign * self._share(boundary, *key)
-            self.total += over(new) - over(old)
-
-    def _share(self, boundary: int, one: int, other: int) -> float:
-        """Share of a period for which a cut keeps the link of two GPUs busy."""
-        key = boundary, one, other
-        if key not in self._busy:
-            costs = self._costs
-            ways = (
-                costs.send_forward_ns(boundary, one, other),
-                costs.send_backward_ns(boundary, other, one),
-            )
-            half = costs.cluster.links.duplex == "half"
-            self._busy[key] = (sum(ways) if half else max(ways)) / self._period
-        return self._busy[key]
-
-    def _load_of(self, unit: tuple[int, ...], gpu: int) -> float:
-        """Share of a period that the unit's layers need on a GPU."""
+    def _work_of(self, load: Floats) -> Floats:
+        """By unit and GPU: share of a period that its layers need, with one stage's overhead."""
         overhead = 2 * self._costs.cluster.action_overhead_ns
-        work = sum(self._costs.load_ns(layer, layer, gpu) - overhead for layer in unit)
-        return (work + overhead) / self._period
+        return (self._by_unit(load) + overhead) / self._period
 
-    def _size_of(self, unit: tuple[int, ...], gpu: int) -> float:
-        """Share of a GPU's memory that the unit's layers need, states and what they keep."""
-        total = 0.0
-        for layer in unit:
-            size = self._costs.segment(layer, layer, layer > 0)
-            total += size.states + self._counts[layer] * size.saved
-        return total / max(1, self._costs.budgets[gpu])
+    def _size_of(self, rows: LayerRows) -> Floats:
+        """By unit and GPU: share of its memory that states take and what layers keep."""
+        kept = self._by_unit(rows.states + self._counts * rows.saved)
+        return kept[:, None] / np.maximum(1, np.array(self._costs.budgets, np.float64))
 
-    def _neighbours(self) -> list[list[tuple[int, int]]]:
-        """Of each unit: (boundary, unit beyond it)."""
+    def _by_unit(self, rows: Floats) -> Floats:
+        """Sums over the layers of each unit."""
+        return np.array([rows[list(unit)].sum(axis=0) for unit in self.units])
+
+    def _by_layer(self, rows: Ints) -> list[int]:
+        found = [0] * self._costs.layers
+        for unit, value in zip(self.units, rows.tolist(), strict=True):
+            for layer in unit:
+                found[layer] = value
+        return found
+
+    def _links(self, cuts: Sequence[int]) -> tuple[Ints, Floats]:
+        """Classes of links, and the share of a period for which a cut keeps one of each busy.
+
+        Links are equal if they are in both directions.
+        """
+        costs, known = self._costs, dict[object, tuple[int, int]]()
+        longest = sorted((cut for cut in cuts if cut <= self._period), reverse=True)[:BUSY_CUTS]
+        classes = np.zeros((costs.gpus, costs.gpus), np.int64)
+        if costs.gpus == 1 or sum(longest) <= self._period:
+            return classes, np.empty((0, 0))
+        for one in range(costs.gpus):
+            for other in range(one + 1, costs.gpus):
+                known.setdefault((costs.link(one, other), costs.link(other, one)), (one, other))
+        numbers = {ways: number for number, ways in enumerate(known)}
+        for one in range(costs.gpus):
+            for other in range(one + 1, costs.gpus):
+                ways = costs.link(one, other), costs.link(other, one)
+                classes[one, other] = classes[other, one] = numbers[ways]
+        half = costs.cluster.links.duplex == "half"
+        busy = np.empty((len(cuts), len(known)))
+        for boundary in range(len(cuts)):
+            for number, (one, other) in enumerate(known.values()):
+                both = (
+                    costs.send_forward_ns(boundary, one, other),
+                    costs.send_backward_ns(boundary, other, one),
+                )
+                busy[boundary, number] = (sum(both) if half else max(both)) / self._period
+        return classes, busy
+
+    def _neighbours(self) -> tuple[Ints, Ints, Ints]:
+        """Of each unit: where its row begins; boundaries, and units beyond them."""
         owner = {layer: n for n, unit in enumerate(self.units) for layer in unit}
         near: list[list[tuple[int, int]]] = [[] for _ in self.units]
         for boundary in range(self._costs.layers - 1):
@@ -209,9 +253,140 @@ class AssignmentAnnealing:
             if one != other:
                 near[one].append((boundary, other))
                 near[other].append((boundary, one))
-        return near
+        first = np.cumsum([0, *map(len, near)])
+        pairs = np.array([pair for row in near for pair in row], np.int64).reshape(-1, 2)
+        return first, pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
-def over(share: float) -> float:
+@lru_cache(maxsize=64)
+def layer_rows(costs: CostModel) -> LayerRows:
+    """Of each layer of a chain."""
+    speeds = [costs.compute_sums(gpu) for gpu in range(costs.gpus)]
+    forward = np.array([np.diff(np.array(sums)) for sums, _ in speeds], np.float64).T
+    backward = np.array([np.diff(np.array(sums)) for _, sums in speeds], np.float64).T
+    sizes = [costs.segment(layer, layer, layer > 0) for layer in range(costs.layers)]
+    return LayerRows(
+        forward=forward,
+        load=forward + backward,
+        states=np.array([size.states for size in sizes], np.float64),
+        saved=np.array([size.saved for size in sizes], np.float64),
+    )
+
+
+@compiled
+def _over(share: float) -> float:
     """What exceeds the whole, but for the rounding of sums."""
-    return share - 1 if share > 1 + 1e-9 else 0.0
+    return share - 1 if share > 1 + ROUNDING else 0.0
+
+
+@compiled
+def _add_up(units: Units, at: Assignment) -> float:
+    """Loads, bytes and links from nothing; the total."""
+    total = 0.0
+    for unit in range(len(at.homes)):
+        gpu, way = at.homes[unit], at.chosen[unit]
+        at.loads[gpu] += units.work[unit, way, gpu]
+        at.bytes[gpu] += units.size[unit, way, gpu]
+        total += units.prices[unit, way]
+    for gpu in range(len(at.loads)):
+        total += _over(at.loads[gpu]) + _over(at.bytes[gpu])
+    for unit in range(len(at.homes)):
+        for row in range(units.first[unit], units.first[unit + 1]):
+            other = units.beyond[row]
+            if unit < other and at.homes[unit] != at.homes[other]:
+                boundary = units.boundaries[row]
+                total += _cross(units, at, boundary, at.homes[unit], at.homes[other], 1)
+    return total
+
+
+@compiled
+def _anneal(
+    units: Units, at: Assignment, draws: Floats, done: int, steps: int, total: float
+) -> float:
+    """Some of the steps, with these random numbers; the total behind them."""
+    count, gpus = len(at.homes), len(at.loads)
+    flips = FLIPS if units.work.shape[1] > 1 else 0.0
+    for step in range(len(draws)):
+        draw = draws[step]
+        heat = INITIAL_TEMPERATURE * (1 - (done + step) / steps) + 1e-9
+        unit = int(draw[0] * count)
+        if draw[1] < flips:
+            before, ways = at.chosen[unit], units.ways[unit]
+            if ways == 1:
+                continue
+            way = (before + 1 + int(draw[2] * (ways - 1))) % ways
+            worse = _run(units, at, unit, way)
+            if worse > 0 and draw[3] >= exp(-worse / heat):
+                _run(units, at, unit, before)
+            else:
+                total += worse
+            continue
+        # What decided on flips is as even among the numbers that are left.
+        draw[1] = (draw[1] - flips) / (1 - flips)
+        here, near = at.homes[unit], units.first[unit + 1] - units.first[unit]
+        there = int(draw[2] * gpus)
+        if draw[1] < NEAR and near > 0:
+            there = at.homes[units.beyond[units.first[unit] + int(draw[2] * near)]]
+        if there == here or units.pinned[unit]:
+            continue
+        worse = _move(units, at, unit, there)
+        back = int(draw[4] / SWAP * count) if draw[4] < SWAP else unit
+        swapped = back != unit and at.homes[back] == there and not units.pinned[back]
+        if swapped:
+            worse += _move(units, at, back, here)
+        if worse > 0 and draw[3] >= exp(-worse / heat):
+            _move(units, at, unit, here)
+            if swapped:
+                _move(units, at, back, there)
+        else:
+            total += worse
+    return total
+
+
+@compiled
+def _run(units: Units, at: Assignment, unit: int, way: int) -> float:
+    """Run a unit in another way; what that adds to the total."""
+    gpu, before = at.homes[unit], at.chosen[unit]
+    at.chosen[unit] = way
+    load, size = at.loads[gpu], at.bytes[gpu]
+    at.loads[gpu] += units.work[unit, way, gpu] - units.work[unit, before, gpu]
+    at.bytes[gpu] += units.size[unit, way, gpu] - units.size[unit, before, gpu]
+    more = _over(at.loads[gpu]) - _over(load) + _over(at.bytes[gpu]) - _over(size)
+    return more + units.prices[unit, way] - units.prices[unit, before]
+
+
+@compiled
+def _move(units: Units, at: Assignment, unit: int, there: int) -> float:
+    """Move a unit; what that adds to the total."""
+    here, way = at.homes[unit], at.chosen[unit]
+    more = 0.0
+    for gpu in (here, there):
+        more -= _over(at.loads[gpu]) + _over(at.bytes[gpu])
+    at.loads[here] -= units.work[unit, way, here]
+    at.bytes[here] -= units.size[unit, way, here]
+    at.loads[there] += units.work[unit, way, there]
+    at.bytes[there] += units.size[unit, way, there]
+    for gpu in (here, there):
+        more += _over(at.loads[gpu]) + _over(at.bytes[gpu])
+    for row in range(units.first[unit], units.first[unit + 1]):
+        boundary, home = units.boundaries[row], at.homes[units.beyond[row]]
+        if home != here:
+            more += _cross(units, at, boundary, here, home, -1)
+        if home != there:
+            more += _cross(units, at, boundary, there, home, 1)
+    at.homes[unit] = there
+    return more
+
+
+@compiled
+def _cross(
+    units: Units, at: Assignment, boundary: int, one: int, other: int, sign: int
+) -> float:
+    """Count a cut between two GPUs (sign 1), or no longer (-1); what that adds to the total."""
+    more = sign * units.cuts[boundary]
+    if len(units.busy) == 0:
+        return more
+    low, high = min(one, other), max(one, other)
+    before = at.links[low, high]
+    at.links[low, high] += sign * units.busy[boundary, units.classes[low, high]]
+    return more + _over(at.links[low, high]) - _over(before)

@@ -28,7 +28,7 @@ from pipeplan.plan import OpKind
 
 STEPS: Final = 500
 """Steps for each unit in a round; twice as many when all shares of the gap were tried."""
-STEP_S: Final = 5e-6
+STEP_S: Final = 1e-7
 """What a step counts for where work is counted instead of time."""
 ROUNDS: Final = 16
 """Corrections at one period."""

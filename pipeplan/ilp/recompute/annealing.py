@@ -31,7 +31,7 @@ from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 
-STEP_S: Final = 2e-3
+STEP_S: Final = 3e-4
 """What a step counts for where work is counted: most contract a chain."""
 RECOMPUTE_SHARE: Final = 0.5
 """Share of the steps that change runs; the others change allocations."""

@@ -7,16 +7,16 @@ unit keeps less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from random import Random
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
+from pipeplan.ilp.compiled import Floats, Ints
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing, over
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing, layer_rows
 from pipeplan.ilp.local_search.balancing import Estimate
 
-FLIPS: Final = 0.4
-"""Share of the steps that decide anew whether a unit is recomputed."""
 RECOMPUTE_PRICE: Final = 0.02
 """Price of a period of forwards that are recomputed, in periods of load beyond the period."""
 
@@ -48,79 +48,34 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
             chosen: how each layer runs; units go by their first layer.
             price: of a cut, in periods of load beyond the period.
         """
+        self._variants, self._given = variants, chosen
         super().__init__(costs, period, guess.layout.homes, guess.counts, guess.beside, price)
-        self._variants = variants
-        gpus = range(costs.gpus)
-        # By unit, way to run and GPU: shares of a period, shares of a GPU's memory.
-        self._work_by, self._size_by = (
-            [[row] for row in rows] for rows in (self._work, self._size)
-        )
-        for number, unit in enumerate(self.units):
-            work, size = self._work[number], self._size[number]
-            for way in self._ways(unit):
-                self._work_by[number].append([work[g] + self._longer(unit, way, g) for g in gpus])
-                self._size_by[number].append([size[g] - self._freed(unit, way, g) for g in gpus])
-        self._chosen = [KEPT] * len(self.units)
-        for number, unit in enumerate(self.units):
-            if way := min(chosen[unit[0]], len(self._work_by[number]) - 1):
-                self._set(number, way)
-
-    def _ways(self, unit: tuple[int, ...]) -> range:
-        """How a unit may run but keep all; several layers have no options in common."""
-        options = len(self._costs.chain.layers[unit[0]].options) if len(unit) == 1 else 0
-        return range(RECOMPUTED, OPTIONS + options)
 
     @property
     def chosen(self) -> list[int]:
         """How each layer runs."""
-        found = [KEPT] * self._costs.layers
-        for unit, way in zip(self.units, self._chosen, strict=True):
-            for layer in unit:
-                found[layer] = way
-        return found
+        return self._by_layer(self._at.chosen)
 
-    def _change(self, random: Random) -> Callable[[], None] | None:
-        if random.random() >= FLIPS:
-            return super()._change(random)
-        unit = int(random.random() * len(self.units))
-        before, ways = self._chosen[unit], len(self._work_by[unit])
-        further = 1 if ways == OPTIONS else 1 + int(random.random() * (ways - 1))
-        self._set(unit, (before + further) % ways)
-        return lambda: self._set(unit, before)
+    def _ways(self) -> tuple[Floats, Floats, Floats, Ints]:
+        kept = layer_rows(self._costs)
+        work, size = [self._work_of(kept.load)], [self._size_of(kept)]
+        for way, variant in enumerate(self._variants, RECOMPUTED):
+            rows = layer_rows(variant)
+            again = kept.load + kept.forward if way == RECOMPUTED else rows.load
+            work.append(self._work_of(again))
+            size.append(self._size_of(kept._replace(saved=rows.saved)))
+        longer = np.array([each[:, 0] - work[0][:, 0] for each in work]).T
+        return (
+            np.stack(work, axis=1),
+            np.stack(size, axis=1),
+            RECOMPUTE_PRICE * longer,
+            np.array([self._number(unit) for unit in self.units]),
+        )
 
-    def _set(self, unit: int, way: int) -> None:
-        """Run a unit in another way."""
-        gpu, longer = self._homes[unit], self._work_by[unit][way][0] - self._work[unit][0]
-        self._chosen[unit] = way
-        for table, mine, ways in (
-            (self._loads, self._work, self._work_by[unit]),
-            (self._bytes, self._size, self._size_by[unit]),
-        ):
-            old = table[gpu]
-            table[gpu] = new = old + ways[way][gpu] - mine[unit][gpu]
-            mine[unit] = ways[way]
-            self.total += over(new) - over(old)
-        self.total += RECOMPUTE_PRICE * longer
+    def _begin(self) -> list[int]:
+        return [min(self._given[unit[0]], self._number(unit) - 1) for unit in self.units]
 
-    def _longer(self, unit: tuple[int, ...], way: int, gpu: int) -> float:
-        """Share of a period that the unit needs more on a GPU."""
-        own, other = self._costs, self._variants[way - 1]
-        if way == RECOMPUTED:
-            overhead = own.cluster.action_overhead_ns
-            work = sum(own.forward_ns(layer, layer, gpu) - overhead for layer in unit)
-        else:
-            work = sum(
-                other.load_ns(layer, layer, gpu) - own.load_ns(layer, layer, gpu) for layer in unit
-            )
-        return work / self._period
-
-    def _freed(self, unit: tuple[int, ...], way: int, gpu: int) -> float:
-        """Share of a GPU's memory that is free when the unit runs so."""
-        total = 0.0
-        for layer in unit:
-            kept, light = (
-                costs.segment(layer, layer, layer > 0).saved
-                for costs in (self._costs, self._variants[way - 1])
-            )
-            total += self._counts[layer] * (kept - light)
-        return total / max(1, self._costs.budgets[gpu])
+    def _number(self, unit: tuple[int, ...]) -> int:
+        """Ways of a unit to run; several layers have no options in common."""
+        options = len(self._costs.chain.layers[unit[0]].options) if len(unit) == 1 else 0
+        return OPTIONS + options

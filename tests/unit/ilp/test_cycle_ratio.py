@@ -46,6 +46,13 @@ def test_tighten_lengthens_where_needed() -> None:
     assert minimize_period_for_order(costs(), rough, 1).period == 10
 
 
+def test_orders_that_contradict_each_other_are_refused() -> None:
+    """A forward two periods before the one that it needs: no period is long enough."""
+    times = {(F, 0): (25,), (F, 1): (0,), (B, 1): (2,), (B, 0): (7,)}
+    with pytest.raises(ValueError, match="contradict"):
+        minimize_period_for_order(costs(), one_gpu(10, times), 1)
+
+
 def test_retime_refuses_a_short_period() -> None:
     """Below the shortest period there is no schedule."""
     lazy = one_gpu(50, {(F, 0): (0,), (F, 1): (10,), (B, 1): (20,), (B, 0): (30,)})
