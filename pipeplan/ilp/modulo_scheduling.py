@@ -92,7 +92,7 @@ def earliest_fit(table: Ints, time: int, length: int) -> int:
     for other in range(index, index + 1 + count):
         arc, turn = other % count + 1, other // count * period
         if at + length <= table[0, arc] + turn:
-            return time - offset + at
+            return int(time - offset + at)
         at = max(at, table[1, arc] + turn)
     return NOWHERE
 
@@ -111,7 +111,7 @@ def latest_fit(table: Ints, time: int, length: int) -> int:
     for other in range(index - 1, index - 2 - count, -1):
         arc, turn = other % count + 1, other // count * period
         if table[1, arc] + turn <= at - length:
-            return time - offset + at - length
+            return int(time - offset + at - length)
         at = min(at, table[0, arc] + turn)
     return NOWHERE
 
@@ -285,7 +285,8 @@ def overload_ns(stages: Records, period: int, copies: int, gpus: int) -> int:
         loads[stage.gpu] += copies * (stage.forward + stage.backward)
     beyond = 0
     for load in loads:
-        beyond += max(0, load - period)
+        if load > period:
+            beyond += int(load - period)
     return beyond
 
 
@@ -306,6 +307,22 @@ def place(stages: Records, tables: int, period: int, centres: Ints, times: Ints)
     count, copies = len(stages), centres.size
     most = 1 + 2 * copies * count
     busy, lengths = np.empty((tables, 2, most), np.int64), np.zeros((tables, most), np.int64)
+    _begin(stages, busy, lengths, period, copies)
+    opening, closing = centres.copy(), centres.copy()
+    for number in range(count - 1, -1, -1):
+        found = stages[number].out < 0 or _send(
+            stages[number], number, busy, lengths, opening, closing, times
+        )
+        if not found or not _compute(
+            stages[number], number, busy, lengths, opening, closing, times
+        ):
+            return count - 1 - number
+    return count
+
+
+@compiled
+def _begin(stages: Records, busy: Ints, lengths: Ints, period: int, copies: int) -> None:
+    """Clear the tables that stages name; by GPU, list lengths of the ops that are to be placed."""
     for stage in stages:
         clear(busy[stage.gpu], period)
         if stage.out >= 0:
@@ -315,46 +332,58 @@ def place(stages: Records, tables: int, period: int, centres: Ints, times: Ints)
         for _ in range(copies):
             insert(lengths[stage.gpu], stage.forward)
             insert(lengths[stage.gpu], stage.backward)
-    opening, closing = centres.copy(), centres.copy()
-    for number in range(count - 1, -1, -1):
-        stage = stages[number]
-        if stage.out >= 0:
-            found = _pairs(
-                busy[stage.out],
-                busy[stage.back],
-                stage.out == stage.back,
-                stage.send_forward,
-                stage.send_backward,
-                opening,
-                closing,
-                lengths[stage.out],
-            )
-            if not found:
-                return count - 1 - number
-            for copy in range(copies):
-                times[SEND_F, number, copy] = opening[copy]
-                times[SEND_B, number + 1, copy] = closing[copy]
-                closing[copy] += stage.send_backward
-        for copy in range(copies):
-            opening[copy] -= stage.in_wait
-            closing[copy] += stage.out_wait
-        own = busy[stage.gpu]
-        found = _pairs(
-            own,
-            own,
-            True,
-            stage.forward,
-            stage.backward,
-            opening,
-            closing,
-            lengths[stage.gpu],
-        )
-        if not found:
-            return count - 1 - number
-        for copy in range(copies):
-            times[F, number, copy], times[B, number, copy] = opening[copy], closing[copy]
-            closing[copy] += stage.backward
-    return count
+
+
+@compiled
+def _send(
+    stage: Records,
+    number: int,
+    busy: Ints,
+    lengths: Ints,
+    opening: Ints,
+    closing: Ints,
+    times: Ints,
+) -> bool:
+    """Place both transfers of the cut behind a stage, whether there is room."""
+    found = _pairs(
+        busy[stage.out],
+        busy[stage.back],
+        stage.out == stage.back,
+        stage.send_forward,
+        stage.send_backward,
+        opening,
+        closing,
+        lengths[stage.out],
+    )
+    for copy in range(opening.size):
+        times[SEND_F, number, copy] = opening[copy]
+        times[SEND_B, number + 1, copy] = closing[copy]
+        closing[copy] += stage.send_backward
+    return found
+
+
+@compiled
+def _compute(
+    stage: Records,
+    number: int,
+    busy: Ints,
+    lengths: Ints,
+    opening: Ints,
+    closing: Ints,
+    times: Ints,
+) -> bool:
+    """Place F and B of a stage, whether there is room."""
+    for copy in range(opening.size):
+        opening[copy] -= stage.in_wait
+        closing[copy] += stage.out_wait
+    own = busy[stage.gpu]
+    found = _pairs(
+        own, own, True, stage.forward, stage.backward, opening, closing, lengths[stage.gpu]
+    )
+    for copy in range(opening.size):
+        times[F, number, copy], times[B, number, copy] = opening[copy], closing[copy]
+        closing[copy] += stage.backward
+    return found
 
 
 @compiled

@@ -82,9 +82,7 @@ class ModuloListScheduler:
 
     def place(self) -> bool:
         """Whether all ops find room and none overtakes the next period's (R5)."""
-        self.placed = place(
-            self._stages, self._tables, self.period, self._centres, self._times
-        )
+        self.placed = place(self._stages, self._tables, self.period, self._centres, self._times)
         spread = self._times[:, :, -1] - self._times[:, :, 0]
         return self.placed == len(self.runs) and bool((spread < self.period).all())
 
@@ -124,9 +122,7 @@ class _StageRows:
         self._links: dict[tuple[int, int], int] = {}
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def of(
-        self, runs: Sequence[PlacedStage], waits: Mapping[int, Wait]
-    ) -> tuple[Records, int]:
+    def of(self, runs: Sequence[PlacedStage], waits: Mapping[int, Wait]) -> tuple[Records, int]:
         """A record of each stage, and how many tables they name."""
         homes = [NO_GPU, *(gpu for _, _, gpu in runs), NO_GPU]
         rows = []

@@ -81,14 +81,10 @@ def _stays(stages: Records, times: Ints) -> Ints:
             if stage.out >= 0:
                 left, returns = times[SEND_F, number, copy], times[SEND_B, number + 1, copy]
                 count = _stay(stays, count, following.gpu, left, used, stage.received, 1)
-                count = _stay(
-                    stays, count, stage.gpu, returns, home, stage.gradient_received, 1
-                )
+                count = _stay(stays, count, stage.gpu, returns, home, stage.gradient_received, 1)
                 gone, back = left + stage.send_forward, returns + stage.send_backward
             count = _stay(stays, count, stage.gpu, made, gone, stage.sent, 0)
-            count = _stay(
-                stays, count, following.gpu, returned, back, stage.gradient_sent, 0
-            )
+            count = _stay(stays, count, following.gpu, returned, back, stage.gradient_sent, 0)
     return stays[:count]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -19,7 +18,7 @@ from pipeplan.ilp.cycle_ratio import asap_times
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import PLACED_S, STEP_S, SimulatedAnnealing
-from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler, PlacedStage
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
 from pipeplan.ilp.modulo_scheduling import NOWHERE, add, clear, earliest_fit, latest_fit, remove
 from pipeplan.ilp.search import contiguous

@@ -20,7 +20,14 @@ from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.balancing import BalanceAndSchedule, measured_estimate
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.memory import memory_rows
-from pipeplan.ilp.modulo_scheduling import NOWHERE, add, clear, fits_rest, free_intervals, place_pair
+from pipeplan.ilp.modulo_scheduling import (
+    NOWHERE,
+    add,
+    clear,
+    fits_rest,
+    free_intervals,
+    place_pair,
+)
 from pipeplan.ilp.search import contiguous
 from tests import handmade
 from tests.searches import limits

@@ -27,6 +27,8 @@ if {missing}:
 from fractions import Fraction
 from random import Random
 from pipeplan.ilp.compiled import AVAILABLE
+from pipeplan.ilp.cycle_ratio import minimize_period_for_order
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.instance import instance
@@ -56,12 +58,20 @@ for model in ("exact", "paper"):
         centres = [copy * period // k for copy in range(k)]
         placing = ModuloListScheduler(costs, runs, period, centres, dict([(0, wait)]))
         done = placing.place()
-        print(done, placing.placed, done and (placing.peaks(), placing.schedule()))
+        found = placing.schedule() if done else None
+        print(done, placing.placed, found and (placing.peaks(), found))
+        print(found and minimize_period_for_order(costs, found, 1))
+        layers, gpus = range(costs.layers), range(3)
+        units = AssignmentAnnealing(
+            costs, period, [0 for _ in layers], [2.0 for _ in layers], [0.1 for _ in gpus], 0.02
+        )
+        units.anneal(random, 200)
+        print(units.homes, units.total, units.overload, units.bytes)
 """
 
 
 def test_machine_code_computes_what_python_does() -> None:
-    """80 rules and some cuts, with ample and scarce memory; 200 periodic schedules.
+    """80 rules and some cuts, with ample and scarce memory; 200 periodic schedules, allocations.
 
     All numbers are the same.
     """
@@ -70,11 +80,11 @@ def test_machine_code_computes_what_python_does() -> None:
     other, *plain = printed(missing=True)
     assert (first, other) == ("numba", "plain")
     assert rows == plain
-    assert len(rows) == 284
+    assert len(rows) == 84 + 3 * 200
     assert any(row.endswith("None") for row in rows[:84])
-    assert any(row.startswith("False") for row in rows[84:])
-    assert len(set(rows[:84])) > 30
-    assert len(set(rows[84:])) > 80
+    assert any(row.startswith("False") for row in rows[84::3])
+    for some in (rows[:84], rows[84::3], rows[85::3], rows[86::3]):
+        assert len(set(some)) > 30
 
 
 def printed(*, missing: bool) -> list[str]:
