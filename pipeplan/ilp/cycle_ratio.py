@@ -3,7 +3,8 @@
 With the cyclic order on every resource fixed, each rule is a difference constraint
 `t_v >= t_u + d_u - n * T`; the smallest feasible T is the maximum cycle ratio `sum(d) / sum(n)` of
 that graph (Dasdan, Irani, Gupta 1999). From a lower bound on, the period is raised to the ratio of
-a cycle for which Bellman-Ford finds it too short, until there is none (Burns 1991).
+a cycle for which Bellman-Ford finds it too short, until there is none (as Dinkelbach 1967 does for
+any ratio).
 """
 
 from __future__ import annotations

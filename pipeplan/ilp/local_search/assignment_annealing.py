@@ -21,7 +21,14 @@ import numpy as np
 from pipeplan.ilp.bounds.load import min_link_occupancy, must_share_groups
 from pipeplan.ilp.compiled import Floats, Ints
 from pipeplan.ilp.costs import CostModel
-from pipeplan.ilp.local_search.assignment_steps import DRAWS, Assignment, Units, add_up, anneal
+from pipeplan.ilp.local_search.assignment_steps import (
+    DRAWS,
+    Links,
+    Neighbours,
+    Ways,
+    add_up,
+    anneal,
+)
 
 TRIP: Final = 10
 """What the transfers of a cut add to its price, for each period they take."""
@@ -74,50 +81,33 @@ class AssignmentAnnealing:
         self.units = must_share_groups(costs, cuts, period)
         given = [{costs.pinned_gpus[layer] for layer in unit} - {None} for unit in self.units]
         self.conflicting_pins = any(len(gpus) > 1 for gpus in given)
-        first, boundaries, beyond = self._neighbours()
-        classes, busy = self._links(cuts)
-        work, size, prices, ways = self._ways()
-        self._units = Units(
-            work=work,
-            size=size,
-            prices=prices,
-            ways=ways,
-            pinned=np.array([bool(gpus) for gpus in given]),
-            first=first,
-            boundaries=boundaries,
-            beyond=beyond,
-            cuts=np.array([price * (1 + TRIP * cut / period) for cut in cuts]),
-            busy=busy,
-            classes=classes,
-        )
-        self._at = Assignment(
-            homes=np.array(
-                [
-                    next((gpu for gpu in gpus if gpu is not None), homes[unit[0]])
-                    for unit, gpus in zip(self.units, given, strict=True)
-                ]
-            ),
-            chosen=np.array(self._begin()),
-            loads=np.zeros(costs.gpus),
-            bytes=np.array(beside, np.float64),
-            links=np.zeros((costs.gpus, costs.gpus)),
-        )
-        self.total = float(add_up(self._units, self._at))
+        self._pinned = np.array([bool(gpus) for gpus in given])
+        self._ways, self._links = self._all_ways(), self._link_rows(cuts)
+        self._near = self._neighbours([price * (1 + TRIP * cut / period) for cut in cuts])
+        begin = [
+            next((gpu for gpu in gpus if gpu is not None), homes[unit[0]])
+            for unit, gpus in zip(self.units, given, strict=True)
+        ]
+        self._homes, self._chosen = np.array(begin), np.array(self._begin())
+        self._loads, self._held = np.zeros(costs.gpus), np.array(beside, np.float64)
+        self._used = np.zeros((costs.gpus, costs.gpus))
+        self._at = self._homes, self._chosen, self._loads, self._held, self._used
+        self.total = float(add_up(self._ways, self._near, self._links, self._at))
 
     @property
     def homes(self) -> tuple[int, ...]:
         """GPU of each layer."""
-        return tuple(self._by_layer(self._at.homes))
+        return tuple(self._by_layer(self._homes))
 
     @property
     def overload(self) -> float:
         """How far the fullest GPU or link is beyond the period, as a share of it."""
-        return max(0.0, float(self._at.loads.max() - 1), float(self._at.links.max() - 1))
+        return max(0.0, float(self._loads.max() - 1), float(self._used.max() - 1))
 
     @property
     def bytes(self) -> list[float]:
         """Estimated share of each GPU's memory that is taken."""
-        found: list[float] = self._at.bytes.tolist()
+        found: list[float] = self._held.tolist()
         return found
 
     def anneal(self, random: Random, steps: int) -> None:
@@ -125,10 +115,11 @@ class AssignmentAnnealing:
         draws = np.random.default_rng(random.getrandbits(64))
         for done in range(0, steps, AT_ONCE):
             some = draws.random((min(AT_ONCE, steps - done), DRAWS))
-            self.total = float(anneal(self._units, self._at, some, done, steps, self.total))
+            known = self._ways, self._near, self._links, self._pinned
+            self.total = float(anneal(*known, self._at, some, done, steps, self.total))
 
-    def _ways(self) -> tuple[Floats, Floats, Floats, Ints]:
-        """Work, size, prices and number of ways, as `Units` has them: there is one way to run."""
+    def _all_ways(self) -> Ways:
+        """There is one way to run."""
         rows = layer_rows(self._costs)
         work, size = self._work_of(rows.load), self._size_of(rows)
         return (
@@ -163,16 +154,13 @@ class AssignmentAnnealing:
                 found[layer] = value
         return found
 
-    def _links(self, cuts: Sequence[int]) -> tuple[Ints, Floats]:
-        """Classes of links, and the share of a period for which a cut keeps one of each busy.
-
-        Links are equal if they are in both directions.
-        """
+    def _link_rows(self, cuts: Sequence[int]) -> Links:
+        """Links are of one class if they are equal in both directions."""
         costs, known = self._costs, dict[object, tuple[int, int]]()
         longest = sorted((cut for cut in cuts if cut <= self._period), reverse=True)[:BUSY_CUTS]
         classes = np.zeros((costs.gpus, costs.gpus), np.int64)
         if costs.gpus == 1 or sum(longest) <= self._period:
-            return classes, np.empty((0, 0))
+            return np.empty((0, 0)), classes
         for one in range(costs.gpus):
             for other in range(one + 1, costs.gpus):
                 known.setdefault((costs.link(one, other), costs.link(other, one)), (one, other))
@@ -190,10 +178,9 @@ class AssignmentAnnealing:
                     costs.send_backward_ns(boundary, other, one),
                 )
                 busy[boundary, number] = (sum(both) if half else max(both)) / self._period
-        return classes, busy
+        return busy, classes
 
-    def _neighbours(self) -> tuple[Ints, Ints, Ints]:
-        """Of each unit: where its row begins; boundaries, and units beyond them."""
+    def _neighbours(self, prices: Sequence[float]) -> Neighbours:
         owner = {layer: n for n, unit in enumerate(self.units) for layer in unit}
         near: list[list[tuple[int, int]]] = [[] for _ in self.units]
         for boundary in range(self._costs.layers - 1):
@@ -203,7 +190,7 @@ class AssignmentAnnealing:
                 near[other].append((boundary, one))
         first = np.cumsum([0, *map(len, near)])
         pairs = np.array([pair for row in near for pair in row], np.int64).reshape(-1, 2)
-        return first, pairs[:, 0].copy(), pairs[:, 1].copy()
+        return first, pairs[:, 0].copy(), pairs[:, 1].copy(), np.array(prices)
 
 
 @lru_cache(maxsize=64)

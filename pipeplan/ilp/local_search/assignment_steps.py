@@ -1,9 +1,13 @@
-"""Steps of assignment annealing, as machine code: `assignment_annealing` says them in words."""
+"""Steps of assignment annealing, as machine code: `assignment_annealing` says them in words.
+
+Arguments are tuples of arrays, which have no names: what numba keeps of a function names the
+classes of its arguments, and cannot be read where a class is gone.
+"""
 
 from __future__ import annotations
 
 from math import exp
-from typing import Final, NamedTuple
+from typing import Final
 
 from pipeplan.ilp.compiled import Bools, Floats, Ints, compiled
 
@@ -21,45 +25,18 @@ ROUNDING: Final = 1e-9
 """Of sums of shares."""
 
 
-class Units(NamedTuple):
-    """What annealing knows of units, cuts and links; it changes none of it.
-
-    Attributes:
-        work, size: By unit, way to run and GPU: shares of a period, and of the GPU's memory.
-        prices: By unit and way: what running so costs.
-        ways: By unit: how many there are.
-        pinned: By unit: whether it stays where it is.
-        first, boundaries, beyond: By unit and one more: where its row of neighbours begins in the
-            others; the boundary to a neighbour, and the unit beyond it.
-        cuts: By boundary: price of a cut.
-        busy: By boundary and class of links: share of a period; without rows where links are not
-            watched.
-        classes: By GPU and GPU.
-    """
-
-    work: Floats
-    size: Floats
-    prices: Floats
-    ways: Ints
-    pinned: Bools
-    first: Ints
-    boundaries: Ints
-    beyond: Ints
-    cuts: Floats
-    busy: Floats
-    classes: Ints
-
-
-class Assignment(NamedTuple):
-    """What annealing changes: GPU and way of each unit; shares of each GPU's time and memory, and
-    of each link's time, by the GPUs at its ends.
-    """
-
-    homes: Ints
-    chosen: Ints
-    loads: Floats
-    bytes: Floats
-    links: Floats
+Ways = tuple[Floats, Floats, Floats, Ints]
+"""How units may run: work and size by unit, way and GPU, as shares of a period and of the GPU's
+memory; prices by unit and way; how many ways each unit has."""
+Neighbours = tuple[Ints, Ints, Ints, Floats]
+"""By unit and one more, where its row begins in the next two: the boundary to a neighbour, and the
+unit beyond it; then prices of cuts, by boundary."""
+Links = tuple[Floats, Ints]
+"""Share of a period for which a cut keeps a link busy, by boundary and class of links, without
+rows where links are not watched; classes, by GPU and GPU."""
+At = tuple[Ints, Ints, Floats, Floats, Floats]
+"""What steps change: GPU and way of each unit; shares of each GPU's period and memory, and of each
+link's period, by the GPUs at its ends."""
 
 
 @compiled
@@ -69,111 +46,164 @@ def _over(share: float) -> float:
 
 
 @compiled
-def add_up(units: Units, at: Assignment) -> float:
+def add_up(ways: Ways, near: Neighbours, links: Links, at: At) -> float:
     """Loads, bytes and links from nothing; the total."""
+    work, size, prices, _ = ways
+    first, boundaries, beyond, _ = near
+    homes, chosen, loads, held, _ = at
     total = 0.0
-    for unit in range(len(at.homes)):
-        gpu, way = at.homes[unit], at.chosen[unit]
-        at.loads[gpu] += units.work[unit, way, gpu]
-        at.bytes[gpu] += units.size[unit, way, gpu]
-        total += units.prices[unit, way]
-    for gpu in range(len(at.loads)):
-        total += _over(at.loads[gpu]) + _over(at.bytes[gpu])
-    for unit in range(len(at.homes)):
-        for row in range(units.first[unit], units.first[unit + 1]):
-            other = units.beyond[row]
-            if unit < other and at.homes[unit] != at.homes[other]:
-                boundary = units.boundaries[row]
-                total += _cross(units, at, boundary, at.homes[unit], at.homes[other], 1)
+    for unit in range(len(homes)):
+        gpu, way = homes[unit], chosen[unit]
+        loads[gpu] += work[unit, way, gpu]
+        held[gpu] += size[unit, way, gpu]
+        total += prices[unit, way]
+    for gpu in range(len(loads)):
+        total += _over(loads[gpu]) + _over(held[gpu])
+    for unit in range(len(homes)):
+        for row in range(first[unit], first[unit + 1]):
+            other = beyond[row]
+            if unit < other and homes[unit] != homes[other]:
+                total += _cross(near, links, at, boundaries[row], homes[unit], homes[other], 1)
     return total
 
 
 @compiled
 def anneal(
-    units: Units, at: Assignment, draws: Floats, done: int, steps: int, total: float
+    ways: Ways,
+    near: Neighbours,
+    links: Links,
+    pinned: Bools,
+    at: At,
+    draws: Floats,
+    done: int,
+    steps: int,
+    total: float,
 ) -> float:
-    """Some of the steps, with these random numbers; the total behind them."""
-    count, gpus = len(at.homes), len(at.loads)
-    flips = FLIPS if units.work.shape[1] > 1 else 0.0
+    """Some of the steps, from hot to cold.
+
+    Args:
+        ways: how units may run.
+        near: which units are next to each other.
+        links: what cuts keep busy.
+        pinned: by unit, whether it stays where it is.
+        at: the allocation; changed.
+        draws: by step, `DRAWS` random numbers from 0 to 1; changed.
+        done: steps before these.
+        steps: in all.
+        total: before them.
+
+    Returns:
+        The total behind them.
+    """
+    count, flips = len(at[0]), FLIPS if ways[0].shape[1] > 1 else 0.0
     for step in range(len(draws)):
         draw = draws[step]
         heat = INITIAL_TEMPERATURE * (1 - (done + step) / steps) + 1e-9
         unit = int(draw[0] * count)
         if draw[1] < flips:
-            before, ways = at.chosen[unit], units.ways[unit]
-            if ways == 1:
-                continue
-            way = (before + 1 + int(draw[2] * (ways - 1))) % ways
-            worse = _run(units, at, unit, way)
-            if worse > 0 and draw[3] >= exp(-worse / heat):
-                _run(units, at, unit, before)
-            else:
-                total += worse
-            continue
-        # What decided on flips is as even among the numbers that are left.
-        draw[1] = (draw[1] - flips) / (1 - flips)
-        here, near = at.homes[unit], units.first[unit + 1] - units.first[unit]
-        there = int(draw[2] * gpus)
-        if draw[1] < NEAR and near > 0:
-            there = at.homes[units.beyond[units.first[unit] + int(draw[2] * near)]]
-        if there == here or units.pinned[unit]:
-            continue
-        worse = _move(units, at, unit, there)
-        back = int(draw[4] / SWAP * count) if draw[4] < SWAP else unit
-        swapped = back != unit and at.homes[back] == there and not units.pinned[back]
-        if swapped:
-            worse += _move(units, at, back, here)
-        if worse > 0 and draw[3] >= exp(-worse / heat):
-            _move(units, at, unit, here)
-            if swapped:
-                _move(units, at, back, there)
-        else:
-            total += worse
+            total += _flip(ways, at, unit, draw, heat)
+        elif not pinned[unit]:
+            # What decided on flips is as even among the numbers that are left.
+            draw[1] = (draw[1] - flips) / (1 - flips)
+            total += _walk(ways, near, links, pinned, at, unit, draw, heat)
     return total
 
 
 @compiled
-def _run(units: Units, at: Assignment, unit: int, way: int) -> float:
-    """Run a unit in another way; what that adds to the total."""
-    gpu, before = at.homes[unit], at.chosen[unit]
-    at.chosen[unit] = way
-    load, size = at.loads[gpu], at.bytes[gpu]
-    at.loads[gpu] += units.work[unit, way, gpu] - units.work[unit, before, gpu]
-    at.bytes[gpu] += units.size[unit, way, gpu] - units.size[unit, before, gpu]
-    more = _over(at.loads[gpu]) - _over(load) + _over(at.bytes[gpu]) - _over(size)
-    return float(more + units.prices[unit, way] - units.prices[unit, before])
+def _flip(ways: Ways, at: At, unit: int, draw: Floats, heat: float) -> float:
+    """Run a unit in another way, unless that is too bad; what that adds to the total."""
+    before, number = at[1][unit], ways[3][unit]
+    if number == 1:
+        return 0.0
+    worse = _run(ways, at, unit, (before + 1 + int(draw[2] * (number - 1))) % number)
+    if worse > 0 and draw[3] >= exp(-worse / heat):
+        _run(ways, at, unit, before)
+        return 0.0
+    return worse
 
 
 @compiled
-def _move(units: Units, at: Assignment, unit: int, there: int) -> float:
+def _walk(
+    ways: Ways,
+    near: Neighbours,
+    links: Links,
+    pinned: Bools,
+    at: At,
+    unit: int,
+    draw: Floats,
+    heat: float,
+) -> float:
+    """Move a unit, perhaps one back, unless that is too bad; what that adds to the total."""
+    first, _, beyond, _ = near
+    homes, _, loads, _, _ = at
+    here, neighbours = homes[unit], first[unit + 1] - first[unit]
+    there = int(draw[2] * len(loads))
+    if draw[1] < NEAR and neighbours > 0:
+        there = homes[beyond[first[unit] + int(draw[2] * neighbours)]]
+    if there == here:
+        return 0.0
+    worse = _move(ways, near, links, at, unit, there)
+    back = int(draw[4] / SWAP * len(homes)) if draw[4] < SWAP else unit
+    swapped = back != unit and homes[back] == there and not pinned[back]
+    if swapped:
+        worse += _move(ways, near, links, at, back, here)
+    if worse > 0 and draw[3] >= exp(-worse / heat):
+        _move(ways, near, links, at, unit, here)
+        if swapped:
+            _move(ways, near, links, at, back, there)
+        return 0.0
+    return worse
+
+
+@compiled
+def _run(ways: Ways, at: At, unit: int, way: int) -> float:
+    """Run a unit in another way; what that adds to the total."""
+    work, size, prices, _ = ways
+    homes, chosen, loads, held, _ = at
+    gpu, before = homes[unit], chosen[unit]
+    chosen[unit] = way
+    more = prices[unit, way] - prices[unit, before] - _over(loads[gpu]) - _over(held[gpu])
+    loads[gpu] += work[unit, way, gpu] - work[unit, before, gpu]
+    held[gpu] += size[unit, way, gpu] - size[unit, before, gpu]
+    return float(more + _over(loads[gpu]) + _over(held[gpu]))
+
+
+@compiled
+def _move(ways: Ways, near: Neighbours, links: Links, at: At, unit: int, there: int) -> float:
     """Move a unit; what that adds to the total."""
-    here, way = at.homes[unit], at.chosen[unit]
+    work, size, _, _ = ways
+    first, boundaries, beyond, _ = near
+    homes, chosen, loads, held, _ = at
+    here, way = homes[unit], chosen[unit]
     more = 0.0
     for gpu in (here, there):
-        more -= _over(at.loads[gpu]) + _over(at.bytes[gpu])
-    at.loads[here] -= units.work[unit, way, here]
-    at.bytes[here] -= units.size[unit, way, here]
-    at.loads[there] += units.work[unit, way, there]
-    at.bytes[there] += units.size[unit, way, there]
+        more -= _over(loads[gpu]) + _over(held[gpu])
+    loads[here] -= work[unit, way, here]
+    held[here] -= size[unit, way, here]
+    loads[there] += work[unit, way, there]
+    held[there] += size[unit, way, there]
     for gpu in (here, there):
-        more += _over(at.loads[gpu]) + _over(at.bytes[gpu])
-    for row in range(units.first[unit], units.first[unit + 1]):
-        boundary, home = units.boundaries[row], at.homes[units.beyond[row]]
+        more += _over(loads[gpu]) + _over(held[gpu])
+    for row in range(first[unit], first[unit + 1]):
+        boundary, home = boundaries[row], homes[beyond[row]]
         if home != here:
-            more += _cross(units, at, boundary, here, home, -1)
+            more += _cross(near, links, at, boundary, here, home, -1)
         if home != there:
-            more += _cross(units, at, boundary, there, home, 1)
-    at.homes[unit] = there
+            more += _cross(near, links, at, boundary, there, home, 1)
+    homes[unit] = there
     return more
 
 
 @compiled
-def _cross(units: Units, at: Assignment, boundary: int, one: int, other: int, sign: int) -> float:
+def _cross(
+    near: Neighbours, links: Links, at: At, boundary: int, one: int, other: int, sign: int
+) -> float:
     """Count a cut between two GPUs (sign 1), or no longer (-1); what that adds to the total."""
-    more = sign * units.cuts[boundary]
-    if len(units.busy) == 0:
+    busy, classes = links
+    more = sign * near[3][boundary]
+    if len(busy) == 0:
         return float(more)
-    low, high = min(one, other), max(one, other)
-    before = at.links[low, high]
-    at.links[low, high] += sign * units.busy[boundary, units.classes[low, high]]
-    return float(more + _over(at.links[low, high]) - _over(before))
+    low, high, used = min(one, other), max(one, other), at[4]
+    before = used[low, high]
+    used[low, high] += sign * busy[boundary, classes[low, high]]
+    return float(more + _over(used[low, high]) - _over(before))

@@ -31,6 +31,9 @@ PlacedStage = tuple[int, int, int]
 NO_GPU: Final = -1
 """Before the first stage and behind the last one."""
 
+MOST_ROWS: Final = 50_000
+"""Stages of which the bytes and times are kept, of each chain."""
+
 Wait = tuple[int, int]
 """Between the end of a stage's F and what needs it, and between what its B needs and its B."""
 
@@ -115,23 +118,18 @@ class ModuloListScheduler:
 
 
 class _StageRows:
-    """What `modulo_scheduling.STAGE` says of a chain's stages, each made once."""
+    """What `modulo_scheduling.STAGE` says of a chain's stages: most come again and again."""
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._links: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._known = lru_cache(maxsize=MOST_ROWS)(self._row)
 
     def of(self, runs: Sequence[PlacedStage], waits: Mapping[int, Wait]) -> tuple[Records, int]:
         """A record of each stage, and how many tables they name."""
         homes = [NO_GPU, *(gpu for _, _, gpu in runs), NO_GPU]
-        rows = []
-        for run, before, after in zip(runs, homes, homes[2:], strict=False):
-            asked = *run, before, after
-            row = self._known.get(asked)
-            if row is None:
-                row = self._known[asked] = self._row(*asked)
-            rows.append(row)
+        ends = zip(runs, homes, homes[2:], strict=False)
+        rows = [self._known(*run, before, after) for run, before, after in ends]
         records = np.array(rows).view(STAGE)[:, 0]
         for stage, wait in waits.items():
             records["in_wait"][stage], records["out_wait"][stage] = wait

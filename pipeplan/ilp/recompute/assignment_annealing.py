@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from pipeplan.ilp.compiled import Floats, Ints
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing, layer_rows
+from pipeplan.ilp.local_search.assignment_steps import Ways
 from pipeplan.ilp.local_search.balancing import Estimate
 
 RECOMPUTE_PRICE: Final = 0.02
@@ -54,9 +54,9 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
     @property
     def chosen(self) -> list[int]:
         """How each layer runs."""
-        return self._by_layer(self._at.chosen)
+        return self._by_layer(self._chosen)
 
-    def _ways(self) -> tuple[Floats, Floats, Floats, Ints]:
+    def _all_ways(self) -> Ways:
         kept = layer_rows(self._costs)
         work, size = [self._work_of(kept.load)], [self._size_of(kept)]
         for way, variant in enumerate(self._variants, RECOMPUTED):
