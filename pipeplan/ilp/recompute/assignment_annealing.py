@@ -64,7 +64,7 @@ class RecomputeAssignmentAnnealing(AssignmentAnnealing):
             again = kept.load + kept.forward if way == RECOMPUTED else rows.load
             work.append(self._work_of(again))
             size.append(self._size_of(kept._replace(saved=rows.saved)))
-        longer = np.array([each[:, 0] - work[0][:, 0] for each in work]).T
+        longer = np.stack([each[:, 0] - work[0][:, 0] for each in work], axis=1)
         return (
             np.stack(work, axis=1),
             np.stack(size, axis=1),

@@ -7,15 +7,20 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from pipeplan.ilp import incumbent
+from pipeplan.ilp import incumbent, modulo_scheduling
 from pipeplan.ilp.compiled import NO_COMPILER
 from pipeplan.ilp.incumbent import Incumbent
+from pipeplan.ilp.local_search import assignment_steps, peak_estimate
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
+from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
+from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
 from pipeplan.ilp.step.search import StepSearch
 from tests.equal_steps import equal
+from tests.random_placements import random_costs
 from tests.searches import limits
 
 ROOT = Path(__file__).parents[3]
@@ -85,6 +90,26 @@ def test_machine_code_computes_what_python_does() -> None:
     assert any(row.startswith("False") for row in rows[84::3])
     for some in (rows[:84], rows[84::3], rows[85::3], rows[86::3]):
         assert len(set(some)) > 30
+
+
+def test_caches_name_no_classes() -> None:
+    """A cache that numba reads after an update may not ask for a class that is gone."""
+    types = pytest.importorskip("numba").types
+    costs = random_costs(Random(0), "exact", 2)
+    layers, gpus = [0] * costs.layers, [0.0] * costs.gpus
+    AssignmentAnnealing(costs, 50, layers, [1.0] * costs.layers, gpus, 0.1).anneal(Random(0), 9)
+    placing = ModuloListScheduler(costs, [(0, costs.layers - 1, 0)], 1000)
+    assert placing.place()
+    placing.peaks()
+    seen = [
+        each
+        for module in (assignment_steps, modulo_scheduling, peak_estimate)
+        for value in vars(module).values()
+        for signature in getattr(value, "signatures", ())
+        for each in signature
+    ]
+    assert len(seen) > 20
+    assert not any(isinstance(each, types.BaseNamedTuple) for each in seen)
 
 
 def printed(*, missing: bool) -> list[str]:
