@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import combinations
 from random import Random
 from typing import Final, NamedTuple
 
@@ -148,6 +149,7 @@ class AssignmentAnnealing:
         return np.array([rows[list(unit)].sum(axis=0) for unit in self.units])
 
     def _by_layer(self, rows: Ints) -> list[int]:
+        """What is said of its unit, for each layer."""
         found = [0] * self._costs.layers
         for unit, value in zip(self.units, rows.tolist(), strict=True):
             for layer in unit:
@@ -156,23 +158,20 @@ class AssignmentAnnealing:
 
     def _link_rows(self, cuts: Sequence[int]) -> Links:
         """Links are of one class if they are equal in both directions."""
-        costs, known = self._costs, dict[object, tuple[int, int]]()
+        costs, numbers, ends = self._costs, dict[object, int](), list[tuple[int, int]]()
         longest = sorted((cut for cut in cuts if cut <= self._period), reverse=True)[:BUSY_CUTS]
         classes = np.zeros((costs.gpus, costs.gpus), np.int64)
         if costs.gpus == 1 or sum(longest) <= self._period:
             return np.empty((0, 0)), classes
-        for one in range(costs.gpus):
-            for other in range(one + 1, costs.gpus):
-                known.setdefault((costs.link(one, other), costs.link(other, one)), (one, other))
-        numbers = {ways: number for number, ways in enumerate(known)}
-        for one in range(costs.gpus):
-            for other in range(one + 1, costs.gpus):
-                ways = costs.link(one, other), costs.link(other, one)
-                classes[one, other] = classes[other, one] = numbers[ways]
+        for one, other in combinations(range(costs.gpus), 2):
+            ways = costs.link(one, other), costs.link(other, one)
+            number = classes[one, other] = numbers.setdefault(ways, len(numbers))
+            if number == len(ends):
+                ends.append((one, other))
         half = costs.cluster.links.duplex == "half"
-        busy = np.empty((len(cuts), len(known)))
+        busy = np.empty((len(cuts), len(ends)))
         for boundary in range(len(cuts)):
-            for number, (one, other) in enumerate(known.values()):
+            for number, (one, other) in enumerate(ends):
                 both = (
                     costs.send_forward_ns(boundary, one, other),
                     costs.send_backward_ns(boundary, other, one),

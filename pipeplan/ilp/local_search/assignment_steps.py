@@ -33,7 +33,7 @@ Neighbours = tuple[Ints, Ints, Ints, Floats]
 unit beyond it; then prices of cuts, by boundary."""
 Links = tuple[Floats, Ints]
 """Share of a period for which a cut keeps a link busy, by boundary and class of links, without
-rows where links are not watched; classes, by GPU and GPU."""
+rows where links are not watched; classes, by the lower and the higher GPU."""
 At = tuple[Ints, Ints, Floats, Floats, Floats]
 """What steps change: GPU and way of each unit; shares of each GPU's period and memory, and of each
 link's period, by the GPUs at its ends."""
