@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOK_S = 0.01
 """Work between two looks at the clock, in seconds, where the solver did none: every loop that a
 limit may end looks once a turn."""
+
+
+class OutOfTimeError(Exception):
+    """A computation that has no answer before its end was given up."""
+
+
+def never() -> bool:
+    """No limit."""
+    return False
 
 
 @dataclass
@@ -32,6 +42,16 @@ class SearchClock:
 
     def charge(self, work: float) -> None:
         """The solver did `work` units; the wall has seen them."""
+
+    def limit(self, seconds: float, work: float) -> Callable[[], bool]:
+        """Tells whether so many seconds have passed; each look is for `work` units to come."""
+        end = self.spent + seconds
+
+        def over() -> bool:
+            self.charge(work)
+            return self.spent >= end
+
+        return over
 
 
 @dataclass

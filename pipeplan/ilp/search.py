@@ -15,6 +15,7 @@ from pipeplan.ilp.bounds.infeasibility import (
     reason_for_any_remat,
 )
 from pipeplan.ilp.bounds.load import closed_form_bound, contiguous_bound, load_bound
+from pipeplan.ilp.clock import OutOfTimeError
 from pipeplan.ilp.contiguous import small_stages
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, ContiguousPartition
 from pipeplan.ilp.contiguous.kfkb_search import KFkBSearch
@@ -161,17 +162,19 @@ def contiguous(state: Incumbent) -> bool:
             for messages in (False, True)
         )
         offer_shortest(state, quick, sure, lowest)
-    offer_shortest(state, optimistic, careful, lowest, _until(state, optimistic))
+    offer_shortest(state, optimistic, careful, lowest)
     if offload:
         away, surely = (
             ContiguousDP(costs, most, messages=messages, offload=True)
             for messages in (False, True)
         )
-        offer_shortest(state, away, surely, lowest, _until(state, away))
+        offer_shortest(state, away, surely, lowest)
         if small_stages.applies(state) and not state.closed:
             small_stages.shorten(state, lowest)
-    over = _until(state, optimistic)
-    bound = None if offload else contiguous_bound(costs, state.bounds["any"], over)
+    bound = None
+    if not offload:
+        over = optimistic.limit(state.options, portfolio.CONTIGUOUS)
+        bound = contiguous_bound(costs, state.bounds["any"], over)
     if bound is not None:
         state.raise_bound("contiguous", bound)
     elif state.options.contiguous_only and not offload:
@@ -181,33 +184,26 @@ def contiguous(state: Incumbent) -> bool:
     return bound is not None or offload
 
 
-def _until(state: Incumbent, solver: ContiguousDP) -> Callable[[], bool]:
-    """Tells whether a slow solver has had its share of the time left; others need no look."""
-    if not solver.is_slow:
-        return lambda: False
-    end = state.elapsed + portfolio.CONTIGUOUS * state.remaining
-    return lambda: state.elapsed >= end
-
-
 def offer_shortest(
-    state: Incumbent,
-    optimistic: ContiguousDP,
-    careful: ContiguousDP,
-    lowest: int,
-    over: Callable[[], bool] = lambda: False,
+    state: Incumbent, optimistic: ContiguousDP, careful: ContiguousDP, lowest: int
 ) -> None:
     """Offer the 1F1B plan of the smallest period that fits, found by two solvers.
+
+    Slow ones have a share of the time left; what they found until then is offered.
 
     Args:
         state: what hears of it.
         optimistic: counts no bytes of messages.
         careful: counts every one of them.
         lowest: a bound that is known.
-        over: whether to end with what was found so far.
     """
-    _, partition = optimistic.bisect(lowest, over)
-    if partition is not None and not _offer_placed(state, partition):
-        _bisect(state, optimistic, careful, partition.period, over)
+    over = optimistic.limit(state.options, portfolio.CONTIGUOUS)
+    try:
+        partition = optimistic.shortest(lowest, over)
+        if partition is not None and not _offer_placed(state, partition):
+            _bisect(state, optimistic, careful, partition.period, over)
+    except OutOfTimeError:
+        return
 
 
 def _offer_placed(state: Incumbent, partition: ContiguousPartition) -> bool:
@@ -225,18 +221,22 @@ def _bisect(
     low: int,
     over: Callable[[], bool],
 ) -> None:
-    """Messages did not fit: the smallest period at which some partition's schedule does."""
+    """Messages did not fit: the smallest period at which some partition's schedule does.
+
+    Raises:
+        OutOfTimeError: where it is over.
+    """
     high = optimistic.serial_ns
-    while low < high and state.remaining > 0 and not over():
+    while low < high and state.remaining > 0:
         middle = (low + high) // 2
-        found = (solver.solve(middle) for solver in (careful, optimistic))
+        found = (solver.solve(middle, over=over) for solver in (careful, optimistic))
         if any(_offer_placed(state, partition) for partition in found if partition is not None):
             high = middle
         else:
             low = middle + 1
     if low < high and state.best is None:
         # Time is over: with room for every message a partition surely fits.
-        _, last = careful.bisect(low, over)
+        last = careful.shortest(low, over)
         if last is not None:
             _offer_placed(state, last)
 

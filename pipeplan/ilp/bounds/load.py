@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
+from pipeplan.ilp.clock import OutOfTimeError, never
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.symmetry import gpu_classes
@@ -122,14 +123,14 @@ def must_share_groups(costs: CostModel, cuts: list[int], period: int) -> list[tu
 
 
 def contiguous_bound(
-    costs: CostModel, known: Fraction | int, over: Callable[[], bool] = lambda: False
+    costs: CostModel, known: Fraction | int, over: Callable[[], bool] = never
 ) -> Fraction | None:
     """What every plan with one stage per GPU needs, whatever its k; None if none can exist."""
     return relaxed_bound(ContiguousDP(costs, any_k=True), known, over)
 
 
 def relaxed_bound(
-    relaxed: ContiguousDP, known: Fraction | int, over: Callable[[], bool] = lambda: False
+    relaxed: ContiguousDP, known: Fraction | int, over: Callable[[], bool] = never
 ) -> Fraction | None:
     """The period, at least `known`, below which a relaxation has no answer; None if at none.
 
@@ -140,7 +141,10 @@ def relaxed_bound(
     known = Fraction(known)
     if not relaxed.complete:
         return known
-    refuted, found = relaxed.bisect(max(1, int(known)), over)
+    try:
+        refuted, found = relaxed.bisect(max(1, int(known)), over)
+    except OutOfTimeError:
+        return known
     if found is None:
         return None
     if known >= found.period:

@@ -17,14 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, product
 from math import prod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster import Host
+from pipeplan.ilp.clock import OutOfTimeError, never
+from pipeplan.ilp.contiguous.stage_choice import UNUSED, Options, best_stages
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
 from pipeplan.ilp.offload.min_span import (
     INFINITE,
@@ -48,8 +53,16 @@ from pipeplan.plan import Stage
 
 MAX_STATES = 4096
 """Of the DP over sets of GPUs; beyond it GPUs keep the cluster's order."""
-MANY_STATES = 200
-"""From here on it is asked for one order first."""
+SLOW_S: Final = 0.05
+"""Where a question takes longer, one order of GPUs is asked for first, and time limits end it."""
+STEP_S: Final = 1.5e-5
+"""What putting a stage in front of a state takes, .."""
+SEGMENT_S: Final = 3e-9
+""".. each segment of layers then, .."""
+OPTION_S: Final = 3e-10
+""".. each of its options, few of which are looked at, .."""
+OFFLOAD_S: Final = 1e-7
+""".. each of them where stages offload, which is not compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +77,18 @@ class ContiguousPartition:
 State = tuple[tuple[int, ...], int]
 """(how many GPUs of each class are used, class of the stage that comes first)."""
 
+Places = tuple[NDArray[np.intp], ...]
+"""First and last layers of segments."""
+
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """For every first layer: the smallest V, the last layer of its stage, the state behind."""
 
     min_span: Array
-    stage_end: NDArray[np.intp]
-    before: list[State | None]
+    stage_end: Array
+    before: Array
+    """Its number; -1: nothing is behind."""
 
     def merge(self, other: Frontier) -> Frontier:
         """The better of two for every first layer."""
@@ -79,10 +96,7 @@ class Frontier:
         return Frontier(
             np.where(mine, self.min_span, other.min_span),
             np.where(mine, self.stage_end, other.stage_end),
-            [
-                one if keep else two
-                for keep, one, two in zip(mine, self.before, other.before, strict=True)
-            ],
+            np.where(mine, self.before, other.before),
         )
 
 
@@ -102,10 +116,6 @@ class PeriodQuery:
         """The largest integer load allowed."""
         fits = self.period - self.just_below
         return fits if self.longest is None else min(fits, self.longest)
-
-    def copies(self, spans: Array) -> Array:
-        """Micro-batches in flight at least, for each V."""
-        return spans // self.period + 1 if self.just_below else -(-spans // self.period)
 
 
 @dataclass
@@ -144,27 +154,57 @@ class ContiguousDP:
         self._states, self.complete = _all_states(self.classes, MAX_STATES * (not self.in_order))
         self._loads = [loads(self.costs, gpus[0]) for gpus in self.classes]
         self._cuttable = cuttable(self.costs)
-        self._elsewhere = [pinned_elsewhere(self.costs, gpus[0]) for gpus in self.classes]
+        self._budgets = [self.costs.budgets[gpus[0]] for gpus in self.classes]
+        self._closed = [self._closed_on(kind) for kind in self._ids()]
         self._sends: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._options = self._stage_options()
+        if self.offload:
+            self._forwards = [forwards(self.costs, gpus[0]) for gpus in self.classes]
+            self._levels = self._byte_levels()
+
+    def _closed_on(self, kind: int) -> NDArray[np.bool_]:
+        """[i, j] -> whether no GPU of a class may have layers i..j, whatever the period is."""
+        updating = self.tables.states + self.tables.optimizer > self._budgets[kind]
+        return updating | pinned_elsewhere(self.costs, self.classes[kind][0])
+
+    def _stage_options(self) -> Options:
+        """What stages may choose from: nothing here."""
         tables = self.tables
         running = np.maximum(tables.forward, tables.late)
         working = np.maximum(running, tables.saved + tables.backward)
         if self.costs.semantics == "2bw":
             working = np.maximum(working, tables.optimizer)
-        self._fixed = tables.states + working
         self._alone = tables.states + running_max(np.diag(working), 0)
         self._whole = running_max(np.diag(tables.saved), 0)
-        self._update = tables.states + tables.optimizer
+        need = tables.states + working
         if self.messages or not self.costs.exact:
-            self._fixed = self._fixed + tables.messages
-        if self.offload:
-            self._forwards = [forwards(self.costs, gpus[0]) for gpus in self.classes]
-            self._levels = segment_byte_options(self.costs)
+            need = need + tables.messages
+        more = np.zeros((*need.shape, 1), dtype=np.int64)
+        return more, np.ascontiguousarray(tables.saved)[:, :, None], need[:, :, None]
+
+    def _byte_levels(self) -> Array:
+        """[m, i, j, n] -> what can leave of what a micro-batch keeps, fewest bytes first."""
+        levels: Array = segment_byte_options(self.costs)[..., None]
+        return levels
 
     @property
     def is_slow(self) -> bool:
-        """Whether one question may take longer than a tenth of a second."""
-        return len(self._states) > MANY_STATES
+        """Whether a question may take long: where GPUs of many kinds have many orders."""
+        return self.question_s > SLOW_S
+
+    def limit(self, search: SearchOptions, share: float = 1.0) -> Callable[[], bool]:
+        """Tells when a slow program has had a share of the time left; others need no look."""
+        if not self.is_slow:
+            return never
+        left = search.time_limit_s - search.clock.spent
+        return search.clock.limit(share * left, self.question_s / len(self._states))
+
+    @cached_property
+    def question_s(self) -> float:
+        """Seconds that one question may take."""
+        options, segments = self._options[0].size, self.costs.layers**2
+        each = OFFLOAD_S * options if self.offload else SEGMENT_S * segments + OPTION_S * options
+        return (STEP_S + each) * sum(max(1, len(behind)) for behind in self._behind)
 
     @property
     def serial_ns(self) -> int:
@@ -180,7 +220,11 @@ class ContiguousDP:
         return range(len(self.classes))
 
     def solve(
-        self, period: int, just_below: bool = False, longest: int | None = None
+        self,
+        period: int,
+        just_below: bool = False,
+        longest: int | None = None,
+        over: Callable[[], bool] = never,
     ) -> ContiguousPartition | None:
         """The partition of smallest V in front at `period`; None if none fits.
 
@@ -189,8 +233,12 @@ class ContiguousDP:
             just_below: Whether to ask for a real period just below the integer instead (any_k):
                 loads must then stay under it, and V = n * period needs n + 1 micro-batches.
             longest: The largest load of a GPU or link where that is less than fits.
+            over: Whether to give up.
+
+        Raises:
+            OutOfTimeError: if it was over before the answer was found.
         """
-        fronts = self._fronts(PeriodQuery(period, just_below, longest))
+        fronts = self._fronts(PeriodQuery(period, just_below, longest), over)
         best = min(fronts, key=lambda state: fronts[state].min_span[0], default=None)
         if best is None or fronts[best].min_span[0] >= INFINITE:
             return None
@@ -198,43 +246,53 @@ class ContiguousDP:
 
     def each(self, period: int, longest: int) -> Iterator[ContiguousPartition]:
         """As `solve`, for every number of GPUs in turn that a partition fits on."""
-        fronts = self._fronts(PeriodQuery(period, longest=longest))
+        fronts = self._fronts(PeriodQuery(period, longest=longest), never)
         ends = [state for state in fronts if fronts[state].min_span[0] < INFINITE]
-        for _, states in groupby(ends, key=lambda state: sum(state[0])):
+        for _, states in groupby(ends, key=lambda state: sum(self._states[state][0])):
             best = min(states, key=lambda state: fronts[state].min_span[0])
             yield self._trace(period, fronts, best)
 
-    def _fronts(self, asked: PeriodQuery) -> dict[State, Frontier]:
-        """By what is used: the smallest V of all that comes behind each layer."""
-        fronts: dict[State, Frontier] = {}
-        for state in self._states:
-            options = [before for before in self._predecessors(state) if before in fronts]
-            front = self._extend(asked, state, {before: fronts[before] for before in options})
+    def _fronts(self, asked: PeriodQuery, over: Callable[[], bool]) -> dict[int, Frontier]:
+        """By number of state: the smallest V of all that comes behind each layer."""
+        fronts: dict[int, Frontier] = {}
+        for number in range(len(self._states)):
+            if over():
+                raise OutOfTimeError
+            behind = [n for n in self._behind[number] if n in fronts]
+            front = self._extend(asked, number, {n: fronts[n] for n in behind})
             if front is not None:
-                fronts[state] = front
+                fronts[number] = front
         return fronts
 
-    def shortest(self, lowest: int) -> ContiguousPartition | None:
+    def shortest(
+        self, lowest: int, over: Callable[[], bool] = never
+    ) -> ContiguousPartition | None:
         """The partition of the smallest feasible integer period >= `lowest`; None if none fits."""
-        return self.bisect(lowest)[1]
+        return self.bisect(lowest, over)[1]
 
     def bisect(
-        self, lowest: int, over: Callable[[], bool] = lambda: False
+        self, lowest: int, over: Callable[[], bool] = never
     ) -> tuple[int, ContiguousPartition | None]:
         """As `shortest`, until it is `over`; with it the period up to which none fits.
 
         With many kinds of GPUs each question may take a second.
+
+        Raises:
+            OutOfTimeError: if it was over before any answer was found.
         """
         low, high = lowest, max(lowest, self.serial_ns)
-        found = self.solve(low)
+        found = self.solve(low, over=over)
         if found is not None:
             return lowest - 1, found
-        found = self.solve(high)
+        found = self.solve(high, over=over)
         if found is None:
             return high, None
-        while high - low > 1 and not over():
+        while high - low > 1:
             middle = (low + high) // 2
-            candidate = self.solve(middle)
+            try:
+                candidate = self.solve(middle, over=over)
+            except OutOfTimeError:
+                break
             if candidate is None:
                 low = middle
             else:
@@ -246,73 +304,109 @@ class ContiguousDP:
         fewer = tuple(count - (other == kind) for other, count in enumerate(used))
         return ((fewer, other) for other in self._ids() if fewer[other])
 
+    @cached_property
+    def _behind(self) -> list[list[int]]:
+        """Numbers of the states that may be behind each."""
+        number = {state: n for n, state in enumerate(self._states)}
+        return [
+            [number[before] for before in self._predecessors(state) if before in number]
+            for state in self._states
+        ]
+
     def _extend(
-        self, asked: PeriodQuery, state: State, behind: dict[State, Frontier]
+        self, asked: PeriodQuery, number: int, behind: dict[int, Frontier]
     ) -> Frontier | None:
         """One more stage, on a GPU of the state's class, in front of each way to go on behind."""
-        count, (used, kind) = self.costs.layers, state
-        load = self._loads[kind]
-        allowed = np.triu(load <= asked.limit) & ~self._elsewhere[kind]
+        used, kind = self._states[number]
         if sum(used) == 1:
-            start = np.full(count, INFINITE)
+            start = np.full(self.costs.layers, INFINITE)
             start[-1] = 0
-            return self._stage(asked, kind, start, allowed, None)
+            return self._stage(asked, kind, start, -1)
         merged: Frontier | None = None
         for before, front in behind.items():
-            start = self._send(asked, kind, before[1], front.min_span)
-            step = self._stage(asked, kind, start, allowed, before)
+            start = self._send(asked, kind, self._states[before][1], front.min_span)
+            step = self._stage(asked, kind, start, before)
             merged = step if merged is None else merged.merge(step)
         return merged
 
-    def _stage(
-        self,
-        asked: PeriodQuery,
-        kind: int,
-        start: Array,
-        allowed: NDArray[np.bool_],
-        before: State | None,
-    ) -> Frontier:
-        """V of a stage i..j on class `kind` for all i, j at once, and the best j for each i."""
-        load = self._loads[kind]
-        spans = (
-            start[None, :] + load
-            if self.any_k
-            else extend_span(start[None, :], load, asked.period)
-        )
-        copies = asked.copies(spans)
-        good = allowed & (start < INFINITE)[None, :]
-        if self.most is not None:
-            good &= copies <= self.most
-        budget = self.costs.budgets[self.classes[kind][0]]
-        room = budget - self._fixed
-        good &= self._update <= budget
-        others = np.minimum(copies - 1, room // np.maximum(self.tables.saved, 1) + 1)
+    def _stage(self, asked: PeriodQuery, kind: int, start: Array, before: int) -> Frontier:
+        """The smallest V of a stage on class `kind` that begins with each layer, and its end."""
         if self.offload:
-            spans = np.where(good, spans, INFINITE)
-            small = self._small(kind)
-            size = OffloadBytes(self._free(kind), room, self.tables.saved, self._levels, *small)
-            stay = StageTiming(asked.period, spans, self._forwards[kind], load)
-            spans = min_span(self._host, stay, size, good)
+            reach = self._spans_with_offload(asked, kind, start)
+            ends = np.argmin(reach, axis=1)
+            spans = reach[np.arange(len(ends)), ends]
         else:
-            good &= others * self.tables.saved <= room
-            spans = np.where(good, spans, INFINITE)
-        choice = np.argmin(spans, axis=1)
-        reach = spans[np.arange(len(choice)), choice]
-        return Frontier(reach, choice, [before] * len(choice))
+            spans, ends, _ = self._best_stages(asked, kind, start)
+        return Frontier(spans, ends, np.full_like(ends, before))
+
+    def _best_stages(
+        self, asked: PeriodQuery, kind: int, start: Array
+    ) -> tuple[Array, Array, Array]:
+        """By first layer of a stage on class `kind`: the smallest V, its last layer and option."""
+        gpu = self.classes[kind][0]
+        machine = (
+            self._loads[kind],
+            self._closed[kind],
+            float(self.costs.cluster.gpus[gpu].speed),
+            self._budgets[kind],
+        )
+        most = -1 if self.most is None else self.most
+        question = asked.period, asked.just_below, asked.limit, self.any_k, most
+        spans, ends, chosen = (np.empty(len(start), dtype=np.int64) for _ in range(3))
+        best_stages(question, machine, self._options, start, spans, ends, chosen)
+        return spans, ends, chosen
+
+    def _spans_with_offload(self, asked: PeriodQuery, kind: int, start: Array) -> Array:
+        """[i, j] -> V of a stage at its best option that fits; a dearer one may wait less."""
+        more, _, _ = self._options
+        possible = np.triu(self._loads[kind] <= asked.limit) & ~self._closed[kind]
+        possible &= (start < INFINITE)[None, :]
+        reach = np.full(possible.shape, INFINITE)
+        for option in range(more.shape[2]):
+            possible &= more[..., option] < UNUSED
+            here = np.nonzero(possible)
+            if not here[0].size:
+                break
+            spans = self._span_with_offload(asked, kind, start, option, here)
+            reach[here] = np.minimum(reach[here], spans)
+        return reach
+
+    def _span_with_offload(
+        self, asked: PeriodQuery, kind: int, start: Array, option: int, here: Places
+    ) -> Array:
+        """V of the segments `here` at an option; `INFINITE` where it does not fit."""
+        more, saved, need = (table[..., option][here] for table in self._options)
+        speed = self.costs.cluster.gpus[self.classes[kind][0]].speed
+        longer = more if speed == 1 else np.ceil(more / speed).astype(np.int64)
+        load, begin = self._loads[kind][here] + longer, start[here[1]]
+        spans = extend_span(begin, load, asked.period)
+        good = load <= asked.limit
+        if self.most is not None:
+            good &= -(-spans // asked.period) <= self.most
+        stay = StageTiming(
+            asked.period, np.where(good, spans, INFINITE), self._forwards[kind][here], load
+        )
+        size = OffloadBytes(
+            self._free(kind)[here],
+            self._budgets[kind] - need,
+            saved,
+            self._levels[:, here[0], here[1], option],
+            *self._small(kind, here),
+        )
+        return min_span(self._host, stay, size, good)
 
     def _free(self, kind: int) -> Array:
         """Memory of a class beside the states, and beside messages where they are counted."""
-        budget = self.costs.budgets[self.classes[kind][0]]
         beside = self.tables.messages if self.messages else 0
-        free: Array = budget - self.tables.states - beside
+        free: Array = self._budgets[kind] - self.tables.states - beside
         return free
 
-    def _small(self, kind: int) -> tuple[Array | None, Array | None]:
+    def _small(self, kind: int, here: Places) -> tuple[Array | None, Array | None]:
         """What `OffloadBytes` tells of small stages on a class of GPUs: `apart`, `whole`."""
         if not self.small:
             return None, None
-        apart = self.costs.budgets[self.classes[kind][0]] - self._alone
-        return apart, self._whole if self.messages else None
+        apart = self._budgets[kind] - self._alone[here]
+        return apart, self._whole[here] if self.messages else None
 
     @property
     def _host(self) -> Host:
@@ -345,24 +439,21 @@ class ContiguousDP:
             self._sends[kind, other] = (np.array(forward), np.array(backward))
         return self._sends[kind, other]
 
-    def _trace(
-        self, period: int, fronts: dict[State, Frontier], state: State
-    ) -> ContiguousPartition:
+    def _trace(self, period: int, fronts: dict[int, Frontier], number: int) -> ContiguousPartition:
         """Follow the choices from the first layer on; GPUs of a class in the cluster's order."""
         stages: list[Stage] = []
         spans: list[int] = []
         free = [list(gpus) for gpus in self.classes]
-        first, at = 0, state
+        first = 0
         while True:
-            front = fronts[at]
+            front = fronts[number]
             last = int(front.stage_end[first])
-            gpu = free[at[1]].pop(0)
+            gpu = free[self._states[number][1]].pop(0)
             stages.append(Stage(id=len(stages), layers=(first, last), gpu=gpu))
             spans.append(int(front.min_span[first]))
-            before = front.before[first]
-            if before is None:
+            first, number = last + 1, int(front.before[first])
+            if number < 0:
                 return ContiguousPartition(period, tuple(stages), tuple(spans))
-            first, at = last + 1, before
 
 
 def extend_span(span: Array, load: Array, period: int) -> Array:

@@ -18,6 +18,7 @@ from itertools import accumulate, product
 from math import ceil
 from typing import Final
 
+from pipeplan.ilp.clock import OutOfTimeError
 from pipeplan.ilp.contiguous.dynamic_program import (
     ContiguousDP,
     ContiguousPartition,
@@ -90,9 +91,13 @@ def shorten(state: Incumbent, lowest: int) -> None:
     small = SmallStages(state.costs, clock.charge, over)
     while high - low > max(1, low // PARTS) and (state.remaining > 0 or state.best is None):
         middle = (low + high) // 2
-        found = (solver.solve(middle) for solver in solvers)
+        found = (solver.solve(middle, over=over) for solver in solvers)
         tried = (small.schedules(each) for each in found if each is not None)
-        if any(any(map(state.offer, each)) for each in tried):
+        try:
+            fits = any(any(map(state.offer, each)) for each in tried)
+        except OutOfTimeError:
+            return
+        if fits:
             high = middle
         else:
             low = middle

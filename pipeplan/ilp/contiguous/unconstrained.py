@@ -12,9 +12,17 @@ UNCONSTRAINED_BYTES = 2**60
 """Bytes of a GPU whose memory is no limit."""
 
 
-def unconstrained_stages(state: Incumbent) -> tuple[Stage, ...]:
-    """Stages of the shortest contiguous 1F1B plan without a limit; none if (R6) forbids all."""
-    found = _unconstrained(state).shortest(1)
+def unconstrained_stages(state: Incumbent, *, quick: bool = False) -> tuple[Stage, ...]:
+    """Stages of the shortest contiguous 1F1B plan without a limit; none if (R6) forbids all.
+
+    Args:
+        state: costs and limits.
+        quick: whether one order of GPUs is enough where all take long.
+    """
+    solver = _unconstrained(state)
+    if quick and solver.is_slow:
+        solver = replace(solver, in_order=True)
+    found = solver.shortest(1)
     return () if found is None else found.stages
 
 

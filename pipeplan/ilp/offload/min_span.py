@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from pipeplan.cluster import Host
 from pipeplan.ilp.segment_tables import Array
 
-INFINITE = np.int64(2**61)
+INFINITE: Final = 2**61
 _EXACT = 2**62
 SECOND = 10**9
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import (
@@ -25,7 +26,6 @@ from pipeplan.ilp.offload.relief_estimate import estimate_relief
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.labels import NONE
 from pipeplan.ilp.recompute.moves import mutate, options_of
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.runs import Runs, Segment
@@ -95,7 +95,7 @@ class RecomputeAnnealing(SimulatedAnnealing):
     def _offered(self, stage: Segment) -> Sequence[Runs]:
         """The sets of runs that the options of a segment stand for."""
         if stage not in self._sets:
-            used = int((self.offered.more[stage] < NONE).sum())
+            used = int((self.offered.more[stage] < UNUSED).sum())
             self._sets[stage] = [self.offered.runs(*stage, number) for number in range(used)]
         return self._sets[stage]
 

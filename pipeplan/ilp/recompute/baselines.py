@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp import search
-from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, Frontier, PeriodQuery, State
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import contract
@@ -22,7 +22,6 @@ from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.runs import Run, Segment
-from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
 
@@ -32,18 +31,11 @@ class FixedStagesDP(ContiguousDP):
 
     stages: Sequence[Segment] = field(kw_only=True)
 
-    def _stage(
-        self,
-        asked: PeriodQuery,
-        kind: int,
-        start: Array,
-        allowed: NDArray[np.bool_],
-        before: State | None,
-    ) -> Frontier:
-        given = np.zeros_like(allowed)
-        for first, last in self.stages:
-            given[first, last] = True
-        return super()._stage(asked, kind, start, allowed & given, before)
+    def _closed_on(self, kind: int) -> NDArray[np.bool_]:
+        closed = np.ones((self.costs.layers, self.costs.layers), dtype=np.bool_)
+        for stage in self.stages:
+            closed[stage] = False
+        return closed | super()._closed_on(kind)
 
 
 def full_recompute(state: Incumbent, stages: Sequence[Stage]) -> SearchResult | None:

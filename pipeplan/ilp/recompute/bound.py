@@ -5,13 +5,19 @@ from __future__ import annotations
 from fractions import Fraction
 
 from pipeplan.ilp.bounds.load import relaxed_bound
+from pipeplan.ilp.clock import never
 from pipeplan.ilp.costs import CostModel
+from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.options import list_options
 
 
 def recompute_bound(
-    costs: CostModel, known: Fraction | int, *, offload: bool = False
+    costs: CostModel,
+    known: Fraction | int,
+    *,
+    offload: bool = False,
+    limit: SearchOptions | None = None,
 ) -> Fraction | None:
     """The least period per micro-batch of contiguous plans of any k; None if none can exist.
 
@@ -27,8 +33,10 @@ def recompute_bound(
         costs: chain and machines.
         known: a bound on the period per micro-batch, in ns.
         offload: whether plans may offload what they keep.
+        limit: when slow programs end; None for never.
     """
     if any(gpu.speed != 1 for gpu in costs.cluster.gpus):
         return Fraction(known)
     options = list_options(costs.chain, relaxed=True, offload=offload, nested=True)
-    return relaxed_bound(RecomputeDP(costs, any_k=True, options=options), known)
+    relaxed = RecomputeDP(costs, any_k=True, options=options)
+    return relaxed_bound(relaxed, known, relaxed.limit(limit) if limit else never)

@@ -9,13 +9,15 @@ kinds is missed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Final
 
 from pipeplan.ilp import portfolio
+from pipeplan.ilp.clock import OutOfTimeError
 from pipeplan.ilp.contiguous import small_stages
+from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.unconstrained import unconstrained_stages
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract, contracted_plan
@@ -85,7 +87,7 @@ class InitialSets:
         high: int | None = None
         for solver in solvers:
             # with room for messages no period is shorter than without
-            partition = solver.shortest(high or _lowest(state))
+            partition = _shortest(state, solver, high or _lowest(state))
             took = (state.elapsed - begun) * (1 if self.nested else BOUND_COST)
             self.bound_s = self.bound_s or took
             if partition is None:
@@ -126,7 +128,7 @@ def _listed(state: Incumbent, nested: bool) -> StageOptions:
     if state.options.deterministic:
         return listed()
     until = state.elapsed + portfolio.LISTING * state.remaining
-    first = [stage.first for stage in unconstrained_stages(state)]
+    first = [stage.first for stage in unconstrained_stages(state, quick=True)]
     return listed(first=first, go_on=lambda: state.elapsed < until)
 
 
@@ -134,18 +136,30 @@ def _lowest(state: Incumbent) -> int:
     return max(1, int(state.bounds["any"]))
 
 
+def _shortest(state: Incumbent, solver: RecomputeDP, lowest: int) -> ContiguousPartition | None:
+    """The partition of the shortest period; of one order of GPUs where all take too long."""
+    try:
+        return solver.shortest(lowest, solver.limit(state.options, portfolio.CONTIGUOUS))
+    except OutOfTimeError:
+        return replace(solver, in_order=True).shortest(lowest)
+
+
 def _relaxed(state: Incumbent, roomy: RecomputeDP, high: int | None) -> Iterator[tuple[Run, ...]]:
     """Runs of relaxed partitions, and of 1F1B ones, at periods between bound and plan."""
     if state.remaining <= 0:
         return
     relaxed = RecomputeDP(state.costs, state.most_in_flight, any_k=True, options=roomy.options)
-    first = relaxed.shortest(_lowest(state))
+    first = _shortest(state, relaxed, _lowest(state))
     if first is None:
         return
     high = max(high or 2 * first.period, first.period)
+    over = relaxed.limit(state.options)
     for point in range(POINTS):
         period = first.period + (high - first.period) * point // POINTS
         for solver in (relaxed, roomy):
-            partition = solver.solve(period)
+            try:
+                partition = solver.solve(period, over=over)
+            except OutOfTimeError:
+                return
             if partition is not None:
                 yield solver.runs(partition)

@@ -23,9 +23,6 @@ second number: fewer would weaken them."""
 COUNTS = (1, 2, 3, 4, 6, 9, 14)
 """Micro-batches in flight for which options are compared."""
 
-NONE = 2**60
-"""`MORE` of what is not there."""
-
 FIELDS = 11
 MORE, KEPT, PEAK, AHEAD, SAVED, STAYS, UNDER, HOLDS, PARENT, BEGIN, INNER = range(FIELDS)
 """Rows of a label: more ns, P, peak, that of the forward alone, s, R, how many layers run under an

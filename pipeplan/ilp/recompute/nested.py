@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.recompute.labels import AHEAD, KEEPS, MORE, NONE, PEAK, UNDER
+from pipeplan.ilp.contiguous.stage_choice import UNUSED
+from pipeplan.ilp.recompute.labels import AHEAD, KEEPS, MORE, PEAK, UNDER
 from pipeplan.ilp.recompute.segment_peaks import segment_peaks
 from pipeplan.ilp.segment_tables import Array
 
@@ -43,7 +44,7 @@ class Nested:
         count = len(chain.layers)
         self.relaxed, self.most = relaxed, WAYS[relaxed]
         shape = (self.most, count, count)
-        self._more = np.full(shape, NONE, dtype=np.int64)
+        self._more = np.full(shape, UNUSED, dtype=np.int64)
         self._peak, self._label = np.zeros_like(self._more), np.zeros_like(self._more)
         behind = np.array([layer.gradient_of_output_bytes for layer in chain.layers])
         buffers = np.cumsum([0, *(layer.buffer_bytes for layer in chain.layers)])
@@ -64,7 +65,7 @@ class Nested:
             Which of them have one more way, its more, its peak, its label.
         """
         for n in range(self.most):
-            here = np.flatnonzero(self._more[n, place, last] < NONE)
+            here = np.flatnonzero(self._more[n, place, last] < UNUSED)
             at = n, place[here], last
             peak = self._peak[at] + self._entry[kind[here], place[here]]
             peak = np.maximum(peak, self._least[place[here], last])
@@ -85,7 +86,7 @@ class Nested:
         more = labels[MORE, here]
         again = labels[AHEAD, here] + self._beside[first, last]
         peak = np.maximum(labels[PEAK, here], again)
-        above = NONE if self.relaxed else self._flat[first, last] - self._entry[-1, first]
+        above = UNUSED if self.relaxed else self._flat[first, last] - self._entry[-1, first]
         good = np.flatnonzero(peak < np.minimum.accumulate([above, *peak])[:-1])
         if len(good) > self.most:
             good = good[np.linspace(0, len(good) - 1, self.most).round().astype(np.int64)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
+from pipeplan.ilp.clock import OutOfTimeError
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
 from pipeplan.ilp.contiguous.small_stages import SmallStages
@@ -58,7 +59,10 @@ def shortest_with_offload(
 
     while high - low > max(1, low // PARTS) and (state.remaining > 0 or (needed and best is None)):
         middle = (low + high) // 2
-        found = _found(state, solvers, middle, over)
+        try:
+            found = _found(state, solvers, middle, over)
+        except OutOfTimeError:
+            break
         if found is None:
             low = middle
         else:
@@ -70,9 +74,13 @@ def shortest_with_offload(
 def _found(
     state: Incumbent, solvers: Sequence[RecomputeDP], period: int, over: Callable[[], bool]
 ) -> Found | None:
-    """A schedule of this period that fits."""
+    """A schedule of this period that fits.
+
+    Raises:
+        OutOfTimeError: if it was over before the answer was found.
+    """
     for solver in solvers:
-        partition = solver.solve(period)
+        partition = solver.solve(period, over=over)
         if partition is None:
             # The others ask for more.
             return None

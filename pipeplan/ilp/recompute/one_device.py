@@ -15,13 +15,13 @@ from typing import Final
 from pipeplan.ilp import one_gpu
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
+from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.copy_placement import transfer_ns
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.labels import NONE
 from pipeplan.ilp.recompute.options import StageOptions
 from pipeplan.ilp.recompute.persistent import persistent_runs, work_s
 from pipeplan.ilp.recompute.search_result import SearchResult
@@ -120,7 +120,7 @@ def _sets(costs: CostModel, offered: StageOptions) -> list[ContractedChain]:
     chain, last = costs.chain, costs.layers - 1
     every = list(persistent_runs(chain, _peak(costs)))
     spread = every[:: 1 + len(every) // MOST]
-    options = (n for n, more in enumerate(offered.more[0, last]) if more < NONE)
+    options = (n for n, more in enumerate(offered.more[0, last]) if more < UNUSED)
     listed = (offered.runs(0, last, n) for n in options)
     chains = [contract(chain, runs) for runs in dict.fromkeys([*spread, *listed])]
     return sorted(chains, key=lambda each: max(_busy(each.of(costs)), _away(each.of(costs))))

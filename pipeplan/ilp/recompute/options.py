@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pipeplan.chain import Chain
+from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.recompute.label_maker import LabelMaker
 from pipeplan.ilp.recompute.labels import (
@@ -37,7 +38,6 @@ from pipeplan.ilp.recompute.labels import (
     KEEPS,
     KEPT,
     MORE,
-    NONE,
     PARENT,
     PEAK,
     RUNS,
@@ -52,7 +52,7 @@ from pipeplan.plan import Stage
 
 @dataclass(frozen=True)
 class StageOptions:
-    """Options of all segments; `[i, j, n]`, unused ones have `more` = `NONE`."""
+    """Options of all segments; `[i, j, n]`, unused ones have `more` = `UNUSED`."""
 
     more: Array
     saved: Array
@@ -66,7 +66,7 @@ class StageOptions:
 
     def only(self, stages: Sequence[Stage]) -> StageOptions:
         """The options of these stages' segments alone."""
-        more = np.full_like(self.more, NONE)
+        more = np.full_like(self.more, UNUSED)
         for stage in stages:
             more[stage.first, stage.last] = self.more[stage.first, stage.last]
         return replace(self, more=more)
@@ -115,7 +115,7 @@ def list_options(
     """
     count, maker = len(chain.layers), LabelMaker(chain, relaxed, offload, nested)
     none = np.zeros((count, count, maker.most), dtype=np.int64)
-    more, saved, peak, ids = none + NONE, none.copy(), none.copy(), none
+    more, saved, peak, ids = none + UNUSED, none.copy(), none.copy(), none
     levels = np.zeros((byte_options_table.MOST if offload else 0, *none.shape), dtype=np.int64)
     found: list[Labels] = []
     for start in reversed(range(count)):

@@ -249,7 +249,10 @@ def _prove_contiguous(state: Incumbent) -> None:
     if not state.uses("recompute bound"):
         return
     state.set_phase("recompute bound")
-    bound = recompute_bound(state.costs, state.bounds["any"], offload=state.options.offload)
+    options = state.options
+    bound = recompute_bound(
+        state.costs, state.bounds["any"], offload=options.offload, limit=options
+    )
     if bound is not None:
         state.raise_bound("contiguous", bound, from_bytes=False)
     elif state.options.contiguous_only:

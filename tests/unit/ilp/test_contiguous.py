@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, count
 from random import Random
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from pipeplan.cluster import Cluster, Gpu, Links, Pair, uniform
 from pipeplan.ilp import search
 from pipeplan.ilp.bounds.load import contiguous_bound
-from pipeplan.ilp.clock import DeterministicClock
+from pipeplan.ilp.clock import DeterministicClock, OutOfTimeError
 from pipeplan.ilp.contiguous.dynamic_program import (
     ContiguousDP,
     ContiguousPartition,
@@ -163,15 +163,24 @@ def test_a_bisection_that_is_over_says_what_it_refuted() -> None:
     solver = ContiguousDP(of)
     assert solver.is_slow
     best = _best_of_eight_kinds()
-    for turns in (0, 3):
-        left = iter([False] * turns)
+    looks = count()
+    solver.solve(1, over=lambda: next(looks) < 0)
+    question = next(looks)
+    assert question > 1000
+    for questions in (2, 5.5):
+        left = iter([False] * int(questions * question))
         refuted, found = solver.bisect(1, lambda left=left: next(left, True))
         assert found is not None
         assert refuted < best.period <= found.period
         assert solver.solve(refuted) is None
-        bound = contiguous_bound(of, 1, lambda: True)
+        left = iter([False] * int(questions * question))
+        bound = contiguous_bound(of, 1, lambda left=left: next(left, True))
         assert bound is not None
         assert bound <= best.period
+        assert (bound > 1) == (questions > 2)
+    with pytest.raises(OutOfTimeError):
+        solver.bisect(1, lambda: True)
+    assert contiguous_bound(of, 1, lambda: True) == 1
 
 
 def test_one_order_of_gpus_is_quick_and_valid() -> None:

@@ -15,6 +15,7 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
+from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as recompute_search
@@ -23,7 +24,7 @@ from pipeplan.ilp.recompute.bound import recompute_bound
 from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.label_maker import LabelMaker
-from pipeplan.ilp.recompute.labels import EACH, FIELDS, MORE, MOST, NONE, PEAK, worth_keeping
+from pipeplan.ilp.recompute.labels import EACH, FIELDS, MORE, MOST, PEAK, worth_keeping
 from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.runs import Run, Runs, from_plan
 from pipeplan.simulator.recompute import condensed
@@ -96,7 +97,7 @@ def test_options_are_what_their_runs_cost(seed: int) -> None:
     offered, seen = list_options(chain, nested=True), 0
     for last in range(6):
         for number in range(offered.more.shape[2]):
-            if offered.more[0, last, number] == NONE:
+            if offered.more[0, last, number] == UNUSED:
                 continue
             runs = offered.runs(0, last, number)
             mine = contract(chain, runs)
@@ -256,5 +257,5 @@ def test_layers_that_are_alike_are_listed_once(
     for name in ("more", "saved", "peak", "levels", "ids"):
         assert np.array_equal(getattr(once, name), getattr(each, name)), name
     for first, last in itertools.combinations_with_replacement(range(len(layers)), 2):
-        for option in np.flatnonzero(each.more[first, last] < NONE):
+        for option in np.flatnonzero(each.more[first, last] < UNUSED):
             assert once.runs(first, last, int(option)) == each.runs(first, last, int(option))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -326,8 +327,10 @@ def test_room_for_messages_is_sought_from_the_period_without(
     asked: list[tuple[RecomputeDP, int, ContiguousPartition | None]] = []
     shortest = RecomputeDP.shortest
 
-    def watched(solver: RecomputeDP, lowest: int) -> ContiguousPartition | None:
-        found = shortest(solver, lowest)
+    def watched(
+        solver: RecomputeDP, lowest: int, over: Callable[[], bool]
+    ) -> ContiguousPartition | None:
+        found = shortest(solver, lowest, over)
         asked.append((solver, lowest, found))
         return found
 
