@@ -14,7 +14,7 @@ from pipeplan.ilp.bounds import infeasibility
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.history import History
 from pipeplan.ilp.incumbent import Incumbent, Report, SearchOptions
-from pipeplan.ilp.problem import Limits, Problem, options_of
+from pipeplan.ilp.problem import MOST_COPIES, Limits, Problem, options_of
 from pipeplan.ilp.recompute import baselines
 from pipeplan.ilp.recompute import search as recompute_search
 from pipeplan.ilp.recompute.search_result import SearchResult
@@ -26,6 +26,11 @@ from pipeplan.sums import check_sums
 PERIODIC: Final = (
     "--offload auto: under flush a periodic schedule is cut off after the step; plan without it,"
     " too: whole steps, which do not offload, may be shorter where they fit"
+)
+LONG_STEP: Final = (
+    f"a step of more than {MOST_COPIES} micro-batches is a periodic schedule, cut off at its end:"
+    " a plan file lists no more; with fewer of them (--microbatches) whole steps are planned, which"
+    " may be faster"
 )
 TIME_OVER: Final = 0.95
 """Share of the limit from which on the limit ended the search: its last part stops early."""
@@ -118,6 +123,8 @@ def _search(
         return SearchResult(state)
     if problem.offload and replace(problem, offload=False).whole_step:
         state.notes.append(PERIODIC)
+    if replace(problem, microbatches=1).whole_step and not problem.whole_step:
+        state.notes.append(LONG_STEP)
     groups = _groups(state.costs, limits)
     if groups is not None and (problem.recompute or problem.offload or problem.states != "off"):
         state.notes.append(_no_groups(problem))

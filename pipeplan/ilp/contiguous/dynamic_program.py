@@ -51,7 +51,7 @@ from pipeplan.ilp.segment_tables import (
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
 
-MAX_STATES = 4096
+MAX_STATES = 12_000
 """Of the DP over sets of GPUs; beyond it GPUs keep the cluster's order."""
 SLOW_S: Final = 0.05
 """Where a question takes longer, one order of GPUs is asked for first, and time limits end it."""

@@ -18,7 +18,7 @@ from pipeplan.ilp import Limits, Problem, solve
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.problem import options_of
-from pipeplan.ilp.solve import PERIODIC
+from pipeplan.ilp.solve import LONG_STEP, PERIODIC
 from pipeplan.ilp.step.bound import step_bound
 from pipeplan.ilp.step.cuts import CutSearch
 from pipeplan.ilp.step.dispatch import W
@@ -315,6 +315,23 @@ def test_offloading_under_flush_says_that_no_whole_step_is_planned() -> None:
         notes[offload] = solve(problem, Limits(time_limit_s=0.3, deterministic=True)).notes
     assert PERIODIC not in notes[False]
     assert PERIODIC in notes[True]
+
+
+def test_a_step_too_long_for_a_file_says_that_it_is_periodic() -> None:
+    """Plan files list 1,024 micro-batches: of a longer step a period is planned, and it is told."""
+    chain, costs = equal(2, split=True, memory=Fraction(1))
+    notes = []
+    for microbatches in (1024, 1025):
+        problem = Problem(
+            chain=chain,
+            cluster=costs.cluster,
+            semantics="flush",
+            microbatches=microbatches,
+            ks=AUTO_K,
+        )
+        notes.append(solve(problem, Limits(time_limit_s=0.3, deterministic=True)).notes)
+    assert LONG_STEP not in notes[0]
+    assert LONG_STEP in notes[1]
 
 
 def test_progress_tells_of_steps_alone() -> None:
