@@ -22,12 +22,14 @@ class JointIncumbent:
         best: The shortest plan found of any contracted chain.
         report: Who listens.
         interrupted: Whether the user ended the search (Ctrl-C).
+        contiguous: Period per micro-batch of the best contiguous schedule of any of them.
     """
 
     state: Incumbent
     best: SearchResult
     report: Report | None = None
     interrupted: bool = False
+    contiguous: Fraction | None = None
 
     def __post_init__(self) -> None:
         """Whatever is told of the whole is told with the best plan."""
@@ -50,10 +52,12 @@ class JointIncumbent:
         gap = self._gap(self.period)
         return self.interrupted or (gap is not None and gap <= self.state.options.gap)
 
-    def take(self, solved: SearchResult) -> None:
-        """Keep the better one."""
+    def take(self, solved: SearchResult, *, equal: bool = False) -> None:
+        """Keep the better one; the new one where both are `equal`, if that is asked for."""
         self.interrupted |= solved.state.phase == "interrupted"
-        if solved.cost < self.best.cost:
+        known = [each for each in (self.contiguous, solved.state.contiguous) if each is not None]
+        self.contiguous = min(known, default=None)
+        if solved.cost < self.best.cost or (equal and solved.cost == self.best.cost):
             self.best = solved
 
     def offer(self, contracted: ContractedChain, costs: CostModel, schedule: Schedule) -> bool:

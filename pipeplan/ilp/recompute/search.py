@@ -79,7 +79,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
         joint.best.state.set_phase("interrupted")
     state.infeasible, state.options = whole.infeasible, limits
     best = joint.best.state
-    best.options, best.bounds = limits, whole.bounds
+    best.options, best.bounds, best.contiguous = limits, whole.bounds, joint.contiguous
     best.notes = list(dict.fromkeys(notes))
     return joint.best
 

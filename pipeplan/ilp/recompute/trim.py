@@ -47,7 +47,7 @@ def trim(joint: JointIncumbent) -> None:
         for instead in ((), (run._replace(inner=()),)) if run.inner else ((),):
             tried = _with(joint, run, instead)
             if tried.cost <= joint.best.cost:
-                joint.best = tried
+                joint.take(tried, equal=True)
                 break
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeplan.cluster import Cluster, Host, uniform
+from pipeplan.ilp import search
 from pipeplan.ilp.clock import DeterministicClock
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.costs import CostModel
@@ -318,6 +319,24 @@ def test_progress_never_forgets_the_best_plan() -> None:
     assert None not in known
     assert known == sorted(known, key=lambda period: -(period or 0))
     assert known[-1] == plan.period_per_microbatch
+
+
+def test_the_contiguous_period_is_kept() -> None:
+    """A better plan of another chain, which is not contiguous, leaves it as it is."""
+    costs = random_costs(0, 6, memory=10**6)
+    found = [Incumbent(costs, limits()) for _ in range(2)]
+    for state in found:
+        state.raise_bound("any", Fraction(1))
+        search.contiguous(state)
+    first, better = found
+    assert first.best is not None
+    assert first.contiguous == first.best.per_microbatch
+    joint = JointIncumbent(Incumbent(costs, limits()), SearchResult(first))
+    joint.take(SearchResult(first))
+    better.best, better.contiguous = replace(first.best, period=first.best.period - 1), None
+    joint.take(SearchResult(better))
+    assert joint.best.state is better
+    assert joint.contiguous == first.contiguous
 
 
 def test_room_for_messages_is_sought_from_the_period_without(

@@ -318,7 +318,7 @@ def test_offloading_under_flush_says_that_no_whole_step_is_planned() -> None:
 
 
 def test_a_step_too_long_for_a_file_says_that_it_is_periodic() -> None:
-    """Plan files list 1,024 micro-batches: of a longer step a period is planned, and it is told."""
+    """Plan files list 1,024 micro-batches: a longer step repeats a period, and it is told."""
     chain, costs = equal(2, split=True, memory=Fraction(1))
     notes = []
     for microbatches in (1024, 1025):
