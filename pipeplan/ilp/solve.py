@@ -29,8 +29,8 @@ PERIODIC: Final = (
 )
 LONG_STEP: Final = (
     f"a step of more than {MOST_COPIES} micro-batches is a periodic schedule, cut off at its end:"
-    " a plan file lists no more; with fewer of them (--microbatches) whole steps are planned, which"
-    " may be faster"
+    " a plan file lists no more; of fewer (--microbatches) whole steps are planned, which may be"
+    " faster"
 )
 TIME_OVER: Final = 0.95
 """Share of the limit from which on the limit ended the search: its last part stops early."""
@@ -121,10 +121,7 @@ def _search(
             state.notes.append("groups of layers are not used where a whole step is planned")
         search.run(state)
         return SearchResult(state)
-    if problem.offload and replace(problem, offload=False).whole_step:
-        state.notes.append(PERIODIC)
-    if replace(problem, microbatches=1).whole_step and not problem.whole_step:
-        state.notes.append(LONG_STEP)
+    _note_periodic(problem, state)
     groups = _groups(state.costs, limits)
     if groups is not None and (problem.recompute or problem.offload or problem.states != "off"):
         state.notes.append(_no_groups(problem))
@@ -138,6 +135,14 @@ def _search(
     if not problem.offload:
         search.prove_contiguous(state)
     return SearchResult(state)
+
+
+def _note_periodic(problem: Problem, state: Incumbent) -> None:
+    """Say why no whole step is planned, where a choice of the user's is the reason."""
+    if problem.offload and replace(problem, offload=False).whole_step:
+        state.notes.append(PERIODIC)
+    if replace(problem, microbatches=1).whole_step and not problem.whole_step:
+        state.notes.append(LONG_STEP)
 
 
 def _with_fixed_cuts(problem: Problem, state: Incumbent) -> SearchResult:
