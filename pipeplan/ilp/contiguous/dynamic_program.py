@@ -351,7 +351,7 @@ class ContiguousDP:
             self._budgets[kind],
         )
         most = -1 if self.most is None else self.most
-        question = asked.period, asked.just_below, asked.limit, self.any_k, most
+        question = asked.period, asked.just_below, asked.limit, self.any_k, most, INFINITE
         spans, ends, chosen = (np.empty(len(start), dtype=np.int64) for _ in range(3))
         best_stages(question, machine, self._options, start, spans, ends, chosen)
         return spans, ends, chosen

@@ -10,14 +10,14 @@ from math import ceil
 from typing import Final
 
 from pipeplan.ilp.compiled import Bools, Ints, compiled
-from pipeplan.ilp.offload.min_span import INFINITE
 
 UNUSED: Final = 2**60
 """`more` of an option that is none."""
 
-Asked = tuple[int, bool, int, bool, int]
+Asked = tuple[int, bool, int, bool, int, int]
 """The period T in ns; whether a real number just below it is meant; the largest load in ns;
-whether nothing waits, so that V is a plain sum; the most micro-batches a stage may keep, or -1."""
+whether nothing waits, so that V is a plain sum; the most micro-batches a stage may keep, or -1;
+V where nothing fits."""
 Options = tuple[Ints, Ints, Ints]
 """[i, j, n] -> ns that option n of layers i..j takes more, bytes kept by each micro-batch, bytes
 needed beside those of all but one."""
@@ -37,20 +37,20 @@ def best_stages(
         gpu: where the stage is.
         options: of every stage, cheapest first.
         behind: [j] -> V of what is behind a stage that ends with layer j, the transfers included.
-        spans: [i] -> V; `INFINITE` where nothing fits.
+        spans: [i] -> V.
         ends: [i] -> the last layer.
         chosen: [i] -> the option.
     """
-    period, just_below, limit, adds, most = asked
+    period, just_below, limit, adds, most, infinite = asked
     loads, closed, speed, budget = gpu
     more, saved, need = options
     whole, rest = behind // period, behind % period
     for first in range(len(behind)):
-        spans[first], ends[first], chosen[first] = INFINITE, first, -1
+        spans[first], ends[first], chosen[first] = infinite, first, -1
         for last in range(first, len(behind)):
             if loads[first, last] > limit:
                 break
-            if closed[first, last] or behind[last] >= INFINITE:
+            if closed[first, last] or behind[last] >= infinite:
                 continue
             for option in range(more.shape[2]):
                 extra = more[first, last, option]
@@ -80,8 +80,8 @@ def _begun(rest: int, load: int, period: int, adds: bool) -> int:
 def _copies(begun: int, period: int, just_below: bool) -> int:
     """Micro-batches in flight at least, of a V of at most two periods."""
     if just_below:
-        return 1 + (begun >= period) + (begun >= 2 * period)
-    return (begun > 0) + (begun > period)
+        return 1 + int(begun >= period) + int(begun >= 2 * period)
+    return int(begun > 0) + int(begun > period)
 
 
 @compiled

@@ -5,9 +5,6 @@ Layers that are alike give segments that are alike: their labels are made once (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,30 +13,27 @@ from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.byte_options_table import ByteOptions
 from pipeplan.ilp.recompute.alike import AlikeLayers
 from pipeplan.ilp.recompute.labels import (
-    AHEAD,
     BEGIN,
     FIELDS,
-    HOLDS,
-    INNER,
     KEEPS,
-    KEPT,
-    MORE,
     MOST,
     NESTED,
     PARENT,
-    PEAK,
     RUNS,
-    SAVED,
-    STAYS,
-    UNDER,
+    Figures,
     Labels,
-    apart,
-    best,
-    lowered,
+    NestedTables,
+    keep,
+    kept_behind,
+    run_behind,
 )
 from pipeplan.ilp.recompute.nested import Nested
 from pipeplan.ilp.recompute.segment_peaks import saved_outputs, segment_peaks
 from pipeplan.ilp.segment_tables import Array
+
+_NONE = np.zeros((0, 1, 1), dtype=np.int64)
+NOT_NESTED: NestedTables = _NONE, _NONE, _NONE, np.zeros((1, 1), int), np.zeros((1, 1), int)
+"""Where no run holds another."""
 
 
 class _Growing:
@@ -57,10 +51,10 @@ class _Growing:
         """Labels that the next layer extends."""
         self.ends: list[tuple[int, int]] = []
 
-    def add(self, rows: Array, kind: NDArray[np.int8], last: int) -> None:
-        """Add labels that end with layer `last`."""
-        new = slice(self.used, self.used + rows.shape[1])
-        self.rows[:, new], self.kind[new], self.place[new] = rows, kind, last + 1
+    def add(self, count: int, kind: NDArray[np.int8], last: int) -> None:
+        """So many labels that end with layer `last` stand behind the others."""
+        new = slice(self.used, self.used + count)
+        self.kind[new], self.place[new] = kind, last + 1
         self.used = new.stop
 
     def begin_as(self, other: Labels, source: int, count: int) -> None:
@@ -89,20 +83,46 @@ class LabelMaker:
         self.holding = NESTED[relaxed] * nested
         self.most = groups * (MOST + self.holding)
         """Labels of a segment."""
-        self.thin = partial(lowered if relaxed else best, offload=offload)
         held = saved_outputs(chain)
         self.alike = AlikeLayers(chain, held)
         self._made: dict[int, Labels] = {}
         self._every = True
         """Whether no layer before had a few labels only: copies would name labels it lacks."""
         both = np.stack([segment_peaks(chain, each) for each in held], axis=1)
-        self.peaks, self.light = both[0], both[1, 0]
+        times = [layer.forward_ns for layer in chain.layers]
+        before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
+        source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
+        self._runs = before, source, np.ascontiguousarray(both[0]), both[1, 0].copy()
         self.nested: Nested | None = None
         if nested:
             self.nested = Nested(chain, np.array(held, dtype=np.int64), relaxed=relaxed)
-        times = [layer.forward_ns for layer in chain.layers]
-        self.before = np.concatenate([[0], np.cumsum(times)]).astype(np.int64)
-        self.source = np.array([chain.input_of(n) for n in range(len(times))], dtype=np.int64)
+        self._figures = [self._all_figures(number) for number in range(len(times))]
+        ways = 1 + (self.nested.most if self.nested else 0)
+        most = ways * (1 + self.most * len(times))
+        self._found = np.zeros((FIELDS, most), dtype=np.int64)
+        self._kinds, self._chosen = np.zeros(most, dtype=np.int8), np.zeros(most, dtype=np.int64)
+
+    def _all_figures(self, number: int) -> list[Figures]:
+        """Of a layer that keeps all, then of its options."""
+        own = self.chain.layers[number]
+        made = [self._layer_figures(number, own, 0, under=False)]
+        for option in own.options:
+            more = option.forward_ns + option.backward_ns - own.forward_ns - own.backward_ns
+            made.append(self._layer_figures(number, own.under(option), more, under=True))
+        return made
+
+    def _layer_figures(self, number: int, one: Layer, more: int, *, under: bool) -> Figures:
+        gradients = one.gradient_of_output_bytes + self.chain.gradient_of_input(number)
+        return (
+            self.chain.input_of(number),
+            one.saved_input_bytes,
+            one.saved_bytes,
+            one.saved_output_bytes,
+            one.forward_workspace_bytes + one.output_bytes,
+            one.backward_workspace_bytes + gradients,
+            more,
+            int(under),
+        )
 
     def from_layer(self, first: int, *, few: bool = False) -> Labels:
         """All labels of segments from layer `first` on, or a `few`: all kept, all one run.
@@ -128,47 +148,72 @@ class LabelMaker:
         return self._made[first]
 
     def _extend(self, made: _Growing, last: int, *, few: bool) -> None:
-        """Add the labels of the segment that ends with layer `last`."""
-        first, begin, latest = made.first, made.used, made.latest
-        joined = (made.kind[latest] == KEEPS) & (last > first)
-        if self.relaxed and last == first > 0:
-            joined |= True  # the input of a kept first layer may leave as well
-        before = made.rows[:, latest], joined, latest.start
-        known = 1 if few else begin
-        places = made.rows[:, :known], made.place[:known], made.kind[:known]
-        for group in self._groups(last, before, places, few=few):
+        """Add the labels of the segment that ends with layer `last`.
+
+        Groups of them are thinned apart: by kind of the last piece, then by whether runs hold
+        others.
+        """
+        begin, latest = made.used, made.latest
+        pieces = [(KEEPS,), (RUNS,), tuple(range(len(self._figures[last]) - 1))]
+        for kinds in pieces[: 2 if few else 3]:
             alike = made.used
-            for kinds, labels, most in apart(group, self.holding):
-                chosen, order = self.thin(labels, most)
-                made.add(chosen, kinds[order], last)
+            for holding, most in ((False, MOST), (True, self.holding)):
+                if kinds == (RUNS,):
+                    count = self._behind_run(made, 1 if few else begin, last, holding)
+                else:
+                    count = self._behind_kept(made, latest, last, kinds, holding)
+                if count and most:
+                    self._keep(made, count, most, last)
             if self.nested:  # what a run may hold is known before it is a piece itself
                 new = slice(alike, made.used)
-                self.nested.add(first, last, alike, made.rows[:, new], made.kind[new])
+                self.nested.add(made.first, last, alike, made.rows[:, new], made.kind[new])
         made.latest = slice(begin, begin + 1 if few else made.used)
         made.ends.append((begin, made.used))
 
-    def _groups(
-        self,
-        last: int,
-        before: tuple[Array, NDArray[np.bool_], int],
-        places: tuple[Array, Array, NDArray[np.int8]],
-        *,
-        few: bool,
-    ) -> Iterator[list[tuple[int, Array]]]:
-        """By kind of the last piece, which ends with layer `last`: each is made when asked for.
+    def _behind_kept(
+        self, made: _Growing, latest: slice, last: int, kinds: tuple[int, ...], holding: bool
+    ) -> int:
+        """Find labels of which the last piece is layer `last`, in one of the ways `kinds`."""
+        rows, first = made.rows[:, latest], made.first
+        joined = (made.kind[latest] == KEEPS) & (last > first)
+        if self.relaxed and last == first > 0:
+            joined |= True  # the input of a kept first layer may leave as well
+        count = 0
+        for kind in kinds:
+            # Nothing of a layer under an option may leave.
+            beside = joined if kind == KEEPS else np.zeros_like(joined)
+            figures = self._figures[last][kind + 1]
+            found = self._found[:, count:]
+            new = kept_behind(rows, beside, figures, latest.start, last, holding, found)
+            self._kinds[count : count + new] = kind
+            count += new
+        return count
 
-        Args:
-            last: the layer.
-            before: labels that end right before it, which of them are joined to it, the first.
-            places: labels that a run may follow, where each ends, its kind.
-            few: whether layers' options are left out.
+    def _behind_run(self, made: _Growing, known: int, last: int, holding: bool) -> int:
+        """Find labels of which the last piece is a run that ends with layer `last`.
+
+        The layer before a stage may hold its output, on this GPU or another: assume it does.
         """
-        layer = self.chain.layers[last]
-        old, joined, offset = before
-        yield [(KEEPS, self._keep(old, joined, last, layer, offset))]
-        yield [(RUNS, self._run(*places, last))]
-        if layer.options and not few:
-            yield list(self._under(old, last, layer, offset))
+        nested = self.nested.tables if self.nested else NOT_NESTED
+        count = run_behind(
+            made.rows[:, :known],
+            made.place[:known],
+            made.kind[:known],
+            last,
+            self.relaxed,
+            self._runs,
+            nested,
+            holding,
+            self._found,
+        )
+        self._kinds[:count] = RUNS
+        return count
+
+    def _keep(self, made: _Growing, count: int, most: int, last: int) -> None:
+        """Add those of `count` labels that were found that are worth it."""
+        rows, chosen = made.rows[:, made.used :], self._chosen
+        used = keep(self._found, count, most, self.offload, self.relaxed, rows, chosen)
+        made.add(used, self._kinds[chosen[:used]], last)
 
     def _levels(self, made: _Growing) -> Array:
         """What the labels can offload."""
@@ -184,68 +229,3 @@ class LabelMaker:
             lists.stays[:, new] = np.where(joins, kept.stays, stopped.stays)
             lists.leaves[:, new] = np.where(joins, kept.leaves, stopped.leaves)
         return lists.all()
-
-    def _under(
-        self, old: Array, last: int, own: Layer, offset: int
-    ) -> Iterator[tuple[int, Array]]:
-        """As `_keep`, under each of the layer's options; nothing of it may leave."""
-        alone = np.zeros(old.shape[1], dtype=bool)
-        for number, option in enumerate(own.options):
-            new = self._keep(old, alone, last, own.under(option), offset)
-            new[MORE] += option.forward_ns + option.backward_ns - own.forward_ns - own.backward_ns
-            new[UNDER] += 1
-            yield number, new
-
-    def _keep(
-        self, old: Array, joined: NDArray[np.bool_], layer: int, one: Layer, offset: int
-    ) -> Array:
-        """Labels behind `old`, the first of which is `offset`, when `layer` runs as `one`.
-
-        Where it is `joined` to a kept layer, what lies between them may leave with them.
-        """
-        size = self.chain.input_of(layer)
-        new = np.empty_like(old)
-        running = size + one.saved_bytes + one.forward_workspace_bytes + one.output_bytes
-        gradients = one.gradient_of_output_bytes + self.chain.gradient_of_input(layer)
-        back = one.saved_output_bytes + one.backward_workspace_bytes + gradients
-        new[MORE], new[UNDER], new[HOLDS], new[INNER] = old[MORE], old[UNDER], old[HOLDS], 0
-        entry = np.maximum(old[SAVED], one.saved_input_bytes)
-        new[KEPT] = old[KEPT] + entry + one.saved_bytes
-        new[STAYS] = old[STAYS] + np.where(joined, 0, entry)
-        new[AHEAD] = np.maximum(old[AHEAD], old[KEPT] + running)
-        new[PEAK] = np.maximum(old[PEAK], np.maximum(new[AHEAD], new[KEPT] + back))
-        new[SAVED] = one.saved_output_bytes
-        new[PARENT] = offset + np.arange(old.shape[1])
-        new[BEGIN] = layer
-        return new
-
-    def _run(self, old: Array, place: Array, kind: NDArray[np.int8], last: int) -> Array:
-        """Labels behind `old`, which end before layers `place`, when all up to `last` is a run.
-
-        The layer before a stage may hold its output, on this GPU or another: assume it does.
-        """
-        # A relaxed label may stand for another option, which saves less of its output.
-        ahead = np.where(kind >= 0, RUNS, kind) if self.relaxed else kind
-        plain = self._contracted(old, np.arange(old.shape[1]), place, last)
-        plain[PEAK] = np.maximum(old[PEAK], old[KEPT] + self.peaks[ahead, place, last])
-        made = [plain]
-        for here, more, peak, inner in self.nested.of(last, place, ahead) if self.nested else ():
-            new = self._contracted(old[:, here], here, place[here], last)
-            new[MORE] += more
-            new[PEAK] = np.maximum(old[PEAK, here], old[KEPT, here] + peak)
-            new[INNER] = inner
-            new[HOLDS] += 1
-            made.append(new)
-        return np.concatenate(made, axis=1)
-
-    def _contracted(self, old: Array, parent: Array, place: Array, last: int) -> Array:
-        """As `_run`, without the peak."""
-        new = np.zeros_like(old)
-        source = self.source[place]
-        new[MORE] = old[MORE] + self.before[last + 1] - self.before[place]
-        new[KEPT] = old[KEPT] + source
-        new[AHEAD] = np.maximum(old[AHEAD], old[KEPT] + self.light[place, last])
-        new[STAYS] = old[STAYS] + source
-        new[UNDER], new[HOLDS] = old[UNDER], old[HOLDS]
-        new[PARENT], new[BEGIN] = parent, place
-        return new

@@ -14,18 +14,18 @@ where such a run is a subproblem of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.contiguous.stage_choice import UNUSED
-from pipeplan.ilp.recompute.labels import AHEAD, KEEPS, MORE, PEAK, UNDER
+from pipeplan.ilp.recompute.labels import AHEAD, KEEPS, MORE, PEAK, UNDER, NestedTables
 from pipeplan.ilp.recompute.segment_peaks import segment_peaks
 from pipeplan.ilp.segment_tables import Array
 
+ABOVE: Final = 2**60
+"""Bytes that no peak reaches."""
 WAYS: Final = (2, 4)
 """In which a run may hold others; for bounds the second number: fewer would weaken them."""
 
@@ -44,7 +44,7 @@ class Nested:
         count = len(chain.layers)
         self.relaxed, self.most = relaxed, WAYS[relaxed]
         shape = (self.most, count, count)
-        self._more = np.full(shape, UNUSED, dtype=np.int64)
+        self._more = np.full(shape, -1, dtype=np.int64)
         self._peak, self._label = np.zeros_like(self._more), np.zeros_like(self._more)
         behind = np.array([layer.gradient_of_output_bytes for layer in chain.layers])
         buffers = np.cumsum([0, *(layer.buffer_bytes for layer in chain.layers)])
@@ -56,20 +56,10 @@ class Nested:
         self._flat, light = segment_peaks(chain, held[-1].tolist())
         self._least = np.maximum(light, np.array(ends)[:, None] + behind[None, :])
 
-    def of(
-        self, last: int, place: Array, kind: NDArray[np.integer]
-    ) -> Iterator[tuple[Array, ...]]:
-        """Of runs from layers `place` up to `last`, behind pieces of these kinds.
-
-        Yields:
-            Which of them have one more way, its more, its peak, its label.
-        """
-        for n in range(self.most):
-            here = np.flatnonzero(self._more[n, place, last] < UNUSED)
-            at = n, place[here], last
-            peak = self._peak[at] + self._entry[kind[here], place[here]]
-            peak = np.maximum(peak, self._least[place[here], last])
-            yield here, self._more[at], peak, self._label[at]
+    @property
+    def tables(self) -> NestedTables:
+        """What labels behind such runs are made of."""
+        return self._more, self._peak, self._label, self._entry, self._least
 
     def begin_as(self, first: int, source: int, count: int) -> None:
         """The runs of up to `count` layers from `first` on are those from layer `source` on."""
@@ -86,7 +76,7 @@ class Nested:
         more = labels[MORE, here]
         again = labels[AHEAD, here] + self._beside[first, last]
         peak = np.maximum(labels[PEAK, here], again)
-        above = UNUSED if self.relaxed else self._flat[first, last] - self._entry[-1, first]
+        above = ABOVE if self.relaxed else self._flat[first, last] - self._entry[-1, first]
         good = np.flatnonzero(peak < np.minimum.accumulate([above, *peak])[:-1])
         if len(good) > self.most:
             good = good[np.linspace(0, len(good) - 1, self.most).round().astype(np.int64)]

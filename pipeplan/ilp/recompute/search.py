@@ -58,6 +58,7 @@ def run(state: Incumbent, starts: Sequence[Plan] = ()) -> SearchResult:
         starts: Valid plans of the same chain to start from.
     """
     limits, notes = state.options, state.notes
+    state.note_missing_compiler()
     whole = Incumbent(state.costs, limits, notes=notes)
     joint = JointIncumbent(whole, SearchResult(state), state.report)
     state.report = joint.on_report

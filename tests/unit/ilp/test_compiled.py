@@ -13,15 +13,20 @@ import pytest
 
 from pipeplan.ilp import incumbent, modulo_scheduling
 from pipeplan.ilp.compiled import NO_COMPILER
+from pipeplan.ilp.contiguous import stage_choice
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.local_search import assignment_steps, peak_estimate
 from pipeplan.ilp.local_search.annealing import SimulatedAnnealing
 from pipeplan.ilp.local_search.assignment_annealing import AssignmentAnnealing
 from pipeplan.ilp.local_search.list_scheduler import ModuloListScheduler
+from pipeplan.ilp.recompute import labels
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import list_options
 from pipeplan.ilp.step.search import StepSearch
 from tests.equal_steps import equal
 from tests.random_placements import random_costs
 from tests.searches import limits
+from tests.unit.ilp.test_recompute import costs_of, some_chain
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,7 +46,10 @@ from pipeplan.ilp.step.list_scheduler import schedule_step
 from pipeplan.ilp.step.placements import stages_of
 from pipeplan.ilp.step.rules import random_rule
 from tests.equal_steps import equal
+from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
+from pipeplan.ilp.recompute.options import list_options
 from tests.random_placements import random_costs, random_runs
+from tests.unit.ilp.test_recompute import costs_of, some_chain
 
 print("numba" if AVAILABLE else "plain")
 for split in (True, False):
@@ -72,21 +80,31 @@ for model in ("exact", "paper"):
         )
         units.anneal(random, 200)
         print(units.homes, units.total, units.overload, units.bytes)
+for seed in range(12):
+    chain = some_chain(seed, 6, options=seed % 3)
+    ways = dict(offload=seed % 2 == 1, nested=seed % 4 > 1)
+    listed = [list_options(chain, relaxed=relaxed, **ways) for relaxed in (False, True)]
+    for offered in listed:
+        print([each.tolist() for each in (offered.more, offered.saved, offered.peak, offered.ids)])
+    found = RecomputeDP(costs_of(chain, 3, 50), options=listed[0]).shortest(1)
+    print(found)
 """
 
 
 def test_machine_code_computes_what_python_does() -> None:
     """80 rules and some cuts, with ample and scarce memory; 200 periodic schedules, allocations.
 
-    All numbers are the same.
+    Options of 12 chains, contiguous plans with some of them. All numbers are the same.
     """
     pytest.importorskip("numba")
     first, *rows = printed(missing=False)
     other, *plain = printed(missing=True)
     assert (first, other) == ("numba", "plain")
     assert rows == plain
-    assert len(rows) == 84 + 3 * 200
+    assert len(rows) == 84 + 3 * 200 + 3 * 12
     assert any(row.endswith("None") for row in rows[:84])
+    rows, options = rows[:684], rows[684:]
+    assert len(set(options)) > 30
     assert any(row.startswith("False") for row in rows[84::3])
     for some in (rows[:84], rows[84::3], rows[85::3], rows[86::3]):
         assert len(set(some)) > 30
@@ -101,9 +119,11 @@ def test_caches_name_no_classes() -> None:
     placing = ModuloListScheduler(costs, [(0, costs.layers - 1, 0)], 1000)
     assert placing.place()
     placing.peaks()
+    chain = some_chain(0, 4)
+    RecomputeDP(costs_of(chain, 2, 100), options=list_options(chain)).shortest(1)
     seen = [
         each
-        for module in (assignment_steps, modulo_scheduling, peak_estimate)
+        for module in (assignment_steps, modulo_scheduling, peak_estimate, labels, stage_choice)
         for value in vars(module).values()
         for signature in getattr(value, "signatures", ())
         for each in signature
