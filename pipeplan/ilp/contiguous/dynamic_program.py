@@ -19,25 +19,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, product
-from math import prod
+from math import gcd, prod
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cluster import Host
 from pipeplan.ilp.clock import OutOfTimeError, never
-from pipeplan.ilp.contiguous.stage_choice import UNUSED, Options, best_stages
+from pipeplan.ilp.contiguous.stage_choice import (
+    INFINITE,
+    Away,
+    HostWay,
+    Options,
+    best_stages,
+    best_stages_with_offload,
+)
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import SearchOptions
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
-from pipeplan.ilp.offload.min_span import (
-    INFINITE,
-    OffloadBytes,
-    StageTiming,
-    min_span,
-    transfer_ns,
-)
+from pipeplan.ilp.offload.copy_placement import transfer_ns
 from pipeplan.ilp.segment_tables import (
     Array,
     SegmentTables,
@@ -51,6 +51,7 @@ from pipeplan.ilp.segment_tables import (
 from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
 
+SECOND: Final = 10**9
 MAX_STATES = 12_000
 """Of the DP over sets of GPUs; beyond it GPUs keep the cluster's order."""
 SLOW_S: Final = 0.05
@@ -58,11 +59,9 @@ SLOW_S: Final = 0.05
 STEP_S: Final = 1.5e-5
 """What putting a stage in front of a state takes, .."""
 SEGMENT_S: Final = 3e-9
-""".. each segment of layers then, .."""
+""".. each segment of layers, .."""
 OPTION_S: Final = 3e-10
-""".. each of its options, few of which are looked at, .."""
-OFFLOAD_S: Final = 1e-7
-""".. each of them where stages offload, which is not compiled."""
+""".. and each of its options, few of which are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +75,6 @@ class ContiguousPartition:
 
 State = tuple[tuple[int, ...], int]
 """(how many GPUs of each class are used, class of the stage that comes first)."""
-
-Places = tuple[NDArray[np.intp], ...]
-"""First and last layers of segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +155,8 @@ class ContiguousDP:
         self._sends: dict[tuple[int, int], tuple[Array, Array]] = {}
         self._options = self._stage_options()
         if self.offload:
-            self._forwards = [forwards(self.costs, gpus[0]) for gpus in self.classes]
-            self._levels = self._byte_levels()
+            self._way, self._levels = self._host_way(), self._byte_levels()
+            self._away = [self._away_on(kind) for kind in self._ids()]
 
     def _closed_on(self, kind: int) -> NDArray[np.bool_]:
         """[i, j] -> whether no GPU of a class may have layers i..j, whatever the period is."""
@@ -170,22 +166,26 @@ class ContiguousDP:
     def _stage_options(self) -> Options:
         """What stages may choose from: nothing here."""
         tables = self.tables
-        running = np.maximum(tables.forward, tables.late)
-        working = np.maximum(running, tables.saved + tables.backward)
-        if self.costs.semantics == "2bw":
-            working = np.maximum(working, tables.optimizer)
-        self._alone = tables.states + running_max(np.diag(working), 0)
-        self._whole = running_max(np.diag(tables.saved), 0)
-        need = tables.states + working
+        need = tables.states + self._working()
         if self.messages or not self.costs.exact:
             need = need + tables.messages
-        more = np.zeros((*need.shape, 1), dtype=np.int64)
-        return more, np.ascontiguousarray(tables.saved)[:, :, None], need[:, :, None]
+        counts = np.ones_like(need)
+        saved = np.ascontiguousarray(tables.saved)
+        return counts, np.zeros_like(need)[..., None], saved[..., None], need[..., None]
+
+    def _working(self) -> Array:
+        """[i, j] -> bytes beside the states while layers i..j run or are updated."""
+        tables = self.tables
+        running = np.maximum(tables.forward, tables.late)
+        working: Array = np.maximum(running, tables.saved + tables.backward)
+        if self.costs.semantics == "2bw":
+            working = np.maximum(working, tables.optimizer)
+        return working
 
     def _byte_levels(self) -> Array:
-        """[m, i, j, n] -> what can leave of what a micro-batch keeps, fewest bytes first."""
-        levels: Array = segment_byte_options(self.costs)[..., None]
-        return levels
+        """[i, j, n, m] -> what can leave of what a micro-batch keeps, fewest bytes first."""
+        levels: Array = np.stack([*segment_byte_options(self.costs)], axis=-1)
+        return levels[:, :, None]
 
     @property
     def is_slow(self) -> bool:
@@ -202,9 +202,9 @@ class ContiguousDP:
     @cached_property
     def question_s(self) -> float:
         """Seconds that one question may take."""
-        options, segments = self._options[0].size, self.costs.layers**2
-        each = OFFLOAD_S * options if self.offload else SEGMENT_S * segments + OPTION_S * options
-        return (STEP_S + each) * sum(max(1, len(behind)) for behind in self._behind)
+        options, segments = self._options[1].size, self.costs.layers**2
+        step_s = STEP_S + SEGMENT_S * segments + OPTION_S * options
+        return step_s * sum(max(1, len(behind)) for behind in self._behind)
 
     @property
     def serial_ns(self) -> int:
@@ -213,7 +213,10 @@ class ContiguousDP:
         pairs = [self._cut_ns(here, there) for here in self._ids() for there in self._ids()]
         slowest = sum(max(int(f[j] + b[j]) for f, b in pairs) for j in boundaries)
         overhead = 2 * self.costs.cluster.action_overhead_ns * self.costs.layers
-        moved = 2 * int(transfer_ns(self._host, self._levels).max()) if self.small else 0
+        moved = 0
+        if self.small:
+            most = max(int(away[-1].max()) for away in self._away)
+            moved = 2 * transfer_ns(self.costs, most)
         return int(max(table[0, -1] for table in self._loads) + slowest + overhead + moved + 1)
 
     def _ids(self) -> range:
@@ -331,12 +334,7 @@ class ContiguousDP:
 
     def _stage(self, asked: PeriodQuery, kind: int, start: Array, before: int) -> Frontier:
         """The smallest V of a stage on class `kind` that begins with each layer, and its end."""
-        if self.offload:
-            reach = self._spans_with_offload(asked, kind, start)
-            ends = np.argmin(reach, axis=1)
-            spans = reach[np.arange(len(ends)), ends]
-        else:
-            spans, ends, _ = self._best_stages(asked, kind, start)
+        spans, ends, _ = self._best_stages(asked, kind, start)
         return Frontier(spans, ends, np.full_like(ends, before))
 
     def _best_stages(
@@ -351,67 +349,34 @@ class ContiguousDP:
             self._budgets[kind],
         )
         most = -1 if self.most is None else self.most
-        question = asked.period, asked.just_below, asked.limit, self.any_k, most, INFINITE
+        question = asked.period, asked.just_below, asked.limit, self.any_k, most
+        about = question, machine, self._options
         spans, ends, chosen = (np.empty(len(start), dtype=np.int64) for _ in range(3))
-        best_stages(question, machine, self._options, start, spans, ends, chosen)
+        if self.offload:
+            away = self._away[kind]
+            best_stages_with_offload(*about, self._way, away, start, spans, ends, chosen)
+        else:
+            best_stages(*about, start, spans, ends, chosen)
         return spans, ends, chosen
 
-    def _spans_with_offload(self, asked: PeriodQuery, kind: int, start: Array) -> Array:
-        """[i, j] -> V of a stage at its best option that fits; a dearer one may wait less."""
-        more, _, _ = self._options
-        possible = np.triu(self._loads[kind] <= asked.limit) & ~self._closed[kind]
-        possible &= (start < INFINITE)[None, :]
-        reach = np.full(possible.shape, INFINITE)
-        for option in range(more.shape[2]):
-            possible &= more[..., option] < UNUSED
-            here = np.nonzero(possible)
-            if not here[0].size:
-                break
-            spans = self._span_with_offload(asked, kind, start, option, here)
-            reach[here] = np.minimum(reach[here], spans)
-        return reach
+    def _host_way(self) -> HostWay:
+        """To the host and back."""
+        host = self.costs.cluster.host
+        assert host is not None
+        common = gcd(SECOND, host.bandwidth_bytes_per_s)
+        over, under = SECOND // common, host.bandwidth_bytes_per_s // common
+        return over, under, host.duplex == "half", self.small
 
-    def _span_with_offload(
-        self, asked: PeriodQuery, kind: int, start: Array, option: int, here: Places
-    ) -> Array:
-        """V of the segments `here` at an option; `INFINITE` where it does not fit."""
-        more, saved, need = (table[..., option][here] for table in self._options)
-        speed = self.costs.cluster.gpus[self.classes[kind][0]].speed
-        longer = more if speed == 1 else np.ceil(more / speed).astype(np.int64)
-        load, begin = self._loads[kind][here] + longer, start[here[1]]
-        spans = extend_span(begin, load, asked.period)
-        good = load <= asked.limit
-        if self.most is not None:
-            good &= -(-spans // asked.period) <= self.most
-        stay = StageTiming(
-            asked.period, np.where(good, spans, INFINITE), self._forwards[kind][here], load
-        )
-        size = OffloadBytes(
-            self._free(kind)[here],
-            self._budgets[kind] - need,
-            saved,
-            self._levels[:, here[0], here[1], option],
-            *self._small(kind, here),
-        )
-        return min_span(self._host, stay, size, good)
-
-    def _free(self, kind: int) -> Array:
-        """Memory of a class beside the states, and beside messages where they are counted."""
-        beside = self.tables.messages if self.messages else 0
-        free: Array = self._budgets[kind] - self.tables.states - beside
-        return free
-
-    def _small(self, kind: int, here: Places) -> tuple[Array | None, Array | None]:
-        """What `OffloadBytes` tells of small stages on a class of GPUs: `apart`, `whole`."""
-        if not self.small:
-            return None, None
-        apart = self._budgets[kind] - self._alone[here]
-        return apart, self._whole[here] if self.messages else None
-
-    @property
-    def _host(self) -> Host:
-        assert self.costs.cluster.host is not None
-        return self.costs.cluster.host
+    def _away_on(self, kind: int) -> Away:
+        """What may leave a class of GPUs; nothing is free for messages where they are counted."""
+        tables, budget = self.tables, self._budgets[kind]
+        free = budget - tables.states - (tables.messages if self.messages else 0)
+        apart = whole = np.zeros_like(free)
+        if self.small:
+            apart = budget - tables.states - running_max(np.diag(self._working()), 0)
+            if self.messages:
+                whole = running_max(np.diag(tables.saved), 0)
+        return forwards(self.costs, self.classes[kind][0]), free, apart, whole, self._levels
 
     def _send(self, asked: PeriodQuery, kind: int, other: int, reach: Array) -> Array:
         """V of the cut behind each layer, the stage behind it on class `other`."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.local_search.allocation import Allocation
 from pipeplan.ilp.local_search.annealing import (
@@ -27,7 +26,7 @@ from pipeplan.ilp.recompute.contracted_chain import ContractedChain
 from pipeplan.ilp.recompute.contraction_cache import ContractionCache, clip_to_stages
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
 from pipeplan.ilp.recompute.moves import mutate, options_of
-from pipeplan.ilp.recompute.options import StageOptions
+from pipeplan.ilp.recompute.options import UNUSED, StageOptions
 from pipeplan.ilp.runs import Runs, Segment
 from pipeplan.ilp.schedule import Schedule
 

@@ -18,9 +18,8 @@ from pipeplan.ilp.contiguous.dynamic_program import (
     ContiguousPartition,
     PeriodQuery,
 )
-from pipeplan.ilp.contiguous.stage_choice import UNUSED, Options
-from pipeplan.ilp.offload.min_span import INFINITE
-from pipeplan.ilp.recompute.options import StageOptions
+from pipeplan.ilp.contiguous.stage_choice import INFINITE, Options
+from pipeplan.ilp.recompute.options import UNUSED, StageOptions
 from pipeplan.ilp.runs import Run
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
@@ -38,29 +37,22 @@ class RecomputeDP(ContiguousDP):
 
     def _stage_options(self) -> Options:
         """Cheapest first: the first that fits is the best."""
-        super()._stage_options()
-        offered = self.options
-        count = int((offered.more < UNUSED).sum(axis=2).max())
-        order = np.argsort(offered.more, axis=2, kind="stable")[:, :, :count]
-        more, saved, peak = (
-            np.take_along_axis(table, order, axis=2)
-            for table in (offered.more, offered.saved, offered.peak)
-        )
-        self._order = order
+        offered, tables = self.options.cheapest_first, self.tables
+        peak = offered.peak
         if self.costs.semantics == "2bw":
-            updating = np.maximum(self.tables.optimizer, self.tables.late)
-            peak = np.maximum(peak, updating[:, :, None])
-        beside = self.tables.states + (self.tables.messages if self.messages else 0)
-        return more, saved, peak + beside[:, :, None]
+            peak = np.maximum(peak, np.maximum(tables.optimizer, tables.late)[..., None])
+        beside = tables.states + (tables.messages if self.messages else 0)
+        counts = (offered.more < UNUSED).sum(axis=2)
+        return counts, offered.more, offered.saved, peak + beside[..., None]
 
     def _byte_levels(self) -> Array:
-        return np.take_along_axis(self.options.levels, self._order[None], axis=3)
+        return self.options.cheapest_first.levels
 
     @property
     def serial_ns(self) -> int:
         """A period at which one micro-batch at a time is processed with any of the options."""
         slowest = min(gpu.speed for gpu in self.costs.cluster.gpus)
-        more, _, _ = self._options
+        more = self._options[1]
         longest = self.costs.gpus * int(more[more < UNUSED].max(initial=0))
         return super().serial_ns + ceil(longest / slowest) + self.costs.layers
 
@@ -72,9 +64,9 @@ class RecomputeDP(ContiguousDP):
         start = 0
         for stage in reversed(partition.stages):
             kind = kinds[stage.gpu]
-            number = self._chosen(asked, kind, start, stage, partition.spans[stage.id])
-            option = int(self._order[stage.first, stage.last, number])
-            found = [*self.options.runs(stage.first, stage.last, option), *found]
+            number = self._chosen(asked, kind, start, stage)
+            runs = self.options.cheapest_first.runs(stage.first, stage.last, number)
+            found = [*runs, *found]
             if stage.first:
                 ahead = kinds[partition.stages[stage.id - 1].gpu]
                 behind = np.full(self.costs.layers, INFINITE)
@@ -82,15 +74,8 @@ class RecomputeDP(ContiguousDP):
                 start = int(self._send(asked, ahead, kind, behind)[stage.first - 1])
         return tuple(found)
 
-    def _chosen(self, asked: PeriodQuery, kind: int, start: int, stage: Stage, span: int) -> int:
-        """The first option of a stage that fits with this V."""
+    def _chosen(self, asked: PeriodQuery, kind: int, start: int, stage: Stage) -> int:
+        """The option of a stage in front of what has V `start`."""
         behind = np.full(self.costs.layers, INFINITE)
         behind[stage.last] = start
-        if not self.offload:
-            return int(self._best_stages(asked, kind, behind)[2][stage.first])
-        here = np.array([stage.first]), np.array([stage.last])
-        more, _, _ = self._options
-        for number in range(int((more[stage.layers] < UNUSED).sum())):
-            if self._span_with_offload(asked, kind, behind, number, here)[0] == span:
-                return number
-        raise AssertionError(f"layers {stage.layers} have no option that fits")
+        return int(self._best_stages(asked, kind, behind)[2][stage.first])

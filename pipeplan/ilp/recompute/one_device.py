@@ -15,14 +15,13 @@ from typing import Final
 from pipeplan.ilp import one_gpu
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousPartition
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
-from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.offload.byte_options import inner_bytes
 from pipeplan.ilp.offload.copy_placement import transfer_ns
 from pipeplan.ilp.recompute.contracted_chain import ContractedChain, contract
 from pipeplan.ilp.recompute.joint_incumbent import JointIncumbent
-from pipeplan.ilp.recompute.options import StageOptions
+from pipeplan.ilp.recompute.options import UNUSED, StageOptions
 from pipeplan.ilp.recompute.persistent import persistent_runs, work_s
 from pipeplan.ilp.recompute.search_result import SearchResult
 from pipeplan.ilp.runs import Runs

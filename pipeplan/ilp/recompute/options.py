@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
 from pipeplan.chain import Chain
-from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.offload import byte_options_table
 from pipeplan.ilp.recompute.label_maker import LabelMaker
 from pipeplan.ilp.recompute.labels import (
@@ -49,6 +50,9 @@ from pipeplan.ilp.runs import Run, Runs
 from pipeplan.ilp.segment_tables import Array
 from pipeplan.plan import Stage
 
+UNUSED: Final = 2**60
+"""`more` of an option that is none."""
+
 
 @dataclass(frozen=True)
 class StageOptions:
@@ -58,11 +62,23 @@ class StageOptions:
     saved: Array
     peak: Array
     levels: Array
-    """[m, i, j, n] -> bytes of `saved` that can leave, fewest first; empty without offloading."""
+    """[i, j, n, m] -> bytes of `saved` that can leave, fewest first; empty without offloading."""
     ids: Array
     """Which label of its first layer each option is."""
     labels: list[Labels] = field(repr=False)
     """Of the segments that begin at each layer."""
+
+    @cached_property
+    def cheapest_first(self) -> StageOptions:
+        """The same in the order of `more`, and no more columns than are used."""
+        count = int((self.more < UNUSED).sum(axis=2).max())
+        order = np.argsort(self.more, axis=2, kind="stable")[:, :, :count]
+        more, saved, peak, ids = (
+            np.take_along_axis(table, order, axis=2)
+            for table in (self.more, self.saved, self.peak, self.ids)
+        )
+        levels = np.take_along_axis(self.levels, order[..., None], axis=2)
+        return StageOptions(more, saved, peak, levels, ids, self.labels)
 
     def only(self, stages: Sequence[Stage]) -> StageOptions:
         """The options of these stages' segments alone."""
@@ -116,7 +132,7 @@ def list_options(
     count, maker = len(chain.layers), LabelMaker(chain, relaxed, offload, nested)
     none = np.zeros((count, count, maker.most), dtype=np.int64)
     more, saved, peak, ids = none + UNUSED, none.copy(), none.copy(), none
-    levels = np.zeros((byte_options_table.MOST if offload else 0, *none.shape), dtype=np.int64)
+    levels = np.zeros((*none.shape, byte_options_table.MOST if offload else 0), dtype=np.int64)
     found: list[Labels] = []
     for start in reversed(range(count)):
         found.insert(0, maker.from_layer(start, few=start not in first and not go_on()))
@@ -127,6 +143,6 @@ def list_options(
             least = STAYS if relaxed and offload else KEPT
             saved[start, last, :used] = here[least] + here[SAVED]
             peak[start, last, :used] = here[PEAK]
-            levels[:, start, last, :used] = labels.levels[:, slice(*numbers)]
+            levels[start, last, :used] = labels.levels[:, slice(*numbers)].T
             ids[start, last, :used] = np.arange(*numbers)
     return StageOptions(more, saved, peak, levels, ids, found)

@@ -15,6 +15,7 @@ from pipeplan.cluster import Host, uniform
 from pipeplan.ilp.bounds.load import load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP, extend_one_span
 from pipeplan.ilp.contiguous.partition_schedule import schedule_partition
+from pipeplan.ilp.contiguous.stage_choice import INFINITE, span_with_offload, transfer_ns
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.memory import fits, memory_rows
 from pipeplan.ilp.memory_events import ExactMemoryEvents
@@ -25,13 +26,6 @@ from pipeplan.ilp.offload.byte_options import (
     own_input_bytes,
 )
 from pipeplan.ilp.offload.byte_options_table import segment_byte_options
-from pipeplan.ilp.offload.min_span import (
-    INFINITE,
-    OffloadBytes,
-    StageTiming,
-    min_span,
-    transfer_ns,
-)
 from pipeplan.ilp.offload.one_at_a_time import DeviceShare, OneAtATime
 from pipeplan.ilp.offload.repair import repair_by_offloading
 from pipeplan.ilp.recompute.bound import recompute_bound
@@ -47,6 +41,8 @@ from tests.unit.ilp.test_recompute import every_choice, some_chain
 
 SLOW = Host(memory_bytes=10**6, bandwidth_bytes_per_s=2 * 10**9)
 """Half a nanosecond for a byte."""
+WAY = (1, 2, False, False)
+"""The way to it, of stages that stay whole."""
 
 
 def costs_of(seed: int, layers: int, gpus: int, memory: int, host: Host = SLOW) -> CostModel:
@@ -169,25 +165,19 @@ def test_waiting_is_the_least_that_fits(seed: int) -> None:
 
     # More in flight never helps: up to the end of this period.
     good = [at for at in range(span, copies * period + 1) if fits_at(at)]
-    one = np.ones((1, 1), dtype=np.int64)
-    found = min_span(
-        SLOW,
-        StageTiming(period, span * one, forward * one, (forward + backward) * one),
-        OffloadBytes(
-            memory * one,
-            (memory - lone.peak) * one,
-            kept * one,
-            np.array(offered)[:, None, None],
-        ),
-        one > 0,
+    found = span_with_offload(
+        (period, span, copies, forward, forward + backward),
+        (memory, memory - lone.peak, kept, 0, 0),
+        np.array(offered),
+        WAY,
     )
-    assert int(found[0, 0]) == (min(good) if good else INFINITE)
+    assert found == (min(good) if good else INFINITE)
 
 
 def shortest(costs: CostModel) -> int | None:
     """The period of the best contiguous 1F1B plan, by trying all: partitions, what leaves, waits.
 
-    As without room for messages; periods are bisected, which the test of `min_span` lets us do.
+    As without room for messages; periods are bisected, which the test above lets us do.
     """
     low, high = 0, ContiguousDP(costs).serial_ns
     if not possible(costs, high):
@@ -354,9 +344,11 @@ def test_ns_of_many_bytes() -> None:
     host = Host(memory_bytes=1, bandwidth_bytes_per_s=12_345_678_901)
     sizes = [0, 1, 10**9, 10**12, 10**15, 2**55]
     exact = [ceil_div(size * 10**9, host.bandwidth_bytes_per_s) for size in sizes]
-    assert transfer_ns(host, np.array(sizes[:3])).tolist() == exact[:3]
-    rough = transfer_ns(host, np.array(sizes)).tolist()
-    assert all(0 <= one - two <= 2 + two // 10**12 for one, two in zip(rough, exact, strict=True))
+    way = 10**9, host.bandwidth_bytes_per_s, False, False
+    found = [transfer_ns(size, way) for size in sizes]
+    assert found[:3] == exact[:3]
+    assert found != exact
+    assert all(0 <= one - two <= 2 + two // 10**12 for one, two in zip(found, exact, strict=True))
 
 
 @pytest.mark.parametrize("duplex", ["half", "full"])

@@ -15,7 +15,6 @@ from pipeplan.chain import Chain, Layer
 from pipeplan.cluster import uniform
 from pipeplan.ilp.bounds.load import contiguous_bound, load_bound
 from pipeplan.ilp.contiguous.dynamic_program import ContiguousDP
-from pipeplan.ilp.contiguous.stage_choice import UNUSED
 from pipeplan.ilp.costs import CostModel
 from pipeplan.ilp.incumbent import Incumbent
 from pipeplan.ilp.recompute import search as recompute_search
@@ -25,7 +24,7 @@ from pipeplan.ilp.recompute.contracted_chain import contract
 from pipeplan.ilp.recompute.dynamic_program import RecomputeDP
 from pipeplan.ilp.recompute.label_maker import LabelMaker
 from pipeplan.ilp.recompute.labels import EACH, FIELDS, MORE, MOST, PEAK, worth_keeping
-from pipeplan.ilp.recompute.options import list_options
+from pipeplan.ilp.recompute.options import UNUSED, list_options
 from pipeplan.ilp.runs import Run, Runs, from_plan
 from pipeplan.simulator.recompute import condensed
 from pipeplan.testing.plans import random_plan
