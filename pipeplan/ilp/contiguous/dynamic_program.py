@@ -125,7 +125,7 @@ class ContiguousDP:
             exact model's answer is optimistic, hence a bound; the paper model's is the same.
         any_k: Whether to relax to what every contiguous plan of any k needs: nothing waits, so V
             is a plain sum, and at V / T micro-batches on average some instant has ceil(V / T).
-        offload: Whether stages may offload what they keep, and wait for it (`offload.min_span`).
+        offload: Whether stages may offload what they keep, and wait for it (`stage_choice`).
         small: Whether their layers may be stages of their own then: an estimate, with messages
             a careful one.
         in_order: Whether GPUs keep the cluster's order, which is quick where many kinds differ.

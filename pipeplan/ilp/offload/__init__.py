@@ -1,6 +1,5 @@
 """Offloading: which saved bytes reside on the host between forward and backward, and when.
 
 `byte_options` lists how many bytes a stage can offload; `copy_placement` finds times on a GPU's
-host link; `repair` makes a schedule fit that needs too much memory; `min_span` is the shortest
-stay of a micro-batch in a contiguous stage that offloads.
+host link; `repair` makes a schedule fit that needs too much memory.
 """

@@ -16,6 +16,8 @@ from pipeplan.ilp.recompute.labels import (
     BEGIN,
     FIELDS,
     KEEPS,
+    KEPT,
+    MORE,
     MOST,
     NESTED,
     PARENT,
@@ -23,9 +25,11 @@ from pipeplan.ilp.recompute.labels import (
     Figures,
     Labels,
     NestedTables,
+    RunTables,
     keep,
     kept_behind,
     run_behind,
+    sort_in,
 )
 from pipeplan.ilp.recompute.nested import Nested
 from pipeplan.ilp.recompute.segment_peaks import saved_outputs, segment_peaks
@@ -47,6 +51,8 @@ class _Growing:
         self.kind[0] = empty
         self.place = np.full(size, first, dtype=np.int64)
         """The layer behind each."""
+        self.order = np.zeros(size, dtype=np.int64)
+        """Labels in the order of what runs behind them cost."""
         self.latest = slice(0, 1)
         """Labels that the next layer extends."""
         self.ends: list[tuple[int, int]] = []
@@ -57,7 +63,7 @@ class _Growing:
         self.kind[new], self.place[new] = kind, last + 1
         self.used = new.stop
 
-    def begin_as(self, other: Labels, source: int, count: int) -> None:
+    def begin_as(self, other: Labels, source: int, count: int, runs: RunTables) -> None:
         """Take the labels of `count` layers from layer `source` on, which are like the first."""
         self.ends = list(other.ends[:count])
         self.used = self.ends[-1][1]
@@ -67,6 +73,9 @@ class _Growing:
         for last, numbers in enumerate(self.ends, start=self.first):
             self.place[slice(*numbers)] = last + 1
         self.latest = slice(*self.ends[-1])
+        place, every = self.place[: self.used], self.rows[:, : self.used]
+        before, inputs = runs[0][place], runs[1][np.minimum(place, len(runs[1]) - 1)]
+        self.order[: self.used] = np.lexsort((every[KEPT] + inputs, every[MORE] - before))
 
     def labels(self, levels: Array) -> Labels:
         """All of them."""
@@ -136,7 +145,7 @@ class LabelMaker:
         self._every &= not few
         source, alike = self.alike.of(first) if self._every else (first, 0)
         if alike:
-            made.begin_as(self._made[source], source, alike)
+            made.begin_as(self._made[source], source, alike, self._runs)
             if self.nested:
                 self.nested.begin_as(first, source, alike)
         for last in range(first + alike, count):
@@ -154,21 +163,25 @@ class LabelMaker:
         others.
         """
         begin, latest = made.used, made.latest
+        known = made.order[: 1 if few else begin]
         pieces = [(KEEPS,), (RUNS,), tuple(range(len(self._figures[last]) - 1))]
         for kinds in pieces[: 2 if few else 3]:
             alike = made.used
             for holding, most in ((False, MOST), (True, self.holding)):
                 if kinds == (RUNS,):
-                    count = self._behind_run(made, 1 if few else begin, last, holding)
+                    count = self._behind_run(made, known, last, holding)
                 else:
                     count = self._behind_kept(made, latest, last, kinds, holding)
                 if count and most:
-                    self._keep(made, count, most, last)
+                    in_order = kinds == (RUNS,) and not holding
+                    self._keep(made, count, most, last, in_order=in_order)
             if self.nested:  # what a run may hold is known before it is a piece itself
                 new = slice(alike, made.used)
                 self.nested.add(made.first, last, alike, made.rows[:, new], made.kind[new])
         made.latest = slice(begin, begin + 1 if few else made.used)
         made.ends.append((begin, made.used))
+        if last + 1 < len(self._figures) and not few:
+            sort_in(made.order, begin, made.used - begin, made.rows, made.place, self._runs)
 
     def _behind_kept(
         self, made: _Growing, latest: slice, last: int, kinds: tuple[int, ...], holding: bool
@@ -189,16 +202,17 @@ class LabelMaker:
             count += new
         return count
 
-    def _behind_run(self, made: _Growing, known: int, last: int, holding: bool) -> int:
+    def _behind_run(self, made: _Growing, known: Array, last: int, holding: bool) -> int:
         """Find labels of which the last piece is a run that ends with layer `last`.
 
         The layer before a stage may hold its output, on this GPU or another: assume it does.
         """
         nested = self.nested.tables if self.nested else NOT_NESTED
         count = run_behind(
-            made.rows[:, :known],
-            made.place[:known],
-            made.kind[:known],
+            made.rows,
+            np.arange(len(known)) if holding else known,
+            made.place,
+            made.kind,
             last,
             self.relaxed,
             self._runs,
@@ -209,10 +223,10 @@ class LabelMaker:
         self._kinds[:count] = RUNS
         return count
 
-    def _keep(self, made: _Growing, count: int, most: int, last: int) -> None:
+    def _keep(self, made: _Growing, count: int, most: int, last: int, *, in_order: bool) -> None:
         """Add those of `count` labels that were found that are worth it."""
         rows, chosen = made.rows[:, made.used :], self._chosen
-        used = keep(self._found, count, most, self.offload, self.relaxed, rows, chosen)
+        used = keep(self._found, count, most, self.offload, self.relaxed, in_order, rows, chosen)
         made.add(used, self._kinds[chosen[:used]], last)
 
     def _levels(self, made: _Growing) -> Array:

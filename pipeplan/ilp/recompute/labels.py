@@ -112,6 +112,7 @@ def kept_behind(
 @compiled
 def run_behind(
     rows: Ints,
+    order: Ints,
     place: Ints,
     kind: Kinds,
     last: int,
@@ -124,7 +125,8 @@ def run_behind(
     """Labels behind others when all layers up to `last` are one run, in all ways it may be.
 
     Args:
-        rows: labels that a run may follow.
+        rows: labels.
+        order: which of them a run may follow, and the order of what is found.
         place: the layer behind each.
         kind: what the last piece of each is.
         last: the layer.
@@ -141,7 +143,7 @@ def run_behind(
     longer, highest, label, entry, least = nested
     count = 0
     for way in range(-1, len(longer) if holding else 0):
-        for old in range(rows.shape[1]):
+        for old in order:
             if (way >= 0 or rows[HOLDS, old] > 0) != holding:
                 continue
             first, kept = place[old], rows[KEPT, old]
@@ -168,7 +170,14 @@ def run_behind(
 
 @compiled
 def keep(
-    found: Ints, count: int, most: int, offload: bool, lowers: bool, rows: Ints, chosen: Ints
+    found: Ints,
+    count: int,
+    most: int,
+    offload: bool,
+    lowers: bool,
+    in_order: bool,
+    rows: Ints,
+    chosen: Ints,
 ) -> int:
     """Copy the labels that are worth keeping, cheapest first.
 
@@ -179,13 +188,14 @@ def keep(
         offload: as `worth_keeping`.
         lowers: whether each that is kept has the least, in every field, of itself and of all
             between it and the next one: whatever is not kept is then represented.
+        in_order: as `worth_keeping`.
         rows: are filled from the first column on.
         chosen: which each is, or stands for.
 
     Returns:
         How many there are.
     """
-    good = worth_keeping(found, count, most, offload)
+    good = worth_keeping(found, count, most, offload, in_order)
     for number, label in enumerate(good):
         rows[:, number], chosen[number] = found[:, label], label
     for label in range(count if lowers else 0):
@@ -202,13 +212,16 @@ def keep(
 
 
 @compiled
-def worth_keeping(found: Ints, count: int, most: int, offload: bool) -> Ints:
+def worth_keeping(found: Ints, count: int, most: int, offload: bool, in_order: bool) -> Ints:
     """Labels that are the cheapest of their memory for some count, at most `most`, cheapest first.
 
     With `offload` also those that need little when two micro-batches are here and the others away.
+    Labels that are `in_order` come cheapest first, those that cost the same by what is kept.
     """
-    order = _undominated(found, count, offload)
-    order = order[np.argsort(found[MORE][order], kind="mergesort")]
+    order = np.arange(count)
+    if not in_order:
+        order = _undominated(found, count, offload)
+        order = order[np.argsort(found[MORE][order], kind="mergesort")]
     for end in range(1, len(order)):
         at = end
         while at > 0 and _comes_before(found, order[at], order[at - 1]):
@@ -236,6 +249,47 @@ def worth_keeping(found: Ints, count: int, most: int, offload: bool) -> Ints:
 
 
 @compiled
+def sort_in(order: Ints, old: int, new: int, rows: Ints, place: Ints, tables: RunTables) -> None:
+    """Merge labels into the order of what runs behind them cost, whatever layer these end with.
+
+    Args:
+        order: the first `old` labels are in order; `new` more are put among them.
+        old: how many.
+        new: how many.
+        rows: all labels.
+        place: the layer behind each.
+        tables: of runs.
+    """
+    more = np.zeros(new, dtype=np.int64)
+    for number in range(new):
+        at = number
+        while at > 0 and _runs_before(old + number, more[at - 1], rows, place, tables):
+            more[at] = more[at - 1]
+            at -= 1
+        more[at] = old + number
+    number, left = old - 1, new - 1
+    for at in range(old + new - 1, -1, -1):
+        if left < 0:
+            break
+        if number >= 0 and _runs_before(more[left], order[number], rows, place, tables):
+            order[at] = order[number]
+            number -= 1
+        else:
+            order[at] = more[left]
+            left -= 1
+
+
+@compiled
+def _runs_before(one: int, other: int, rows: Ints, place: Ints, tables: RunTables) -> bool:
+    """Whether a run behind one label costs less than behind another; ties as `_comes_before`."""
+    before, source, _, _ = tables
+    mine, its = place[one], place[other]
+    more = rows[MORE, one] - before[mine] - rows[MORE, other] + before[its]
+    kept = rows[KEPT, one] + source[mine] - rows[KEPT, other] - source[its]
+    return bool(more < 0 or (more == 0 and (kept < 0 or (kept == 0 and one < other))))
+
+
+@compiled
 def _undominated(found: Ints, count: int, offload: bool) -> Ints:
     """Labels without nearly all those for which there is a cheaper one that never needs more.
 
@@ -243,7 +297,7 @@ def _undominated(found: Ints, count: int, offload: bool) -> Ints:
     """
     left, front = np.arange(count), np.zeros(FRONT, dtype=np.int64)
     used = size = 0
-    for label in range(count):
+    for label in range(count - 1, -1, -1):
         dominated = False
         for number in range(used):
             other = front[number]

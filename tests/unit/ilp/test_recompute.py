@@ -185,7 +185,7 @@ def test_options_that_are_kept_lie_evenly_in_bytes() -> None:
     close, far = np.linspace(100_000, 90_000, 990), np.linspace(80_000, 0, 10)
     labels = np.zeros((FIELDS, 1000), dtype=np.int64)
     labels[MORE], labels[PEAK] = np.arange(1000), np.concatenate([close, far])
-    kept = worth_keeping(labels, 1000, MOST, False)
+    kept = worth_keeping(labels, 1000, MOST, False, False)
     assert kept[0] == 0
     assert kept[-1] == 999
     assert len(kept) <= EACH
