@@ -44,7 +44,7 @@ class Store:
 
     def put(self, key: str, name: str, part: Part) -> None:
         """Keep one part of one row."""
-        self.rows[key][name] = part
+        self.rows.setdefault(key, {})[name] = part
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(self.rows, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._path)

@@ -18,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, product
-from math import gcd, prod
+from itertools import groupby
+from math import gcd
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.ilp.clock import OutOfTimeError, never
+from pipeplan.ilp.contiguous.gpu_orders import gpu_orders
 from pipeplan.ilp.contiguous.stage_choice import (
     INFINITE,
     Away,
@@ -52,7 +53,8 @@ from pipeplan.ilp.symmetry import gpu_classes
 from pipeplan.plan import Stage
 
 SECOND: Final = 10**9
-MAX_STATES = 12_000
+"""In ns."""
+MAX_STATES: Final = 12_000
 """Of the DP over sets of GPUs; beyond it GPUs keep the cluster's order."""
 SLOW_S: Final = 0.05
 """Where a question takes longer, one order of GPUs is asked for first, and time limits end it."""
@@ -71,10 +73,6 @@ class ContiguousPartition:
     period: int
     stages: tuple[Stage, ...]
     spans: tuple[int, ...]
-
-
-State = tuple[tuple[int, ...], int]
-"""(how many GPUs of each class are used, class of the stage that comes first)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,8 @@ class ContiguousDP:
         """Read the tables once."""
         self.tables = segment_tables(self.costs)
         self.classes = gpu_classes(self.costs)
-        self._states, self.complete = _all_states(self.classes, MAX_STATES * (not self.in_order))
+        self._orders = gpu_orders(self.classes, MAX_STATES * (not self.in_order))
+        self.complete = self._orders.complete
         self._loads = [loads(self.costs, gpus[0]) for gpus in self.classes]
         self._cuttable = cuttable(self.costs)
         self._budgets = [self.costs.budgets[gpus[0]] for gpus in self.classes]
@@ -197,14 +196,14 @@ class ContiguousDP:
         if not self.is_slow:
             return never
         left = search.time_limit_s - search.clock.spent
-        return search.clock.limit(share * left, self.question_s / len(self._states))
+        return search.clock.limit(share * left, self.question_s / len(self._orders.states))
 
     @cached_property
     def question_s(self) -> float:
         """Seconds that one question may take."""
         options, segments = self._options[1].size, self.costs.layers**2
         step_s = STEP_S + SEGMENT_S * segments + OPTION_S * options
-        return step_s * sum(max(1, len(behind)) for behind in self._behind)
+        return step_s * self._orders.transitions
 
     @property
     def serial_ns(self) -> int:
@@ -251,18 +250,18 @@ class ContiguousDP:
         """As `solve`, for every number of GPUs in turn that a partition fits on."""
         fronts = self._fronts(PeriodQuery(period, longest=longest), never)
         ends = [state for state in fronts if fronts[state].min_span[0] < INFINITE]
-        for _, states in groupby(ends, key=lambda state: sum(self._states[state][0])):
+        for _, states in groupby(ends, key=lambda state: sum(self._orders.states[state][0])):
             best = min(states, key=lambda state: fronts[state].min_span[0])
             yield self._trace(period, fronts, best)
 
     def _fronts(self, asked: PeriodQuery, over: Callable[[], bool]) -> dict[int, Frontier]:
         """By number of state: the smallest V of all that comes behind each layer."""
         fronts: dict[int, Frontier] = {}
-        for number in range(len(self._states)):
+        for number, states in enumerate(self._orders.behind):
             if over():
                 raise OutOfTimeError
-            behind = [n for n in self._behind[number] if n in fronts]
-            front = self._extend(asked, number, {n: fronts[n] for n in behind})
+            behind = {n: fronts[n] for n in states if n in fronts}
+            front = self._extend(asked, number, behind)
             if front is not None:
                 fronts[number] = front
         return fronts
@@ -302,32 +301,18 @@ class ContiguousDP:
                 high, found = middle, candidate
         return low, found
 
-    def _predecessors(self, state: State) -> Iterator[State]:
-        used, kind = state
-        fewer = tuple(count - (other == kind) for other, count in enumerate(used))
-        return ((fewer, other) for other in self._ids() if fewer[other])
-
-    @cached_property
-    def _behind(self) -> list[list[int]]:
-        """Numbers of the states that may be behind each."""
-        number = {state: n for n, state in enumerate(self._states)}
-        return [
-            [number[before] for before in self._predecessors(state) if before in number]
-            for state in self._states
-        ]
-
     def _extend(
         self, asked: PeriodQuery, number: int, behind: dict[int, Frontier]
     ) -> Frontier | None:
         """One more stage, on a GPU of the state's class, in front of each way to go on behind."""
-        used, kind = self._states[number]
+        used, kind = self._orders.states[number]
         if sum(used) == 1:
             start = np.full(self.costs.layers, INFINITE)
             start[-1] = 0
             return self._stage(asked, kind, start, -1)
         merged: Frontier | None = None
         for before, front in behind.items():
-            start = self._send(asked, kind, self._states[before][1], front.min_span)
+            start = self._send(asked, kind, self._orders.states[before][1], front.min_span)
             step = self._stage(asked, kind, start, before)
             merged = step if merged is None else merged.merge(step)
         return merged
@@ -413,7 +398,7 @@ class ContiguousDP:
         while True:
             front = fronts[number]
             last = int(front.stage_end[first])
-            gpu = free[self._states[number][1]].pop(0)
+            gpu = free[self._orders.states[number][1]].pop(0)
             stages.append(Stage(id=len(stages), layers=(first, last), gpu=gpu))
             spans.append(int(front.min_span[first]))
             first, number = last + 1, int(front.before[first])
@@ -431,20 +416,3 @@ def extend_one_span(span: int, load: int, period: int) -> int:
     """`extend_span` of one number."""
     edge = -(-span // period) * period
     return span + load if span + load <= edge else edge + load
-
-
-def _all_states(classes: list[list[int]], most: int) -> tuple[list[State], bool]:
-    """Up to `most` states in order of GPUs used; whether they cover every order of GPUs."""
-    sizes = [len(members) for members in classes]
-    if len(classes) == 1 or len(classes) * prod(size + 1 for size in sizes) <= most:
-        counts = sorted(
-            product(*(range(size + 1) for size in sizes)), key=lambda used: (sum(used), used)
-        )
-        return [(used, kind) for used in counts for kind, count in enumerate(used) if count], True
-    order = [kind for kind, members in enumerate(classes) for _ in members]
-    states: list[State] = []
-    used = [0] * len(classes)
-    for kind in reversed(order):
-        used[kind] += 1
-        states.append((tuple(used), kind))
-    return states, False

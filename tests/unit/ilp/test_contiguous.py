@@ -139,7 +139,7 @@ def test_classes_of_gpus() -> None:
 
 @functools.cache
 def _eight_kinds() -> CostModel:
-    """Ten layers on eight GPUs of which no two are alike: 2048 states of the dynamic program."""
+    """Ten layers on eight GPUs of which no two are alike: 1024 states of the dynamic program."""
     of = costs([(100 + 7 * n, 130 + 11 * n) for n in range(10)], uniform(8, 100))
     gpus = tuple(
         gpu.model_copy(update={"memory_bytes": 60 - 5 * index, "speed": 1 + index / 10})
